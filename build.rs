@@ -1,0 +1,50 @@
+//! Compiles the public contract without protoc: protox parses the proto, tonic-prost-build generates the code, and the
+//! descriptor set is kept for reflection, with its comments, so that `grpcurl describe` shows them.
+
+use std::{env, error::Error, fs, path::PathBuf};
+
+use prost::Message;
+use prost_types::FileDescriptorSet;
+use protox::file::{ChainFileResolver, DescriptorSetFileResolver, GoogleFileResolver, IncludeFileResolver};
+
+const PROTO_ROOT: &str = "proto";
+const PROTO_FILE: &str = "informerd/v1/informerd.proto";
+/// Nothing of ours names its messages, but they are in the details of every status: with it in the descriptor set, a
+/// client with nothing but reflection can print them.
+const ERROR_DETAILS_FILE: &str = "google/rpc/error_details.proto";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed={PROTO_ROOT}");
+
+    let mut resolver = ChainFileResolver::new();
+    resolver.add(IncludeFileResolver::new(PROTO_ROOT.into()));
+    resolver.add(GoogleFileResolver::new());
+    resolver.add(DescriptorSetFileResolver::new(google_rpc()?));
+
+    let mut compiler = protox::Compiler::with_file_resolver(resolver);
+    compiler.include_source_info(true).include_imports(true).open_files([PROTO_FILE, ERROR_DETAILS_FILE])?;
+
+    let out_dir = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out_dir.join("informerd_descriptor.bin"), compiler.encode_file_descriptor_set())?;
+
+    tonic_prost_build::configure()
+        .extern_path(".google.rpc", "::tonic_types::pb")
+        .bytes(".informerd.v1.Object.raw")
+        .btree_map(".informerd.v1")
+        // Watch is served outside the generated trait, from frames that are encoded once for all clients.
+        .generate_default_stubs(true)
+        .compile_fds(FileDescriptorSet::decode(&*compiler.encode_file_descriptor_set())?)?;
+    Ok(())
+}
+
+/// google.rpc comes from tonic-types' own descriptor set, so no third-party file is copied into this tree. The files are
+/// called there as they lie in that crate's folder; everybody else knows them below `google/rpc/`.
+fn google_rpc() -> Result<FileDescriptorSet, Box<dyn Error>> {
+    let mut set = FileDescriptorSet::decode(tonic_types::pb::FILE_DESCRIPTOR_SET)?;
+    for file in &mut set.file {
+        if file.package() == "google.rpc" && !file.name().contains('/') {
+            file.name = Some(format!("google/rpc/{}", file.name()));
+        }
+    }
+    Ok(set)
+}

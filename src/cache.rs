@@ -1,0 +1,32 @@
+//! The cache: one upstream list and watch per resource, applied by one writer, read by anybody.
+//!
+//! ```text
+//!   ListerWatcher ──▶ Reflector ──▶ RealFifo ──▶ Informer task ──▶ Indexer ──▶ Snapshot (List, ByIndex, Get)
+//!                     list+watch    ordered      one writer        │
+//!                                   deltas                         └──▶ watch::Broadcaster ──▶ cursors (Watch)
+//! ```
+//!
+//! - One task per resource writes ([`Informer`]): store, indexes and applied version change together, in upstream order.
+//! - Readers take a [`Snapshot`] in O(1) and hold no lock that the writer needs.
+//! - A relist is one element of the queue, and becomes one batch: the difference to what is held.
+//! - The upstream is asked once, whatever the number of readers and watchers ([`Reflector`]).
+//!
+//! Deliberately not here: the upstreams (`source`), and everything that knows gRPC.
+
+mod backoff;
+mod health;
+mod history;
+mod indexer;
+mod informer;
+mod lister_watcher;
+mod real_fifo;
+mod reflector;
+
+pub use backoff::{Backoff, BackoffConfig};
+pub use health::{HealthReport, SourceHealth, SyncState};
+pub use history::{Resume, Window};
+pub use indexer::{Indexer, Snapshot};
+pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
+pub use lister_watcher::{List, ListVersion, ListerWatcher, SourceError, Watch};
+pub use real_fifo::{Delta, FifoBounds, RealFifo};
+pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};

@@ -1,0 +1,105 @@
+//! How long to wait before asking an upstream again.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// The constants of client-go's reflector are the default: 800 ms, doubled up to 30 s, jitter 1, reset after 2 minutes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BackoffConfig {
+    /// The first delay.
+    pub initial: Duration,
+    /// The largest delay, before jitter.
+    pub max: Duration,
+    /// A delay `d` becomes one in `[d, d + jitter * d)`, so that clients of one upstream do not come back together.
+    pub jitter: f64,
+    /// After this long without a delay, the next one is the first again.
+    pub reset_after: Duration,
+}
+
+/// A growing delay.
+#[derive(Debug)]
+pub struct Backoff {
+    config: BackoffConfig,
+    next: Duration,
+    last_at: Option<Instant>,
+}
+
+const FACTOR: u32 = 2;
+
+// === impl BackoffConfig ===
+
+impl Default for BackoffConfig {
+    fn default() -> Self {
+        Self {
+            initial: Duration::from_millis(800),
+            max: Duration::from_secs(30),
+            jitter: 1.0,
+            reset_after: Duration::from_secs(120),
+        }
+    }
+}
+
+// === impl Backoff ===
+
+impl Backoff {
+    /// A backoff that has not been needed yet.
+    pub fn new(config: BackoffConfig) -> Self {
+        Self { next: config.initial, config, last_at: None }
+    }
+
+    /// The next delay, to be waited from `now` on.
+    pub fn next_delay(&mut self, now: Instant) -> Duration {
+        if self.last_at.is_some_and(|last| now.saturating_duration_since(last) > self.config.reset_after) {
+            self.next = self.config.initial;
+        }
+        let delay = self.next;
+        self.next = (delay * FACTOR).min(self.config.max);
+        let jittered = delay + delay.mul_f64((random_fraction() * self.config.jitter).max(0.0));
+        // Healthy time counts from the end of the delay.
+        self.last_at = Some(now + jittered);
+        jittered
+    }
+}
+
+/// In `[0, 1)`. Every `RandomState` has keys of its own, which is random enough to spread clients.
+fn random_fraction() -> f64 {
+    (RandomState::new().build_hasher().finish() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_maximum_and_reset_after_health() {
+        let mut backoff = Backoff::new(BackoffConfig { jitter: 0.0, ..BackoffConfig::default() });
+        let mut now = Instant::now();
+        let mut delays = Vec::new();
+        for _ in 0..8 {
+            let delay = backoff.next_delay(now);
+            delays.push(delay.as_millis());
+            now += delay;
+        }
+        assert_eq!(delays, [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
+        now += Duration::from_secs(120);
+        assert_eq!(backoff.next_delay(now).as_millis(), 30_000, "exactly at the bound it is not reset");
+        now += Duration::from_secs(30 + 121);
+        assert_eq!(backoff.next_delay(now).as_millis(), 800);
+    }
+
+    #[test]
+    fn jitter_keeps_a_delay_between_itself_and_its_double() {
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..200 {
+            let delay = Backoff::new(BackoffConfig::default()).next_delay(Instant::now());
+            assert!((Duration::from_millis(800)..Duration::from_millis(1600)).contains(&delay), "{delay:?}");
+            seen.insert(delay);
+        }
+        assert!(seen.len() > 100, "delays differ");
+    }
+}

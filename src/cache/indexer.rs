@@ -1,0 +1,275 @@
+//! The store and its indexes, with one writer and immutable snapshots.
+//!
+//! Both are persistent ordered maps: a change costs O(log n), a [`Snapshot`] O(1) for the objects and for each index, and
+//! a reader of a snapshot is in nobody's way. An index is one ordered set of (value, key), so the set of a value
+//! disappears with its last key (kubernetes #84959), and the objects of a value come sorted by key.
+
+use std::{collections::HashSet, ops::Bound, sync::Arc};
+
+use imbl::{OrdMap, OrdSet};
+
+use super::List;
+use crate::model::{Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion};
+
+/// The exclusive writer of a resource's store and indexes (client-go's `Indexer`; [`Snapshot`] is what it hands out).
+#[derive(Debug)]
+pub struct Indexer {
+    indexers: Arc<Indexers>,
+    state: Snapshot,
+}
+
+/// A resource at one version: immutable, and cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    version: ResourceVersion,
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    /// In the order of the indexers.
+    indexes: Vec<OrdSet<IndexEntry>>,
+    indexers: Arc<Indexers>,
+    body_bytes: usize,
+}
+
+/// An index value and the key of an object that has it.
+type IndexEntry = (Arc<str>, ObjectKey);
+
+// === impl Indexer ===
+
+impl Indexer {
+    /// Fills a store from a first list.
+    pub fn new(indexers: Arc<Indexers>, list: List) -> Self {
+        let state = Snapshot {
+            version: list.version,
+            objects: OrdMap::new(),
+            indexes: vec![OrdSet::new(); indexers.len()],
+            indexers: Arc::clone(&indexers),
+            body_bytes: 0,
+        };
+        let mut indexer = Self { indexers, state };
+        for object in list.objects {
+            indexer.put(object);
+        }
+        indexer
+    }
+
+    /// The state as it is now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.state.clone()
+    }
+
+    /// The applied version.
+    pub fn version(&self) -> &ResourceVersion {
+        &self.state.version
+    }
+
+    /// Applies one live event. The store decides whether an object is added or modified; another uid under the same key is
+    /// a deletion and an addition; a repeated version and a deletion of what is not there change nothing.
+    pub fn apply(&mut self, event: Event) -> Batch {
+        let after = event.version().clone();
+        let changes = match event {
+            Event::Added(new) | Event::Modified(new) => match self.state.objects.get(new.key()).cloned() {
+                Some(old) if is_same(&old, &new) => Vec::new(),
+                Some(old) if is_replaced(&old, &new) => {
+                    vec![self.delete(&old, &after, Cause::Change), self.upsert(None, new)].into_iter().flatten().collect()
+                }
+                old => self.upsert(old, new).into_iter().collect(),
+            },
+            Event::Deleted(last) => match self.state.objects.get(last.key()).cloned() {
+                Some(old) => self.delete(&old, &after, Cause::Change).into_iter().collect(),
+                None => Vec::new(),
+            },
+            Event::Bookmark(_) => Vec::new(),
+        };
+        self.close_batch(after, changes)
+    }
+
+    /// Replaces everything by a newer list, as one batch (invariant 4): first what vanished, with [`Cause::Inferred`], then
+    /// additions and modifications in the list's order; what is unchanged produces nothing.
+    pub fn replace(&mut self, list: List) -> Batch {
+        let List { objects, version: after } = list;
+        let mut listed: HashSet<ObjectKey, foldhash::fast::RandomState> =
+            HashSet::with_capacity_and_hasher(objects.len(), foldhash::fast::RandomState::default());
+        // Of two objects with one key the last wins, so the list is read from its end.
+        let mut objects: Vec<Arc<Object>> =
+            objects.into_iter().rev().filter(|object| listed.insert(object.key().clone())).collect();
+        objects.reverse();
+
+        let held = self.state.objects.clone();
+        let vanished = held.values().filter(|old| !listed.contains(old.key()));
+        let replaced = objects.iter().filter_map(|new| held.get(new.key()).filter(|old| is_replaced(old, new)));
+        let mut changes = Vec::new();
+        for old in vanished.chain(replaced) {
+            changes.extend(self.delete(old, &after, Cause::Inferred));
+        }
+        for new in objects {
+            let old = self.state.objects.get(new.key()).cloned();
+            if old.as_ref().is_none_or(|old| !is_unchanged(old, &new)) {
+                changes.extend(self.upsert(old, new));
+            }
+        }
+        self.close_batch(after, changes)
+    }
+
+    fn close_batch(&mut self, after: ResourceVersion, changes: Vec<Change>) -> Batch {
+        let before = std::mem::replace(&mut self.state.version, after.clone());
+        Batch { before, after, changes }
+    }
+
+    fn upsert(&mut self, old: Option<Arc<Object>>, new: Arc<Object>) -> Option<Change> {
+        self.put(Arc::clone(&new));
+        Some(Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change })
+    }
+
+    fn delete(&mut self, old: &Arc<Object>, version: &ResourceVersion, cause: Cause) -> Option<Change> {
+        let old = self.state.objects.remove(old.key())?;
+        self.state.body_bytes -= old.body().len();
+        self.reindex(Some(&old), None);
+        Some(Change { old: Some(old), new: None, version: version.clone(), cause })
+    }
+
+    fn put(&mut self, new: Arc<Object>) {
+        self.state.body_bytes += new.body().len();
+        let old = self.state.objects.insert(new.key().clone(), Arc::clone(&new));
+        self.state.body_bytes -= old.as_ref().map_or(0, |old| old.body().len());
+        self.reindex(old.as_ref(), Some(&new));
+    }
+
+    fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) {
+        for ((_, func), index) in self.indexers.iter().zip(&mut self.state.indexes) {
+            let values = |object: Option<&Arc<Object>>| object.map(|object| func.values(object)).unwrap_or_default();
+            let (old_values, new_values) = (values(old), values(new));
+            if old_values == new_values {
+                continue;
+            }
+            let entry = |value: &String, object: &Arc<Object>| (Arc::from(value.as_str()), object.key().clone());
+            for value in old_values.iter().filter(|value| !new_values.contains(value)) {
+                old.and_then(|old| index.remove(&entry(value, old)));
+            }
+            for value in new_values.iter().filter(|value| !old_values.contains(value)) {
+                new.and_then(|new| index.insert(entry(value, new)));
+            }
+        }
+    }
+}
+
+/// A repetition: nothing happened to the object.
+fn is_same(old: &Object, new: &Object) -> bool {
+    old.version() == new.version() && !is_replaced(old, new)
+}
+
+/// Unchanged at a relist: the same version; for sources without versions of their own, the same bytes.
+fn is_unchanged(old: &Object, new: &Object) -> bool {
+    is_same(old, new) || (new.version().lineage().is_some() && old.body() == new.body())
+}
+
+/// Another object under the same key. A source that has no uids cannot show it.
+fn is_replaced(old: &Object, new: &Object) -> bool {
+    old.uid() != new.uid() && !old.uid().is_empty() && !new.uid().is_empty()
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    /// The version of this state.
+    pub fn version(&self) -> &ResourceVersion {
+        &self.version
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// The size of all bodies, in bytes.
+    pub fn body_bytes(&self) -> usize {
+        self.body_bytes
+    }
+
+    /// The object with this key.
+    pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
+        self.objects.get(key)
+    }
+
+    /// Objects sorted by key, from strictly after `after` on, in one namespace or in all.
+    pub fn objects<'a>(
+        &'a self,
+        namespace: Option<&'a str>,
+        after: Option<&ObjectKey>,
+    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+        let start = match (after, namespace) {
+            (Some(after), _) => Bound::Excluded(after.clone()),
+            (None, Some(namespace)) => Bound::Included(ObjectKey::first_of_namespace(namespace)),
+            (None, None) => Bound::Unbounded,
+        };
+        self.objects
+            .range((start, Bound::Unbounded))
+            .map(|(_, object)| object)
+            .take_while(move |object| namespace.is_none_or(|namespace| object.key().namespace() == namespace))
+    }
+
+    /// The objects under one value of an index, sorted by key, from strictly after `after` on. `None` when there is no
+    /// such index; a value that nothing has gives no objects.
+    pub fn by_index<'a>(
+        &'a self,
+        index: &str,
+        value: &'a str,
+        after: Option<&ObjectKey>,
+    ) -> Option<impl Iterator<Item = &'a Arc<Object>> + use<'a>> {
+        let entries = self.index(index)?;
+        let value_entry = |key: &ObjectKey| (Arc::from(value), key.clone());
+        let start = match after {
+            Some(after) => Bound::Excluded(value_entry(after)),
+            None => Bound::Included(value_entry(&ObjectKey::first_of_namespace(""))),
+        };
+        let keys = entries.range((start, Bound::Unbounded)).take_while(move |(entry, _)| **entry == *value);
+        Some(keys.filter_map(|(_, key)| self.objects.get(key)))
+    }
+
+    /// The values that an index holds, sorted, each with the number of its objects, from strictly after `after` on.
+    pub fn index_values(
+        &self,
+        index: &str,
+        after: Option<&str>,
+    ) -> Option<impl Iterator<Item = (Arc<str>, u64)> + use<'_>> {
+        let after: Option<Arc<str>> = after.map(Into::into);
+        let start = match &after {
+            Some(after) => Bound::Included((Arc::clone(after), ObjectKey::first_of_namespace(""))),
+            None => Bound::Unbounded,
+        };
+        let mut entries = self
+            .index(index)?
+            .range((start, Bound::Unbounded))
+            .skip_while(move |(value, _)| after.as_ref() == Some(value))
+            .peekable();
+        Some(std::iter::from_fn(move || {
+            let (value, _) = entries.next()?;
+            let mut objects = 1;
+            while entries.next_if(|(next, _)| next == value).is_some() {
+                objects += 1;
+            }
+            Some((Arc::clone(value), objects))
+        }))
+    }
+
+    /// The index functions.
+    pub fn indexers(&self) -> &Arc<Indexers> {
+        &self.indexers
+    }
+
+    /// The function of one index.
+    pub fn index_func(&self, index: &str) -> Option<&IndexFunc> {
+        self.indexers.get(index)
+    }
+
+    fn index(&self, name: &str) -> Option<&OrdSet<IndexEntry>> {
+        let at = self.indexers.iter().position(|(index, _)| index == name)?;
+        self.indexes.get(at)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,406 @@
+//! The one task that writes a resource: it applies deltas in upstream order and distributes what they change.
+//!
+//! Written by nobody else; read through an [`InformerHandle`] by everybody. Invariants:
+//!
+//! - One batch is applied (store, indexes, window, version), then published. A snapshot shows a change no later than a
+//!   watch does, and the distributed version never runs ahead of what cursors can see (invariant 3).
+//! - Joining is a command of the same task, so a watch starts from one snapshot and gets every later event (invariant 2).
+//! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving go on.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    time::MissedTickBehavior,
+};
+
+use super::{Delta, Indexer, List, RealFifo, Resume, Snapshot, SourceHealth, Window};
+use crate::{
+    model::{Batch, Event, Indexers, ResourceVersion},
+    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Subscribe},
+};
+
+/// The writer of one resource.
+#[derive(Debug)]
+pub struct Informer<F: Frame> {
+    fifo: Arc<RealFifo>,
+    commands: mpsc::Receiver<Command<F>>,
+    writer: Writer<F>,
+}
+
+/// What an informer is made with.
+#[derive(Debug, Clone)]
+pub struct InformerConfig {
+    /// The indexes to keep.
+    pub indexers: Arc<Indexers>,
+    /// The bounds of distribution.
+    pub broadcaster: BroadcasterConfig,
+}
+
+/// The reading side of an [`Informer`]; clones share it.
+pub struct InformerHandle<F: Frame> {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<Command<F>>,
+}
+
+/// Where a watch starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    /// At the version where it joins.
+    Now,
+    /// Strictly after this version.
+    After(ResourceVersion),
+}
+
+/// A watch that has joined: the state that it starts from, and every later event.
+#[derive(Debug)]
+pub struct Joined<F: Frame> {
+    /// The state at the moment of joining.
+    pub snapshot: Snapshot,
+    /// What comes after it.
+    pub cursor: Cursor<F>,
+}
+
+/// Why a watch cannot start where it was asked to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// No list has been applied yet.
+    #[error("the resource has not been synced yet")]
+    NotSynced,
+    /// Older than what is kept, in a relist's gap, or of another lineage.
+    #[error("the version cannot be resumed from; the oldest is {oldest}, the current {current}")]
+    Expired {
+        /// The oldest version that a watch can go on from.
+        oldest: ResourceVersion,
+        /// The applied version.
+        current: ResourceVersion,
+    },
+    /// Not reached yet.
+    #[error("the version has not been reached; the current is {current}")]
+    TooLarge {
+        /// The applied version.
+        current: ResourceVersion,
+    },
+    /// The informer has ended.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// Indicates that the informer's task has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the informer has ended")]
+pub struct Stopped;
+
+/// Counters and gauges of one informer, read at scrape.
+#[derive(Debug, Default)]
+pub struct InformerStats {
+    /// Changes applied: objects added, modified and deleted.
+    pub changes: AtomicU64,
+    /// Events of the upstream that changed nothing.
+    pub unchanged: AtomicU64,
+    /// Relists applied, the first list included.
+    pub replaces: AtomicU64,
+    /// Lists that proved that the upstream went back in time.
+    pub rewinds: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    indexers: Arc<Indexers>,
+    snapshot: ArcSwapOption<Snapshot>,
+    /// The version up to which everything has been published to the cursors; behind the snapshot's for a moment.
+    distributed: ArcSwapOption<ResourceVersion>,
+    window: ArcSwapOption<Window>,
+    applied: Notify,
+    health: SourceHealth,
+    stats: InformerStats,
+    watch_stats: ArcSwapOption<BroadcasterStats>,
+}
+
+/// The state that the task writes, apart from what it waits for.
+#[derive(Debug)]
+struct Writer<F: Frame> {
+    shared: Arc<Shared>,
+    config: InformerConfig,
+    live: Option<Live<F>>,
+}
+
+/// What exists once the first list has been applied.
+#[derive(Debug)]
+struct Live<F: Frame> {
+    indexer: Indexer,
+    window: Window,
+    broadcaster: Broadcaster<F>,
+}
+
+#[derive(Debug)]
+enum Command<F: Frame> {
+    Join { start: Start, subscribe: Subscribe<F>, reply: oneshot::Sender<Result<Joined<F>, JoinError>> },
+}
+
+/// What is drained from the queue before it is applied and published: one wake of the watchers.
+const WAKE_EVENTS: usize = 64;
+/// In bytes of bodies.
+const WAKE_BYTES: usize = 64 << 10;
+/// Joins that may wait for the task; more of them wait for a place.
+const COMMAND_QUEUE: usize = 1024;
+/// How often groups that nobody reads and events that are too old are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+// === impl Informer ===
+
+impl<F: Frame> Informer<F> {
+    /// An informer that has not applied anything yet, and its reading side.
+    pub fn new(fifo: Arc<RealFifo>, health: SourceHealth, config: InformerConfig) -> (Self, InformerHandle<F>) {
+        let shared = Arc::new(Shared {
+            indexers: Arc::clone(&config.indexers),
+            snapshot: ArcSwapOption::empty(),
+            distributed: ArcSwapOption::empty(),
+            window: ArcSwapOption::empty(),
+            applied: Notify::new(),
+            health,
+            stats: InformerStats::default(),
+            watch_stats: ArcSwapOption::empty(),
+        });
+        let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
+        let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender };
+        (Self { fifo, commands, writer: Writer { shared, config, live: None } }, handle)
+    }
+
+    /// Applies and distributes until the queue is closed and empty. Cursors then read what was published, and end.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the informer: cursors end with [`End::Stopped`].
+    pub async fn run(self) {
+        let Self { fifo, mut commands, mut writer } = self;
+        let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_blocked = writer.live.as_ref().is_some_and(|live| live.broadcaster.is_blocked());
+            tokio::select! {
+                // Joining first: it is cheap, and must go on while a client holds the next batch back.
+                biased;
+                // Cancel-safe: `recv` loses nothing when another arm wins. When all handles are gone, only the queue counts.
+                Some(command) = commands.recv() => writer.handle(command),
+                // Cancel-safe by its own contract.
+                () = writer.ready(), if is_blocked => {}
+                // Cancel-safe: a tick is not lost.
+                _ = sweep.tick() => writer.sweep(),
+                // Cancel-safe by its own contract.
+                deltas = fifo.pop_batch(WAKE_EVENTS, WAKE_BYTES), if !is_blocked => match deltas {
+                    Some(deltas) => writer.apply(deltas),
+                    None => return,
+                },
+            }
+        }
+    }
+}
+
+// === impl Writer ===
+
+impl<F: Frame> Writer<F> {
+    async fn ready(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.broadcaster.ready().await;
+        }
+    }
+
+    fn sweep(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.broadcaster.sweep();
+        }
+    }
+
+    fn handle(&mut self, command: Command<F>) {
+        match command {
+            Command::Join { start, subscribe, reply } => {
+                let joined = self.join(&start, subscribe);
+                // Whoever asked may have gone; the cursor then unsubscribes by being dropped.
+                drop(reply.send(joined));
+            }
+        }
+    }
+
+    fn join(&mut self, start: &Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
+        let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
+        let resume = match start {
+            Start::Now => Resume::Current,
+            Start::After(version) => live.window.check(version),
+        };
+        match resume {
+            Resume::Current => {
+                Ok(Joined { snapshot: live.indexer.snapshot(), cursor: live.broadcaster.subscribe(subscribe) })
+            }
+            Resume::Future => Err(JoinError::TooLarge { current: live.window.current().clone() }),
+            // What lies inside the window is replayed from the history, when there is one.
+            Resume::Inside | Resume::Expired => Err(JoinError::Expired {
+                oldest: live.window.oldest().clone(),
+                current: live.window.current().clone(),
+            }),
+        }
+    }
+
+    /// Applies what was drained from the queue, then publishes it as one wake.
+    fn apply(&mut self, deltas: Vec<Delta>) {
+        let mut batches = Vec::with_capacity(deltas.len());
+        for delta in deltas {
+            match delta {
+                Delta::Replace(list) => batches.extend(self.replace(list)),
+                Delta::Event(event) => {
+                    // The Reflector always lists first.
+                    let Some(live) = &mut self.live else { continue };
+                    let is_bookmark = matches!(event, Event::Bookmark(_));
+                    let batch = live.indexer.apply(event);
+                    live.window.record(&batch, false);
+                    if batch.changes.is_empty() && !is_bookmark {
+                        self.shared.stats.unchanged.fetch_add(1, Ordering::Relaxed);
+                    }
+                    batches.push(batch);
+                }
+            }
+        }
+        self.publish(&batches);
+    }
+
+    fn replace(&mut self, list: List) -> Option<Batch> {
+        self.shared.stats.replaces.fetch_add(1, Ordering::Relaxed);
+        match &mut self.live {
+            Some(live) if *live.indexer.version() <= list.version => {
+                let batch = live.indexer.replace(list);
+                live.window.record(&batch, true);
+                Some(batch)
+            }
+            Some(live) => {
+                // Invariant 14: a list that is behind, or of another lineage, proves that history changed.
+                tracing::warn!(
+                    resource_version = %list.version, applied = %live.indexer.version(),
+                    "upstream history changed: every watch of the resource ends"
+                );
+                self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
+                let version = list.version.clone();
+                live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
+                live.window = Window::new(version.clone());
+                live.broadcaster.restart(&End::HistoryChanged, version);
+                None
+            }
+            None => {
+                let version = list.version.clone();
+                let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
+                self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
+                let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
+                tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "synced");
+                self.live = Some(Live { indexer, window: Window::new(version), broadcaster });
+                None
+            }
+        }
+    }
+
+    /// Shows the new state to readers, then to watchers, then says how far watchers can have got.
+    fn publish(&mut self, batches: &[Batch]) {
+        let Some(live) = &mut self.live else { return };
+        // Nothing is kept for replay yet, so the window begins now.
+        let current = live.window.current().clone();
+        live.window.forget_before(&current);
+        self.shared.window.store(Some(Arc::new(live.window.clone())));
+        self.shared.snapshot.store(Some(Arc::new(live.indexer.snapshot())));
+        live.broadcaster.publish(batches);
+        self.shared.distributed.store(Some(Arc::new(current)));
+        self.shared.health.synced();
+        self.shared.applied.notify_waiters();
+
+        let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
+        self.shared.stats.changes.fetch_add(changes as u64, Ordering::Relaxed);
+    }
+}
+
+// === impl InformerHandle ===
+
+impl<F: Frame> InformerHandle<F> {
+    /// The applied state; `None` until the first list.
+    pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
+        self.shared.snapshot.load_full()
+    }
+
+    /// The version up to which every watcher has been given its events, or will find them at its cursor.
+    pub fn distributed(&self) -> Option<Arc<ResourceVersion>> {
+        self.shared.distributed.load_full()
+    }
+
+    /// The oldest version that a watch can go on from.
+    pub fn oldest(&self) -> Option<ResourceVersion> {
+        self.shared.window.load().as_ref().map(|window| window.oldest().clone())
+    }
+
+    /// How the source is doing.
+    pub fn health(&self) -> &SourceHealth {
+        &self.shared.health
+    }
+
+    /// The index functions.
+    pub fn indexers(&self) -> &Arc<Indexers> {
+        &self.shared.indexers
+    }
+
+    /// Counters of what was applied.
+    pub fn stats(&self) -> &InformerStats {
+        &self.shared.stats
+    }
+
+    /// Counters of distribution; `None` until the first list.
+    pub fn watch_stats(&self) -> Option<Arc<BroadcasterStats>> {
+        self.shared.watch_stats.load_full()
+    }
+
+    /// Waits for a state that the predicate accepts, the present one included.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time.
+    pub async fn wait_for(&self, is_enough: impl Fn(&Snapshot) -> bool) -> Arc<Snapshot> {
+        loop {
+            let mut applied = std::pin::pin!(self.shared.applied.notified());
+            // Registered before looking, so that what is applied in between is not missed.
+            applied.as_mut().enable();
+            if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
+                return snapshot;
+            }
+            applied.await;
+        }
+    }
+
+    /// Starts a watch.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, the watch does not exist.
+    pub async fn join(&self, start: Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
+        let (reply, joined) = oneshot::channel();
+        let command = Command::Join { start, subscribe, reply };
+        self.commands.send(command).await.map_err(|_| Stopped)?;
+        joined.await.map_err(|_| Stopped)?
+    }
+}
+
+impl<F: Frame> Clone for InformerHandle<F> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), commands: self.commands.clone() }
+    }
+}
+
+impl<F: Frame> fmt::Debug for InformerHandle<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InformerHandle").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

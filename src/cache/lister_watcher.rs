@@ -1,0 +1,72 @@
+//! The port that every upstream implements and a Reflector drives.
+//!
+//! The trait stands here and not in `source`, because imports point inward: the Reflector that drives it is in `cache`.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use tokio_stream::Stream;
+
+use crate::model::{Event, Object, ResourceVersion};
+
+/// Lists a resource and watches it from the list's version, without a gap (client-go's `ListerWatcher`).
+///
+/// A call that fails leaves nothing to clean up. Dropping a future or a watch stops it and releases what it holds.
+pub trait ListerWatcher: Send + Sync + 'static {
+    /// Returns every object at one version. Pages, if the upstream has them, are the implementation's affair.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future abandons the list; nothing is lost.
+    fn list(&self, at: ListVersion) -> impl Future<Output = Result<List, SourceError>> + Send;
+
+    /// Opens a watch of everything that happens strictly after `from`.
+    fn watch(&self, from: ResourceVersion) -> impl Future<Output = Result<Watch, SourceError>> + Send;
+
+    /// How often a healthy upstream proves itself alive (an event, a bookmark). A source that has been silent for longer
+    /// than this and `stale_after` is STALE.
+    fn heartbeat(&self) -> Duration;
+}
+
+/// An upstream watch: events in upstream order. Its end without an error is a normal close, to be resumed from the last
+/// version; an error is its last item (apimachinery's `watch.Interface`; `Stop` is dropping it).
+pub type Watch = Pin<Box<dyn Stream<Item = Result<Event, SourceError>> + Send>>;
+
+/// How fresh a list has to be (SEMANTICS 1.25).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListVersion {
+    /// Any cached state, perhaps an old one: `resourceVersion=0`.
+    Any,
+    /// Not older than this.
+    NotOlderThan(ResourceVersion),
+    /// The most recent state, by the upstream's quorum: `resourceVersion` empty.
+    MostRecent,
+}
+
+/// A whole resource at one version. Of two objects with the same key the last wins.
+#[derive(Debug, Clone)]
+pub struct List {
+    /// Every object, in any order.
+    pub objects: Vec<Arc<Object>>,
+    /// A watch from here has neither gap nor overlap.
+    pub version: ResourceVersion,
+}
+
+/// Why an upstream list or watch failed, by what the Reflector does next (SEMANTICS 1.25-1.27).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// The version is gone upstream: list again.
+    #[error("the version is too old for the upstream: {0}")]
+    Expired(String),
+    /// The version is ahead of the upstream's member that was asked: list the most recent state.
+    #[error("the version is ahead of the upstream: {0}")]
+    VersionTooLarge(String),
+    /// "Connection refused" or "too many requests": back off and ask again, and never list for it.
+    #[error("the upstream cannot serve now: {0}")]
+    Busy(String),
+    /// Anything else that may pass: back off, then list and watch again.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The upstream sent what cannot be read or keyed. It does not count as applied: list again.
+    #[error("the upstream sent what cannot be read: {0}")]
+    Undecodable(String),
+}

@@ -1,0 +1,179 @@
+//! Lists and watches one upstream, for ever, and hands what it learns to the queue.
+//!
+//! What to do after each outcome is decided by a pure state machine (`state.rs`, SEMANTICS 1.24-1.27); this file carries it
+//! out: it calls the upstream, waits, and takes note of the source's health. Nobody gives up here: an upstream that fails is
+//! asked again for as long as the task lives, and its failure is in the [`SourceHealth`].
+
+mod state;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tokio_stream::StreamExt;
+
+use self::state::{Next, Outcome, State};
+use super::{Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceHealth, Watch};
+use crate::model::{Event, ResourceVersion};
+
+/// Drives one [`ListerWatcher`].
+#[derive(Debug)]
+pub struct Reflector<S> {
+    source: S,
+    fifo: Arc<RealFifo>,
+    health: SourceHealth,
+    stats: Arc<ReflectorStats>,
+    backoff: Backoff,
+    state: State,
+}
+
+/// How a Reflector behaves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReflectorConfig {
+    /// How fresh the first list has to be. The service wants [`ListVersion::MostRecent`], so that no restart goes back in
+    /// time; upstream's default is [`ListVersion::Any`].
+    pub first_list: ListVersion,
+    /// The delays between attempts.
+    pub backoff: BackoffConfig,
+}
+
+/// Counters of one Reflector, read at scrape.
+#[derive(Debug, Default)]
+pub struct ReflectorStats {
+    /// Lists that were asked for.
+    pub lists: AtomicU64,
+    /// Lists that failed.
+    pub list_failures: AtomicU64,
+    /// Objects in all lists that succeeded.
+    pub listed_objects: AtomicU64,
+    /// Watches that were asked for.
+    pub watches: AtomicU64,
+    /// Watches that could not be opened or ended with an error.
+    pub watch_failures: AtomicU64,
+    /// Events received, bookmarks included.
+    pub events: AtomicU64,
+}
+
+/// A watch shorter than this that brought nothing is a failure, not a normal close: something between us and the upstream
+/// closes it at once, and asking again without a delay would be a busy loop.
+const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
+
+// === impl ReflectorConfig ===
+
+impl Default for ReflectorConfig {
+    fn default() -> Self {
+        Self { first_list: ListVersion::Any, backoff: BackoffConfig::default() }
+    }
+}
+
+// === impl Reflector ===
+
+impl<S: ListerWatcher> Reflector<S> {
+    /// A Reflector that has not asked yet.
+    pub fn new(source: S, fifo: Arc<RealFifo>, health: SourceHealth, config: ReflectorConfig) -> Self {
+        let ReflectorConfig { first_list, backoff } = config;
+        let (backoff, state) = (Backoff::new(backoff), State::new(first_list));
+        Self { source, fifo, health, stats: Arc::default(), backoff, state }
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> &Arc<ReflectorStats> {
+        &self.stats
+    }
+
+    /// Lists and watches until the future is dropped; it never ends by itself.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it abandons a list or closes a watch. What was not queued is lost with the Reflector, and only with it.
+    pub async fn run(mut self) {
+        let mut next = self.state.start();
+        loop {
+            if next.delayed {
+                let delay = self.backoff.next_delay(Instant::now());
+                tokio::time::sleep(delay).await;
+            }
+            let outcome = match next.request {
+                state::Request::List(at) => self.list(at).await,
+                state::Request::Watch(from) => self.watch(from).await,
+            };
+            next = self.step(outcome);
+        }
+    }
+
+    fn step(&mut self, outcome: Outcome) -> Next {
+        if let Some(error) = outcome.error() {
+            tracing::warn!(%error, "upstream failed");
+            self.health.failed(error.to_string());
+        }
+        self.state.step(outcome)
+    }
+
+    async fn list(&mut self, at: ListVersion) -> Outcome {
+        self.stats.lists.fetch_add(1, Ordering::Relaxed);
+        match self.source.list(at).await {
+            Ok(list) => {
+                tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
+                self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
+                self.health.alive();
+                let version = list.version.clone();
+                self.fifo.push(Delta::Replace(list)).await;
+                Outcome::Listed(version)
+            }
+            Err(error) => {
+                self.stats.list_failures.fetch_add(1, Ordering::Relaxed);
+                Outcome::ListFailed(error)
+            }
+        }
+    }
+
+    async fn watch(&mut self, from: ResourceVersion) -> Outcome {
+        self.stats.watches.fetch_add(1, Ordering::Relaxed);
+        let opened_at = Instant::now();
+        let outcome = match self.source.watch(from.clone()).await {
+            Ok(watch) => self.follow(watch, from, opened_at).await,
+            Err(error) => Outcome::WatchNotOpened(error),
+        };
+        if outcome.error().is_some() {
+            self.stats.watch_failures.fetch_add(1, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// Queues events until the watch ends.
+    async fn follow(&mut self, mut watch: Watch, from: ResourceVersion, opened_at: Instant) -> Outcome {
+        let mut reached = from;
+        let mut events: u64 = 0;
+        while let Some(item) = watch.next().await {
+            let event = match item {
+                Ok(event) => event,
+                Err(error) => return Outcome::WatchFailed { reached, error },
+            };
+            events += 1;
+            self.stats.events.fetch_add(1, Ordering::Relaxed);
+            // Invariant 14: one low event is a broken stream, and proves no rewind. Upstream would go back with it.
+            if event.version() < &reached || !event.version().same_lineage(&reached) {
+                let error = format!("an event at {} after {reached}", event.version());
+                return Outcome::WatchBroken { reached, error };
+            }
+            self.health.alive();
+            reached = event.version().clone();
+            if let Event::Bookmark(version) = &event {
+                tracing::trace!(resource_version = %version, "bookmark");
+            }
+            self.fifo.push(Delta::Event(event)).await;
+        }
+        if events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH {
+            return Outcome::WatchTooShort { reached };
+        }
+        Outcome::WatchClosed { reached }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! What a Reflector does next: a pure function of what just happened. No IO, no clock.
+
+use crate::{
+    cache::{ListVersion, SourceError},
+    model::ResourceVersion,
+};
+
+/// What the Reflector remembers between attempts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct State {
+    first_list: ListVersion,
+    last: Option<ResourceVersion>,
+    /// The last list at `last` failed as expired or too large: only the most recent state will do.
+    is_last_unavailable: bool,
+}
+
+/// What just happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Listed(ResourceVersion),
+    ListFailed(SourceError),
+    WatchNotOpened(SourceError),
+    /// A normal close: timeout, end of stream, an upstream that restarts.
+    WatchClosed {
+        reached: ResourceVersion,
+    },
+    /// Closed within a second and without an event.
+    WatchTooShort {
+        reached: ResourceVersion,
+    },
+    WatchFailed {
+        reached: ResourceVersion,
+        error: SourceError,
+    },
+    /// The stream contradicted itself.
+    WatchBroken {
+        reached: ResourceVersion,
+        error: String,
+    },
+}
+
+/// What to do now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Next {
+    /// Wait for the backoff's next delay first.
+    pub(super) delayed: bool,
+    pub(super) request: Request,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Request {
+    List(ListVersion),
+    Watch(ResourceVersion),
+}
+
+// === impl State ===
+
+impl State {
+    pub(super) fn new(first_list: ListVersion) -> Self {
+        Self { first_list, last: None, is_last_unavailable: false }
+    }
+
+    pub(super) fn start(&self) -> Next {
+        Next { delayed: false, request: Request::List(self.list_version()) }
+    }
+
+    /// SEMANTICS 1.25 and 1.27.
+    pub(super) fn step(&mut self, outcome: Outcome) -> Next {
+        match outcome {
+            Outcome::Listed(version) => {
+                self.is_last_unavailable = false;
+                self.last = Some(version.clone());
+                Next { delayed: false, request: Request::Watch(version) }
+            }
+            Outcome::ListFailed(SourceError::Expired(_) | SourceError::VersionTooLarge(_))
+                if self.list_version() != ListVersion::MostRecent =>
+            {
+                // At once, and once: the next failure is of a list at the most recent version.
+                self.is_last_unavailable = true;
+                Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
+            }
+            Outcome::ListFailed(_) => self.list_again(),
+            // Never a relist for these, or an upstream in trouble would get more of it (kubernetes #85342).
+            Outcome::WatchNotOpened(SourceError::Busy(_)) => self.watch_again(true),
+            Outcome::WatchNotOpened(_) => self.list_again(),
+            Outcome::WatchClosed { reached } => {
+                self.last = Some(reached);
+                self.watch_again(false)
+            }
+            Outcome::WatchBroken { reached, .. } | Outcome::WatchFailed { reached, error: SourceError::Busy(_) } => {
+                self.last = Some(reached);
+                self.watch_again(true)
+            }
+            // An expired watch does not make the version unavailable: the next list asks for "not older than", and only
+            // if that fails for the most recent state (kubernetes #86430).
+            Outcome::WatchTooShort { reached } | Outcome::WatchFailed { reached, .. } => {
+                self.last = Some(reached);
+                self.list_again()
+            }
+        }
+    }
+
+    fn list_again(&self) -> Next {
+        Next { delayed: true, request: Request::List(self.list_version()) }
+    }
+
+    fn watch_again(&self, delayed: bool) -> Next {
+        match &self.last {
+            Some(last) => Next { delayed, request: Request::Watch(last.clone()) },
+            None => self.list_again(),
+        }
+    }
+
+    fn list_version(&self) -> ListVersion {
+        match &self.last {
+            _ if self.is_last_unavailable => ListVersion::MostRecent,
+            Some(last) => ListVersion::NotOlderThan(last.clone()),
+            None => self.first_list.clone(),
+        }
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// What went wrong, if anything did.
+    pub(super) fn error(&self) -> Option<String> {
+        match self {
+            Self::Listed(_) | Self::WatchClosed { .. } => None,
+            Self::ListFailed(error) => Some(format!("list: {error}")),
+            Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => Some(format!("watch: {error}")),
+            Self::WatchTooShort { .. } => Some("watch: closed at once and without an event".to_owned()),
+            Self::WatchBroken { error, .. } => Some(format!("watch: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(number: u128) -> ResourceVersion {
+        ResourceVersion::decimal(number)
+    }
+
+    fn expired() -> SourceError {
+        SourceError::Expired("410".into())
+    }
+
+    fn too_large() -> SourceError {
+        SourceError::VersionTooLarge("504".into())
+    }
+
+    fn busy() -> SourceError {
+        SourceError::Busy("429".into())
+    }
+
+    fn unavailable() -> SourceError {
+        SourceError::Unavailable("500".into())
+    }
+
+    fn list(at: ListVersion, delayed: bool) -> Next {
+        Next { delayed, request: Request::List(at) }
+    }
+
+    fn watch(from: u128, delayed: bool) -> Next {
+        Next { delayed, request: Request::Watch(version(from)) }
+    }
+
+    /// The lists that follow a script of outcomes, in upstream's notation.
+    fn list_versions(state: &mut State, outcomes: Vec<Outcome>) -> Vec<String> {
+        let mut next = vec![state.start()];
+        next.extend(outcomes.into_iter().map(|outcome| state.step(outcome)));
+        let text = |next: Next| match next.request {
+            Request::List(ListVersion::Any) => Some("0".to_owned()),
+            Request::List(ListVersion::NotOlderThan(version)) => Some(version.to_string()),
+            Request::List(ListVersion::MostRecent) => Some(String::new()),
+            Request::Watch(_) => None,
+        };
+        next.into_iter().filter_map(text).collect()
+    }
+
+    /// `TestReflectorResyncWithResourceVersion`.
+    #[test]
+    fn a_relist_asks_for_what_is_not_older_than_the_last_version() {
+        let mut state = State::new(ListVersion::Any);
+        let failed = Outcome::WatchFailed { reached: version(10), error: unavailable() };
+        assert_eq!(list_versions(&mut state, vec![Outcome::Listed(version(10)), failed]), ["0", "10"]);
+    }
+
+    /// `TestReflectorExpiredExactResourceVersion`, `TestReflectorFullListIfExpired`.
+    #[test]
+    fn an_expired_list_is_followed_at_once_by_one_of_the_most_recent_state() {
+        let mut state = State::new(ListVersion::Any);
+        let relist = || Outcome::WatchFailed { reached: version(10), error: unavailable() };
+        let outcomes = vec![
+            Outcome::Listed(version(10)),
+            relist(),
+            Outcome::ListFailed(expired()),
+            Outcome::Listed(version(10)),
+            relist(),
+        ];
+        assert_eq!(list_versions(&mut state, outcomes), ["0", "10", "", "10"]);
+    }
+
+    /// `TestReflectorFullListIfTooLarge`: "0","20","","30","","40","".
+    #[test]
+    fn a_version_that_is_too_large_is_followed_at_once_by_the_most_recent_state() {
+        let mut state = State::new(ListVersion::Any);
+        let mut outcomes = vec![Outcome::Listed(version(20))];
+        for reached in [20, 30, 40] {
+            outcomes.push(Outcome::WatchFailed { reached: version(reached), error: unavailable() });
+            outcomes.push(Outcome::ListFailed(too_large()));
+            outcomes.push(Outcome::Listed(version(reached + 10)));
+        }
+        assert_eq!(list_versions(&mut state, outcomes), ["0", "20", "", "30", "", "40", ""]);
+        let next = State { last: Some(version(1)), ..State::new(ListVersion::Any) }.step(Outcome::ListFailed(expired()));
+        assert!(!next.delayed, "without a delay");
+    }
+
+    #[test]
+    fn a_most_recent_list_that_fails_is_asked_for_again_after_a_delay() {
+        let mut state = State::new(ListVersion::MostRecent);
+        assert_eq!(state.start(), list(ListVersion::MostRecent, false));
+        for error in [expired(), too_large(), busy(), unavailable()] {
+            assert_eq!(state.step(Outcome::ListFailed(error)), list(ListVersion::MostRecent, true));
+        }
+    }
+
+    /// `TestNoRelistOnTooManyRequests`, `TestBackoffOnTooManyRequests`, `TestReflectorListAndWatchInitConnBackoff`.
+    #[test]
+    fn an_upstream_that_is_busy_is_watched_again_after_a_delay_and_never_listed() {
+        let mut state = State::new(ListVersion::Any);
+        assert_eq!(state.step(Outcome::Listed(version(5))), watch(5, false));
+        for _ in 0..5 {
+            assert_eq!(state.step(Outcome::WatchNotOpened(busy())), watch(5, true));
+        }
+        let failed = Outcome::WatchFailed { reached: version(7), error: busy() };
+        assert_eq!(state.step(failed), watch(7, true));
+    }
+
+    #[test]
+    fn a_watch_that_closes_normally_is_resumed_at_once_from_its_last_version() {
+        let mut state = State::new(ListVersion::Any);
+        state.step(Outcome::Listed(version(5)));
+        assert_eq!(state.step(Outcome::WatchClosed { reached: version(9) }), watch(9, false));
+    }
+
+    #[test]
+    fn every_other_end_of_a_watch_leads_to_a_relist_after_a_delay() {
+        let reached = version(9);
+        for outcome in [
+            Outcome::WatchNotOpened(expired()),
+            Outcome::WatchNotOpened(unavailable()),
+            Outcome::WatchTooShort { reached: reached.clone() },
+            Outcome::WatchFailed { reached: reached.clone(), error: expired() },
+            Outcome::WatchFailed { reached: reached.clone(), error: unavailable() },
+            Outcome::WatchFailed { reached: reached.clone(), error: SourceError::Undecodable("x".into()) },
+        ] {
+            let mut state = State::new(ListVersion::Any);
+            state.step(Outcome::Listed(reached.clone()));
+            assert_eq!(state.step(outcome), list(ListVersion::NotOlderThan(reached.clone()), true));
+        }
+    }
+
+    /// Invariant 14, where upstream (`TestReflectorWatchHandler`: 55, then 32) goes back.
+    #[test]
+    fn a_stream_that_contradicts_itself_is_watched_again_from_what_was_reached() {
+        let mut state = State::new(ListVersion::Any);
+        state.step(Outcome::Listed(version(5)));
+        let broken = Outcome::WatchBroken { reached: version(55), error: "low".into() };
+        assert_eq!(state.step(broken), watch(55, true));
+    }
+}

@@ -1,0 +1,4 @@
+//! informerd
+pub mod cache;
+pub mod model;
+pub mod watch;

@@ -1,0 +1,29 @@
+//! The nouns: keys, versions, objects, events, selectors and index functions.
+//!
+//! Everybody reads these types and nobody below them: no IO, no async, no wire format, no clock.
+//!
+//! - An [`Object`] is immutable and shared (`Arc`); it keeps the source's bytes and a parsed envelope, never a JSON tree.
+//! - A [`ResourceVersion`] orders only versions of the same lineage.
+//! - A [`Path`] is the one way to look into a body: selectors and indexes stand on it.
+//!
+//! Deliberately not here: how objects are stored (`cache`), distributed (`watch`) or encoded (`proto`).
+
+mod event;
+mod index;
+mod key;
+mod object;
+mod path;
+mod selection;
+mod selector;
+mod syntax;
+mod version;
+
+pub use event::{Batch, Cause, Change, Event, EventType};
+pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError};
+pub use key::{KeyError, ObjectKey};
+pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
+pub use path::Path;
+pub use selection::{Selection, Transition};
+pub use selector::{FieldSelector, LabelSelector};
+pub use syntax::SyntaxError;
+pub use version::{ResourceVersion, VersionError};

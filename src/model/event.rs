@@ -1,0 +1,107 @@
+//! What happens to objects: upstream events, and the changes and batches that they become once applied.
+
+use std::sync::Arc;
+
+use super::{Object, ResourceVersion};
+
+/// The type of an event, by apimachinery's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EventType {
+    /// The object was created, or is new to the watcher.
+    Added,
+    /// The object was changed.
+    Modified,
+    /// The object was deleted, or is gone for the watcher; the event carries its last state.
+    Deleted,
+}
+
+/// Why an event was sent, where its type does not say it all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The change itself: created, updated, deleted.
+    #[default]
+    Change,
+    /// ADDED: the object existed when the watch began.
+    Initial,
+    /// ADDED: the object existed, and now matches the selection.
+    EnteredSelection,
+    /// DELETED: the object still exists, and no longer matches the selection.
+    LeftSelection,
+    /// DELETED: the deletion was missed, and found at a relist; the object is its last known state.
+    Inferred,
+}
+
+/// One event of an upstream watch. The end of a watch, with or without an error, is the end of its stream.
+///
+/// The type is a hint: whether an object is added or modified, the store decides (client-go's `processDeltas`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The object's new state, at its own version.
+    Added(Arc<Object>),
+    /// The object's new state, at its own version.
+    Modified(Arc<Object>),
+    /// The object's last state, at the version of the deletion.
+    Deleted(Arc<Object>),
+    /// Nothing changed up to this version; it is safe to resume from.
+    Bookmark(ResourceVersion),
+}
+
+/// One applied change of one object: its state before and after. At least one of them is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The state before; `None` when the object did not exist.
+    pub old: Option<Arc<Object>>,
+    /// The state after; `None` when the object was deleted.
+    pub new: Option<Arc<Object>>,
+    /// The version of the change: for a deletion, of the deletion.
+    pub version: ResourceVersion,
+    /// [`Cause::Inferred`] for a deletion found at a relist, else [`Cause::Change`].
+    pub cause: Cause,
+}
+
+/// Changes that belong together: one upstream event, one transaction, or a whole relist. Between `before` and `after`
+/// there is no point to resume from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The version before the first change.
+    pub before: ResourceVersion,
+    /// The version after the last change.
+    pub after: ResourceVersion,
+    /// In order; empty when only the version moved.
+    pub changes: Vec<Change>,
+}
+
+// === impl Event ===
+
+impl Event {
+    /// The version that is reached with this event.
+    pub fn version(&self) -> &ResourceVersion {
+        match self {
+            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => object.version(),
+            Self::Bookmark(version) => version,
+        }
+    }
+
+    /// The size that counts against the bounds of queues, in bytes.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => object.body().len(),
+            Self::Bookmark(_) => 0,
+        }
+    }
+}
+
+// === impl Change ===
+
+impl Change {
+    /// The object that the change is about: its new state, or its last one.
+    pub fn object(&self) -> &Arc<Object> {
+        // Both are never absent together: a change is made from the store's old state and an event's new one.
+        self.new.as_ref().or(self.old.as_ref()).expect("a change has a state before or after it")
+    }
+
+    /// The size that counts against the bounds of a wake, in bytes.
+    pub fn weight(&self) -> usize {
+        self.object().body().len()
+    }
+}

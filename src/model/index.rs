@@ -1,0 +1,258 @@
+//! Indexes: named functions from an object to the values under which it is found.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Object, Path};
+
+/// Computes the values of an object for an index: client-go's `IndexFunc`, as data, so that it can be configured.
+///
+/// It cannot fail: what has no value is not indexed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum IndexFunc {
+    /// The namespace of the key; nothing for an object without one.
+    Namespace,
+    /// The value of the label with this key; nothing when it is missing.
+    Label(String),
+    /// The scalars at a path of a JSON body, as [`Path::values`] writes them.
+    Path(Path),
+}
+
+/// The indexes of a resource by name, in the order of their names: client-go's `Indexers`. `namespace` is always there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Indexers(BTreeMap<String, IndexFunc>);
+
+/// Indicates an index that cannot be defined.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IndexersError {
+    /// Every resource has it already.
+    #[error("the index {NAMESPACE:?} is built in")]
+    BuiltIn,
+    /// The same name twice.
+    #[error("the index {name:?} is defined twice")]
+    Duplicate {
+        /// As it was given.
+        name: String,
+    },
+    /// Not a name.
+    #[error(
+        "{name:?} is not a name of an index: expected at most {MAX_NAME_BYTES} lowercase letters, digits, '-', '_' and \
+         '.', with a letter or digit at both ends"
+    )]
+    Name {
+        /// As it was given.
+        name: String,
+    },
+}
+
+/// A choice of objects by an index: those under at least one of the values.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct IndexMatch {
+    /// The name of the index.
+    pub name: String,
+    /// Its function.
+    pub func: IndexFunc,
+    /// Without any, no object is chosen.
+    pub values: BTreeSet<String>,
+}
+
+/// client-go's `NamespaceIndex`.
+const NAMESPACE: &str = "namespace";
+
+/// As a DNS label: names of indexes are labels of metrics and keys of configuration.
+const MAX_NAME_BYTES: usize = 63;
+
+// === impl IndexFunc ===
+
+impl IndexFunc {
+    /// The values of the object, sorted and each once.
+    pub fn values(&self, object: &Object) -> Vec<String> {
+        match self {
+            Self::Namespace => {
+                Some(object.key().namespace()).filter(|n| !n.is_empty()).map(str::to_owned).into_iter().collect()
+            }
+            Self::Label(key) => object.labels().get(key).map(str::to_owned).into_iter().collect(),
+            Self::Path(path) => {
+                let mut values = object.json().map(|json| path.values(json)).unwrap_or_default();
+                values.sort_unstable();
+                values.dedup();
+                values
+            }
+        }
+    }
+}
+
+// === impl Indexers ===
+
+impl Indexers {
+    /// Makes the indexes of a resource: the given ones, and `namespace`.
+    ///
+    /// # Errors
+    ///
+    /// When a name is `namespace`, is given twice, or is not of the form `[a-z0-9]([-a-z0-9_.]*[a-z0-9])?` with at most
+    /// 63 characters.
+    pub fn new(functions: impl IntoIterator<Item = (String, IndexFunc)>) -> Result<Self, IndexersError> {
+        let mut indexers = Self::default();
+        for (name, func) in functions {
+            if name == NAMESPACE {
+                return Err(IndexersError::BuiltIn);
+            }
+            if !is_name(&name) {
+                return Err(IndexersError::Name { name });
+            }
+            if indexers.0.contains_key(&name) {
+                return Err(IndexersError::Duplicate { name });
+            }
+            indexers.0.insert(name, func);
+        }
+        Ok(indexers)
+    }
+
+    /// The function of an index.
+    pub fn get(&self, name: &str) -> Option<&IndexFunc> {
+        self.0.get(name)
+    }
+
+    /// Names and functions, sorted by name.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &IndexFunc)> {
+        self.0.iter().map(|(name, func)| (&**name, func))
+    }
+
+    /// The names, sorted.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    /// How many there are; at least one.
+    #[expect(clippy::len_without_is_empty, reason = "there is always `namespace`")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Default for Indexers {
+    /// Only `namespace`.
+    fn default() -> Self {
+        Self(BTreeMap::from([(NAMESPACE.to_owned(), IndexFunc::Namespace)]))
+    }
+}
+
+// === impl IndexMatch ===
+
+impl IndexMatch {
+    /// Whether the object is under one of the values.
+    pub fn matches(&self, object: &Object) -> bool {
+        self.func.values(object).iter().any(|value| self.values.contains(value))
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let edge = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let inner = |b: u8| edge(b) || matches!(b, b'-' | b'_' | b'.');
+    let (Some(first), Some(last)) = (name.bytes().next(), name.bytes().last()) else {
+        return false;
+    };
+    name.len() <= MAX_NAME_BYTES && edge(first) && edge(last) && name.bytes().all(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::{collection::vec, prelude::*, sample::select};
+
+    use super::*;
+    use crate::model::{ObjectKey, ObjectParts, ResourceVersion};
+
+    fn object(json: &str) -> Object {
+        Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "file", ResourceVersion::decimal(1)).unwrap()
+    }
+
+    fn path(text: &str) -> IndexFunc {
+        IndexFunc::Path(Path::parse(text).unwrap())
+    }
+
+    const POD: &str = r#"{"metadata":{"namespace":"shop","name":"web","labels":{"app":"web","empty":""}},
+        "users":["oscar","bert","oscar",null,7,true,{"a":1}],"node":"a"}"#;
+
+    /// client-go `TestGetIndexFuncValues` and `TestMultiIndexKeys`: the values under which one object is found.
+    #[test]
+    fn values_are_sorted_and_each_once() {
+        let pod = object(POD);
+        assert_eq!(IndexFunc::Namespace.values(&pod), ["shop"]);
+        assert_eq!(IndexFunc::Label("app".into()).values(&pod), ["web"]);
+        assert_eq!(IndexFunc::Label("empty".into()).values(&pod), [""]);
+        assert_eq!(path(".users[*]").values(&pod), ["7", "bert", "oscar", "true"]);
+        assert_eq!(path(".users").values(&pod), ["7", "bert", "oscar", "true"]);
+        assert_eq!(path(".node").values(&pod), ["a"]);
+    }
+
+    #[test]
+    fn what_has_no_value_is_not_indexed() {
+        let bare = object("{}");
+        for func in [IndexFunc::Namespace, IndexFunc::Label("app".into()), path(".users"), path(".node")] {
+            assert_eq!(func.values(&bare), [""; 0], "{func:?}");
+        }
+        let raw = Object::new(ObjectParts {
+            key: ObjectKey::new("shop", "web").unwrap(),
+            uid: String::new(),
+            version: ResourceVersion::decimal(1),
+            labels: crate::model::Labels::default(),
+            api_version: String::new(),
+            kind: String::new(),
+            media_type: "text/plain",
+            body: Bytes::from_static(br#"{"node":"a"}"#),
+        });
+        assert_eq!(path(".node").values(&raw), [""; 0]);
+        assert_eq!(IndexFunc::Namespace.values(&raw), ["shop"]);
+    }
+
+    #[test]
+    fn namespace_is_an_index_of_every_resource() {
+        let indexers = Indexers::new([("node".into(), path(".node")), ("app".into(), path(".app"))]).unwrap();
+        assert_eq!(indexers.names().collect::<Vec<_>>(), ["app", "namespace", "node"]);
+        assert_eq!(indexers.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["app", "namespace", "node"]);
+        assert_eq!(indexers.len(), 3);
+        assert_eq!(indexers.get("namespace"), Some(&IndexFunc::Namespace));
+        assert_eq!(indexers.get("node"), Some(&path(".node")));
+        assert_eq!(indexers.get("none"), None);
+        assert_eq!(Indexers::new([]), Ok(Indexers::default()));
+    }
+
+    /// client-go `TestAddIndexer`: a name that exists already is an error.
+    #[test]
+    fn what_cannot_be_an_index_is_refused() {
+        let new = |names: &[&str]| Indexers::new(names.iter().map(|name| ((*name).to_owned(), IndexFunc::Namespace)));
+        assert_eq!(new(&["a", "namespace"]), Err(IndexersError::BuiltIn));
+        assert_eq!(new(&["a", "b", "a"]), Err(IndexersError::Duplicate { name: "a".into() }));
+        for name in ["", "A", "-a", "a-", ".", "a b", "é", "a/b", &"a".repeat(64)] {
+            assert_eq!(new(&[name]), Err(IndexersError::Name { name: name.into() }));
+        }
+        assert!(new(&["a", "0", "by-node.v1_x", &"a".repeat(63)]).is_ok());
+        assert_eq!(IndexersError::BuiltIn.to_string(), "the index \"namespace\" is built in");
+    }
+
+    #[test]
+    fn a_match_is_by_one_of_the_values() {
+        let under = |values: &[&str]| IndexMatch {
+            name: "user".into(),
+            func: path(".users"),
+            values: values.iter().map(|value| (*value).to_owned()).collect(),
+        };
+        assert!(under(&["bert"]).matches(&object(POD)));
+        assert!(under(&["x", "oscar"]).matches(&object(POD)));
+        assert!(!under(&["x", ""]).matches(&object(POD)));
+        assert!(!under(&[]).matches(&object(POD)));
+        assert!(!under(&["", "bert"]).matches(&object("{}")), "nothing is not the empty value");
+    }
+
+    proptest! {
+        #[test]
+        fn any_array_of_texts_is_indexed_as_a_set(texts in vec(".{0,3}", 0..8), asked in select(vec!["", "a", "b"])) {
+            let json = serde_json::json!({ "users": texts }).to_string();
+            let set: BTreeSet<_> = texts.into_iter().collect();
+            prop_assert_eq!(path(".users").values(&object(&json)), set.iter().cloned().collect::<Vec<_>>());
+            let values = BTreeSet::from([asked.to_owned()]);
+            let index = IndexMatch { name: "user".into(), func: path(".users[*]"), values };
+            prop_assert_eq!(index.matches(&object(&json)), set.contains(asked));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Where an object lives: its namespace and its name.
+
+use std::{fmt, sync::Arc};
+
+/// The key of an object within its resource: namespace and name, ordered by namespace, then by name.
+///
+/// client-go's default key is the text `namespace/name`, or `name` alone for an object without a namespace; that is how
+/// this type prints. It is kept in one shared allocation, separated by NUL, so that comparing two keys is comparing two
+/// strings and a clone is a reference count.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey(Arc<str>);
+
+/// Indicates a namespace or name that cannot be a key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Every object has a name.
+    #[error("the name is empty")]
+    EmptyName,
+    /// NUL separates the parts inside the key, as it does in no upstream.
+    #[error("namespace and name must not contain the NUL character")]
+    Nul,
+}
+
+const SEPARATOR: char = '\0';
+
+// === impl ObjectKey ===
+
+impl ObjectKey {
+    /// Makes a key; `namespace` is empty for objects that have none.
+    pub fn new(namespace: &str, name: &str) -> Result<Self, KeyError> {
+        if name.is_empty() {
+            return Err(KeyError::EmptyName);
+        }
+        if namespace.contains(SEPARATOR) || name.contains(SEPARATOR) {
+            return Err(KeyError::Nul);
+        }
+        Ok(Self::join(namespace, name))
+    }
+
+    /// The smallest possible key of a namespace: no object has it, every object of the namespace sorts after it.
+    pub fn first_of_namespace(namespace: &str) -> Self {
+        Self::join(namespace, "")
+    }
+
+    /// The namespace; empty when the object has none.
+    pub fn namespace(&self) -> &str {
+        self.0.split_once(SEPARATOR).map_or("", |(namespace, _)| namespace)
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.0.split_once(SEPARATOR).map_or("", |(_, name)| name)
+    }
+
+    fn join(namespace: &str, name: &str) -> Self {
+        let mut text = String::with_capacity(namespace.len() + 1 + name.len());
+        text.push_str(namespace);
+        text.push(SEPARATOR);
+        text.push_str(name);
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace() {
+            "" => f.write_str(self.name()),
+            namespace => write!(f, "{namespace}/{}", self.name()),
+        }
+    }
+}
+
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// client-go `TestObjectNames`.
+    #[test]
+    fn a_key_prints_as_client_go_does() {
+        assert_eq!(ObjectKey::new("shop", "web").unwrap().to_string(), "shop/web");
+        assert_eq!(ObjectKey::new("", "node-a").unwrap().to_string(), "node-a");
+        assert_eq!(ObjectKey::new("", "with/extra/slashes").unwrap().to_string(), "with/extra/slashes");
+    }
+
+    #[test]
+    fn keys_sort_by_namespace_then_name() {
+        let key = |namespace, name| ObjectKey::new(namespace, name).unwrap();
+        // '-' sorts before '/', so a text order of "a-b/x" and "a/x" would be wrong.
+        let mut keys = vec![key("a-b", "x"), key("a", "z"), key("a", "x"), key("", "x")];
+        keys.sort();
+        assert_eq!(keys, [key("", "x"), key("a", "x"), key("a", "z"), key("a-b", "x")]);
+    }
+
+    #[test]
+    fn a_namespace_begins_at_its_first_key_and_ends_before_the_next() {
+        let first = ObjectKey::first_of_namespace("a");
+        assert!(first < ObjectKey::new("a", "\u{1}").unwrap());
+        assert!(first > ObjectKey::new("", "zzz").unwrap());
+        assert!(ObjectKey::new("a", "zzz").unwrap() < ObjectKey::first_of_namespace("a-b"));
+    }
+
+    #[test]
+    fn what_cannot_be_a_key_is_refused() {
+        assert_eq!(ObjectKey::new("a", ""), Err(KeyError::EmptyName));
+        assert_eq!(ObjectKey::new("a\0b", "c"), Err(KeyError::Nul));
+    }
+}

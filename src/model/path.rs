@@ -1,0 +1,392 @@
+//! Looking into a body: a path to the scalars of a JSON text.
+
+use std::{fmt, sync::Arc};
+
+use serde::{
+    Deserialize,
+    de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+use super::SyntaxError;
+
+/// A path into JSON, such as `.spec.nodeName`, `.spec.containers[*].image` or
+/// `.metadata.labels['app.kubernetes.io/name']`.
+///
+/// A subset of kubectl's `JSONPath`, with or without its braces: `{.spec.nodeName}`. The first dot may be left out.
+/// A plain key consists of letters, digits and `-_/:@$`; any other key is quoted, with `\` before `\`, `'` and `"`.
+/// `[0]` is one element of an array, `[*]` is every one; neither looks into a map. At most 32 steps and 1024 bytes.
+///
+/// The text is walked from end to end at each call and no tree is built. Of a key that a map has twice, the last value
+/// counts. What is not JSON has no values; what is skipped may be nested at any depth, and a path goes at most 32 deep.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Path {
+    text: Arc<str>,
+    steps: Arc<[Step]>,
+}
+
+/// A path at the beginning of a longer text.
+#[derive(Debug)]
+pub(super) struct PathPrefix {
+    /// The path.
+    pub(super) path: Path,
+    /// Where it ends.
+    pub(super) end: usize,
+    /// Where its first `[*]` is.
+    pub(super) wildcard: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Step {
+    /// The value of a key of a map.
+    Key(Box<str>),
+    /// One element of an array.
+    Index(usize),
+    /// Every element of an array.
+    Every,
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+    wildcard: Option<usize>,
+}
+
+/// Visits the values that the remaining steps lead to.
+struct Walk<'a> {
+    steps: &'a [Step],
+    arrays: Arrays,
+    values: &'a mut Vec<String>,
+}
+
+/// What an array at the end of a path gives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Arrays {
+    /// Each of its scalars.
+    Spread,
+    /// Nothing.
+    Skip,
+}
+
+/// Reads a key of a map: is it this one?
+struct KeyIs<'a>(Option<&'a str>);
+
+/// Deeper than any field of any Kubernetes kind, and far from the recursion limit of `serde_json` (128).
+const MAX_STEPS: usize = 32;
+
+/// A label key alone has up to 317.
+const MAX_BYTES: usize = 1024;
+
+// === impl Path ===
+
+impl Path {
+    /// Parses a path.
+    ///
+    /// # Errors
+    ///
+    /// Point at the character that is not part of a path, or at the first one beyond a bound.
+    pub fn parse(text: &str) -> Result<Self, SyntaxError> {
+        let PathPrefix { path, end, .. } = Self::parse_prefix(text, 0)?;
+        if end < text.len() {
+            return Err(SyntaxError::new(text, end, "expected '.', '[' or the end of the path"));
+        }
+        Ok(path)
+    }
+
+    /// Parses the path that begins at byte `start` of a longer text, up to the first character that is not part of it.
+    pub(super) fn parse_prefix(text: &str, start: usize) -> Result<PathPrefix, SyntaxError> {
+        let mut parser = Parser { text, at: start, wildcard: None };
+        let braced = parser.eat('{');
+        let steps = parser.steps()?;
+        if braced && !parser.eat('}') {
+            return Err(parser.fail("expected '.', '[' or '}'"));
+        }
+        let Parser { at: end, wildcard, .. } = parser;
+        let canonical = canonical(&steps);
+        if end - start > MAX_BYTES || canonical.len() > MAX_BYTES {
+            let excess = (start..=end.min(start + MAX_BYTES)).rfind(|at| text.is_char_boundary(*at)).unwrap_or(start);
+            return Err(SyntaxError::new(text, excess, format!("the path is longer than {MAX_BYTES} bytes")));
+        }
+        Ok(PathPrefix { path: Self { text: canonical.into(), steps: steps.into() }, end, wildcard })
+    }
+
+    /// The canonical text: with the first dot, and quotes where they are needed.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether the path has `[*]`, and may lead to several values.
+    pub fn has_wildcard(&self) -> bool {
+        self.steps.contains(&Step::Every)
+    }
+
+    /// The scalars that the path leads to, in the order of the text: strings as they are, numbers and booleans as their
+    /// JSON text (`9007199254740993`, `1.50`).
+    ///
+    /// An array at the end of the path gives each of its scalars. Null, what is missing, maps, and arrays within an
+    /// array at the end give nothing.
+    pub fn values(&self, json: &[u8]) -> Vec<String> {
+        self.walk(json, Arrays::Spread)
+    }
+
+    /// The one scalar at the path, as [`values`](Self::values) writes it; nothing for a path with `[*]` or to an array.
+    pub fn scalar(&self, json: &[u8]) -> Option<String> {
+        if self.has_wildcard() {
+            return None;
+        }
+        self.walk(json, Arrays::Skip).pop()
+    }
+
+    fn walk(&self, json: &[u8], arrays: Arrays) -> Vec<String> {
+        let mut values = Vec::new();
+        let mut json = serde_json::Deserializer::from_slice(json);
+        let walk = Walk { steps: &self.steps, arrays, values: &mut values };
+        if walk.deserialize(&mut json).and_then(|()| json.end()).is_err() {
+            values.clear();
+        }
+        values
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+// === impl Step ===
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(key) if !key.is_empty() && key.chars().all(is_plain) => write!(f, ".{key}"),
+            Self::Key(key) => write!(f, "['{}']", key.replace('\\', r"\\").replace('\'', r"\'")),
+            Self::Index(index) => write!(f, "[{index}]"),
+            Self::Every => f.write_str("[*]"),
+        }
+    }
+}
+
+// === impl Parser ===
+
+impl<'a> Parser<'a> {
+    fn steps(&mut self) -> Result<Vec<Step>, SyntaxError> {
+        let mut steps = Vec::new();
+        loop {
+            let start = self.at;
+            let step = if self.eat('[') {
+                self.bracket()?
+            } else if self.eat('.') || steps.is_empty() {
+                Step::Key(self.name()?)
+            } else {
+                return Ok(steps);
+            };
+            if steps.len() == MAX_STEPS {
+                return Err(SyntaxError::new(self.text, start, format!("the path has more than {MAX_STEPS} steps")));
+            }
+            steps.push(step);
+        }
+    }
+
+    fn name(&mut self) -> Result<Box<str>, SyntaxError> {
+        let rest = self.rest();
+        let name = &rest[..rest.find(|c| !is_plain(c)).unwrap_or(rest.len())];
+        if name.is_empty() {
+            return Err(self.fail("expected a key (of letters, digits and -_/:@$; any other is written ['key'])"));
+        }
+        self.at += name.len();
+        Ok(name.into())
+    }
+
+    /// What follows `[`.
+    fn bracket(&mut self) -> Result<Step, SyntaxError> {
+        let start = self.at - 1;
+        let step = if self.eat('*') {
+            self.wildcard.get_or_insert(start);
+            Step::Every
+        } else if self.eat('\'') {
+            Step::Key(self.quoted('\'')?)
+        } else if self.eat('"') {
+            Step::Key(self.quoted('"')?)
+        } else {
+            let rest = self.rest();
+            let digits = &rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())];
+            if digits.is_empty() {
+                return Err(self.fail("expected '*', an index or a quoted key"));
+            }
+            let index = digits.parse().map_err(|_| self.fail("the index is too large"))?;
+            self.at += digits.len();
+            Step::Index(index)
+        };
+        if !self.eat(']') {
+            return Err(self.fail("expected ']'"));
+        }
+        Ok(step)
+    }
+
+    /// What follows an opening quote, up to the closing one.
+    fn quoted(&mut self, quote: char) -> Result<Box<str>, SyntaxError> {
+        let mut key = String::new();
+        while !self.eat(quote) {
+            if self.eat('\\') && !self.rest().starts_with(['\\', '\'', '"']) {
+                return Err(self.fail("expected '\\' or a quote after '\\'"));
+            }
+            let Some(c) = self.rest().chars().next() else {
+                return Err(self.fail(format!("expected the closing {quote}")));
+            };
+            key.push(c);
+            self.at += c.len_utf8();
+        }
+        Ok(key.into())
+    }
+
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn eat(&mut self, c: char) -> bool {
+        let found = self.rest().starts_with(c);
+        if found {
+            self.at += c.len_utf8();
+        }
+        found
+    }
+
+    fn fail(&self, message: impl Into<String>) -> SyntaxError {
+        SyntaxError::new(self.text, self.at, message)
+    }
+}
+
+// === impl Walk ===
+
+impl Walk<'_> {
+    /// Takes the value at the end of the path.
+    fn take(&mut self, json: &str) {
+        match json.as_bytes().first() {
+            // A string that is JSON and not Unicode (half a surrogate pair) has no text.
+            Some(b'"') => self.values.extend(serde_json::from_str::<String>(json)),
+            Some(b'[') if self.arrays == Arrays::Spread => {
+                self.arrays = Arrays::Skip;
+                for element in serde_json::from_str::<Vec<&RawValue>>(json).unwrap_or_default() {
+                    self.take(element.get());
+                }
+            }
+            None | Some(b'[' | b'{' | b'n') => {}
+            Some(_) => self.values.push(json.to_owned()),
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(mut self, json: D) -> Result<(), D::Error> {
+        if self.steps.is_empty() {
+            self.take(<&RawValue>::deserialize(json)?.get());
+            return Ok(());
+        }
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Walk<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self { steps, arrays, values } = self;
+        let (wanted, steps) = match steps {
+            [Step::Key(key), rest @ ..] => (Some(&**key), rest),
+            _ => (None, steps),
+        };
+        let before = values.len();
+        while let Some(is_wanted) = map.next_key_seed(KeyIs(wanted))? {
+            if is_wanted {
+                values.truncate(before);
+                map.next_value_seed(Walk { steps, arrays, values })?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        let Self { steps, arrays, values } = self;
+        for index in 0.. {
+            let more = match steps {
+                [Step::Every, steps @ ..] => elements.next_element_seed(Walk { steps, arrays, values })?.is_some(),
+                [Step::Index(wanted), steps @ ..] if *wanted == index => {
+                    elements.next_element_seed(Walk { steps, arrays, values })?.is_some()
+                }
+                _ => elements.next_element::<IgnoredAny>()?.is_some(),
+            };
+            if !more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    // A scalar where the path goes on has no values.
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+// === impl KeyIs ===
+
+impl<'de> DeserializeSeed<'de> for KeyIs<'_> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, key: D) -> Result<bool, D::Error> {
+        key.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeyIs<'_> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, key: &str) -> Result<bool, E> {
+        Ok(self.0 == Some(key))
+    }
+}
+
+fn is_plain(c: char) -> bool {
+    c.is_alphanumeric() || "-_/:@$".contains(c)
+}
+
+fn canonical(steps: &[Step]) -> String {
+    steps.iter().map(Step::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests;

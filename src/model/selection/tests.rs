@@ -1,0 +1,189 @@
+//! Selections: upstream's scripts, the table of transitions, and any history of one key.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use bytes::Bytes;
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::*;
+use crate::model::{IndexFunc, Path, ResourceVersion};
+
+fn object(json: &str, version: u128) -> Arc<Object> {
+    let body = Bytes::copy_from_slice(json.as_bytes());
+    Arc::new(Object::from_json(body, "file", ResourceVersion::decimal(version)).unwrap())
+}
+
+/// A pod in the state that a test watches: the node that it runs on.
+fn pod(node: &str, version: u128) -> Arc<Object> {
+    object(&format!(r#"{{"metadata":{{"name":"web"}},"spec":{{"nodeName":"{node}"}}}}"#), version)
+}
+
+fn on_host() -> Selection {
+    Selection { fields: FieldSelector::parse("spec.nodeName=host").unwrap(), ..Selection::default() }
+}
+
+/// The changes of one object that goes through these states, one version each; `None` is a deletion.
+fn history(states: &[Option<&str>]) -> Vec<Change> {
+    let mut old = None;
+    let mut changes = Vec::new();
+    for (state, number) in states.iter().zip(1..) {
+        let new = state.map(|node| pod(node, number));
+        if old.is_some() || new.is_some() {
+            let version = ResourceVersion::decimal(number);
+            changes.push(Change { old, new: new.clone(), version, cause: Cause::Change });
+        }
+        old = new;
+    }
+    changes
+}
+
+/// What a watcher gets: type, cause and version.
+fn watch(selection: &Selection, changes: &[Change]) -> Vec<(EventType, Cause, u128)> {
+    let event = |change: &Change| {
+        let Transition { event_type, cause } = selection.transition(change)?;
+        Some((event_type, cause, change.version.number()))
+    };
+    changes.iter().filter_map(event).collect()
+}
+
+/// apiserver `TestCacheWatcherHandlesFiltering`, first script: matching, then leaving, then entering again.
+#[test]
+fn leaving_and_entering_again_is_deleted_and_added() {
+    assert_eq!(
+        watch(&on_host(), &history(&[Some("host"), Some(""), Some("host")])),
+        [
+            (EventType::Added, Cause::Change, 1),
+            (EventType::Deleted, Cause::LeftSelection, 2),
+            (EventType::Added, Cause::EnteredSelection, 3),
+        ]
+    );
+}
+
+/// apiserver `TestCacheWatcherHandlesFiltering`, second script: ignored until it matches, and after it has left.
+#[test]
+fn changes_outside_of_the_selection_are_nothing() {
+    let states = [Some(""), Some(""), Some("host"), Some("host"), Some(""), Some("")];
+    assert_eq!(
+        watch(&on_host(), &history(&states)),
+        [
+            (EventType::Added, Cause::EnteredSelection, 3),
+            (EventType::Modified, Cause::Change, 4),
+            (EventType::Deleted, Cause::LeftSelection, 5),
+        ]
+    );
+}
+
+/// apimachinery `TestFilter`: of foo, bar, baz, qux and zoo, those that begin with b are filtered out.
+#[test]
+fn of_many_objects_only_the_selected_are_seen() {
+    let no_b = Selection { labels: LabelSelector::parse("first!=b").unwrap(), ..Selection::default() };
+    let added = |name: &str| {
+        let json = format!(r#"{{"metadata":{{"name":"{name}","labels":{{"first":"{}"}}}}}}"#, &name[..1]);
+        Change { old: None, new: Some(object(&json, 1)), version: ResourceVersion::decimal(1), cause: Cause::Change }
+    };
+    let changes = ["foo", "bar", "baz", "qux", "zoo"].map(added);
+    let seen: Vec<_> =
+        changes.iter().filter(|c| no_b.transition(c).is_some()).map(|c| c.object().key().name()).collect();
+    assert_eq!(seen, ["foo", "qux", "zoo"]);
+}
+
+/// SEMANTICS 2.6, row by row; a deletion keeps its own cause.
+#[test]
+fn the_table_of_transitions() {
+    let (matching, other) = (Some(pod("host", 1)), Some(pod("", 1)));
+    for cause in [Cause::Change, Cause::Inferred] {
+        let transition = |old: &Option<Arc<Object>>, new: &Option<Arc<Object>>| {
+            let version = ResourceVersion::decimal(2);
+            let transition = on_host().transition(&Change { old: old.clone(), new: new.clone(), version, cause });
+            transition.map(|Transition { event_type, cause }| (event_type, cause))
+        };
+        assert_eq!(transition(&None, &matching), Some((EventType::Added, Cause::Change)));
+        assert_eq!(transition(&other, &matching), Some((EventType::Added, Cause::EnteredSelection)));
+        assert_eq!(transition(&matching, &matching), Some((EventType::Modified, Cause::Change)));
+        assert_eq!(transition(&matching, &other), Some((EventType::Deleted, Cause::LeftSelection)));
+        assert_eq!(transition(&matching, &None), Some((EventType::Deleted, cause)));
+        assert_eq!(transition(&None, &other), None);
+        assert_eq!(transition(&other, &other), None);
+        assert_eq!(transition(&other, &None), None);
+    }
+}
+
+#[test]
+fn every_part_has_to_match() {
+    let web = object(
+        r#"{"metadata":{"namespace":"shop","name":"web","labels":{"app":"web"}},"spec":{"nodeName":"host","n":1}}"#,
+        1,
+    );
+    let index = |values: &[&str]| {
+        let func = IndexFunc::Path(Path::parse(".spec.n").unwrap());
+        Some(IndexMatch { name: "n".into(), func, values: values.iter().map(|v| (*v).to_owned()).collect() })
+    };
+    let all = Selection {
+        namespace: Some("shop".into()),
+        name: Some("web".into()),
+        labels: LabelSelector::parse("app in (web)").unwrap(),
+        index: index(&["2", "1"]),
+        ..on_host()
+    };
+    assert!(all.matches(&web));
+    assert!(!all.is_everything());
+    for other in [
+        Selection { namespace: Some(String::new()), ..all.clone() },
+        Selection { name: Some("we".into()), ..all.clone() },
+        Selection { labels: LabelSelector::parse("!app").unwrap(), ..all.clone() },
+        Selection { fields: FieldSelector::parse("spec.n=2").unwrap(), ..all.clone() },
+        Selection { index: index(&["2"]), ..all.clone() },
+        Selection { index: index(&[]), ..all.clone() },
+    ] {
+        assert!(!other.matches(&web), "{other}");
+    }
+    assert_eq!(all.to_string(), "namespace=shop name=web labels=app=web fields=spec.nodeName=host index=n in (1,2)");
+}
+
+#[test]
+fn the_default_is_everything() {
+    let everything = Selection::default();
+    assert!(everything.is_everything() && everything.matches(&object("[1]", 1)));
+    assert_eq!(everything.to_string(), "everything");
+    for part in [
+        Selection { namespace: Some(String::new()), ..Selection::default() },
+        Selection { name: Some("a".into()), ..Selection::default() },
+        Selection { labels: LabelSelector::parse("a").unwrap(), ..Selection::default() },
+        on_host(),
+        Selection {
+            index: Some(IndexMatch { name: "namespace".into(), func: IndexFunc::Namespace, values: BTreeSet::new() }),
+            ..Selection::default()
+        },
+    ] {
+        assert!(!part.is_everything(), "{part}");
+    }
+}
+
+proptest! {
+    /// ARCHITECTURE, invariant 9, for a client that only applies what it gets.
+    #[test]
+    fn a_client_holds_exactly_what_matches(
+        states in vec(select(vec![None, Some("host"), Some(""), Some("other")]), 0..24),
+        text in select(vec!["", "spec.nodeName=host", "spec.nodeName!=host", "spec.nodeName=", "spec.nodeName=none"]),
+    ) {
+        let selection = Selection { fields: FieldSelector::parse(text).unwrap(), ..Selection::default() };
+        let mut held: Option<Arc<Object>> = None;
+        for change in history(&states) {
+            match selection.transition(&change).map(|transition| transition.event_type) {
+                Some(EventType::Added) => {
+                    prop_assert!(held.is_none(), "added what was held");
+                    held.clone_from(&change.new);
+                }
+                Some(EventType::Modified) => {
+                    prop_assert!(held.is_some(), "modified what was not held");
+                    held.clone_from(&change.new);
+                }
+                Some(EventType::Deleted) => {
+                    prop_assert_eq!(&held.take(), &change.old, "deleted with another state than was held");
+                }
+                None => {}
+            }
+            prop_assert_eq!(&held, &change.new.filter(|new| selection.matches(new)));
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Selectors by labels and by fields, in Kubernetes' syntax.
+//!
+//! Both are kept in a normal form: requirements sorted, repeated ones once, every operator in its shortest spelling.
+//! Two spellings of the same requirements are equal and print the same, and what is printed parses to the same
+//! selector: watchers are grouped by it. Requirements are not simplified against each other: `a>1,a>2` is not `a>2`.
+
+mod field;
+mod label;
+
+use std::fmt;
+
+pub use field::FieldSelector;
+pub use label::LabelSelector;
+
+use super::SyntaxError;
+
+/// Of a selector's text, as written and in its normal form: what HTTP servers take as a URL, where Kubernetes has it.
+const MAX_BYTES: usize = 8 << 10;
+
+/// More than any controller of Kubernetes writes by an order of magnitude; each is tested against each changed object.
+const MAX_REQUIREMENTS: usize = 64;
+
+/// Of all `in` and `notin` together.
+const MAX_VALUES: usize = 256;
+
+/// Refuses a text that is too long, before it is parsed.
+fn check_length(text: &str) -> Result<(), SyntaxError> {
+    if text.len() <= MAX_BYTES {
+        return Ok(());
+    }
+    let excess = (0..=MAX_BYTES).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
+    Err(SyntaxError::new(text, excess, format!("the selector is longer than {MAX_BYTES} bytes")))
+}
+
+/// Refuses a selector whose normal form is too long to be parsed again; it can be longer by blanks and escapes.
+fn check_normal_form<S: fmt::Display>(selector: S, text: &str) -> Result<S, SyntaxError> {
+    if selector.to_string().len() <= MAX_BYTES {
+        return Ok(selector);
+    }
+    let message = format!("the selector is longer than {MAX_BYTES} bytes in its normal form");
+    Err(SyntaxError::new(text, text.len(), message))
+}
+
+/// Writes items with commas between them.
+fn write_list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, items: &[T]) -> fmt::Result {
+    for (at, item) in items.iter().enumerate() {
+        if at > 0 {
+            f.write_str(",")?;
+        }
+        item.fmt(f)?;
+    }
+    Ok(())
+}

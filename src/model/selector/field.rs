@@ -1,0 +1,155 @@
+//! Selectors by fields, as apimachinery's `fields.ParseSelector`.
+
+use std::{borrow::Cow, collections::BTreeSet, fmt, sync::Arc};
+
+use super::{MAX_REQUIREMENTS, SyntaxError, check_length, check_normal_form, write_list};
+use crate::model::{
+    Object,
+    path::{Path, PathPrefix},
+};
+
+/// A field selector: `metadata.name=web-1,spec.nodeName!=node-a`. The default selects everything.
+///
+/// Kubernetes' syntax and meaning, for every [`Path`] without `[*]`: `=`, `==` and `!=` compare the text of a scalar,
+/// a comma is "and", `\,`, `\=` and `\\` are escapes in values, blanks are part of a value. What is missing (null, a
+/// map, an array, any field of a body that is not JSON) is the empty text. `metadata.name` and `metadata.namespace`
+/// are those of the object's key.
+///
+/// At most 64 requirements and 8 KiB of text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FieldSelector {
+    /// Sorted, without repetitions.
+    requirements: Arc<[Requirement]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Requirement {
+    path: Path,
+    comparison: Comparison,
+    value: Box<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Comparison {
+    Equal,
+    NotEqual,
+}
+
+/// Longest first, where one begins with the other.
+const OPERATORS: [(&str, Comparison); 3] =
+    [("!=", Comparison::NotEqual), ("==", Comparison::Equal), ("=", Comparison::Equal)];
+
+const NAME: &str = ".metadata.name";
+
+const NAMESPACE: &str = ".metadata.namespace";
+
+// === impl FieldSelector ===
+
+impl FieldSelector {
+    /// Parses a selector; the empty text selects everything, and empty terms are skipped.
+    ///
+    /// # Errors
+    ///
+    /// Point at the character that is not expected, at a `[*]`, or at the term beyond the bound.
+    pub fn parse(text: &str) -> Result<Self, SyntaxError> {
+        check_length(text)?;
+        let mut requirements = BTreeSet::new();
+        let mut count = 0;
+        let mut at = 0;
+        loop {
+            at = text.len() - text[at..].trim_start_matches(',').len();
+            if at == text.len() {
+                break;
+            }
+            if count == MAX_REQUIREMENTS {
+                let message = format!("the selector has more than {MAX_REQUIREMENTS} requirements");
+                return Err(SyntaxError::new(text, at, message));
+            }
+            let (requirement, end) = parse_term(text, at)?;
+            requirements.insert(requirement);
+            count += 1;
+            at = end;
+        }
+        check_normal_form(Self { requirements: requirements.into_iter().collect() }, text)
+    }
+
+    /// Whether the object meets every requirement.
+    pub fn matches(&self, object: &Object) -> bool {
+        self.requirements.iter().all(|requirement| requirement.matches(object))
+    }
+
+    /// Whether everything is selected.
+    pub fn is_empty(&self) -> bool {
+        self.requirements.is_empty()
+    }
+}
+
+impl fmt::Display for FieldSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_list(f, &self.requirements)
+    }
+}
+
+// === impl Requirement ===
+
+impl Requirement {
+    fn matches(&self, object: &Object) -> bool {
+        let found = match self.path.as_str() {
+            NAME => Cow::Borrowed(object.key().name()),
+            NAMESPACE => Cow::Borrowed(object.key().namespace()),
+            _ => object.json().and_then(|json| self.path.scalar(json)).map_or_else(Cow::default, Cow::Owned),
+        };
+        (*found == *self.value) == (self.comparison == Comparison::Equal)
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.as_str();
+        f.write_str(path.strip_prefix('.').unwrap_or(path))?;
+        f.write_str(if self.comparison == Comparison::Equal { "=" } else { "!=" })?;
+        for part in self.value.split_inclusive(is_special) {
+            let plain = part.trim_end_matches(is_special);
+            f.write_str(plain)?;
+            if plain.len() < part.len() {
+                write!(f, "\\{}", &part[plain.len()..])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parses the term that begins at byte `start`; the end is at a comma or at the end of the text.
+fn parse_term(text: &str, start: usize) -> Result<(Requirement, usize), SyntaxError> {
+    let PathPrefix { path, end, wildcard } = Path::parse_prefix(text, start)?;
+    if let Some(at) = wildcard {
+        return Err(SyntaxError::new(text, at, "a field selector compares one value, and [*] may give several"));
+    }
+    let Some((operator, comparison)) = OPERATORS.into_iter().find(|(operator, _)| text[end..].starts_with(operator))
+    else {
+        return Err(SyntaxError::new(text, end, "expected '=', '==' or '!='"));
+    };
+    let start = end + operator.len();
+    let mut value = String::new();
+    let mut chars = text[start..].char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            ',' => return Ok((Requirement { path, comparison, value: value.into() }, start + at)),
+            '=' => return Err(SyntaxError::new(text, start + at, "expected a value, in which '=' is written '\\='")),
+            '\\' => match chars.next() {
+                Some((_, escaped)) if is_special(escaped) => value.push(escaped),
+                _ => return Err(SyntaxError::new(text, start + at + 1, "expected '\\', ',' or '=' after '\\'")),
+            },
+            _ => value.push(c),
+        }
+    }
+    Ok((Requirement { path, comparison, value: value.into() }, text.len()))
+}
+
+/// What has a `\` before it in a value.
+fn is_special(c: char) -> bool {
+    matches!(c, '\\' | ',' | '=')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+//! The error of every small language that users write: selectors and paths.
+
+use std::fmt;
+
+/// Indicates a text that does not parse: what was expected, and at which character.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyntaxError {
+    text: String,
+    position: usize,
+    message: String,
+}
+
+/// How much of the text is shown on either side of the offending character.
+const CONTEXT_CHARS: usize = 20;
+
+// === impl SyntaxError ===
+
+impl SyntaxError {
+    /// An error at byte `offset` of `text`.
+    pub fn new(text: &str, offset: usize, message: impl Into<String>) -> Self {
+        let position = text.get(..offset).map_or_else(|| text.chars().count(), |before| before.chars().count());
+        Self { text: text.to_owned(), position, message: message.into() }
+    }
+
+    /// The offending character's position, counted in characters from 1; one past the end when more was expected.
+    pub fn position(&self) -> usize {
+        self.position + 1
+    }
+}
+
+impl std::error::Error for SyntaxError {}
+
+impl fmt::Display for SyntaxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = self.position.saturating_sub(CONTEXT_CHARS);
+        let before: String = self.text.chars().skip(start).take(self.position - start).collect();
+        let after: String = self.text.chars().skip(self.position).take(CONTEXT_CHARS).collect();
+        write!(f, "{} at character {}: \"{before}»{after}\"", self.message, self.position())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offending_character_is_marked() {
+        let error = SyntaxError::new("app=web,tier in a", 16, "expected '('");
+        assert_eq!(error.position(), 17);
+        assert_eq!(error.to_string(), "expected '(' at character 17: \"app=web,tier in »a\"");
+    }
+
+    #[test]
+    fn an_offset_past_the_end_or_inside_a_character_does_not_panic() {
+        assert_eq!(SyntaxError::new("é", 1, "x").position(), 2);
+        assert_eq!(SyntaxError::new("", 0, "x").to_string(), "x at character 1: \"»\"");
+    }
+}

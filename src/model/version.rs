@@ -1,0 +1,149 @@
+//! The position of a resource in its upstream's history.
+
+use std::{cmp::Ordering, fmt, str::FromStr, sync::Arc};
+
+/// A resource version: the upstream's own decimal (kube, etcd), or `<lineage>.<n>` for sources without versions of their
+/// own (files, stream), whose lineage is new at each start.
+///
+/// Two versions can be compared only within one lineage ([`PartialOrd`] answers `None` otherwise), as in KEP-5504, whose
+/// decimals have no leading zero. A number above 2^128-1, the largest that Kubernetes' conformance asks for, is refused.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct ResourceVersion {
+    lineage: Option<Arc<str>>,
+    number: u128,
+}
+
+/// Indicates a text that is not a resource version of any source.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a resource version: expected a decimal without leading zeros, or <lineage>.<decimal>")]
+pub struct VersionError {
+    text: String,
+}
+
+// === impl ResourceVersion ===
+
+impl ResourceVersion {
+    /// A version of an upstream that counts by itself.
+    pub const fn decimal(number: u128) -> Self {
+        Self { lineage: None, number }
+    }
+
+    /// Version `number` of `lineage`, which consists of `[a-z0-9]` only.
+    pub fn of_lineage(lineage: Arc<str>, number: u128) -> Self {
+        debug_assert!(is_lineage(&lineage));
+        Self { lineage: Some(lineage), number }
+    }
+
+    /// The lineage, for sources without versions of their own.
+    pub fn lineage(&self) -> Option<&Arc<str>> {
+        self.lineage.as_ref()
+    }
+
+    /// The number within the lineage.
+    pub fn number(&self) -> u128 {
+        self.number
+    }
+
+    /// The following version of the same lineage.
+    #[must_use]
+    pub fn next(&self) -> Self {
+        Self { lineage: self.lineage.clone(), number: self.number + 1 }
+    }
+
+    /// Whether both count in the same line of progress, so that they can be compared.
+    pub fn same_lineage(&self, other: &Self) -> bool {
+        self.lineage == other.lineage
+    }
+}
+
+impl PartialOrd for ResourceVersion {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        self.same_lineage(other).then(|| self.number.cmp(&other.number))
+    }
+}
+
+impl fmt::Display for ResourceVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.lineage {
+            Some(lineage) => write!(f, "{lineage}.{}", self.number),
+            None => write!(f, "{}", self.number),
+        }
+    }
+}
+
+impl fmt::Debug for ResourceVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for ResourceVersion {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, VersionError> {
+        let error = || VersionError { text: text.chars().take(64).collect() };
+        let (lineage, digits) = match text.split_once('.') {
+            Some((lineage, digits)) if is_lineage(lineage) => (Some(lineage.into()), digits),
+            Some(_) => return Err(error()),
+            None => (None, text),
+        };
+        let well_formed = match digits.as_bytes() {
+            // A lineage begins at 0, before its first change; an upstream's own "0" is not a version (KEP-5504).
+            [b'0'] => lineage.is_some(),
+            [b'1'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
+            _ => false,
+        };
+        if !well_formed {
+            return Err(error());
+        }
+        Ok(Self { lineage, number: digits.parse().map_err(|_| error())? })
+    }
+}
+
+fn is_lineage(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> ResourceVersion {
+        text.parse().unwrap()
+    }
+
+    /// KEP-5504: the comparison table of apimachinery's resourceversion package.
+    #[test]
+    fn decimals_compare_as_numbers_and_not_as_text() {
+        assert!(version("9") < version("10"));
+        assert!(version("10") > version("9"));
+        assert_eq!(version("10").partial_cmp(&version("10")), Some(Ordering::Equal));
+        assert!(
+            version("340282366920938463463374607431768211454") < version("340282366920938463463374607431768211455"),
+            "2^128-1, the largest of the conformance test"
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_version_is_refused() {
+        for text in ["", "0", "01", "a", "-1", "+1", "1.", ".1", "A.1", "a.01", "a.b.1", "1 ", "a.-1"] {
+            assert!(text.parse::<ResourceVersion>().is_err(), "{text:?}");
+        }
+        assert!("9".repeat(40).parse::<ResourceVersion>().is_err());
+    }
+
+    #[test]
+    fn versions_of_different_lineages_have_no_order() {
+        assert_eq!(version("a1.5").partial_cmp(&version("b1.6")), None);
+        assert_eq!(version("a1.5").partial_cmp(&version("6")), None);
+        assert!(version("a1.5") < version("a1.6"));
+    }
+
+    #[test]
+    fn a_version_prints_as_it_was_written() {
+        for text in ["1", "18446744073709551616", "abc123.0", "abc123.42"] {
+            assert_eq!(version(text).to_string(), text);
+        }
+        assert_eq!(version("abc.9").next().to_string(), "abc.10");
+    }
+}

@@ -1,0 +1,31 @@
+//! Distribution: one writer publishes batches, any number of cursors read them, each at its own pace.
+//!
+//! ```text
+//!   publish ──▶ select and translate, once per group ──▶ encode, once per format and variant ──▶ arena
+//!                                                                                                │ runs (slices)
+//!   Cursor ◀── position in the group's log ◀── one short lock ◀──────────────────────── group's log
+//! ```
+//!
+//! - The [`Broadcaster`] is owned by one task; that it is `&mut self` orders subscribing with publishing, which is how
+//!   apimachinery's Broadcaster joins a new watcher exactly (`blockQueue`).
+//! - Watchers with the same selection and format form a group. What they are sent is computed and encoded once.
+//! - The queue of a client is its position in the group's log; a full queue is a subtraction, and the
+//!   [`FullChannelPolicy`] says what follows.
+//! - A group's log keeps what its cursors have not read, and nothing past the [`Retention`].
+//! - Nothing is silently lost: a cursor yields every event of its selection in order, or says how many are missing and
+//!   after which version, or ends with a reason.
+//!
+//! Deliberately not here: where the events come from (`cache`), and what a frame looks like on the wire (`grpc`): the
+//! engine is generic over the [`Frame`]. [`Deliveries`] is the frame for users of the library.
+
+mod broadcaster;
+mod budget;
+mod cursor;
+mod frame;
+mod group;
+mod policy;
+
+pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
+pub use cursor::{Cursor, Taken};
+pub use frame::{Deliveries, Delivery, Frame, Notice};
+pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};

@@ -1,0 +1,188 @@
+//! The reading end: one client's position in its group's log.
+
+use std::{
+    fmt, future,
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll, Waker},
+};
+
+use super::{
+    End, Frame, FullChannelPolicy,
+    broadcaster::BroadcasterStats,
+    group::{Group, Log, Phase, Slot},
+};
+use crate::model::ResourceVersion;
+
+/// One client's queue. Dropping it unsubscribes.
+pub struct Cursor<F: Frame> {
+    group: Arc<Group<F>>,
+    slot: usize,
+    stats: Arc<BroadcasterStats>,
+    queue_size: usize,
+    version: ResourceVersion,
+}
+
+/// What a cursor yields.
+#[derive(Debug, Clone)]
+pub enum Taken<F> {
+    /// The next events, in order.
+    Frames(Vec<F>),
+    /// Events are missing here, under DROP.
+    Dropped {
+        /// How many events of the selection.
+        count: u64,
+        /// The last version before the hole: a watch from here gets them.
+        after: ResourceVersion,
+    },
+    /// Nothing more will come.
+    Ended(End),
+}
+
+// === impl Cursor ===
+
+impl<F: Frame> Cursor<F> {
+    pub(super) fn new(
+        group: Arc<Group<F>>,
+        slot: usize,
+        stats: Arc<BroadcasterStats>,
+        queue_size: usize,
+        version: ResourceVersion,
+    ) -> Self {
+        stats.watchers.fetch_add(1, Ordering::Relaxed);
+        Self { group, slot, stats, queue_size, version }
+    }
+
+    /// The version of what was taken last, a safe point to resume from; at first, where the cursor joined.
+    pub fn version(&self) -> &ResourceVersion {
+        &self.version
+    }
+
+    /// Moves the version on to one that is known to have been distributed while the cursor was at the head (a bookmark).
+    pub fn advance(&mut self, version: ResourceVersion) {
+        if self.version < version {
+            self.version = version;
+        }
+    }
+
+    /// Ends the time in which every policy behaves as REPLAY: the initial events have been handed out. The policy acts
+    /// once the cursor has caught up with its queue for the first time, so that a long snapshot costs nobody its queue.
+    pub fn go_live(&mut self) {
+        let slot = &mut self.group.log.lock().slots[self.slot];
+        if slot.phase == Phase::Initial {
+            slot.phase = Phase::CatchingUp;
+        }
+    }
+
+    /// Takes everything up to the head, at most `max_size` in the frame's unit, but at least one event.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is taken unless it is returned.
+    pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
+        let mut displaced: Option<Waker> = None;
+        let polled = {
+            let mut log = self.group.log.lock();
+            let before = log.slots[self.slot].position;
+            let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.version);
+            match taken {
+                Some(taken) => {
+                    let slot = &log.slots[self.slot];
+                    if let Taken::Frames(_) = taken {
+                        self.stats.delivered.fetch_add(slot.position - before, Ordering::Relaxed);
+                    }
+                    if slot.blocking && log.has_room(slot, self.queue_size) {
+                        self.group.room.notify_one();
+                    }
+                    Poll::Ready(taken)
+                }
+                None => {
+                    displaced = log.park(self.slot, cx.waker());
+                    Poll::Pending
+                }
+            }
+        };
+        drop(displaced);
+        if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
+            self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
+        }
+        polled
+    }
+
+    /// Waits for the next of what [`Cursor::poll_take`] yields.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when the future is dropped.
+    pub async fn take(&mut self, max_size: usize) -> Taken<F> {
+        future::poll_fn(|cx| self.poll_take(cx, max_size)).await
+    }
+}
+
+impl<F: Frame> Drop for Cursor<F> {
+    fn drop(&mut self) {
+        // Bound to a name, so that the slot's waker is dropped after the lock.
+        let slot = self.group.log.lock().unsubscribe(self.slot);
+        if slot.blocking {
+            self.group.room.notify_one();
+        }
+        self.stats.watchers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<F: Frame> fmt::Debug for Cursor<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cursor").field("selection", &self.group.selection).field("version", &self.version).finish()
+    }
+}
+
+/// Decides what a slot gets next; `None` when there is nothing yet.
+fn take<F: Frame>(
+    log: &mut Log<F>,
+    index: usize,
+    queue_size: usize,
+    max_size: usize,
+    version: &mut ResourceVersion,
+) -> Option<Taken<F>> {
+    let (head, head_size, is_gone) = (log.head, log.head_size, log.slots[index].position < log.tail());
+    let Slot { position, position_size, queue, evicted, .. } = log.slots[index];
+    if evicted {
+        return Some(Taken::Ended(End::SlowConsumer));
+    }
+    let lag = head - position;
+    let is_over = lag > queue.length.max(1) as u64 || head_size - position_size > queue_size as u64;
+    if log.slots[index].phase == Phase::CatchingUp && !is_over {
+        log.go_live(index);
+    }
+    let drops = log.slots[index].phase == Phase::Live && queue.policy == FullChannelPolicy::Drop;
+    if is_gone && !drops {
+        return Some(Taken::Ended(End::Expired { oldest: log.tail_version.clone() }));
+    }
+    if drops && is_over && log.slots[index].frozen_at.is_none() {
+        log.slots[index].frozen_at = Some(frozen_end(log, index, queue_size));
+    }
+    let frozen_at = log.slots[index].frozen_at;
+    if is_gone || frozen_at == Some(position) {
+        let slot = &mut log.slots[index];
+        (slot.position, slot.position_size, slot.frozen_at) = (head, head_size, None);
+        let after = std::mem::replace(version, log.head_version.clone());
+        return Some(Taken::Dropped { count: lag, after });
+    }
+    if lag == 0 {
+        return log.end.clone().map(Taken::Ended);
+    }
+    let (frames, position, position_size) = log.read(position, frozen_at.unwrap_or(head), max_size, version);
+    let slot = &mut log.slots[index];
+    (slot.position, slot.position_size) = (position, position_size);
+    Some(Taken::Frames(frames))
+}
+
+/// Where a full queue ends: as many events as its length, and no more than its size, but at least one.
+fn frozen_end<F: Frame>(log: &Log<F>, index: usize, queue_size: usize) -> u64 {
+    let slot: &Slot = &log.slots[index];
+    let by_length = slot.position + slot.queue.length.max(1) as u64;
+    let by_size = log.position_at_size(slot.position_size + queue_size as u64);
+    by_length.min(by_size).max(slot.position + 1).min(log.head)
+}
+
+#[cfg(test)]
+mod tests;

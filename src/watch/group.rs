@@ -1,0 +1,350 @@
+//! The log of one group of watchers, and the slots of its readers, behind one short lock.
+//!
+//! Written by the Broadcaster (runs, ends, evictions) and by each cursor (its own slot). Invariants:
+//!
+//! - Positions count events in a sequence private to the group; a slot's position never moves back.
+//! - A slot parks under the same lock under which the log is looked at, so no wake can be lost.
+//! - A waker is never woken or dropped under the lock: its last reference may own what takes the same lock.
+
+use std::{collections::VecDeque, sync::Arc, task::Waker};
+
+use parking_lot::Mutex;
+use slab::Slab;
+use tokio::sync::Notify;
+
+use super::{
+    Frame, FullChannelPolicy, QueueOptions,
+    budget::TimeBudget,
+    policy::End,
+};
+use crate::model::{ResourceVersion, Selection};
+
+/// Watchers with the same selection and format.
+#[derive(Debug)]
+pub(super) struct Group<F: Frame> {
+    pub(super) selection: Arc<Selection>,
+    pub(super) format: F::Format,
+    pub(super) log: Mutex<Log<F>>,
+    /// Tells the writer that a blocking slot has made room or has gone.
+    pub(super) room: Arc<Notify>,
+}
+
+#[derive(Debug)]
+pub(super) struct Log<F: Frame> {
+    pub(super) runs: VecDeque<Run<F>>,
+    /// The sequence number of the next event.
+    pub(super) head: u64,
+    /// The size of everything ever pushed.
+    pub(super) head_size: u64,
+    /// The version that is reached at the head.
+    pub(super) head_version: ResourceVersion,
+    /// The version that was reached before the oldest retained event.
+    pub(super) tail_version: ResourceVersion,
+    /// Set once no further event will come.
+    pub(super) end: Option<End>,
+    pub(super) slots: Slab<Slot>,
+    parked: Vec<usize>,
+    /// The log is trimmed when it has more runs than this; doubled each time that trimming frees little.
+    trim_above: usize,
+    /// No slot that can block lies below this; a bound that only a scan makes exact.
+    block_low: Option<BlockLow>,
+}
+
+/// Lower bounds over the slots that can block, which decide whether a scan for full ones is worth it.
+#[derive(Debug, Clone, Copy)]
+struct BlockLow {
+    position: u64,
+    size: u64,
+    length: u64,
+}
+
+/// Events that lie next to each other in one arena.
+#[derive(Debug)]
+pub(super) struct Run<F> {
+    pub(super) first: u64,
+    /// [`Log::head_size`] before the first event.
+    pub(super) size_before: u64,
+    /// The wake that it was published in: what the retention counts by.
+    pub(super) wake: u64,
+    pub(super) frame: F,
+    pub(super) marks: Box<[Mark]>,
+}
+
+/// The end of one event in its run.
+#[derive(Debug, Clone)]
+pub(super) struct Mark {
+    /// Relative to the run's frame.
+    pub(super) end: u32,
+    /// The version to resume from once this event has been seen.
+    pub(super) version: ResourceVersion,
+}
+
+/// One reader.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Unique within the Broadcaster: the slab reuses indexes.
+    pub(super) id: u64,
+    pub(super) position: u64,
+    /// [`Log::head_size`] at the position.
+    pub(super) position_size: u64,
+    pub(super) queue: QueueOptions,
+    pub(super) phase: Phase,
+    /// Under DROP: a full queue is frozen up to here until it has been read.
+    pub(super) frozen_at: Option<u64>,
+    pub(super) blocking: bool,
+    pub(super) evicted: bool,
+    pub(super) budget: TimeBudget,
+    waker: Option<Waker>,
+}
+
+/// Whether the policy acts on the slot yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The reader is still being given the initial events: every policy behaves as REPLAY.
+    Initial,
+    /// The initial events are out; the policy acts once the reader has caught up with its queue for the first time.
+    CatchingUp,
+    Live,
+}
+
+const MIN_TRIM_RUNS: usize = 4;
+
+// === impl Group ===
+
+impl<F: Frame> Group<F> {
+    pub(super) fn new(
+        selection: Arc<Selection>,
+        format: F::Format,
+        head_version: ResourceVersion,
+        room: Arc<Notify>,
+    ) -> Self {
+        let log = Log {
+            runs: VecDeque::new(),
+            head: 0,
+            head_size: 0,
+            tail_version: head_version.clone(),
+            head_version,
+            end: None,
+            slots: Slab::new(),
+            parked: Vec::new(),
+            trim_above: MIN_TRIM_RUNS,
+            block_low: None,
+        };
+        Self { selection, format, log: Mutex::new(log), room }
+    }
+}
+
+// === impl Log ===
+
+impl<F: Frame> Log<F> {
+    /// Where the oldest retained event lies.
+    pub(super) fn tail(&self) -> u64 {
+        self.runs.front().map_or(self.head, |run| run.first)
+    }
+
+    pub(super) fn subscribe(&mut self, id: u64, queue: QueueOptions, phase: Phase, budget: TimeBudget) -> usize {
+        let slot = Slot {
+            id,
+            position: self.head,
+            position_size: self.head_size,
+            queue,
+            phase: Phase::Initial,
+            frozen_at: None,
+            blocking: false,
+            evicted: false,
+            budget,
+            waker: None,
+        };
+        let index = self.slots.insert(slot);
+        if phase == Phase::Live {
+            self.go_live(index);
+        }
+        index
+    }
+
+    pub(super) fn push(&mut self, wake: u64, frame: F, size: u64, marks: Box<[Mark]>) {
+        let Some(last) = marks.last() else { return };
+        self.head_version = last.version.clone();
+        let run = Run { first: self.head, size_before: self.head_size, wake, frame, marks };
+        self.head += run.marks.len() as u64;
+        self.head_size += size;
+        self.runs.push_back(run);
+    }
+
+    /// Forgets what every slot has read, when it has become worth looking.
+    pub(super) fn trim_read(&mut self) {
+        if self.runs.len() <= self.trim_above {
+            return;
+        }
+        let low = self.slots.iter().map(|(_, slot)| slot.position).min().unwrap_or(self.head);
+        while self.runs.front().is_some_and(|run| run.end() <= low) {
+            self.pop_run();
+        }
+        self.trim_above = (self.runs.len() * 2).max(MIN_TRIM_RUNS);
+    }
+
+    /// Forgets what is no longer retained, read or not.
+    pub(super) fn trim_below(&mut self, floor: u64) {
+        while self.runs.front().is_some_and(|run| run.wake < floor) {
+            self.pop_run();
+        }
+    }
+
+    fn pop_run(&mut self) {
+        if let Some(mark) = self.runs.pop_front().and_then(|run| run.marks.into_iter().next_back()) {
+            self.tail_version = mark.version;
+        }
+    }
+
+    /// Slices from `position` up to `until`, at most `max_size` but at least one event; with the position and the size
+    /// that are then reached. `version` moves to the last event's.
+    pub(super) fn read(
+        &self,
+        position: u64,
+        until: u64,
+        max_size: usize,
+        version: &mut ResourceVersion,
+    ) -> (Vec<F>, u64, u64) {
+        let (mut position, mut room) = (position, max_size);
+        let (mut frames, mut size) = (Vec::new(), 0);
+        let first = self.runs.partition_point(|run| run.end() <= position);
+        for run in self.runs.range(first..) {
+            if position >= until {
+                break;
+            }
+            let from = (position - run.first) as usize;
+            let start = run.start_of(from);
+            let last = ((until - run.first) as usize).min(run.marks.len());
+            let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= room);
+            // An event larger than the room goes alone.
+            let count = if fitting == 0 && frames.is_empty() { 1 } else { fitting };
+            let Some(mark) = run.marks[from..from + count].last() else { break };
+            let end = mark.end as usize;
+            frames.push(run.frame.slice(start..end));
+            version.clone_from(&mark.version);
+            position += count as u64;
+            size = run.size_before + end as u64;
+            room = room.saturating_sub(end - start);
+            if from + count < run.marks.len() {
+                break;
+            }
+        }
+        (frames, position, size)
+    }
+
+    /// The position of the last event that ends at or before `size`, counted as [`Log::head_size`].
+    pub(super) fn position_at_size(&self, size: u64) -> u64 {
+        let at = self.runs.partition_point(|run| run.size_before <= size);
+        let Some(run) = at.checked_sub(1).and_then(|at| self.runs.get(at)) else { return self.tail() };
+        let room = size - run.size_before;
+        run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= room) as u64
+    }
+
+    pub(super) fn park(&mut self, index: usize, waker: &Waker) -> Option<Waker> {
+        let slot = &mut self.slots[index];
+        match &slot.waker {
+            Some(parked) if parked.will_wake(waker) => None,
+            Some(_) => slot.waker.replace(waker.clone()),
+            None => {
+                slot.waker = Some(waker.clone());
+                self.parked.push(index);
+                None
+            }
+        }
+    }
+
+    /// Takes the wakers of all parked slots, to be woken once the lock is free.
+    pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
+        for index in self.parked.drain(..) {
+            wakers.extend(self.slots.get_mut(index).and_then(|slot| slot.waker.take()));
+        }
+    }
+
+    /// Frees a slot. The waker is to be dropped once the lock is free.
+    pub(super) fn unsubscribe(&mut self, index: usize) -> Slot {
+        let slot = self.slots.remove(index);
+        // Indexes of slots that have gone may stay in the list: waking takes the waker, so neither they nor a slot that
+        // reuses the index are woken twice. They are only kept from piling up.
+        if self.parked.len() > 2 * self.slots.len() + MIN_TRIM_RUNS {
+            self.parked.clear();
+            self.parked.extend(self.slots.iter().filter(|(_, slot)| slot.waker.is_some()).map(|(index, _)| index));
+        }
+        slot
+    }
+
+    /// The policy acts on this slot from now on.
+    pub(super) fn go_live(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        slot.phase = Phase::Live;
+        if slot.queue.policy == FullChannelPolicy::Block {
+            let low = BlockLow { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 };
+            self.block_low = Some(self.block_low.map_or(low, |other| low.min(other)));
+        }
+    }
+
+    /// Marks the slots that have become full under BLOCK, and tells which.
+    pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
+        let Some(low) = self.block_low else { return };
+        let may_be_full = self.head - low.position >= low.length.max(1)
+            || self.head_size - low.size >= queue_size as u64;
+        if !may_be_full {
+            return;
+        }
+        self.block_low = None;
+        for (index, slot) in &mut self.slots {
+            if slot.evicted || slot.phase != Phase::Live || slot.queue.policy != FullChannelPolicy::Block {
+                continue;
+            }
+            let low = BlockLow { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 };
+            self.block_low = Some(self.block_low.map_or(low, |other| low.min(other)));
+            let is_full = self.head - slot.position >= (slot.queue.length as u64).max(1)
+                || self.head_size - slot.position_size >= queue_size as u64;
+            if is_full && !slot.blocking {
+                slot.blocking = true;
+                full.push(index);
+            }
+        }
+    }
+
+    /// Whether a blocking slot is at most half full again.
+    pub(super) fn has_room(&self, slot: &Slot, queue_size: usize) -> bool {
+        self.head - slot.position <= slot.queue.length as u64 / 2
+            && self.head_size - slot.position_size <= queue_size as u64 / 2
+    }
+
+    /// Discards the queue of a slot, whose reader will be told that it was too slow.
+    pub(super) fn evict(&mut self, index: usize) -> Option<Waker> {
+        let (head, head_size) = (self.head, self.head_size);
+        let slot = self.slots.get_mut(index)?;
+        slot.evicted = true;
+        slot.blocking = false;
+        slot.position = head;
+        slot.position_size = head_size;
+        slot.waker.take()
+    }
+}
+
+// === impl BlockLow ===
+
+impl BlockLow {
+    fn min(self, other: Self) -> Self {
+        Self {
+            position: self.position.min(other.position),
+            size: self.size.min(other.size),
+            length: self.length.min(other.length),
+        }
+    }
+}
+
+// === impl Run ===
+
+impl<F> Run<F> {
+    pub(super) fn end(&self) -> u64 {
+        self.first + self.marks.len() as u64
+    }
+
+    /// Where an event of the run begins in its frame.
+    pub(super) fn start_of(&self, at: usize) -> usize {
+        at.checked_sub(1).map_or(0, |previous| self.marks[previous].end as usize)
+    }
+}

@@ -1,0 +1,78 @@
+//! What happens when a client's queue is full, and the bounds of everything that is kept for clients.
+
+use std::time::Duration;
+
+use crate::model::ResourceVersion;
+
+/// What the Broadcaster does when a client's queue is full (apimachinery's `FullChannelBehavior`, and one better).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FullChannelPolicy {
+    /// The events are lost for this client alone, and it is told how many ([`super::Taken::Dropped`]). The queue is frozen
+    /// until it has been read, then the client jumps to the newest event: one hole for each stall.
+    Drop,
+    /// The writer waits before its next batch, within the budget of `block_timeout`, until the queue is half empty; past
+    /// it the client is ended ([`End::SlowConsumer`]).
+    Block,
+    /// Nobody waits and nothing is lost: the client keeps its position for as long as the events are retained. When they
+    /// have gone, it is ended ([`End::Expired`]).
+    Replay,
+}
+
+/// The queue of one client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueOptions {
+    /// What happens when it is full.
+    pub policy: FullChannelPolicy,
+    /// How many events make it full. Under BLOCK, 0 means that the writer waits until everything has been taken, as an
+    /// unbuffered channel does upstream; under DROP, 0 counts as 1.
+    pub length: usize,
+}
+
+/// How much of the past a Broadcaster keeps for cursors that have not read it yet; whichever bound is met first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Published events, whatever the number of groups that they went to.
+    pub events: usize,
+    /// Encoded size, counted by arena, in the unit of the frame (bytes on the wire).
+    pub size: usize,
+    /// Age.
+    pub age: Duration,
+}
+
+/// The bounds of one Broadcaster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BroadcasterConfig {
+    /// What is kept for cursors that lag.
+    pub retention: Retention,
+    /// The size at which a queue is full whatever its length, in the unit of the frame.
+    pub queue_size: usize,
+    /// How long the writer waits for clients under BLOCK: a budget for each client and one for all together, refilled at
+    /// a tenth of wall time.
+    pub block_timeout: Duration,
+}
+
+/// Why a cursor ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// The Broadcaster was shut down; everything published before was delivered.
+    Stopped,
+    /// The upstream's history changed: no version from before means anything now.
+    HistoryChanged,
+    /// The budget of BLOCK is spent; the queue was discarded.
+    SlowConsumer,
+    /// What the cursor had not read is no longer retained; the oldest version that is.
+    Expired {
+        /// A watch can go on from here at the earliest.
+        oldest: ResourceVersion,
+    },
+}
+
+impl Default for BroadcasterConfig {
+    fn default() -> Self {
+        Self {
+            retention: Retention { events: 100_000, size: 256 << 20, age: Duration::from_secs(300) },
+            queue_size: 16 << 20,
+            block_timeout: Duration::from_secs(5),
+        }
+    }
+}
