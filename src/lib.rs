@@ -1,4 +1,6 @@
 //! informerd
 pub mod cache;
+pub mod grpc;
 pub mod model;
+pub mod proto;
 pub mod watch;

@@ -1,0 +1,22 @@
+//! The gRPC side: requests into queries, snapshots and cursors into answers.
+//!
+//! - [`Service`] holds what is served; the generated trait and the Watch service stand on it.
+//! - `watch` answers Watch outside the generated trait, because its frames are encoded once for all watchers.
+//! - `status` is the only place that makes a status; `frame` the only one that knows what a watcher's bytes look like.
+//!
+//! Deliberately not here: listening, connections and TLS (`app`, and the transport), and where objects come from.
+
+mod discovery;
+mod frame;
+mod list;
+mod metrics;
+mod page;
+mod query;
+mod service;
+mod status;
+mod watch;
+
+pub use frame::WireFrame;
+pub use metrics::{RpcCode, RpcLabels, RpcMetrics};
+pub use service::{ServedResource, Service, ServiceConfig};
+pub use watch::Routes;

@@ -1,0 +1,77 @@
+//! What is served, and what an index holds.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use prost::Message;
+
+use super::{
+    page::{Continued, query_hash},
+    service::{ServedResource, Service},
+    status::Refusal,
+};
+use crate::proto::{self, pb};
+
+/// Index values in one answer, at most and by default.
+const MAX_INDEX_VALUES: usize = 10_000;
+/// What an answer of index values does not exceed by more than one of them.
+const MAX_VALUES_BYTES: usize = 1 << 20;
+
+/// One resource for ListResources.
+pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
+    let informer = &resource.informer;
+    let snapshot = informer.snapshot();
+    let report = informer.health().report();
+    pb::Resource {
+        name: resource.name.clone(),
+        source: resource.source.to_owned(),
+        state: proto::sync_state(report.state).into(),
+        resource_version: snapshot.as_ref().map(|snapshot| snapshot.version().to_string()).unwrap_or_default(),
+        oldest_resource_version: informer.oldest().map(|version| version.to_string()).unwrap_or_default(),
+        objects: snapshot.map_or(0, |snapshot| snapshot.len() as u64),
+        watchers: informer.watch_stats().map_or(0, |stats| stats.watchers.load(Ordering::Relaxed)),
+        indexes: informer.indexers().names().map(str::to_owned).collect(),
+        source_seen_at: report.seen_at.map(proto::timestamp),
+        last_error: report.last_error.unwrap_or_default(),
+    }
+}
+
+/// Answers ListIndexValues.
+pub(super) async fn index_values(
+    service: &Service,
+    request: &pb::ListIndexValuesRequest,
+    wait: Duration,
+) -> Result<pb::ListIndexValuesResponse, Refusal> {
+    let resource = service.resource(&request.resource)?;
+    let index = &request.index;
+    let indexers = resource.informer.indexers();
+    let unknown = || Refusal::index("index", index, indexers.names());
+    if indexers.get(index).is_none() {
+        return Err(unknown());
+    }
+    let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
+    let query = query_hash(&("ListIndexValues", bound.encode_to_vec()));
+    let (snapshot, after) = if request.page_token.is_empty() {
+        (service.snapshot(resource, None, wait).await?, None)
+    } else {
+        let Continued { snapshot, after } = service.pages().resume(&request.page_token, query)?;
+        (snapshot, Some(after))
+    };
+    let page_size = match request.page_size as usize {
+        0 => MAX_INDEX_VALUES,
+        size => size.min(MAX_INDEX_VALUES),
+    };
+    let found = snapshot.index_values(index, after.as_deref()).ok_or_else(unknown)?;
+    let mut values: Vec<pb::IndexValue> = Vec::new();
+    let mut bytes = 0;
+    let mut next_page_token = String::new();
+    for (value, objects) in found {
+        if values.len() == page_size || bytes > MAX_VALUES_BYTES {
+            let last = values.last().map(|last| last.value.as_str()).unwrap_or_default();
+            next_page_token = service.pages().token(&snapshot, query, last);
+            break;
+        }
+        bytes += value.len();
+        values.push(pb::IndexValue { value: value.to_string(), objects });
+    }
+    Ok(pb::ListIndexValuesResponse { resource_version: snapshot.version().to_string(), values, next_page_token })
+}

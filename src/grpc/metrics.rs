@@ -1,0 +1,111 @@
+//! RPCs by method and code, under go-grpc-prometheus' names, so that existing dashboards work.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tonic::{Code, Status};
+
+use super::status::Refusal;
+
+/// Counts calls as they begin and as they end.
+#[derive(Debug, Default)]
+pub struct RpcMetrics {
+    started: Family<MethodLabels, Counter>,
+    handled: Family<RpcLabels, Counter>,
+}
+
+/// Labels of a call that has begun.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MethodLabels {
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+}
+
+/// Labels of a call that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RpcLabels {
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+    grpc_code: RpcCode,
+}
+
+/// A status code as a label, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RpcCode(Code);
+
+/// Counts the end of one call when its last clone is dropped, so that an abandoned stream is counted too: as CANCELLED,
+/// unless it was told otherwise.
+#[derive(Debug, Clone)]
+pub(super) struct RpcObserver(Arc<Observed>);
+
+#[derive(Debug)]
+struct Observed {
+    metrics: Arc<RpcMetrics>,
+    method: &'static str,
+    code: Mutex<Code>,
+}
+
+const SERVICE: &str = "informerd.v1.InformerService";
+
+// === impl RpcMetrics ===
+
+impl RpcMetrics {
+    /// Makes them known to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("grpc_server_started", "RPCs started", self.started.clone());
+        registry.register("grpc_server_handled", "RPCs ended, by code", self.handled.clone());
+    }
+
+    pub(super) fn start(self: &Arc<Self>, method: &'static str) -> RpcObserver {
+        self.started.get_or_create(&MethodLabels { grpc_service: SERVICE, grpc_method: method }).inc();
+        let code = Mutex::new(Code::Cancelled);
+        RpcObserver(Arc::new(Observed { metrics: Arc::clone(self), method, code }))
+    }
+}
+
+// === impl RpcObserver ===
+
+impl RpcObserver {
+    /// How the call will have ended.
+    pub(super) fn ends(&self, code: Code) {
+        *self.0.code.lock() = code;
+    }
+
+    /// Takes note of the result of a call, or of the start of its stream, and makes a refusal a status.
+    pub(super) fn result<T>(&self, result: Result<T, Refusal>) -> Result<T, Status> {
+        match result {
+            Ok(answer) => {
+                // A stream's body holds a clone, and says how it ended.
+                if Arc::strong_count(&self.0) == 1 {
+                    self.ends(Code::Ok);
+                }
+                Ok(answer)
+            }
+            Err(refusal) => {
+                self.ends(refusal.code_and_reason().0);
+                Err(refusal.to_status())
+            }
+        }
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        let labels =
+            RpcLabels { grpc_service: SERVICE, grpc_method: self.method, grpc_code: RpcCode(*self.code.lock()) };
+        self.metrics.handled.get_or_create(&labels).inc();
+    }
+}
+
+// === impl RpcCode ===
+
+impl EncodeLabelValue for RpcCode {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        EncodeLabelValue::encode(&format!("{:?}", self.0), encoder)
+    }
+}

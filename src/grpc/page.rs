@@ -1,0 +1,184 @@
+//! Pages: tokens that go on in the same snapshot, and the snapshots that are kept for them.
+//!
+//! A token names the snapshot, the query and the last key. It is bound to this process: after a restart, on another replica
+//! or when its snapshot has been let go, it is expired, and the list begins again.
+
+use std::{
+    collections::{VecDeque, hash_map::DefaultHasher, hash_map::RandomState},
+    hash::{BuildHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::status::Refusal;
+use crate::cache::Snapshot;
+
+/// The snapshots of lists that have more pages (invariant 10).
+#[derive(Debug)]
+pub(super) struct Pages {
+    /// Random, so that tokens of another process are told apart.
+    process: u64,
+    retained: Mutex<Retained>,
+}
+
+#[derive(Debug, Default)]
+struct Retained {
+    next_id: u64,
+    snapshots: VecDeque<RetainedSnapshot>,
+}
+
+#[derive(Debug)]
+struct RetainedSnapshot {
+    id: u64,
+    snapshot: Arc<Snapshot>,
+    since: Instant,
+}
+
+/// A list that goes on: where, and in which snapshot.
+#[derive(Debug)]
+pub(super) struct Continued {
+    pub(super) snapshot: Arc<Snapshot>,
+    /// What the last page ended with.
+    pub(super) after: String,
+}
+
+/// Of one server, whatever the number of clients.
+const MAX_SNAPSHOTS: usize = 16;
+/// For which a client may think before it asks for the next page.
+const MAX_AGE: Duration = Duration::from_secs(300);
+/// Longer than any token that is given out: a key has at most a few hundred bytes.
+const MAX_TOKEN_BYTES: usize = 16 << 10;
+
+// === impl Pages ===
+
+impl Pages {
+    pub(super) fn new() -> Self {
+        Self { process: RandomState::new().build_hasher().finish(), retained: Mutex::default() }
+    }
+
+    /// The token of the page after the one that ended with `after`; the snapshot is kept for it.
+    pub(super) fn token(&self, snapshot: &Arc<Snapshot>, query: u64, after: &str) -> String {
+        let id = self.retain(snapshot);
+        URL_SAFE_NO_PAD.encode(format!("{:x}.{id:x}.{query:x}.{after}", self.process))
+    }
+
+    /// Where a token goes on. The query is the one that it is now used with.
+    pub(super) fn resume(&self, token: &str, query: u64) -> Result<Continued, Refusal> {
+        let invalid = |message: &str| Refusal::Invalid {
+            reason: "PAGE_TOKEN_INVALID",
+            field: "page_token",
+            message: message.to_owned(),
+        };
+        let malformed = || invalid("not a token of this server; take next_page_token as it is");
+        if token.len() > MAX_TOKEN_BYTES {
+            return Err(malformed());
+        }
+        let decoded = URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let decoded = decoded.ok_or_else(malformed)?;
+        let mut parts = decoded.splitn(4, '.');
+        let mut number = || parts.next().and_then(|text| u64::from_str_radix(text, 16).ok());
+        let (Some(process), Some(id), Some(of_query)) = (number(), number(), number()) else {
+            return Err(malformed());
+        };
+        let after = parts.next().ok_or_else(malformed)?.to_owned();
+        if of_query != query {
+            return Err(invalid("the token belongs to another query; only page_size may change between pages"));
+        }
+        if process != self.process {
+            return Err(Refusal::PageTokenExpired);
+        }
+        let mut retained = self.retained.lock();
+        retained.expire(Instant::now());
+        let snapshot = retained.snapshots.iter().find(|retained| retained.id == id);
+        let snapshot = Arc::clone(&snapshot.ok_or(Refusal::PageTokenExpired)?.snapshot);
+        Ok(Continued { snapshot, after })
+    }
+
+    fn retain(&self, snapshot: &Arc<Snapshot>) -> u64 {
+        let now = Instant::now();
+        let mut retained = self.retained.lock();
+        retained.expire(now);
+        if let Some(known) = retained.snapshots.iter().find(|known| Arc::ptr_eq(&known.snapshot, snapshot)) {
+            return known.id;
+        }
+        retained.next_id += 1;
+        let id = retained.next_id;
+        retained.snapshots.push_back(RetainedSnapshot { id, snapshot: Arc::clone(snapshot), since: now });
+        while retained.snapshots.len() > MAX_SNAPSHOTS {
+            retained.snapshots.pop_front();
+        }
+        id
+    }
+}
+
+// === impl Retained ===
+
+impl Retained {
+    fn expire(&mut self, now: Instant) {
+        self.snapshots.retain(|retained| now.saturating_duration_since(retained.since) <= MAX_AGE);
+    }
+}
+
+/// What a token is bound to: every field of the request but the page's size and the token itself.
+pub(super) fn query_hash(query: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    query.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cache::{Indexer, List},
+        model::{Indexers, ResourceVersion},
+    };
+
+    fn snapshot(version: u128) -> Arc<Snapshot> {
+        let list = List { objects: Vec::new(), version: ResourceVersion::decimal(version) };
+        Arc::new(Indexer::new(Arc::new(Indexers::default()), list).snapshot())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_goes_on_in_its_snapshot_and_with_its_query_only() {
+        let pages = Pages::new();
+        let first = snapshot(1);
+        let token = pages.token(&first, 7, "shop\0web.v1");
+        let continued = pages.resume(&token, 7).unwrap();
+        assert!(Arc::ptr_eq(&continued.snapshot, &first));
+        assert_eq!(continued.after, "shop\0web.v1");
+        let reason = |refusal: Refusal| refusal.code_and_reason().1;
+        assert_eq!(reason(pages.resume(&token, 8).unwrap_err()), "PAGE_TOKEN_INVALID");
+        for malformed in ["", "x", "!!!!", &URL_SAFE_NO_PAD.encode("1.2.3"), &"a".repeat(MAX_TOKEN_BYTES + 1)] {
+            assert_eq!(reason(pages.resume(malformed, 7).unwrap_err()), "PAGE_TOKEN_INVALID", "{malformed:.20}");
+        }
+        assert_eq!(reason(Pages::new().resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "another process");
+
+        tokio::time::advance(MAX_AGE).await;
+        assert!(pages.resume(&token, 7).is_ok());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(reason(pages.resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "too old");
+    }
+
+    #[tokio::test]
+    async fn as_many_snapshots_are_kept_as_the_bound_and_each_once() {
+        let pages = Pages::new();
+        let first = snapshot(0);
+        let token = pages.token(&first, 7, "a");
+        for _ in 0..100 {
+            pages.token(&first, 8, "b");
+        }
+        assert_eq!(pages.retained.lock().snapshots.len(), 1);
+        let others: Vec<_> = (1..=MAX_SNAPSHOTS as u128).map(snapshot).collect();
+        for other in &others[1..] {
+            pages.token(other, 7, "a");
+        }
+        assert!(pages.resume(&token, 7).is_ok());
+        pages.token(&others[0], 7, "a");
+        assert!(pages.resume(&token, 7).is_err(), "the oldest went first");
+    }
+}

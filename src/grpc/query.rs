@@ -1,0 +1,63 @@
+//! From the fields of requests to a selection: what cannot be served is refused here, at the door.
+
+use std::sync::Arc;
+
+use super::{service::ServedResource, status::Refusal};
+use crate::{
+    model::{FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion, Selection},
+    proto::{PayloadFormat, pb},
+};
+
+/// The parts of a request that choose objects, whatever the RPC.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) name: &'a str,
+    pub(super) label_selector: &'a str,
+    pub(super) field_selector: &'a str,
+    pub(super) expression: &'a str,
+    pub(super) index: Option<&'a pb::IndexMatch>,
+}
+
+/// What the parts choose.
+pub(super) fn selection(resource: &ServedResource, parts: Parts<'_>) -> Result<Selection, Refusal> {
+    let Parts { namespace, name, label_selector, field_selector, expression, index } = parts;
+    if !expression.is_empty() {
+        return Err(Refusal::NotImplemented { what: "expression" });
+    }
+    let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Ok(Selection {
+        namespace: given(namespace),
+        name: given(name),
+        labels: LabelSelector::parse(label_selector).map_err(|error| Refusal::selector("label_selector", &error))?,
+        fields: FieldSelector::parse(field_selector).map_err(|error| Refusal::selector("field_selector", &error))?,
+        index: index.map(|index| index_match(resource.informer.indexers(), index)).transpose()?,
+    })
+}
+
+fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<IndexMatch, Refusal> {
+    let func = indexers.get(&index.name).ok_or_else(|| Refusal::index("index.name", &index.name, indexers.names()))?;
+    if index.values.is_empty() {
+        let message = format!("name at least one value of the index {:?}", index.name);
+        return Err(Refusal::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
+    }
+    let values = index.values.iter().cloned().collect();
+    Ok(IndexMatch { name: index.name.clone(), func: func.clone(), values })
+}
+
+/// The payload format.
+pub(super) fn format(format: i32) -> Result<PayloadFormat, Refusal> {
+    PayloadFormat::from_proto(format).ok_or_else(|| Refusal::Invalid {
+        reason: "PAYLOAD_FORMAT_INVALID",
+        field: "format",
+        message: format!("there is no payload format {format}; there are STRUCT (1), RAW (2), METADATA (3)"),
+    })
+}
+
+/// A version that may be left empty.
+pub(super) fn version(field: &'static str, text: &str) -> Result<Option<ResourceVersion>, Refusal> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error| Refusal::version(field, &error))
+}

@@ -1,0 +1,276 @@
+//! What is served: the resources, the bounds, and the generated trait over them.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, codegen::BoxStream};
+
+use super::{
+    discovery, list,
+    metrics::RpcMetrics,
+    page::Pages,
+    query,
+    status::Refusal,
+};
+use crate::{
+    cache::{InformerHandle, Snapshot},
+    grpc::WireFrame,
+    model::{ObjectKey, ResourceVersion},
+    proto::{self, pb},
+    watch::{FullChannelPolicy, QueueOptions},
+};
+
+/// The server's side of the contract; clones share it.
+#[derive(Debug, Clone)]
+pub struct Service {
+    inner: Arc<Inner>,
+}
+
+/// The bounds and defaults of all calls.
+#[derive(Debug, Clone)]
+pub struct ServiceConfig {
+    /// What clients may ask for.
+    pub allowed_policies: Vec<FullChannelPolicy>,
+    /// The longest queue that a client may ask for, in events.
+    pub max_queue_length: usize,
+    /// How often a watch that is at the head gets a bookmark, unless it asks otherwise.
+    pub bookmark_interval: Duration,
+    /// Watches at one time.
+    pub max_watchers: usize,
+    /// The largest request, in bytes.
+    pub request_bytes: usize,
+}
+
+/// One resource as it is served.
+#[derive(Debug, Clone)]
+pub struct ServedResource {
+    /// What clients call it.
+    pub name: String,
+    /// The kind of its source: "files".
+    pub source: &'static str,
+    /// Whether the server is ready without it.
+    pub optional: bool,
+    /// The queue of a client that asks for nothing.
+    pub queue: QueueOptions,
+    /// Its cache.
+    pub informer: InformerHandle<WireFrame>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    resources: BTreeMap<String, ServedResource>,
+    config: ServiceConfig,
+    pages: Pages,
+    watchers: Arc<Semaphore>,
+    draining: CancellationToken,
+    metrics: Arc<RpcMetrics>,
+}
+
+/// How long a read waits for a resource that is not ready, when the client's deadline is later or none.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+
+// === impl Service ===
+
+impl Service {
+    /// A service over these resources. When `draining` is cancelled, every watch ends.
+    pub fn new(
+        resources: impl IntoIterator<Item = ServedResource>,
+        config: ServiceConfig,
+        draining: CancellationToken,
+        metrics: Arc<RpcMetrics>,
+    ) -> Self {
+        let watchers = Arc::new(Semaphore::new(config.max_watchers.min(Semaphore::MAX_PERMITS)));
+        let resources = resources.into_iter().map(|resource| (resource.name.clone(), resource)).collect();
+        let inner = Inner { resources, config, pages: Pages::new(), watchers, draining, metrics };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The resources, by name.
+    pub fn resources(&self) -> impl Iterator<Item = &ServedResource> {
+        self.inner.resources.values()
+    }
+
+    /// Whether every resource that is not optional has had a state.
+    pub fn is_ready(&self) -> bool {
+        !self.inner.draining.is_cancelled()
+            && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
+    }
+
+    pub(super) fn resource(&self, name: &str) -> Result<&ServedResource, Refusal> {
+        self.inner.resources.get(name).ok_or_else(|| Refusal::ResourceNotFound {
+            resource: name.to_owned(),
+            known: self.inner.resources.keys().cloned().collect(),
+        })
+    }
+
+    pub(super) fn config(&self) -> &ServiceConfig {
+        &self.inner.config
+    }
+
+    pub(super) fn pages(&self) -> &Pages {
+        &self.inner.pages
+    }
+
+    pub(super) fn watchers(&self) -> &Arc<Semaphore> {
+        &self.inner.watchers
+    }
+
+    pub(super) fn draining(&self) -> &CancellationToken {
+        &self.inner.draining
+    }
+
+    pub(super) fn metrics(&self) -> &Arc<RpcMetrics> {
+        &self.inner.metrics
+    }
+
+    /// The state to answer from: applied, and not before `min_version`. Waits up to `wait` for it.
+    pub(super) async fn snapshot(
+        &self,
+        resource: &ServedResource,
+        min_version: Option<&ResourceVersion>,
+        wait: Duration,
+    ) -> Result<Arc<Snapshot>, Refusal> {
+        let is_enough = |snapshot: &Snapshot| min_version.is_none_or(|min| snapshot.version() >= min);
+        if let (Some(min), Some(snapshot)) = (min_version, resource.informer.snapshot())
+            && !min.same_lineage(snapshot.version())
+        {
+            let message = format!("{min} is not a version of this source, which is at {}", snapshot.version());
+            return Err(Refusal::Invalid {
+                reason: "RESOURCE_VERSION_INVALID",
+                field: "min_resource_version",
+                message,
+            });
+        }
+        tokio::select! {
+            // Cancel-safe by its own contract.
+            snapshot = resource.informer.wait_for(is_enough) => Ok(snapshot),
+            () = tokio::time::sleep(wait) => Err(self.not_reached(resource, min_version)),
+            () = self.draining().cancelled() => Err(Refusal::Draining),
+        }
+    }
+
+    fn not_reached(&self, resource: &ServedResource, min_version: Option<&ResourceVersion>) -> Refusal {
+        match (resource.informer.snapshot(), min_version) {
+            (Some(snapshot), Some(wanted)) => {
+                Refusal::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() }
+            }
+            (_, _) => Refusal::NotSynced {
+                resource: resource.name.clone(),
+                last_error: resource.informer.health().report().last_error,
+            },
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl pb::informer_service_server::InformerService for Service {
+    async fn list(&self, request: Request<pb::ListRequest>) -> Result<Response<BoxStream<pb::ListResponse>>, Status> {
+        let observer = self.metrics().start("List");
+        let wait = wait_of(request.metadata());
+        let result = list::list(self, request.into_inner(), wait, observer.clone()).await;
+        Ok(Response::new(observer.result(result)?))
+    }
+
+    async fn by_index(
+        &self,
+        request: Request<pb::ByIndexRequest>,
+    ) -> Result<Response<BoxStream<pb::ByIndexResponse>>, Status> {
+        let observer = self.metrics().start("ByIndex");
+        let wait = wait_of(request.metadata());
+        let result = list::by_index(self, request.into_inner(), wait, observer.clone()).await;
+        Ok(Response::new(observer.result(result)?))
+    }
+
+    async fn get(&self, request: Request<pb::GetRequest>) -> Result<Response<pb::GetResponse>, Status> {
+        let observer = self.metrics().start("Get");
+        let wait = wait_of(request.metadata());
+        let result = self.get_object(request.into_inner(), wait).await;
+        Ok(Response::new(observer.result(result)?))
+    }
+
+    async fn list_index_values(
+        &self,
+        request: Request<pb::ListIndexValuesRequest>,
+    ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
+        let observer = self.metrics().start("ListIndexValues");
+        let wait = wait_of(request.metadata());
+        let result = discovery::index_values(self, &request.into_inner(), wait).await;
+        Ok(Response::new(observer.result(result)?))
+    }
+
+    async fn list_resources(
+        &self,
+        _: Request<pb::ListResourcesRequest>,
+    ) -> Result<Response<pb::ListResourcesResponse>, Status> {
+        let observer = self.metrics().start("ListResources");
+        let resources = self.resources().map(discovery::resource).collect();
+        Ok(Response::new(observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?))
+    }
+}
+
+impl Service {
+    async fn get_object(&self, request: pb::GetRequest, wait: Duration) -> Result<pb::GetResponse, Refusal> {
+        let resource = self.resource(&request.resource)?;
+        let format = query::format(request.format)?;
+        let min_version = query::version("min_resource_version", &request.min_resource_version)?;
+        let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| Refusal::Invalid {
+            reason: "NAME_INVALID",
+            field: "name",
+            message: error.to_string(),
+        })?;
+        let snapshot = self.snapshot(resource, min_version.as_ref(), wait).await?;
+        let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
+        let report = resource.informer.health().report();
+        Ok(pb::GetResponse {
+            resource_version: snapshot.version().to_string(),
+            object: Some(proto::object(object, object.version(), format)),
+            source: proto::sync_state(report.state).into(),
+            source_seen_at: report.seen_at.map(proto::timestamp),
+        })
+    }
+}
+
+/// How long a call may wait: its deadline, at most [`MAX_WAIT`].
+pub(super) fn wait_of(metadata: &tonic::metadata::MetadataMap) -> Duration {
+    let timeout = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse_grpc_timeout);
+    timeout.map_or(MAX_WAIT, |timeout| timeout.min(MAX_WAIT))
+}
+
+/// gRPC over HTTP/2: at most 8 digits and a unit.
+fn parse_grpc_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(count * 3600),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_bounds_the_wait() {
+        let wait = |text: &'static str| {
+            let mut metadata = tonic::metadata::MetadataMap::new();
+            metadata.insert("grpc-timeout", text.parse().unwrap());
+            wait_of(&metadata)
+        };
+        assert_eq!(wait("300m"), Duration::from_millis(300));
+        assert_eq!(wait("2S"), Duration::from_secs(2));
+        for text in ["1H", "99999999M", "x", "S", "123456789S", "-1S"] {
+            assert_eq!(wait(text), MAX_WAIT, "{text}");
+        }
+        assert_eq!(wait_of(&tonic::metadata::MetadataMap::new()), MAX_WAIT);
+    }
+}

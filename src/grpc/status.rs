@@ -1,0 +1,263 @@
+//! The one place that makes a gRPC status: an exhaustive match from typed refusals to codes, reasons and details.
+//!
+//! Every status carries `google.rpc.ErrorInfo` (domain `informerd`, a reason, metadata), and `RetryInfo` where trying again
+//! helps. The reasons are API: they are listed in the README, and a test compares.
+
+use std::time::Duration;
+
+use prost::Message;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::{
+    cache::JoinError,
+    model::{ObjectKey, ResourceVersion, SyntaxError, VersionError},
+    watch::End,
+};
+
+/// Why a call is refused or a stream is ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// No such resource here.
+    ResourceNotFound { resource: String, known: Vec<String> },
+    /// No such object in the cache.
+    ObjectNotFound { resource: String, key: String },
+    /// A field of the request has a value that it cannot have. The reason is one for each field.
+    Invalid { reason: &'static str, field: &'static str, message: String },
+    /// Part of the contract, and not of this version of the server.
+    NotImplemented { what: &'static str },
+    /// The snapshot that a page token goes on in is gone.
+    PageTokenExpired,
+    /// A watch cannot go on from this version.
+    VersionExpired { oldest: ResourceVersion, current: ResourceVersion },
+    /// The upstream's history changed.
+    HistoryChanged,
+    /// The version has not been reached.
+    VersionTooLarge { wanted: ResourceVersion, current: String },
+    /// No list has been applied yet.
+    NotSynced { resource: String, last_error: Option<String> },
+    /// The server is shutting down.
+    Draining,
+    /// The client's queue stayed full under BLOCK.
+    SlowConsumer { after: ResourceVersion },
+    /// The server serves as many watchers as it is allowed to.
+    TooManyWatchers { limit: usize },
+    /// A bug; the detail is in the log.
+    Internal,
+}
+
+/// How soon to try again; clients add jitter of their own.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// A label or field selector that does not parse.
+    pub(crate) fn selector(field: &'static str, error: &SyntaxError) -> Self {
+        let reason = if field == "field_selector" { "FIELD_SELECTOR_INVALID" } else { "LABEL_SELECTOR_INVALID" };
+        Self::Invalid { reason, field, message: error.to_string() }
+    }
+
+    /// A text that is not a resource version.
+    pub(crate) fn version(field: &'static str, error: &VersionError) -> Self {
+        Self::Invalid { reason: "RESOURCE_VERSION_INVALID", field, message: error.to_string() }
+    }
+
+    /// An index that the resource does not have.
+    pub(crate) fn index(field: &'static str, index: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {
+        let known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
+        let message = format!("there is no index {index:?}; there are: {}", known.join(", "));
+        Self::Invalid { reason: "INDEX_NOT_FOUND", field, message }
+    }
+
+    /// An object that the cache does not hold.
+    pub(crate) fn object(resource: &str, key: &ObjectKey) -> Self {
+        Self::ObjectNotFound { resource: resource.to_owned(), key: key.to_string() }
+    }
+
+    /// Why a watch cannot start.
+    pub(crate) fn join(error: JoinError, wanted: Option<&ResourceVersion>, resource: &str) -> Self {
+        match error {
+            JoinError::NotSynced => Self::NotSynced { resource: resource.to_owned(), last_error: None },
+            JoinError::Expired { oldest, current } => Self::VersionExpired { oldest, current },
+            JoinError::TooLarge { current } => match wanted {
+                Some(wanted) => Self::VersionTooLarge { wanted: wanted.clone(), current: current.to_string() },
+                None => Self::Internal,
+            },
+            JoinError::Stopped(_) => Self::Draining,
+        }
+    }
+
+    /// Why a watch ended; `after` is the last version that was handed to the transport.
+    pub(crate) fn end(end: End, after: &ResourceVersion, current: Option<&ResourceVersion>) -> Self {
+        match end {
+            End::Stopped => Self::Draining,
+            End::HistoryChanged => Self::HistoryChanged,
+            End::SlowConsumer => Self::SlowConsumer { after: after.clone() },
+            End::Expired { oldest } => {
+                Self::VersionExpired { current: current.unwrap_or(&oldest).clone(), oldest }
+            }
+        }
+    }
+
+    /// The code and the reason.
+    pub(crate) fn code_and_reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::ResourceNotFound { .. } => (Code::NotFound, "RESOURCE_NOT_FOUND"),
+            Self::ObjectNotFound { .. } => (Code::NotFound, "OBJECT_NOT_FOUND"),
+            Self::Invalid { reason, .. } => (Code::InvalidArgument, reason),
+            Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
+            Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
+            Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
+            Self::HistoryChanged => (Code::OutOfRange, "HISTORY_CHANGED"),
+            Self::VersionTooLarge { .. } => (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"),
+            Self::NotSynced { .. } => (Code::Unavailable, "NOT_SYNCED"),
+            Self::Draining => (Code::Unavailable, "DRAINING"),
+            Self::SlowConsumer { .. } => (Code::ResourceExhausted, "SLOW_CONSUMER"),
+            Self::TooManyWatchers { .. } => (Code::ResourceExhausted, "TOO_MANY_WATCHERS"),
+            Self::Internal => (Code::Internal, "INTERNAL"),
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::ResourceNotFound { resource, known } if resource.is_empty() => {
+                format!("name a resource; there are: {}", known.join(", "))
+            }
+            Self::ResourceNotFound { resource, known } => {
+                format!("there is no resource {resource:?}; there are: {}", known.join(", "))
+            }
+            Self::ObjectNotFound { resource, key } => format!("there is no {key:?} in {resource}"),
+            Self::Invalid { field, message, .. } => format!("{field}: {message}"),
+            Self::NotImplemented { what } => format!("{what} is not served by this version of informerd"),
+            Self::PageTokenExpired => {
+                "page_token: the snapshot of this list is gone; list again from the first page".to_owned()
+            }
+            Self::VersionExpired { oldest, current } => format!(
+                "this version cannot be resumed from: the oldest is {oldest}, the current {current}; \
+                 list again, or watch with initial_events and without a resource_version"
+            ),
+            Self::HistoryChanged => {
+                "the upstream's history changed; list again, or watch without a resource_version".to_owned()
+            }
+            Self::VersionTooLarge { wanted, current } => {
+                format!("version {wanted} has not been reached here, the current is {current}; try again or elsewhere")
+            }
+            Self::NotSynced { resource, last_error: None } => format!("{resource} has not been synced yet; try again"),
+            Self::NotSynced { resource, last_error: Some(error) } => {
+                format!("{resource} has not been synced yet: {error}")
+            }
+            Self::Draining => "the server is shutting down; reconnect and resume".to_owned(),
+            Self::SlowConsumer { after } => {
+                format!("this client was too slow under BLOCK; resume after version {after}")
+            }
+            Self::TooManyWatchers { limit } => format!("there are {limit} watchers already, as many as are allowed"),
+            Self::Internal => "internal error; the server's log has the detail".to_owned(),
+        }
+    }
+
+    fn metadata(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::ResourceNotFound { resource, known } => {
+                vec![("resource", resource.clone()), ("known", known.join(","))]
+            }
+            Self::ObjectNotFound { resource, key } => vec![("resource", resource.clone()), ("key", key.clone())],
+            Self::Invalid { field, .. } => vec![("field", (*field).to_owned())],
+            Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
+            Self::VersionExpired { oldest, current } => {
+                vec![("oldest", oldest.to_string()), ("current", current.to_string())]
+            }
+            Self::VersionTooLarge { current, .. } => vec![("current", current.clone())],
+            Self::NotSynced { last_error, .. } => {
+                last_error.iter().map(|error| ("last_error", error.clone())).collect()
+            }
+            Self::SlowConsumer { after } => vec![("after", after.to_string())],
+            Self::TooManyWatchers { limit } => vec![("limit", limit.to_string())],
+            Self::PageTokenExpired | Self::HistoryChanged | Self::Draining | Self::Internal => Vec::new(),
+        }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::VersionTooLarge { .. }
+            | Self::NotSynced { .. }
+            | Self::Draining
+            | Self::SlowConsumer { .. }
+            | Self::TooManyWatchers { .. } => Some(RETRY_SOON),
+            Self::ResourceNotFound { .. }
+            | Self::ObjectNotFound { .. }
+            | Self::Invalid { .. }
+            | Self::NotImplemented { .. }
+            | Self::PageTokenExpired
+            | Self::VersionExpired { .. }
+            | Self::HistoryChanged
+            | Self::Internal => None,
+        }
+    }
+
+    /// The status of the RPC.
+    pub(crate) fn to_status(&self) -> Status {
+        let (code, reason) = self.code_and_reason();
+        let metadata: std::collections::HashMap<String, String> =
+            self.metadata().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
+        if let Some(retry_after) = self.retry_after() {
+            details.set_retry_info(Some(retry_after));
+        }
+        Status::with_error_details(code, self.message(), details)
+    }
+
+    /// The same status as a message, for the last message of a Watch.
+    pub(crate) fn to_proto(&self) -> tonic_types::Status {
+        let status = self.to_status();
+        tonic_types::Status::decode(status.details()).unwrap_or_else(|_| tonic_types::Status {
+            code: status.code() as i32,
+            message: status.message().to_owned(),
+            details: Vec::new(),
+        })
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        refusal.to_status()
+    }
+}
+
+const DOMAIN: &str = "informerd";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_carries_its_reason_metadata_and_delay() {
+        let current = ResourceVersion::decimal(9);
+        let refusal = Refusal::VersionTooLarge { wanted: ResourceVersion::decimal(12), current: current.to_string() };
+        let status = refusal.to_status();
+        assert_eq!(status.code(), Code::Unavailable);
+        let details = status.get_error_details();
+        let info = details.error_info().unwrap();
+        assert_eq!((&*info.reason, &*info.domain, &*info.metadata["current"]),
+            ("RESOURCE_VERSION_TOO_LARGE", "informerd", "9"));
+        assert_eq!(details.retry_info().unwrap().retry_delay, Some(RETRY_SOON));
+    }
+
+    #[test]
+    fn the_last_message_of_a_watch_is_the_status_of_its_end() {
+        let refusal = Refusal::SlowConsumer { after: ResourceVersion::decimal(4) };
+        let message = refusal.to_proto();
+        assert_eq!(message.code, Code::ResourceExhausted as i32);
+        assert_eq!(message.message, refusal.to_status().message());
+        assert_eq!(message.details.len(), 2, "ErrorInfo and RetryInfo");
+    }
+
+    #[test]
+    fn messages_are_one_line_that_says_what_to_do() {
+        let refusal = Refusal::ResourceNotFound { resource: "pod".into(), known: vec!["pods".into(), "nodes".into()] };
+        assert_eq!(refusal.to_status().message(), "there is no resource \"pod\"; there are: pods, nodes");
+        let error = crate::model::LabelSelector::parse("app in x").unwrap_err();
+        let message = Refusal::selector("label_selector", &error).to_status().message().to_owned();
+        assert!(message.starts_with("label_selector: ") && !message.contains('\n'), "{message}");
+    }
+}

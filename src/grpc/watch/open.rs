@@ -1,0 +1,187 @@
+//! Opening a watch: reading the request, checking it, and joining.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Buf;
+use http::Request;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use prost::Message;
+use tokio::time::Instant;
+use tonic::body::Body;
+
+use super::{
+    super::{
+        Service, frame,
+        metrics::RpcObserver,
+        query::{self, Parts},
+        service::{ServedResource, wait_of},
+        status::Refusal,
+    },
+    body::{Begin, WatchBody},
+};
+use crate::{
+    cache::{JoinError, Start},
+    model::ResourceVersion,
+    proto::{self, pb},
+    watch::{QueueOptions, Subscribe},
+};
+
+/// Bookmarks more often than this would cost more than they tell.
+const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Reads, checks and joins a watch.
+pub(super) async fn open(
+    service: &Service,
+    request: Request<Body>,
+    observer: RpcObserver,
+) -> Result<WatchBody, Refusal> {
+    let metadata = tonic::metadata::MetadataMap::from_headers(request.headers().clone());
+    let request = decode(request.into_body(), service.config().request_bytes).await?;
+    let resource = service.resource(&request.resource)?;
+    let selection = query::selection(
+        resource,
+        Parts {
+            namespace: &request.namespace,
+            name: &request.name,
+            label_selector: &request.label_selector,
+            field_selector: &request.field_selector,
+            expression: &request.expression,
+            index: request.index.as_ref(),
+        },
+    )?;
+    let format = query::format(request.format)?;
+    let queue = queue(service, resource, request.queue.unwrap_or_default())?;
+    let from = query::version("resource_version", &request.resource_version)?;
+    let begin = begin(&request, from.as_ref())?;
+    let bookmark_interval =
+        duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
+    let timeout = duration("timeout", request.timeout)?;
+    let min_version = query::version("min_resource_version", &request.min_resource_version)?;
+
+    let limit = service.config().max_watchers;
+    let permit = Arc::clone(service.watchers()).try_acquire_owned();
+    let permit = permit.map_err(|_| Refusal::TooManyWatchers { limit })?;
+
+    service.snapshot(resource, min_version.as_ref(), wait_of(&metadata)).await?;
+    let selection = Arc::new(selection);
+    let subscribe = Subscribe {
+        selection: Arc::clone(&selection),
+        format,
+        queue,
+        initial_events: begin == Begin::InitialEvents,
+    };
+    let start = from.clone().map_or(Start::Now, Start::After);
+    let joined = resource.informer.join(start, subscribe).await;
+    let joined = joined.map_err(|error| refuse(error, from.as_ref(), resource))?;
+    tracing::debug!(
+        resource = resource.name, selection = %selection, resource_version = %joined.cursor.version(), "watch joined"
+    );
+    let ends_at = timeout.map(|timeout| Instant::now() + timeout);
+    Ok(WatchBody::new(
+        begin,
+        joined,
+        selection,
+        format,
+        resource.informer.clone(),
+        bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
+        ends_at,
+        service.draining().clone(),
+        permit,
+        observer,
+    ))
+}
+
+/// Reads one message: a request of a Watch is not a stream.
+async fn decode(body: Body, max_bytes: usize) -> Result<pb::WatchRequest, Refusal> {
+    let invalid = |message: String| Refusal::Invalid { reason: "REQUEST_INVALID", field: "request", message };
+    let collected = Limited::new(body, max_bytes + frame::PREFIX_BYTES).collect().await.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            invalid(format!("larger than the {max_bytes} bytes that are allowed"))
+        } else {
+            invalid("it was cut off".to_owned())
+        }
+    })?;
+    let mut bytes = collected.to_bytes();
+    if bytes.len() < frame::PREFIX_BYTES {
+        return Err(invalid("there is no message".to_owned()));
+    }
+    let is_compressed = bytes.get_u8() != 0;
+    let length = bytes.get_u32() as usize;
+    if is_compressed {
+        return Err(Refusal::NotImplemented { what: "a compressed Watch request" });
+    }
+    if bytes.len() != length {
+        return Err(invalid("its length is not the one in its prefix".to_owned()));
+    }
+    pb::WatchRequest::decode(bytes).map_err(|error| invalid(error.to_string()))
+}
+
+/// How the stream begins.
+fn begin(request: &pb::WatchRequest, from: Option<&ResourceVersion>) -> Result<Begin, Refusal> {
+    let invalid = |message: &str| Refusal::Invalid {
+        reason: "INITIAL_EVENTS_INVALID",
+        field: "initial_events",
+        message: message.to_owned(),
+    };
+    match (pb::InitialEvents::try_from(request.initial_events), from) {
+        (Ok(pb::InitialEvents::Send), Some(_)) => {
+            Err(invalid("INITIAL_EVENTS_SEND and resource_version exclude each other; leave one of them out"))
+        }
+        (Ok(pb::InitialEvents::Send | pb::InitialEvents::Unspecified), None) => Ok(Begin::InitialEvents),
+        (Ok(pb::InitialEvents::None), None) => Ok(Begin::Bookmark),
+        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(_)) => Ok(Begin::Live),
+        (Err(_), _) => Err(invalid("there are INITIAL_EVENTS_SEND (1) and INITIAL_EVENTS_NONE (2)")),
+    }
+}
+
+/// The queue that a client asks for, within what is allowed.
+fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) -> Result<QueueOptions, Refusal> {
+    let config = service.config();
+    let policy = match proto::full_channel_policy(asked.policy) {
+        Ok(policy) => policy.unwrap_or(resource.queue.policy),
+        Err(policy) if policy == pb::FullChannelPolicy::Coalesce as i32 => {
+            return Err(Refusal::NotImplemented { what: "FULL_CHANNEL_POLICY_COALESCE" });
+        }
+        Err(policy) => {
+            return Err(Refusal::Invalid {
+                reason: "POLICY_INVALID",
+                field: "queue.policy",
+                message: format!("there is no policy {policy}; there are DROP (1), BLOCK (2), REPLAY (3)"),
+            });
+        }
+    };
+    if !config.allowed_policies.contains(&policy) {
+        return Err(Refusal::Invalid {
+            reason: "POLICY_NOT_ALLOWED",
+            field: "queue.policy",
+            message: format!("{policy:?} is not allowed here; allowed are {:?}", config.allowed_policies),
+        });
+    }
+    let length = match asked.length as usize {
+        0 => resource.queue.length,
+        length if length <= config.max_queue_length => length,
+        length => {
+            let message = format!("{length} is more than the {} that are allowed", config.max_queue_length);
+            return Err(Refusal::Invalid { reason: "QUEUE_LENGTH_INVALID", field: "queue.length", message });
+        }
+    };
+    Ok(QueueOptions { policy, length })
+}
+
+/// A duration that may be left out, and is positive otherwise.
+fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Result<Option<Duration>, Refusal> {
+    let Some(given) = duration else { return Ok(None) };
+    let parsed = Duration::try_from(given).ok().filter(|duration| !duration.is_zero());
+    let Some(parsed) = parsed.filter(|duration| *duration <= MAX_DURATION) else {
+        let message = format!("expected a duration between 1ns and {} days", MAX_DURATION.as_secs() / 86_400);
+        return Err(Refusal::Invalid { reason: "DURATION_INVALID", field, message });
+    };
+    Ok(Some(parsed))
+}
+
+/// Ten years: past it a timer says nothing.
+const MAX_DURATION: Duration = Duration::from_secs(3650 * 86_400);
+
+fn refuse(error: JoinError, from: Option<&ResourceVersion>, resource: &ServedResource) -> Refusal {
+    Refusal::join(error, from, &resource.name)
+}

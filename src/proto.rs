@@ -1,0 +1,161 @@
+//! The wire: the generated messages, and the way from and to the model. Nothing else converts.
+
+use std::time::SystemTime;
+
+use prost_types::Timestamp;
+
+use crate::{
+    cache::SyncState,
+    model::{Cause, EventType, Object, ResourceVersion},
+    watch::FullChannelPolicy,
+};
+
+mod json;
+
+/// The generated messages, clients and servers of `informerd.v1`.
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "generated code; the proto documents it"
+)]
+pub mod pb {
+    tonic::include_proto!("informerd.v1");
+
+    /// Our proto with everything that it imports, and google.rpc's error details: what reflection serves.
+    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/informerd_descriptor.bin"));
+}
+
+/// How an object's body is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PayloadFormat {
+    /// As `google.protobuf.Struct`; a body that is not a JSON map, or is nested too deep for one, is sent raw.
+    Struct,
+    /// The bytes as the source gave them.
+    Raw,
+    /// No body.
+    Metadata,
+}
+
+// === impl PayloadFormat ===
+
+impl PayloadFormat {
+    /// The format that a request names; `None` for one that this server does not know.
+    pub fn from_proto(format: i32) -> Option<Self> {
+        Some(match pb::PayloadFormat::try_from(format).ok()? {
+            pb::PayloadFormat::Unspecified | pb::PayloadFormat::Struct => Self::Struct,
+            pb::PayloadFormat::Raw => Self::Raw,
+            pb::PayloadFormat::Metadata => Self::Metadata,
+        })
+    }
+}
+
+/// An object in one format, at `version`: its own, or that of the event which takes it away.
+pub fn object(object: &Object, version: &ResourceVersion, format: PayloadFormat) -> pb::Object {
+    pb::Object {
+        namespace: object.key().namespace().to_owned(),
+        name: object.key().name().to_owned(),
+        uid: object.uid().to_owned(),
+        resource_version: version.to_string(),
+        labels: object.labels().iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+        api_version: object.api_version().to_owned(),
+        kind: object.kind().to_owned(),
+        media_type: object.media_type().to_owned(),
+        body: body(object, format),
+    }
+}
+
+fn body(object: &Object, format: PayloadFormat) -> Option<pb::object::Body> {
+    match format {
+        PayloadFormat::Metadata => None,
+        PayloadFormat::Raw => Some(pb::object::Body::Raw(object.body().clone())),
+        PayloadFormat::Struct => {
+            let fields = object.json().and_then(json::to_struct);
+            Some(fields.map_or_else(|| pb::object::Body::Raw(object.body().clone()), pb::object::Body::Struct))
+        }
+    }
+}
+
+/// The type of an event.
+pub fn event_type(event_type: EventType) -> pb::EventType {
+    match event_type {
+        EventType::Added => pb::EventType::Added,
+        EventType::Modified => pb::EventType::Modified,
+        EventType::Deleted => pb::EventType::Deleted,
+    }
+}
+
+/// The cause of an event.
+pub fn cause(cause: Cause) -> pb::Cause {
+    match cause {
+        Cause::Change => pb::Cause::Unspecified,
+        Cause::Initial => pb::Cause::Initial,
+        Cause::EnteredSelection => pb::Cause::EnteredSelection,
+        Cause::LeftSelection => pb::Cause::LeftSelection,
+        Cause::Inferred => pb::Cause::Inferred,
+    }
+}
+
+/// The state of a source.
+pub fn sync_state(state: SyncState) -> pb::SyncState {
+    match state {
+        SyncState::Syncing => pb::SyncState::Syncing,
+        SyncState::Synced => pb::SyncState::Synced,
+        SyncState::Stale => pb::SyncState::Stale,
+    }
+}
+
+/// A moment. Times before 1970 and past the year 9999 do not occur here.
+pub fn timestamp(at: SystemTime) -> Timestamp {
+    Timestamp::from(at)
+}
+
+/// The policy that a request names: `Ok(None)` for the server's default, `Err` for one that this server does not serve.
+pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, i32> {
+    match pb::FullChannelPolicy::try_from(policy) {
+        Ok(pb::FullChannelPolicy::Unspecified) => Ok(None),
+        Ok(pb::FullChannelPolicy::Drop) => Ok(Some(FullChannelPolicy::Drop)),
+        Ok(pb::FullChannelPolicy::Block) => Ok(Some(FullChannelPolicy::Block)),
+        Ok(pb::FullChannelPolicy::Replay) => Ok(Some(FullChannelPolicy::Replay)),
+        Ok(pb::FullChannelPolicy::Coalesce) | Err(_) => Err(policy),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn parse(json: &'static str) -> Object {
+        Object::from_json(Bytes::from_static(json.as_bytes()), "x", ResourceVersion::decimal(7)).unwrap()
+    }
+
+    #[test]
+    fn an_object_keeps_its_body_and_takes_the_version_it_is_given() {
+        let model = parse(r#"{"kind":"Pod","metadata":{"name":"web","namespace":"shop","labels":{"a":"b"}}}"#);
+        let object = object(&model, &ResourceVersion::decimal(9), PayloadFormat::Raw);
+        assert_eq!((&*object.namespace, &*object.name, &*object.resource_version), ("shop", "web", "9"));
+        assert_eq!(object.labels["a"], "b");
+        assert_eq!(object.body, Some(pb::object::Body::Raw(model.body().clone())));
+    }
+
+    #[test]
+    fn a_body_that_is_not_a_map_is_sent_raw_and_metadata_has_none() {
+        let model = parse("[1,2]");
+        assert!(matches!(body(&model, PayloadFormat::Struct), Some(pb::object::Body::Raw(_))));
+        assert!(matches!(body(&parse("{}"), PayloadFormat::Struct), Some(pb::object::Body::Struct(_))));
+        assert_eq!(body(&model, PayloadFormat::Metadata), None);
+    }
+
+    #[test]
+    fn formats_and_policies_that_are_not_known_are_told_apart_from_defaults() {
+        assert_eq!(PayloadFormat::from_proto(0), Some(PayloadFormat::Struct));
+        assert_eq!(PayloadFormat::from_proto(9), None);
+        assert_eq!(full_channel_policy(0), Ok(None));
+        assert_eq!(full_channel_policy(4), Err(4));
+        assert_eq!(full_channel_policy(-1), Err(-1));
+    }
+}
