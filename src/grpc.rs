@@ -18,5 +18,5 @@ mod watch;
 
 pub use frame::WireFrame;
 pub use metrics::{RpcCode, RpcLabels, RpcMetrics};
-pub use service::{ServedResource, Service, ServiceConfig};
+pub use service::{Lifecycle, ServedResource, Service, ServiceConfig};
 pub use watch::Routes;

@@ -1,6 +1,39 @@
-//! informerd
+//! informerd lists and watches each upstream resource **once**, keeps it in an indexed in-memory cache, and serves any number
+//! of clients over gRPC.
+//!
+//! ```text
+//!  upstream ──▶ source ──▶ Reflector ──▶ queue ──▶ informer task ──▶ Indexer (snapshots) ──▶ List, ByIndex, Get
+//!   (files)   ListerWatcher list+watch  ordered     one writer  │
+//!                                       deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
+//! ```
+//!
+//! The rooms, in reading order:
+//!
+//! - [`model`]: keys, versions, objects, changes, selectors, indexes. No IO, no async.
+//! - [`watch`]: the fan-out. Groups of watchers, events encoded once, one cursor with its own bound for each client.
+//! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, and the
+//!   [`cache::ListerWatcher`] that every upstream implements.
+//! - [`proto`]: the generated messages, and the only way between them and the model.
+//! - [`source`]: the upstreams. Today: a directory of manifests.
+//! - [`grpc`]: requests into queries, snapshots and cursors into answers.
+//! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
+//! - [`app`] and [`cli`]: everything connected, and the command line.
+//!
+//! Imports point inward, and a test reads the sources to enforce it:
+//! `main → cli → app → {config, telemetry, admin, grpc, source} → proto → {cache, watch} → model`. `model`, `watch` and
+//! `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers.
+//!
+//! What holds everywhere: one writer per resource; a watch is joined exactly; whatever a client is not sent, it is told of in
+//! band; everything has a bound.
+
+pub mod admin;
+pub mod app;
 pub mod cache;
+pub mod cli;
+pub mod config;
 pub mod grpc;
 pub mod model;
 pub mod proto;
+pub mod source;
+pub mod telemetry;
 pub mod watch;

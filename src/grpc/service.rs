@@ -27,6 +27,15 @@ pub struct Service {
     inner: Arc<Inner>,
 }
 
+/// The two steps in which a server ends.
+#[derive(Debug, Clone, Default)]
+pub struct Lifecycle {
+    /// Cancelled first: probes say no, and everything is still served.
+    pub unready: CancellationToken,
+    /// Cancelled then: every watch ends.
+    pub draining: CancellationToken,
+}
+
 /// The bounds and defaults of all calls.
 #[derive(Debug, Clone)]
 pub struct ServiceConfig {
@@ -63,7 +72,7 @@ struct Inner {
     config: ServiceConfig,
     pages: Pages,
     watchers: Arc<Semaphore>,
-    draining: CancellationToken,
+    lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
 }
 
@@ -73,16 +82,16 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 // === impl Service ===
 
 impl Service {
-    /// A service over these resources. When `draining` is cancelled, every watch ends.
+    /// A service over these resources.
     pub fn new(
         resources: impl IntoIterator<Item = ServedResource>,
         config: ServiceConfig,
-        draining: CancellationToken,
+        lifecycle: Lifecycle,
         metrics: Arc<RpcMetrics>,
     ) -> Self {
         let watchers = Arc::new(Semaphore::new(config.max_watchers.min(Semaphore::MAX_PERMITS)));
         let resources = resources.into_iter().map(|resource| (resource.name.clone(), resource)).collect();
-        let inner = Inner { resources, config, pages: Pages::new(), watchers, draining, metrics };
+        let inner = Inner { resources, config, pages: Pages::new(), watchers, lifecycle, metrics };
         Self { inner: Arc::new(inner) }
     }
 
@@ -91,9 +100,14 @@ impl Service {
         self.inner.resources.values()
     }
 
-    /// Whether every resource that is not optional has had a state.
+    /// Whether the server has been told to end.
+    pub fn is_shutting_down(&self) -> bool {
+        self.inner.lifecycle.unready.is_cancelled()
+    }
+
+    /// Whether every resource that is not optional has had a state, and the server is not about to end.
     pub fn is_ready(&self) -> bool {
-        !self.inner.draining.is_cancelled()
+        !self.is_shutting_down()
             && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
     }
 
@@ -117,7 +131,7 @@ impl Service {
     }
 
     pub(super) fn draining(&self) -> &CancellationToken {
-        &self.inner.draining
+        &self.inner.lifecycle.draining
     }
 
     pub(super) fn metrics(&self) -> &Arc<RpcMetrics> {
@@ -206,6 +220,20 @@ impl pb::informer_service_server::InformerService for Service {
         let observer = self.metrics().start("ListResources");
         let resources = self.resources().map(discovery::resource).collect();
         Ok(Response::new(observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?))
+    }
+
+    async fn until(&self, _: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
+        self.metrics().start("Until").result(Err(Refusal::NotImplemented { what: "Until" }))
+    }
+}
+
+#[tonic::async_trait]
+impl pb::admin_service_server::AdminService for Service {
+    async fn list_watchers(
+        &self,
+        _: Request<pb::ListWatchersRequest>,
+    ) -> Result<Response<pb::ListWatchersResponse>, Status> {
+        Err(Refusal::NotImplemented { what: "ListWatchers" }.to_status())
     }
 }
 

@@ -1,0 +1,385 @@
+//! The composition root: a [`Config`] becomes connected tasks, owned in one set, and ended in order.
+//!
+//! For each resource a Reflector and an informer; the gRPC server with health and reflection; the admin server. Nothing else
+//! sees all the layers, and there is no logic here.
+//!
+//! How it ends, from the first signal on:
+//!
+//! 1. `/readyz` and the health service say no; for `drain.delay` everything is served as before.
+//! 2. No connection is accepted any more; every watch gets a BOOKMARK with `draining` and its own position, and ends with
+//!    UNAVAILABLE / DRAINING.
+//! 3. What is still open after `drain.period` (a client that reads nothing) is cut off. The tasks are dropped.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tokio::{
+    net::{TcpListener, UnixListener, UnixStream},
+    task::{JoinError, JoinSet},
+};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{service::RoutesBuilder, transport::server::TcpIncoming};
+use tonic_health::{ServingStatus, server::HealthReporter};
+use tracing::{Instrument, info_span};
+
+use crate::{
+    admin::Admin,
+    cache::{FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig, SourceHealth},
+    config::{Config, ListenAddr, ResourceConfig, SourceConfig},
+    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
+    proto::pb,
+    source::files::{DirectoryError, FilesConfig, FilesSource},
+    telemetry::{self, ObservedResource},
+};
+
+/// A server that is listening and whose resources are being synced.
+pub struct App {
+    config: Config,
+    service: Service,
+    lifecycle: Lifecycle,
+    tasks: JoinSet<Ended>,
+    grpc: GrpcListener,
+    admin: Option<(TcpListener, Admin)>,
+}
+
+/// Why the server could not start, or ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// A directory cannot be served.
+    #[error("resource {resource}: {error}")]
+    Directory {
+        /// The name of the resource.
+        resource: String,
+        /// What to do about it.
+        error: DirectoryError,
+    },
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address} for {what}: {error}; {hint}")]
+    Listen {
+        /// "gRPC" or "admin".
+        what: &'static str,
+        /// As configured.
+        address: String,
+        /// The system's answer.
+        error: io::Error,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// A task that should run for ever has ended.
+    #[error("{task} ended unexpectedly{detail}")]
+    TaskEnded {
+        /// Which one.
+        task: String,
+        /// Why, if it said so.
+        detail: String,
+    },
+}
+
+/// The end of a task.
+type Ended = (String, Result<(), String>);
+
+enum GrpcListener {
+    Tcp(TcpListener),
+    Unix(UnixListener, UnixSocket),
+}
+
+/// A socket file, removed when it is dropped.
+struct UnixSocket(PathBuf);
+
+/// How often a connection that is silent is asked whether it is still there, and how long it may take to answer.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+// === impl App ===
+
+impl App {
+    /// Checks the sources, listens, and starts to sync.
+    ///
+    /// # Errors
+    ///
+    /// When a directory cannot be served or an address cannot be listened on.
+    pub async fn start(config: Config) -> Result<Self, AppError> {
+        check_sources(&config)?;
+        let grpc = GrpcListener::bind(&config.listen).await?;
+        let admin_listener = match config.admin_listen {
+            Some(address) => Some(bind_tcp("admin", address).await?),
+            None => None,
+        };
+
+        let mut tasks = JoinSet::new();
+        let observed: Vec<ObservedResource> =
+            config.resources.values().map(|resource| spawn_resource(&mut tasks, &config, resource)).collect();
+        let lifecycle = Lifecycle::default();
+        let metrics = Arc::new(RpcMetrics::default());
+        let service = Service::new(
+            observed.iter().map(|observed| observed.resource.clone()),
+            ServiceConfig {
+                allowed_policies: config.watch.allowed_policies.clone(),
+                max_queue_length: config.watch.max_queue_length,
+                bookmark_interval: config.watch.bookmark_interval,
+                max_watchers: config.watch.max_watchers,
+                request_bytes: config.limits.request_bytes,
+            },
+            lifecycle.clone(),
+            Arc::clone(&metrics),
+        );
+        let mut registry = telemetry::registry(observed);
+        metrics.register(&mut registry);
+        let admin = admin_listener.map(|listener| (listener, Admin::new(service.clone(), registry)));
+        Ok(Self { config, service, lifecycle, tasks, grpc, admin })
+    }
+
+    /// Where gRPC listens; a port 0 has become a real one.
+    pub fn grpc_address(&self) -> ListenAddr {
+        match &self.grpc {
+            GrpcListener::Tcp(listener) => {
+                listener.local_addr().map_or_else(|_| self.config.listen.clone(), ListenAddr::Tcp)
+            }
+            GrpcListener::Unix(_, socket) => ListenAddr::Unix(socket.0.clone()),
+        }
+    }
+
+    /// Where the admin port listens.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
+    }
+
+    /// Serves until `shutdown` is ready, then ends in order.
+    ///
+    /// # Errors
+    ///
+    /// When a task ends that should not.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), AppError> {
+        tracing::info!(address = %self.grpc_address(), "grpc listening");
+        if let Some(address) = self.admin_address() {
+            tracing::info!(%address, "admin listening");
+        }
+        let Self { config, service, lifecycle, mut tasks, grpc, admin } = self;
+
+        let (reporter, health) = tonic_health::server::health_reporter();
+        set_health(&reporter, &service, ServingStatus::NotServing).await;
+        let mut services = RoutesBuilder::default();
+        services
+            .add_service(health)
+            .add_service(reflection().build_v1().map_err(AppError::reflection)?)
+            .add_service(reflection().build_v1alpha().map_err(AppError::reflection)?)
+            .add_service(pb::admin_service_server::AdminServiceServer::new(service.clone()))
+            .add_service(Routes::new(service.clone()));
+        let router = tonic::transport::Server::builder()
+            .max_concurrent_streams(config.limits.streams_per_connection)
+            .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+            .add_routes(services.routes());
+        let drained = lifecycle.draining.clone().cancelled_owned();
+        let mut server = JoinSet::new();
+        // Removed when this function returns.
+        let _socket = match grpc {
+            GrpcListener::Tcp(listener) => {
+                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+                server.spawn(named("grpc server", router.serve_with_incoming_shutdown(incoming, drained)));
+                None
+            }
+            GrpcListener::Unix(listener, socket) => {
+                let incoming = UnixListenerStream::new(listener);
+                server.spawn(named("grpc server", router.serve_with_incoming_shutdown(incoming, drained)));
+                Some(socket)
+            }
+        };
+        tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
+        if let Some((listener, admin)) = admin {
+            // Until the very end, so that the probes and the last metrics can be read.
+            tasks.spawn(named("admin server", admin.serve(listener)));
+        }
+
+        tokio::select! {
+            () = shutdown => {}
+            // Cancel-safe: `join_next` loses nothing when another arm wins.
+            Some(ended) = tasks.join_next() => return Err(AppError::ended(ended)),
+            Some(ended) = server.join_next() => return Err(AppError::ended(ended)),
+        }
+        tracing::info!("shutting down");
+        lifecycle.unready.cancel();
+        set_health(&reporter, &service, ServingStatus::NotServing).await;
+        tokio::time::sleep(config.drain.delay).await;
+        lifecycle.draining.cancel();
+        if tokio::time::timeout(config.drain.period, server.join_next()).await.is_err() {
+            tracing::warn!(period = ?config.drain.period, "connections still open at the end of the drain are cut off");
+        }
+        tracing::info!("shut down");
+        Ok(())
+    }
+}
+
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+// === impl AppError ===
+
+impl AppError {
+    fn listen(what: &'static str, address: String, error: io::Error) -> Self {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => "end what uses it, or choose another address",
+            io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user may write",
+            _ => "choose an address of this machine",
+        };
+        Self::Listen { what, address, error, hint }
+    }
+
+    fn reflection(error: tonic_reflection::server::Error) -> Self {
+        Self::TaskEnded { task: "reflection".to_owned(), detail: format!(": {error}") }
+    }
+
+    fn ended(ended: Result<Ended, JoinError>) -> Self {
+        match ended {
+            Ok((task, Ok(()))) => Self::TaskEnded { task, detail: String::new() },
+            Ok((task, Err(error))) => Self::TaskEnded { task, detail: format!(": {error}") },
+            Err(error) => Self::TaskEnded { task: "a task".to_owned(), detail: format!(": {error}") },
+        }
+    }
+}
+
+// === impl GrpcListener ===
+
+impl GrpcListener {
+    async fn bind(address: &ListenAddr) -> Result<Self, AppError> {
+        match address {
+            ListenAddr::Tcp(address) => bind_tcp("gRPC", *address).await.map(Self::Tcp),
+            ListenAddr::Unix(path) => {
+                remove_stale_socket(path).await;
+                let listener = UnixListener::bind(path);
+                let listener = listener.map_err(|error| AppError::listen("gRPC", address.to_string(), error))?;
+                tracing::info!("clients of a unix socket may have to set the authority, for example to localhost");
+                Ok(Self::Unix(listener, UnixSocket(path.clone())))
+            }
+        }
+    }
+}
+
+// === impl UnixSocket ===
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        // Somebody may have removed it already.
+        drop(std::fs::remove_file(&self.0));
+    }
+}
+
+async fn bind_tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
+    TcpListener::bind(address).await.map_err(|error| AppError::listen(what, address.to_string(), error))
+}
+
+/// A server that was killed leaves its socket behind, and nobody answers there.
+async fn remove_stale_socket(path: &Path) {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if is_socket && UnixStream::connect(path).await.is_err_and(refused) {
+        drop(std::fs::remove_file(path));
+    }
+}
+
+/// Whether the sources of a configuration can be read now.
+///
+/// # Errors
+///
+/// The first one that cannot.
+pub fn check_sources(config: &Config) -> Result<(), AppError> {
+    for ResourceConfig { name, source, .. } in config.resources.values() {
+        let SourceConfig::Files { path, .. } = source;
+        FilesSource::check(path).map_err(|error| AppError::Directory { resource: name.clone(), error })?;
+    }
+    Ok(())
+}
+
+/// Connects one resource: source, Reflector, queue, informer.
+fn spawn_resource(tasks: &mut JoinSet<Ended>, config: &Config, resource: &ResourceConfig) -> ObservedResource {
+    let SourceConfig::Files { path, kind } = &resource.source;
+    let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
+    let health = SourceHealth::new(files.rescan, config.stale_after);
+    let source = FilesSource::new(files, health.clone());
+    connect(tasks, config, resource, "files", source, health)
+}
+
+fn connect<S: ListerWatcher>(
+    tasks: &mut JoinSet<Ended>,
+    config: &Config,
+    resource: &ResourceConfig,
+    kind: &'static str,
+    source: S,
+    health: SourceHealth,
+) -> ObservedResource {
+    let name = resource.name.as_str();
+    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+    let informer_config =
+        InformerConfig { indexers: Arc::clone(&resource.indexers), broadcaster: config.broadcaster() };
+    let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
+    let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
+    let reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
+    let stats = Arc::clone(reflector.stats());
+
+    let run = async { Ok::<_, io::Error>(informer.run().await) };
+    tasks.spawn(named(format!("informer of {name}"), run.instrument(info_span!("informer", resource = name))));
+    let run = async { Ok::<_, io::Error>(reflector.run().await) };
+    let span = info_span!("reflector", resource = name, source = kind);
+    tasks.spawn(named(format!("reflector of {name}"), run.instrument(span)));
+
+    let served = ServedResource {
+        name: name.to_owned(),
+        source: kind,
+        optional: resource.optional,
+        queue: resource.queue_options(&config.watch),
+        informer: handle,
+    };
+    ObservedResource { resource: served, reflector: stats, fifo }
+}
+
+/// A task with a name for when it ends.
+fn named<E: fmt::Display>(
+    name: impl Into<String>,
+    task: impl Future<Output = Result<(), E>>,
+) -> impl Future<Output = Ended> {
+    let name = name.into();
+    async move { (name, task.await.map_err(|error| error.to_string())) }
+}
+
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
+/// Says that a resource is served once it has had a state, and that the server is once all that are not optional have.
+async fn report_health(service: Service, reporter: HealthReporter) -> io::Result<()> {
+    let watched = service.resources().map(async |resource| {
+        resource.informer.wait_for(|_| true).await;
+        if !service.is_shutting_down() {
+            reporter.set_service_status(health_name(resource), ServingStatus::Serving).await;
+        }
+        if service.is_ready() {
+            reporter.set_service_status("", ServingStatus::Serving).await;
+        }
+    });
+    join_all(watched).await;
+    std::future::pending().await
+}
+
+/// Says the same of the server and of every resource.
+async fn set_health(reporter: &HealthReporter, service: &Service, status: ServingStatus) {
+    reporter.set_service_status("", status).await;
+    for resource in service.resources() {
+        reporter.set_service_status(health_name(resource), status).await;
+    }
+}
+
+fn health_name(resource: &ServedResource) -> String {
+    format!("resource/{}", resource.name)
+}

@@ -1,0 +1,59 @@
+//! `informerd check`.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use super::{FAILED, WRONG_USAGE, complain};
+use crate::{
+    app,
+    config::{Config, ServeFlags, SourceConfig},
+};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  informerd check --config examples/shop.yaml
+
+Every problem of the configuration is printed, each on a line of its own, and the exit code is 2; a source that cannot be
+read gives 1.";
+
+pub(super) fn run(flags: &ServeFlags) -> ExitCode {
+    let config = match Config::load(flags) {
+        Ok(config) => config,
+        Err(errors) => {
+            complain(&errors);
+            return WRONG_USAGE.into();
+        }
+    };
+    if let Err(error) = app::check_sources(&config) {
+        complain(&error);
+        return FAILED.into();
+    }
+    match print(&config, &mut io::stdout().lock()) {
+        // Whoever closed the pipe has seen enough.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FAILED.into(),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
+    match config.admin_listen {
+        Some(admin) => writeln!(out, "ok: gRPC on {}, admin on {admin}", config.listen)?,
+        None => writeln!(out, "ok: gRPC on {}", config.listen)?,
+    }
+    for resource in config.resources.values() {
+        let SourceConfig::Files { path, kind } = &resource.source;
+        let kind = kind.as_deref().map(|kind| format!(" of kind {kind}")).unwrap_or_default();
+        let indexes: Vec<&str> = resource.indexers.names().collect();
+        let optional = if resource.optional { ", optional" } else { "" };
+        writeln!(
+            out,
+            "{}: files below {}{kind}, indexed by {}{optional}",
+            resource.name,
+            path.display(),
+            indexes.join(", ")
+        )?;
+    }
+    out.flush()
+}

@@ -1,0 +1,116 @@
+//! `informerd serve`.
+
+use std::process::ExitCode;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::{FAILED, WRONG_USAGE, complain};
+use crate::{
+    app::App,
+    config::{Config, ServeFlags},
+    telemetry,
+};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  # the pods below a directory, for grpcurl on this machine
+  informerd serve --files pods=./manifests@Pod
+  grpcurl -plaintext -d '{\"resource\":\"pods\"}' 127.0.0.1:50051 informerd.v1.InformerService/Watch
+
+  # several resources with indexes
+  informerd serve --config examples/shop.yaml
+
+A flag wins over its environment variable, that over the file, and that over the default.
+SIGINT and SIGTERM end it in order, within `drain`; a second one cuts that short.";
+
+/// The signals that end the server, and the exit codes of shells for them.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+pub(super) fn run(flags: &ServeFlags) -> ExitCode {
+    let config = match Config::load(flags) {
+        Ok(config) => config,
+        Err(errors) => {
+            complain(&errors);
+            return WRONG_USAGE.into();
+        }
+    };
+    if let Err(error) = telemetry::init_logs(&flags.log, flags.log_format) {
+        complain(&error);
+        return WRONG_USAGE.into();
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            complain(&format_args!("cannot start: {error}"));
+            return FAILED.into();
+        }
+    };
+    let code = runtime.block_on(serve(config));
+    // Connections that were cut off, and a scan that is under way, are not waited for.
+    runtime.shutdown_background();
+    code
+}
+
+async fn serve(config: Config) -> ExitCode {
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => {
+            complain(&format_args!("cannot listen for signals: {error}"));
+            return FAILED.into();
+        }
+    };
+    let app = match App::start(config).await {
+        Ok(app) => app,
+        Err(error) => {
+            complain(&error);
+            return FAILED.into();
+        }
+    };
+    let (told, mut is_told) = tokio::sync::oneshot::channel();
+    let running = app.run(async {
+        // The sender is never dropped without a word: it lives as long as this function.
+        drop((&mut is_told).await);
+    });
+    tokio::pin!(running);
+    tokio::select! {
+        ended = &mut running => return exit_code(ended),
+        // Cancel-safe: a signal that comes later is kept for the next call.
+        _ = signals.next() => drop(told.send(())),
+    }
+    tokio::select! {
+        ended = running => exit_code(ended),
+        code = signals.next() => {
+            tracing::warn!("told to end a second time: not in order");
+            code.into()
+        }
+    }
+}
+
+fn exit_code(ended: Result<(), crate::app::AppError>) -> ExitCode {
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            FAILED.into()
+        }
+    }
+}
+
+// === impl Signals ===
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Waits for a signal, and gives the exit code of a process that it kills.
+    async fn next(&mut self) -> u8 {
+        tokio::select! {
+            _ = self.interrupt.recv() => 128 + 2,
+            _ = self.terminate.recv() => 128 + 15,
+        }
+    }
+}

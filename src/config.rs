@@ -1,0 +1,228 @@
+//! Configuration: from flags, environment and a YAML file to a [`Config`] that cannot be wrong.
+//!
+//! ```text
+//!   ServeFlags (clap: flag, then environment) ──┐
+//!                                               ├──▶ resolve ──▶ Config, or every problem at once (ConfigErrors)
+//!   file ──▶ YAML ──▶ RawConfig, unknown keys ──┘
+//! ```
+//!
+//! `app` reads it once, at the start; nothing changes it afterwards.
+//!
+//! - Precedence: flag, then environment (`INFORMERD_…`), then file, then default.
+//! - A [`Config`] comes from [`Config::load`] alone; whatever it holds has been checked, by itself and against the rest.
+//! - Nothing is ignored: a key that is not known is an error that names the nearest one, and a key of the design that
+//!   this version does not serve says so. A key without a value (`listen:`) is as good as left out.
+//! - [`reference()`] lists every key with its default; a test holds it to what is read and to the defaults below.
+//!
+//! Deliberately not here: whether the paths exist and the ports are free, which is for those who open them.
+
+mod error;
+mod file;
+mod keys;
+mod listen;
+mod raw;
+mod resolve;
+mod value;
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+pub use self::{
+    error::{ConfigError, ConfigErrors},
+    keys::{Key, reference},
+    listen::ListenAddr,
+    raw::{LogFormat, ServeFlags},
+    value::{MAX_DURATION, ValueError, parse_duration, parse_size},
+};
+use crate::{
+    model::Indexers,
+    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
+};
+
+/// What `informerd serve` runs with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Where gRPC listens; by default 127.0.0.1:50051.
+    pub listen: ListenAddr,
+    /// Where HTTP for operators listens; by default 127.0.0.1:9464. With `None`, nowhere.
+    pub admin_listen: Option<SocketAddr>,
+    /// Whether plain text gRPC beyond loopback is what the user wants; by default not, and then `listen` is local.
+    pub insecure: bool,
+    /// What clients may ask for, and what they get when they do not.
+    pub watch: WatchConfig,
+    /// How much of each resource's past is kept for watches that lag or come back. Age: 5 minutes by default; events:
+    /// 100 000; size in bytes as encoded: 256 MiB. None of them is 0.
+    pub history: Retention,
+    /// What one client may use.
+    pub limits: LimitsConfig,
+    /// How the server goes down.
+    pub drain: DrainConfig,
+    /// How long a source may be out of contact before its resource counts as stale; by default 15 seconds, never 0.
+    pub stale_after: Duration,
+    /// What is served, by name; at least one.
+    pub resources: BTreeMap<String, ResourceConfig>,
+}
+
+/// Watches: the defaults of the server and the bounds of what a client may ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchConfig {
+    /// What happens when a client's queue is full and the client did not say; by default REPLAY. It is one of
+    /// `allowed_policies`.
+    pub full_channel_policy: FullChannelPolicy,
+    /// What a client may choose; each once, at least one. By default all of them.
+    pub allowed_policies: Vec<FullChannelPolicy>,
+    /// Events that make a client's queue full when it did not say; by default 1024. At most `max_queue_length`, and 0
+    /// under BLOCK alone.
+    pub queue_length: usize,
+    /// The longest queue that a client may ask for, in events; by default 65 536, never 0.
+    pub max_queue_length: usize,
+    /// Encoded bytes that make a client's queue full whatever its length; by default 16 MiB, never 0.
+    pub queue_bytes: usize,
+    /// How long the writer waits for clients under BLOCK; by default 5 seconds, never 0.
+    pub block_timeout: Duration,
+    /// How long a watch may be silent before it gets a bookmark; by default 30 seconds, never 0.
+    pub bookmark_interval: Duration,
+    /// Watches open at the same time, of all clients together; by default 100 000, never 0.
+    pub max_watchers: usize,
+}
+
+/// What one client may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LimitsConfig {
+    /// The largest request, in bytes as encoded; by default 64 KiB, never 0.
+    pub request_bytes: usize,
+    /// Calls open at the same time on one connection; by default 1024, never 0.
+    pub streams_per_connection: u32,
+}
+
+/// How the server goes down, from the first signal on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DrainConfig {
+    /// How long it serves as before while it already says that it is not ready; by default 0.
+    pub delay: Duration,
+    /// How long streams that are open then have to end; by default 5 seconds.
+    pub period: Duration,
+}
+
+/// A resource: objects of one source under one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceConfig {
+    /// What clients call it: at most 253 lowercase letters, digits, `-` and `.`, with a letter or digit at both ends.
+    pub name: String,
+    /// Where the objects come from.
+    pub source: SourceConfig,
+    /// Its indexes; `namespace` is always there.
+    pub indexers: Arc<Indexers>,
+    /// Whether the server is ready without it; by default it is not.
+    pub optional: bool,
+    /// Instead of [`WatchConfig::full_channel_policy`]; one of the allowed ones.
+    pub full_channel_policy: Option<FullChannelPolicy>,
+    /// Instead of [`WatchConfig::queue_length`], within the same bounds.
+    pub queue_length: Option<usize>,
+}
+
+/// Where the objects of a resource come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceConfig {
+    /// JSON and YAML files below a directory, or one file.
+    Files {
+        /// The directory or file; what was relative in a configuration file is relative to that file's directory.
+        path: PathBuf,
+        /// Only objects of this kind, such as `Pod`; with `None`, all of them.
+        kind: Option<String>,
+    },
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Reads the file that the flags name, if any, and puts it together with the flags.
+    ///
+    /// # Errors
+    ///
+    /// Hold everything that is wrong, in flags and file alike. Of a file that is not YAML, only the first problem.
+    pub fn load(flags: &ServeFlags) -> Result<Self, ConfigErrors> {
+        let mut errors = ConfigErrors::default();
+        let raw = match &flags.config {
+            None => Some(raw::RawConfig::default()),
+            Some(path) => file::read(path, &mut errors),
+        };
+        let directory = flags.config.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
+        let config = resolve::resolve(raw, directory, flags, &mut errors);
+        if errors.is_empty() { Ok(config) } else { Err(errors) }
+    }
+
+    /// The bounds of the Broadcaster of each resource.
+    pub fn broadcaster(&self) -> BroadcasterConfig {
+        BroadcasterConfig {
+            retention: self.history,
+            queue_size: self.watch.queue_bytes,
+            block_timeout: self.watch.block_timeout,
+        }
+    }
+}
+
+// === impl WatchConfig ===
+
+impl WatchConfig {
+    /// Whether a client may choose this policy.
+    pub fn allows(&self, policy: FullChannelPolicy) -> bool {
+        self.allowed_policies.contains(&policy)
+    }
+}
+
+impl Default for WatchConfig {
+    fn default() -> Self {
+        let broadcaster = BroadcasterConfig::default();
+        Self {
+            full_channel_policy: FullChannelPolicy::Replay,
+            allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+            queue_length: 1024,
+            max_queue_length: 65_536,
+            queue_bytes: broadcaster.queue_size,
+            block_timeout: broadcaster.block_timeout,
+            bookmark_interval: Duration::from_secs(30),
+            max_watchers: 100_000,
+        }
+    }
+}
+
+// === impl LimitsConfig ===
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self { request_bytes: 64 << 10, streams_per_connection: 1024 }
+    }
+}
+
+// === impl DrainConfig ===
+
+impl Default for DrainConfig {
+    fn default() -> Self {
+        Self { delay: Duration::ZERO, period: Duration::from_secs(5) }
+    }
+}
+
+// === impl ResourceConfig ===
+
+impl ResourceConfig {
+    /// A client's queue for this resource when the client did not say.
+    pub fn queue_options(&self, watch: &WatchConfig) -> QueueOptions {
+        QueueOptions {
+            policy: self.full_channel_policy.unwrap_or(watch.full_channel_policy),
+            length: self.queue_length.unwrap_or(watch.queue_length),
+        }
+    }
+}
+
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
+const DEFAULT_ADMIN_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
+const DEFAULT_STALE_AFTER: Duration = Duration::from_secs(15);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Everything that is wrong with a configuration, in the order in which it was found.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::{
+    raw::Section,
+    value::{ValueError, found},
+};
+
+/// One problem: where it is, what it is and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {problem}")]
+pub struct ConfigError {
+    at: String,
+    problem: String,
+}
+
+/// Indicates a configuration that cannot be served; prints one line for each problem.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ConfigErrors {
+    errors: Vec<ConfigError>,
+    /// How many came after the first [`MAX_ERRORS`].
+    omitted: usize,
+}
+
+/// What somebody still reads; a file of 1 MiB has room for a hundred thousand unknown keys.
+const MAX_ERRORS: usize = 100;
+
+// === impl ConfigError ===
+
+impl ConfigError {
+    pub(super) fn new(at: &str, problem: &str) -> Self {
+        Self { at: one_line(at), problem: one_line(problem) }
+    }
+
+    /// Where: the path of a key (`watch.queue_length`), a flag (`--listen`) or a file, with line and column if known.
+    pub fn at(&self) -> &str {
+        &self.at
+    }
+
+    /// What, and what to do about it.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+}
+
+// === impl ConfigErrors ===
+
+impl ConfigErrors {
+    /// The problems; of very many, the first 100.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &ConfigError> {
+        self.errors.iter()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.errors.is_empty()
+    }
+
+    /// Whether there is a problem at this key or below it.
+    pub(super) fn has_at(&self, key: &str) -> bool {
+        let is_below = |rest: &str| rest.is_empty() || rest.starts_with('.');
+        self.errors.iter().any(|error| error.at.strip_prefix(key).is_some_and(is_below))
+    }
+
+    pub(super) fn push(&mut self, error: ConfigError) {
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(error);
+        } else {
+            self.omitted += 1;
+        }
+    }
+
+    pub(super) fn add(&mut self, at: &str, problem: impl fmt::Display) {
+        self.push(ConfigError::new(at, &problem.to_string()));
+    }
+
+    /// Takes the value of a result, or adds its error.
+    pub(super) fn check<T>(&mut self, at: &str, result: Result<T, impl fmt::Display>) -> Option<T> {
+        result.map_err(|problem| self.add(at, problem)).ok()
+    }
+
+    /// Reads what the user wrote at a key, if anything.
+    pub(super) fn read<T>(
+        &mut self,
+        key: &str,
+        written: Option<&Value>,
+        read: impl FnOnce(&Value) -> Result<T, ValueError>,
+    ) -> Option<T> {
+        written.and_then(|value| self.check(key, read(value)))
+    }
+
+    /// The keys of a section, if it is one.
+    pub(super) fn section<T>(&mut self, key: &str, section: Section<T>) -> Option<T> {
+        match section {
+            Section::Keys(keys) => Some(keys),
+            Section::Other(value) => {
+                self.add(key, format!("expected a map of keys, found {}", found(&value)));
+                None
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, error) in self.errors.iter().enumerate() {
+            if at > 0 {
+                f.write_str("\n")?;
+            }
+            error.fmt(f)?;
+        }
+        if self.omitted > 0 {
+            write!(f, "\nand {} more", self.omitted)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whatever users and parsers write, a problem is one line, and does not steer a terminal.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_problem_is_one_line() {
+        let mut errors = ConfigErrors::default();
+        errors.add("a.b", "is\nwrong\u{1b}[31m");
+        errors.add("--c", "is too");
+        assert_eq!(errors.to_string(), "a.b: is\\nwrong\\u{1b}[31m\n--c: is too");
+        assert_eq!(errors.iter().map(ConfigError::at).collect::<Vec<_>>(), ["a.b", "--c"]);
+        assert_eq!(errors.iter().map(ConfigError::problem).last(), Some("is too"));
+    }
+
+    #[test]
+    fn very_many_are_counted() {
+        let mut errors = ConfigErrors::default();
+        for n in 0..MAX_ERRORS + 7 {
+            errors.add("a", n);
+        }
+        assert_eq!(errors.iter().len(), MAX_ERRORS);
+        assert!(errors.to_string().ends_with("\na: 99\nand 7 more"));
+    }
+
+    #[test]
+    fn problems_are_found_by_key() {
+        let mut errors = ConfigErrors::default();
+        errors.add("a.bc.d", "");
+        for (key, is_found) in [("a", true), ("a.bc", true), ("a.bc.d", true), ("a.b", false), ("a.bc.d.e", false)] {
+            assert_eq!(errors.has_at(key), is_found, "{key}");
+        }
+    }
+}

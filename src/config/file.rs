@@ -1,0 +1,147 @@
+//! The configuration file: its bytes to keys, some of which may be unknown.
+
+use std::{fs::File, io::ErrorKind, io::Read, path::Path};
+
+use serde_ignored::Path as Ignored;
+use serde_json::Value;
+use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
+
+use super::{
+    error::ConfigErrors,
+    keys,
+    raw::RawConfig,
+    value::{found, quote},
+};
+
+/// Thousands of resources; and what an alias may repeat is bounded below.
+const MAX_FILE_BYTES: usize = 1 << 20;
+
+/// The keys go 7 deep.
+const MAX_DEPTH: usize = 32;
+
+/// A file of 1 MiB has fewer; only aliases lead to more.
+const MAX_NODES: usize = 1 << 20;
+
+/// Repeated by aliases, in nodes.
+const MAX_ALIASED_NODES: usize = 1 << 16;
+
+/// Four times a file's, for aliases.
+const MAX_TEXT_BYTES: usize = 4 * MAX_FILE_BYTES;
+
+/// Reads the file; adds every unknown key, or why there is nothing.
+pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<RawConfig> {
+    let name = path.display().to_string();
+    let mut bytes = Vec::new();
+    let result = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
+    match result {
+        Ok(_) => parse(&name, &bytes, errors),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            errors.add(&name, "there is no such file; give --config (or INFORMERD_CONFIG) the path of a YAML file");
+            None
+        }
+        Err(error) => {
+            errors.add(&name, format!("cannot be read: {error}"));
+            None
+        }
+    }
+}
+
+pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Option<RawConfig> {
+    if bytes.len() > MAX_FILE_BYTES {
+        errors.add(name, "is larger than 1 MiB");
+        return None;
+    }
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => text.strip_prefix('\u{feff}').unwrap_or(text),
+        Err(error) => {
+            let line = bytes[..error.valid_up_to()].split(|b| *b == b'\n').count();
+            errors.add(&format!("{name}:{line}"), "is not UTF-8");
+            return None;
+        }
+    };
+    let document = match serde_saphyr::from_str_with_options(text, options()) {
+        Ok(Value::Null) => return Some(RawConfig::default()),
+        Ok(document @ Value::Object(_)) => document,
+        Ok(other) => {
+            errors.add(
+                name,
+                format!("expected a map of keys such as `listen: 127.0.0.1:50051`, found {}", found(&other)),
+            );
+            return None;
+        }
+        Err(error) => {
+            let (at, problem) = explain(name, error.without_snippet());
+            errors.add(&at, problem);
+            return None;
+        }
+    };
+    let mut unread = Vec::new();
+    let raw = serde_ignored::deserialize(document, |path| unread.push(keys::unread(&names(&path))));
+    for error in unread {
+        errors.push(error);
+    }
+    errors.check(name, raw)
+}
+
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            // With 1, a second one is not told from what is too large.
+            max_documents: 2,
+            max_depth: MAX_DEPTH,
+            max_nodes: MAX_NODES,
+            max_total_scalar_bytes: MAX_TEXT_BYTES,
+            max_recorded_anchor_bytes: MAX_TEXT_BYTES,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_ALIASED_NODES },
+        // As YAML 1.2 has it: a kind or name `no` is a text.
+        strict_booleans: true,
+        with_snippet: false,
+    }
+}
+
+/// Where and what, in the words of somebody who writes a file and not a program.
+fn explain(name: &str, error: &Error) -> (String, String) {
+    let at = match error.location() {
+        Some(location) if location.line() > 0 => format!("{name}:{}:{}", location.line(), location.column()),
+        _ => name.to_owned(),
+    };
+    let cause = match error {
+        Error::AliasError { error, .. } => error,
+        _ => error,
+    };
+    let problem = match cause {
+        Error::MultipleDocuments { .. } => "a second document begins here; a configuration is one document".to_owned(),
+        Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("the key is here for the second time: {}", quote(key))
+        }
+        Error::Budget { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. } => {
+            "is nested too deeply, or too large with its aliases written out".to_owned()
+        }
+        _ => UserMessageFormatter.format_message(error).into_owned(),
+    };
+    (at, problem)
+}
+
+/// The names on the way to a value.
+fn names(path: &Ignored<'_>) -> Vec<String> {
+    match path {
+        Ignored::Root => Vec::new(),
+        Ignored::Seq { parent, index } => extended(names(parent), index.to_string()),
+        Ignored::Map { parent, key } => extended(names(parent), key.clone()),
+        Ignored::Some { parent } | Ignored::NewtypeStruct { parent } | Ignored::NewtypeVariant { parent } => {
+            names(parent)
+        }
+    }
+}
+
+fn extended(mut names: Vec<String>, name: String) -> Vec<String> {
+    names.push(name);
+    names
+}
+
+#[cfg(test)]
+mod tests;

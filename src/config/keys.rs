@@ -1,0 +1,214 @@
+//! Every key of the file: for the reference, and to say which one was meant.
+
+use super::ConfigError;
+
+/// A row of the configuration reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// Where it is in the file, such as `watch.queue_length`; `<name>` stands for any name.
+    pub path: &'static str,
+    /// As it would be written; `None` when nothing stands for leaving it out.
+    pub default: Option<&'static str>,
+    /// In a few words.
+    pub meaning: &'static str,
+}
+
+const KEYS: [Key; 26] = [
+    key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
+    key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
+    key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
+    key("watch.full_channel_policy", "replay", "when a client's queue is full, unless it asks otherwise"),
+    key("watch.allowed_policies", "[drop, block, replay]", "what a client may ask for"),
+    key("watch.queue_length", "1024", "events that make a client's queue full, unless it asks otherwise"),
+    key("watch.max_queue_length", "65536", "the most that a client may ask for"),
+    key("watch.queue_bytes", "16MiB", "encoded bytes that make a client's queue full, whatever its length"),
+    key("watch.block_timeout", "5s", "how long changes wait for clients under block"),
+    key("watch.bookmark_interval", "30s", "how long a watch is silent before it gets a bookmark"),
+    key("watch.max_watchers", "100000", "watches open at the same time"),
+    key("history.age", "5m", "the age of the oldest event that is kept, for each resource"),
+    key("history.events", "100000", "the most events that are kept, for each resource"),
+    key("history.bytes", "256MiB", "the most encoded bytes that are kept, for each resource"),
+    key("limits.request_bytes", "64KiB", "the largest request"),
+    key("limits.streams_per_connection", "1024", "calls open at the same time on one connection"),
+    key("drain.delay", "0s", "how long the server goes on after a signal, while it says that it is not ready"),
+    key("drain.period", "5s", "how long open streams then have to end"),
+    key("stale_after", "15s", "how long a source may be out of contact before its resource is stale"),
+    no_default("resources.<name>.source.files.path", "a directory of .json, .yaml and .yml files, or one file"),
+    no_default("resources.<name>.source.files.kind", "only objects of this kind; all of them if left out"),
+    no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
+    no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),
+    key("resources.<name>.optional", "false", "be ready without it"),
+    no_default("resources.<name>.full_channel_policy", "instead of watch.full_channel_policy"),
+    no_default("resources.<name>.queue_length", "instead of watch.queue_length"),
+];
+
+/// Keys of the design that come with later versions.
+const LATER: [&str; 15] = [
+    "tls",
+    "state_dir",
+    "watch.batch_window",
+    "watch.future_wait",
+    "watch.progress_timeout",
+    "limits.connections",
+    "limits.connections_per_peer",
+    "limits.memory",
+    "resources.<name>.source.kube",
+    "resources.<name>.source.etcd",
+    "resources.<name>.source.stream",
+    "resources.<name>.source.informerd",
+    "resources.<name>.indexes.<index>.expression",
+    "resources.<name>.drop_fields",
+    "resources.<name>.ttl",
+];
+
+/// Longer than any key and typo; the distance of two texts takes time by the product of their lengths.
+const MAX_TYPO_BYTES: usize = 64;
+
+const MAX_SHOWN_CHARS: usize = 80;
+
+/// Every key of the configuration file, in the order of the reference.
+pub fn reference() -> &'static [Key] {
+    &KEYS
+}
+
+/// A key as one text: names as they are, unless they would be misread.
+pub(super) fn join<S: AsRef<str>>(path: &[S]) -> String {
+    let parts: Vec<_> = path.iter().map(|part| segment(part.as_ref())).collect();
+    parts.join(".")
+}
+
+/// Says what is wrong with a key that nothing reads.
+pub(super) fn unread(path: &[String]) -> ConfigError {
+    let at = join(path);
+    let Some((key, parents)) = path.split_last() else {
+        return ConfigError::new(&at, "unknown key");
+    };
+    let shown = segment(key);
+    if LATER.iter().any(|later| is_at(later, path) && later.split('.').count() == path.len()) {
+        let problem = match parents {
+            [_, resource, source] if source == "source" => format!(
+                "source `{shown}` of resource `{}` is not supported by this version; use `files`",
+                segment(resource)
+            ),
+            _ => format!("`{shown}` is not supported by this version; remove it"),
+        };
+        return ConfigError::new(&at, &problem);
+    }
+    let siblings = siblings(parents);
+    let problem = if let Some(near) = nearest(key, &siblings) {
+        format!("unknown key; did you mean `{near}`?")
+    } else if let Some(elsewhere) = KEYS.iter().find(|known| known.path.rsplit('.').next() == Some(key)) {
+        format!("unknown key here; did you mean `{}`?", elsewhere.path)
+    } else {
+        format!("unknown key; known here: {}", siblings.join(", "))
+    };
+    ConfigError::new(&at, &problem)
+}
+
+const fn key(path: &'static str, default: &'static str, meaning: &'static str) -> Key {
+    Key { path, default: Some(default), meaning }
+}
+
+const fn no_default(path: &'static str, meaning: &'static str) -> Key {
+    Key { path, default: None, meaning }
+}
+
+fn segment(name: &str) -> String {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/');
+    if !name.is_empty() && name.len() <= MAX_SHOWN_CHARS && name.bytes().all(is_plain) {
+        return name.to_owned();
+    }
+    let beginning: String = name.chars().take(MAX_SHOWN_CHARS).collect();
+    let more = if beginning.len() < name.len() { "…" } else { "" };
+    format!("{beginning:?}{more}")
+}
+
+/// Whether a pattern begins like this path.
+fn is_at<S: AsRef<str>>(pattern: &str, path: &[S]) -> bool {
+    let mut parts = pattern.split('.');
+    path.iter().all(|name| parts.next().is_some_and(|part| part.starts_with('<') || part == name.as_ref()))
+}
+
+/// What can stand below a key.
+fn siblings(parents: &[String]) -> Vec<&'static str> {
+    let mut names: Vec<_> = KEYS
+        .iter()
+        .filter(|known| is_at(known.path, parents))
+        .filter_map(|known| known.path.split('.').nth(parents.len()))
+        .collect();
+    names.dedup();
+    names
+}
+
+fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
+    if key.len() > MAX_TYPO_BYTES {
+        return None;
+    }
+    let distances = known.iter().map(|name| (strsim::damerau_levenshtein(key, name), *name));
+    let (distance, name) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= (name.len() / 3).max(1)).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(key: &str) -> String {
+        unread(&key.split('.').map(str::to_owned).collect::<Vec<_>>()).to_string()
+    }
+
+    #[test]
+    fn the_nearest_sibling_is_named() {
+        for (key, near) in [
+            ("lisen", "listen"),
+            ("resource", "resources"),
+            ("watch.queue_lenght", "queue_length"),
+            ("watch.queueLength", "queue_length"),
+            ("watch.max-watchers", "max_watchers"),
+            ("drain.dealy", "delay"),
+            ("resources.pods.indices", "indexes"),
+            ("resources.pods.source.file", "files"),
+            ("resources.pods.source.files.pth", "path"),
+            ("resources.pods.indexes.node.lable", "label"),
+            ("resources.pods.queue_len", "queue_length"),
+        ] {
+            assert_eq!(problem(key), format!("{key}: unknown key; did you mean `{near}`?"));
+        }
+    }
+
+    #[test]
+    fn a_key_of_another_section_is_found() {
+        assert_eq!(problem("block_timeout"), "block_timeout: unknown key here; did you mean `watch.block_timeout`?");
+        assert_eq!(problem("drain.age"), "drain.age: unknown key here; did you mean `history.age`?");
+    }
+
+    #[test]
+    fn without_anything_near_the_known_ones_are_listed() {
+        assert_eq!(problem("history.colour"), "history.colour: unknown key; known here: age, events, bytes");
+        assert_eq!(problem("admin.x"), "admin.x: unknown key; known here: listen");
+        let long = "x".repeat(1000);
+        let shown = format!("history.\"{}\"…: unknown key; known here: age, events, bytes", "x".repeat(80));
+        assert_eq!(problem(&format!("history.{long}")), shown);
+    }
+
+    #[test]
+    fn keys_of_later_versions_say_so() {
+        for pattern in LATER {
+            let key = pattern.replace("<name>", "pods").replace("<index>", "owner");
+            let name = key.rsplit('.').next().unwrap();
+            let expected = if key.contains(".source.") {
+                format!("{key}: source `{name}` of resource `pods` is not supported by this version; use `files`")
+            } else {
+                format!("{key}: `{name}` is not supported by this version; remove it")
+            };
+            assert_eq!(problem(&key), expected);
+        }
+        assert!(problem("resources.pods.source.kubes").contains("unknown key"));
+    }
+
+    #[test]
+    fn names_that_would_be_misread_are_quoted() {
+        let path: Vec<String> = ["resources", "a.b", "c d", "", "é\n", "x-1/y_2"].map(Into::into).into();
+        assert_eq!(join(&path), r#"resources."a.b"."c d".""."é\n".x-1/y_2"#);
+    }
+}

@@ -1,0 +1,248 @@
+//! Flags and file exactly as the user writes them; `resolve` says what they mean.
+
+use std::{collections::BTreeMap, fmt, marker::PhantomData, path::PathBuf};
+
+use clap::{Args, ValueEnum, builder::BoolishValueParser};
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        Error, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
+use serde_json::Value;
+
+/// The flags of `informerd serve`; each wins over the environment, that over the file, and that over the default.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct ServeFlags {
+    /// Read the configuration from this YAML file [default: no file]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG")]
+    pub config: Option<PathBuf>,
+
+    /// Serve gRPC here: IP:PORT, or `unix:/path/of/socket` [default: 127.0.0.1:50051]
+    #[arg(long, value_name = "ADDR", env = "INFORMERD_LISTEN")]
+    pub listen: Option<String>,
+
+    /// Serve probes and metrics over HTTP here: IP:PORT, or `none` [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDR", env = "INFORMERD_ADMIN_LISTEN")]
+    pub admin_listen: Option<String>,
+
+    /// Allow gRPC in plain text on an address that is not loopback [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "INFORMERD_INSECURE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true
+    )]
+    pub insecure: Option<bool>,
+
+    /// Serve the objects of the JSON and YAML files below DIR as resource NAME, only those of KIND if it is given; for
+    /// example `--files pods=./manifests@Pod`. Can be repeated
+    #[arg(long, value_name = "NAME=DIR[@KIND]")]
+    pub files: Vec<String>,
+
+    /// Write the log in this format
+    #[arg(long, value_name = "FORMAT", env = "INFORMERD_LOG_FORMAT", value_enum, default_value_t)]
+    pub log_format: LogFormat,
+
+    /// Log from this level on: error, warn, info, debug or trace, or a filter such as `info,informerd::watch=debug`
+    #[arg(long, value_name = "FILTER", env = "INFORMERD_LOG", default_value = DEFAULT_LOG)]
+    pub log: String,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum)]
+pub enum LogFormat {
+    /// Lines to read.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// The file; what stands at a key is read later, so that every problem is found.
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawConfig {
+    pub(super) listen: Option<Value>,
+    pub(super) admin: Section<RawAdmin>,
+    pub(super) insecure: Option<Value>,
+    pub(super) watch: Section<RawWatch>,
+    pub(super) history: Section<RawHistory>,
+    pub(super) limits: Section<RawLimits>,
+    pub(super) drain: Section<RawDrain>,
+    pub(super) stale_after: Option<Value>,
+    pub(super) resources: Section<BTreeMap<String, Section<RawResource>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawAdmin {
+    pub(super) listen: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawWatch {
+    pub(super) full_channel_policy: Option<Value>,
+    pub(super) allowed_policies: Option<Value>,
+    pub(super) queue_length: Option<Value>,
+    pub(super) max_queue_length: Option<Value>,
+    pub(super) queue_bytes: Option<Value>,
+    pub(super) block_timeout: Option<Value>,
+    pub(super) bookmark_interval: Option<Value>,
+    pub(super) max_watchers: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawHistory {
+    pub(super) age: Option<Value>,
+    pub(super) events: Option<Value>,
+    pub(super) bytes: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawLimits {
+    pub(super) request_bytes: Option<Value>,
+    pub(super) streams_per_connection: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawDrain {
+    pub(super) delay: Option<Value>,
+    pub(super) period: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawResource {
+    pub(super) source: Section<RawSource>,
+    pub(super) indexes: Section<BTreeMap<String, Section<RawIndex>>>,
+    pub(super) optional: Option<Value>,
+    pub(super) full_channel_policy: Option<Value>,
+    pub(super) queue_length: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawSource {
+    pub(super) files: Option<Section<RawFiles>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawFiles {
+    pub(super) path: Option<Value>,
+    pub(super) kind: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawIndex {
+    pub(super) path: Option<Value>,
+    pub(super) label: Option<Value>,
+}
+
+/// What should be a map of keys, so that reading goes on when it is not.
+#[derive(Debug)]
+#[cfg_attr(test, derive(serde::Serialize), serde(untagged))]
+pub(super) enum Section<T> {
+    /// It is, or nothing was written.
+    Keys(T),
+    /// It is not.
+    Other(Value),
+}
+
+struct SectionVisitor<T>(PhantomData<T>);
+
+const DEFAULT_LOG: &str = "info";
+
+// === impl ServeFlags ===
+
+impl Default for ServeFlags {
+    /// As without any flag and in an empty environment.
+    fn default() -> Self {
+        Self {
+            config: None,
+            listen: None,
+            admin_listen: None,
+            insecure: None,
+            files: Vec::new(),
+            log_format: LogFormat::default(),
+            log: DEFAULT_LOG.to_owned(),
+        }
+    }
+}
+
+// === impl Section ===
+
+impl<T: Default> Default for Section<T> {
+    fn default() -> Self {
+        Self::Keys(T::default())
+    }
+}
+
+impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Section<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SectionVisitor(PhantomData))
+    }
+}
+
+// === impl SectionVisitor ===
+
+impl<'de, T: Deserialize<'de> + Default> Visitor<'de> for SectionVisitor<T> {
+    type Value = Section<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of keys")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Section<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Section::Keys)
+    }
+
+    fn visit_unit<E>(self) -> Result<Section<T>, E> {
+        Ok(Section::default())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Section<T>, A::Error> {
+        Value::deserialize(SeqAccessDeserializer::new(list)).map(Section::Other)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Section<T>, E> {
+        Ok(Section::Other(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Section<T>, E> {
+        Ok(Section::Other(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Section<T>, E> {
+        Ok(Section::Other(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Section<T>, E> {
+        Ok(Section::Other(value.into()))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Section<T>, E> {
+        Ok(Section::Other(value.into()))
+    }
+}

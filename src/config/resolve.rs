@@ -1,0 +1,307 @@
+//! Flags and file to a [`Config`]: precedence, defaults, and what has to hold between keys.
+//!
+//! What is wrong is added to the errors and replaced by its default, so that the rest is looked at too.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde_json::Value;
+
+use super::{
+    Config, DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, DEFAULT_STALE_AFTER, DrainConfig, LimitsConfig, ListenAddr,
+    ResourceConfig, SourceConfig, WatchConfig,
+    error::ConfigErrors,
+    keys,
+    raw::{RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawWatch, Section, ServeFlags},
+    value,
+};
+use crate::{
+    model::{IndexFunc, Indexers},
+    watch::{BroadcasterConfig, FullChannelPolicy, Retention},
+};
+
+/// Puts flags and file together; without a file that could be read, `raw` is `None`. What `directory` is to relative
+/// paths in the file, the working directory is to those in flags.
+pub(super) fn resolve(
+    raw: Option<RawConfig>,
+    directory: &Path,
+    flags: &ServeFlags,
+    errors: &mut ConfigErrors,
+) -> Config {
+    let is_file_read = raw.is_some();
+    let raw = raw.unwrap_or_default();
+
+    let insecure = errors.read("insecure", raw.insecure.as_ref(), value::boolean);
+    let insecure = flags.insecure.or(insecure).unwrap_or(false);
+
+    let listen = resolve_listen(raw.listen.as_ref(), insecure, flags, errors);
+    let admin = errors.section("admin", raw.admin).unwrap_or_default();
+    let admin_listen = resolve_admin_listen(admin.listen.as_ref(), &listen, flags, errors);
+    let watch = errors.section("watch", raw.watch).unwrap_or_default();
+    let watch = resolve_watch(&watch, errors);
+    let history = errors.section("history", raw.history).unwrap_or_default();
+    let limits = errors.section("limits", raw.limits).unwrap_or_default();
+    let drain = errors.section("drain", raw.drain).unwrap_or_default();
+    Config {
+        listen,
+        admin_listen,
+        insecure,
+        history: resolve_history(&history, errors),
+        limits: resolve_limits(&limits, errors),
+        drain: resolve_drain(&drain, errors),
+        stale_after: errors
+            .read("stale_after", raw.stale_after.as_ref(), value::positive_duration)
+            .unwrap_or(DEFAULT_STALE_AFTER),
+        resources: resolve_resources(raw.resources, is_file_read, directory, flags, &watch, errors),
+        watch,
+    }
+}
+
+fn resolve_listen(
+    written: Option<&Value>,
+    is_insecure: bool,
+    flags: &ServeFlags,
+    errors: &mut ConfigErrors,
+) -> ListenAddr {
+    let in_file = errors.read("listen", written, value::listen).map(|listen| ("listen", listen));
+    let in_flag = flags.listen.as_deref().and_then(|text| errors.check("--listen", text.parse()));
+    let (at, listen) =
+        in_flag.map(|listen| ("--listen", listen)).or(in_file).unwrap_or(("listen", ListenAddr::Tcp(DEFAULT_LISTEN)));
+    if !listen.is_local() && !is_insecure {
+        let problem = format!(
+            "{listen} is not loopback, and this version has no TLS: add --insecure (or `insecure: true`) to serve it in \
+             plain text, or listen on {DEFAULT_LISTEN}"
+        );
+        errors.add(at, problem);
+    }
+    listen
+}
+
+fn resolve_admin_listen(
+    written: Option<&Value>,
+    listen: &ListenAddr,
+    flags: &ServeFlags,
+    errors: &mut ConfigErrors,
+) -> Option<SocketAddr> {
+    let in_file = errors.read("admin.listen", written, value::admin_listen).map(|address| ("admin.listen", address));
+    let in_flag = flags.admin_listen.as_deref();
+    let in_flag = in_flag.and_then(|text| errors.check("--admin-listen", value::parse_admin_listen(text)));
+    let (at, address) = in_flag
+        .map(|address| ("--admin-listen", address))
+        .or(in_file)
+        .unwrap_or(("admin.listen", Some(DEFAULT_ADMIN_LISTEN)));
+    if let Some(address) = address.filter(|address| address.port() != 0 && *listen == ListenAddr::Tcp(*address)) {
+        errors.add(at, format!("{address} is where gRPC listens; choose another port, or none"));
+    }
+    address
+}
+
+fn resolve_watch(raw: &RawWatch, errors: &mut ConfigErrors) -> WatchConfig {
+    let default = WatchConfig::default();
+    let watch = WatchConfig {
+        full_channel_policy: errors
+            .read("watch.full_channel_policy", raw.full_channel_policy.as_ref(), value::policy)
+            .unwrap_or(default.full_channel_policy),
+        allowed_policies: errors
+            .read("watch.allowed_policies", raw.allowed_policies.as_ref(), value::policies)
+            .unwrap_or(default.allowed_policies),
+        queue_length: errors
+            .read("watch.queue_length", raw.queue_length.as_ref(), value::count)
+            .unwrap_or(default.queue_length),
+        max_queue_length: errors
+            .read("watch.max_queue_length", raw.max_queue_length.as_ref(), value::positive_count)
+            .unwrap_or(default.max_queue_length),
+        queue_bytes: errors
+            .read("watch.queue_bytes", raw.queue_bytes.as_ref(), value::positive_size)
+            .unwrap_or(default.queue_bytes),
+        block_timeout: errors
+            .read("watch.block_timeout", raw.block_timeout.as_ref(), value::positive_duration)
+            .unwrap_or(default.block_timeout),
+        bookmark_interval: errors
+            .read("watch.bookmark_interval", raw.bookmark_interval.as_ref(), value::positive_duration)
+            .unwrap_or(default.bookmark_interval),
+        max_watchers: errors
+            .read("watch.max_watchers", raw.max_watchers.as_ref(), value::positive_count)
+            .unwrap_or(default.max_watchers),
+    };
+    check_queue("watch", watch.full_channel_policy, watch.queue_length, &watch, errors);
+    watch
+}
+
+fn resolve_history(raw: &RawHistory, errors: &mut ConfigErrors) -> Retention {
+    let default = BroadcasterConfig::default().retention;
+    Retention {
+        events: errors.read("history.events", raw.events.as_ref(), value::positive_count).unwrap_or(default.events),
+        size: errors.read("history.bytes", raw.bytes.as_ref(), value::positive_size).unwrap_or(default.size),
+        age: errors.read("history.age", raw.age.as_ref(), value::positive_duration).unwrap_or(default.age),
+    }
+}
+
+fn resolve_limits(raw: &RawLimits, errors: &mut ConfigErrors) -> LimitsConfig {
+    let default = LimitsConfig::default();
+    let streams = raw.streams_per_connection.as_ref();
+    LimitsConfig {
+        request_bytes: errors
+            .read("limits.request_bytes", raw.request_bytes.as_ref(), value::positive_size)
+            .unwrap_or(default.request_bytes),
+        streams_per_connection: errors
+            .read("limits.streams_per_connection", streams, value::positive_count_31)
+            .unwrap_or(default.streams_per_connection),
+    }
+}
+
+fn resolve_drain(raw: &RawDrain, errors: &mut ConfigErrors) -> DrainConfig {
+    let default = DrainConfig::default();
+    DrainConfig {
+        delay: errors.read("drain.delay", raw.delay.as_ref(), value::duration).unwrap_or(default.delay),
+        period: errors.read("drain.period", raw.period.as_ref(), value::duration).unwrap_or(default.period),
+    }
+}
+
+fn resolve_resources(
+    raw: Section<BTreeMap<String, Section<RawResource>>>,
+    is_file_read: bool,
+    directory: &Path,
+    flags: &ServeFlags,
+    watch: &WatchConfig,
+    errors: &mut ConfigErrors,
+) -> BTreeMap<String, ResourceConfig> {
+    let raw = errors.section("resources", raw).unwrap_or_default();
+    if raw.is_empty() && flags.files.is_empty() && is_file_read && !errors.has_at("resources") {
+        let problem = "there is none to serve: name one with `--files pods=./manifests@Pod`, or under `resources` in the \
+                       file that --config (or INFORMERD_CONFIG) names";
+        errors.add("resources", problem);
+    }
+    let mut resources = BTreeMap::new();
+    let mut in_file = BTreeSet::new();
+    for (name, section) in raw {
+        let key = keys::join(&["resources", &name]);
+        errors.check(&key, value::check_resource_name(&name));
+        let resource = errors.section(&key, section);
+        let resource = resource.and_then(|raw| resolve_resource(&key, name.clone(), raw, directory, watch, errors));
+        resources.extend(resource.map(|resource| (name.clone(), resource)));
+        in_file.insert(name);
+    }
+    for text in &flags.files {
+        let Some(flag) = errors.check("--files", value::parse_files_flag(text)) else {
+            continue;
+        };
+        let resource = ResourceConfig {
+            name: flag.name.to_owned(),
+            source: SourceConfig::Files { path: flag.path, kind: flag.kind },
+            indexers: Arc::default(),
+            optional: false,
+            full_channel_policy: None,
+            queue_length: None,
+        };
+        if in_file.contains(flag.name) {
+            let problem = format!("the resource `{0}` is also in the file, as resources.{0}; keep one", flag.name);
+            errors.add("--files", problem);
+        } else if resources.insert(flag.name.to_owned(), resource).is_some() {
+            errors.add("--files", format!("the resource `{}` is given twice; keep one", flag.name));
+        }
+    }
+    resources
+}
+
+fn resolve_resource(
+    key: &str,
+    name: String,
+    raw: RawResource,
+    directory: &Path,
+    watch: &WatchConfig,
+    errors: &mut ConfigErrors,
+) -> Option<ResourceConfig> {
+    let at = |leaf: &str| format!("{key}.{leaf}");
+    let optional = errors.read(&at("optional"), raw.optional.as_ref(), value::boolean).unwrap_or(false);
+    let policy = errors.read(&at("full_channel_policy"), raw.full_channel_policy.as_ref(), value::policy);
+    let queue_length = errors.read(&at("queue_length"), raw.queue_length.as_ref(), value::count);
+    if policy.is_some() || queue_length.is_some() {
+        let policy = policy.unwrap_or(watch.full_channel_policy);
+        check_queue(key, policy, queue_length.unwrap_or(watch.queue_length), watch, errors);
+    }
+    let indexes = errors.section(&at("indexes"), raw.indexes).unwrap_or_default();
+    let indexers = resolve_indexes(&at("indexes"), indexes, errors);
+    let source = errors.section(&at("source"), raw.source)?;
+    let Some(files) = source.files else {
+        // A source that is not known has been named already.
+        if !errors.has_at(&at("source")) {
+            errors.add(&at("source"), "is missing; write for example `source: { files: { path: ./manifests } }`");
+        }
+        return None;
+    };
+    let files = errors.section(&at("source.files"), files)?;
+    let source = resolve_files(&at("source.files"), &files, directory, errors)?;
+    Some(ResourceConfig {
+        name,
+        source,
+        indexers: Arc::new(indexers),
+        optional,
+        full_channel_policy: policy,
+        queue_length,
+    })
+}
+
+fn resolve_files(key: &str, raw: &RawFiles, directory: &Path, errors: &mut ConfigErrors) -> Option<SourceConfig> {
+    let kind = errors.read(&format!("{key}.kind"), raw.kind.as_ref(), value::kind);
+    if raw.path.is_none() {
+        errors.add(&format!("{key}.path"), "is missing; write the path of a directory such as ./manifests");
+    }
+    let path = errors.read(&format!("{key}.path"), raw.path.as_ref(), value::path)?;
+    // Without the dots that were written in between.
+    let path: PathBuf = directory.join(path).components().collect();
+    Some(SourceConfig::Files { path, kind })
+}
+
+fn resolve_indexes(key: &str, raw: BTreeMap<String, Section<RawIndex>>, errors: &mut ConfigErrors) -> Indexers {
+    let mut indexes = Vec::new();
+    for (name, section) in raw {
+        let key = format!("{key}.{}", keys::join(&[&name]));
+        let Some(index) = errors.section(&key, section) else {
+            continue;
+        };
+        let path = errors.read(&format!("{key}.path"), index.path.as_ref(), value::path_index);
+        let label = errors.read(&format!("{key}.label"), index.label.as_ref(), value::label_index);
+        if index.path.is_some() && index.label.is_some() {
+            errors.add(&key, "has both a `path` and a `label`; keep one");
+        } else if index.path.is_none() && index.label.is_none() && !errors.has_at(&key) {
+            errors.add(&key, "is empty; write `path: .spec.nodeName` or `label: app`");
+        }
+        // By itself first: the names of all are checked.
+        let named = Indexers::new([(name.clone(), IndexFunc::Namespace)]);
+        if let (Some(_), Some(func)) = (errors.check(&key, named), path.or(label)) {
+            indexes.push((name, func));
+        }
+    }
+    errors.check(key, Indexers::new(indexes)).unwrap_or_default()
+}
+
+/// A default of clients' queues has to be what a client may ask for.
+fn check_queue(
+    section: &str,
+    policy: FullChannelPolicy,
+    length: usize,
+    watch: &WatchConfig,
+    errors: &mut ConfigErrors,
+) {
+    let name = value::policy_name(policy);
+    if !watch.allows(policy) {
+        let allowed: Vec<_> = watch.allowed_policies.iter().map(|policy| value::policy_name(*policy)).collect();
+        let problem =
+            format!("`{name}` is not among watch.allowed_policies; add it there, or choose {}", allowed.join(" or "));
+        errors.add(&format!("{section}.full_channel_policy"), problem);
+    }
+    let max = watch.max_queue_length;
+    if length > max {
+        let problem = format!("{length} is more than watch.max_queue_length, which is {max}; raise that or lower this");
+        errors.add(&format!("{section}.queue_length"), problem);
+    }
+    if length == 0 && policy != FullChannelPolicy::Block {
+        let problem = format!("0 is for the policy `block` alone, and this is `{name}`; expected at least 1");
+        errors.add(&format!("{section}.queue_length"), problem);
+    }
+}

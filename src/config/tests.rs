@@ -1,0 +1,402 @@
+use std::{fmt::Write, fs};
+
+use clap::{CommandFactory, Parser};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::model::{IndexFunc, Path as JsonPath};
+
+#[derive(Debug, Parser)]
+struct Serve {
+    #[command(flatten)]
+    flags: ServeFlags,
+}
+
+/// Flags as on the command line; the environment of a test run has none of ours.
+fn flags(args: &[&str]) -> ServeFlags {
+    Serve::try_parse_from([&["serve"], args].concat()).unwrap().flags
+}
+
+/// A file in a directory of its own, and the flags with it.
+fn file(yaml: impl AsRef<[u8]>, args: &[&str]) -> (TempDir, ServeFlags) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("informerd.yaml");
+    fs::write(&path, yaml).unwrap();
+    (directory, ServeFlags { config: Some(path), ..flags(args) })
+}
+
+fn load(yaml: &str, args: &[&str]) -> Result<Config, ConfigErrors> {
+    let (_directory, flags) = file(yaml, args);
+    Config::load(&flags)
+}
+
+/// The problems of a file, which has one resource besides.
+fn problems(yaml: &str) -> String {
+    load(yaml, &["--files=x=."]).unwrap_err().to_string()
+}
+
+fn files(path: impl Into<PathBuf>, kind: Option<&str>) -> SourceConfig {
+    SourceConfig::Files { path: path.into(), kind: kind.map(str::to_owned) }
+}
+
+#[test]
+fn defaults() {
+    let config = Config::load(&flags(&["--files", "pods=./manifests@Pod"])).unwrap();
+    let pods = ResourceConfig {
+        name: "pods".into(),
+        source: files("./manifests", Some("Pod")),
+        indexers: Arc::default(),
+        optional: false,
+        full_channel_policy: None,
+        queue_length: None,
+    };
+    let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 };
+    assert_eq!(pods.queue_options(&config.watch), queue);
+    assert_eq!(config.broadcaster(), BroadcasterConfig::default());
+    let expected = Config {
+        listen: "127.0.0.1:50051".parse().unwrap(),
+        admin_listen: Some("127.0.0.1:9464".parse().unwrap()),
+        insecure: false,
+        watch: WatchConfig {
+            full_channel_policy: FullChannelPolicy::Replay,
+            allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+            queue_length: 1024,
+            max_queue_length: 65_536,
+            queue_bytes: 16 << 20,
+            block_timeout: Duration::from_secs(5),
+            bookmark_interval: Duration::from_secs(30),
+            max_watchers: 100_000,
+        },
+        history: Retention { age: Duration::from_secs(300), events: 100_000, size: 256 << 20 },
+        limits: LimitsConfig { request_bytes: 65_536, streams_per_connection: 1024 },
+        drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
+        stale_after: Duration::from_secs(15),
+        resources: [("pods".to_owned(), pods)].into(),
+    };
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn the_reference_tells_the_defaults() {
+    let default = load("", &["--files=pods=."]).unwrap();
+    for key in reference() {
+        let Some(text) = key.default else { continue };
+        let mut yaml = String::new();
+        for (depth, part) in key.path.replace("<name>", "other").split('.').enumerate() {
+            write!(yaml, "\n{}{part}:", "  ".repeat(depth)).unwrap();
+        }
+        writeln!(yaml, " {text}").unwrap();
+        let mut expected = default.clone();
+        if key.path.starts_with("resources") {
+            yaml.push_str("    source: { files: { path: /x } }\n");
+            let other =
+                ResourceConfig { source: files("/x", None), name: "other".into(), ..default.resources["pods"].clone() };
+            expected.resources.insert("other".into(), other);
+        }
+        assert_eq!(load(&yaml, &["--files=pods=."]), Ok(expected), "{yaml}");
+        assert_eq!(reference().iter().filter(|other| other.path == key.path).count(), 1);
+    }
+}
+
+#[test]
+fn a_file_with_everything() {
+    let yaml = "
+listen: unix:/run/informerd.sock
+admin: { listen: none }
+insecure: true
+watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
+         queue_bytes: 1MiB, block_timeout: 1s, bookmark_interval: 1m, max_watchers: 7 }
+history: { age: 1h, events: 8, bytes: 9 }
+limits: { request_bytes: 1Ki, streams_per_connection: 3 }
+drain: { delay: 1s, period: 0 }
+stale_after: 1ms
+resources:
+  pods:
+    source: { files: { path: ./pods/./a, kind: Pod } }
+    indexes: { node: { path: .spec.nodeName }, app: { label: app } }
+    optional: true
+    full_channel_policy: drop
+    queue_length: 5
+  flags: { source: { files: { path: /flags } }, indexes: }
+";
+    let (directory, flags) = file(yaml, &[]);
+    let config = Config::load(&flags).unwrap();
+    let policies = vec![FullChannelPolicy::Block, FullChannelPolicy::Drop];
+    assert_eq!(config.listen, ListenAddr::Unix("/run/informerd.sock".into()));
+    assert_eq!((config.admin_listen, config.insecure), (None, true));
+    assert_eq!(
+        config.watch,
+        WatchConfig {
+            full_channel_policy: FullChannelPolicy::Block,
+            allowed_policies: policies,
+            queue_length: 0,
+            max_queue_length: 10,
+            queue_bytes: 1 << 20,
+            block_timeout: Duration::from_secs(1),
+            bookmark_interval: Duration::from_secs(60),
+            max_watchers: 7,
+        }
+    );
+    assert!(config.watch.allows(FullChannelPolicy::Drop) && !config.watch.allows(FullChannelPolicy::Replay));
+    assert_eq!(config.history, Retention { age: Duration::from_secs(3600), events: 8, size: 9 });
+    assert_eq!(config.limits, LimitsConfig { request_bytes: 1024, streams_per_connection: 3 });
+    assert_eq!(config.drain, DrainConfig { delay: Duration::from_secs(1), period: Duration::ZERO });
+    assert_eq!(config.stale_after, Duration::from_millis(1));
+    assert_eq!(
+        config.broadcaster(),
+        BroadcasterConfig { retention: config.history, queue_size: 1 << 20, block_timeout: Duration::from_secs(1) }
+    );
+
+    let indexers = Indexers::new([
+        ("node".to_owned(), IndexFunc::Path(JsonPath::parse(".spec.nodeName").unwrap())),
+        ("app".to_owned(), IndexFunc::Label("app".to_owned())),
+    ]);
+    let pods = ResourceConfig {
+        name: "pods".into(),
+        source: files(directory.path().join("pods/a"), Some("Pod")),
+        indexers: Arc::new(indexers.unwrap()),
+        optional: true,
+        full_channel_policy: Some(FullChannelPolicy::Drop),
+        queue_length: Some(5),
+    };
+    assert_eq!(pods.queue_options(&config.watch), QueueOptions { policy: FullChannelPolicy::Drop, length: 5 });
+    assert_eq!(config.resources["pods"], pods);
+    assert_eq!(config.resources["flags"].source, files("/flags", None));
+    assert_eq!(config.resources["flags"].indexers, Arc::default());
+    assert_eq!(config.resources.len(), 2);
+}
+
+#[test]
+fn a_flag_wins_over_the_file() {
+    let yaml = "{ listen: 127.0.0.1:1, admin: { listen: 127.0.0.1:2 }, insecure: true }";
+    let config = load(yaml, &["--files=a=."]).unwrap();
+    assert_eq!((config.listen.to_string(), config.insecure), ("127.0.0.1:1".to_owned(), true));
+    assert_eq!(config.admin_listen, Some("127.0.0.1:2".parse().unwrap()));
+    let args = ["--files=a=.", "--listen=[::1]:3", "--admin-listen=none", "--insecure=false"];
+    let config = load(yaml, &args).unwrap();
+    assert_eq!((config.listen.to_string(), config.insecure), ("[::1]:3".to_owned(), false));
+    assert_eq!(config.admin_listen, None);
+}
+
+/// That a flag wins over its variable is clap's doing.
+#[test]
+fn flags_and_their_environment() {
+    let command = Serve::command();
+    let variables: Vec<_> =
+        command.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_env()?.to_str()?))).collect();
+    assert_eq!(
+        variables,
+        [
+            ("config", "INFORMERD_CONFIG"),
+            ("listen", "INFORMERD_LISTEN"),
+            ("admin-listen", "INFORMERD_ADMIN_LISTEN"),
+            ("insecure", "INFORMERD_INSECURE"),
+            ("log-format", "INFORMERD_LOG_FORMAT"),
+            ("log", "INFORMERD_LOG"),
+        ]
+    );
+    command.debug_assert();
+    assert_eq!(flags(&[]), ServeFlags::default());
+    assert_eq!(flags(&["--log-format", "json", "--log=debug"]).log_format, LogFormat::Json);
+    for (args, insecure) in [
+        (vec![], None),
+        (vec!["--insecure"], Some(true)),
+        (vec!["--insecure=no"], Some(false)),
+        (vec!["--insecure=1"], Some(true)),
+    ] {
+        assert_eq!(flags(&args).insecure, insecure);
+    }
+    assert_eq!(flags(&["--files=a=b", "--insecure", "--files", "c=d"]).files, ["a=b", "c=d"]);
+}
+
+#[test]
+fn plain_text_beyond_loopback_is_asked_for() {
+    let problem = |args: &[&str]| Config::load(&flags(args)).map_err(|errors| errors.to_string()).err();
+    let text = "0.0.0.0:1 is not loopback, and this version has no TLS: add --insecure (or `insecure: true`) to serve it in \
+                plain text, or listen on 127.0.0.1:50051";
+    assert_eq!(problem(&["--files=a=.", "--listen=0.0.0.0:1"]), Some(format!("--listen: {text}")));
+    assert_eq!(problem(&["--files=a=.", "--listen=0.0.0.0:1", "--insecure"]), None);
+    assert_eq!(problem(&["--files=a=.", "--admin-listen=0.0.0.0:1"]), None);
+    assert_eq!(problems("listen: 0.0.0.0:1"), format!("listen: {text}"));
+    assert!(load("{ listen: 0.0.0.0:1, insecure: true }", &["--files=a=."]).is_ok());
+    assert!(load("{ listen: 0.0.0.0:1, insecure: true }", &["--files=a=.", "--insecure=false"]).is_err());
+}
+
+#[test]
+fn the_two_servers_do_not_share_a_port() {
+    let yaml = "{ listen: 127.0.0.1:7, admin: { listen: 127.0.0.1:7 } }";
+    assert_eq!(problems(yaml), "admin.listen: 127.0.0.1:7 is where gRPC listens; choose another port, or none");
+    assert!(load("{ listen: 127.0.0.1:0, admin: { listen: 127.0.0.1:0 } }", &["--files=a=."]).is_ok());
+}
+
+#[test]
+fn without_resources_there_is_nothing_to_serve() {
+    let text = "resources: there is none to serve: name one with `--files pods=./manifests@Pod`, or under `resources` in the \
+                file that --config (or INFORMERD_CONFIG) names";
+    assert_eq!(Config::load(&flags(&[])).unwrap_err().to_string(), text);
+    assert_eq!(load("{}", &[]).unwrap_err().to_string(), text);
+    assert_eq!(load("resources: {}", &[]).unwrap_err().to_string(), text);
+    assert_eq!(load("resources: []", &[]).unwrap_err().to_string(), "resources: expected a map of keys, found a list");
+    let missing = Config::load(&flags(&["--config=/none/x.yaml", "--listen=y"])).unwrap_err().to_string();
+    let lines: Vec<_> = missing.lines().collect();
+    assert!(
+        lines.len() == 2 && lines[0].starts_with("/none/x.yaml: ") && lines[1].starts_with("--listen: "),
+        "{missing}"
+    );
+}
+
+#[test]
+fn a_resource_is_defined_once() {
+    let yaml = "resources: { pods: { source: { files: { path: a } } } }";
+    let both = load(yaml, &["--files=pods=b"]).unwrap_err().to_string();
+    assert_eq!(both, "--files: the resource `pods` is also in the file, as resources.pods; keep one");
+    let twice = Config::load(&flags(&["--files=pods=a", "--files=pods=b"])).unwrap_err().to_string();
+    assert_eq!(twice, "--files: the resource `pods` is given twice; keep one");
+    assert_eq!(load(yaml, &["--files=more=b"]).unwrap().resources.len(), 2);
+}
+
+#[test]
+fn relative_paths_are_relative_to_the_file() {
+    let yaml = "resources: { pods: { source: { files: { path: ../a } } } }";
+    let (directory, flags) = file(yaml, &["--files=b=b"]);
+    let config = Config::load(&flags).unwrap();
+    assert_eq!(config.resources["pods"].source, files(directory.path().join("../a"), None));
+    assert_eq!(config.resources["b"].source, files("b", None));
+}
+
+#[test]
+fn every_problem_is_told_at_once() {
+    let yaml = "
+listen: here
+admin: 5
+watch: { queue_length: many, queue_lenght: 5, allowed_policies: [coalesce] }
+history: { age: 0s }
+resources:
+  Pods: { source: { files: { path: a, kind: 5 } } }
+  pods:
+    source: { kube: {} }
+    indexes: { node: { path: \"a[\" }, both: { path: a, label: b }, none: {}, namespace: { label: a }, wrong: 1 }
+  empty:
+  text: text
+  files: { source: { files: { } } }
+";
+    let found = load(yaml, &["--admin-listen=x", "--files=y"]).unwrap_err();
+    assert_eq!(
+        found.iter().map(ConfigError::at).collect::<Vec<_>>(),
+        [
+            "resources.pods.source.kube",
+            "watch.queue_lenght",
+            "listen",
+            "admin",
+            "--admin-listen",
+            "watch.allowed_policies",
+            "watch.queue_length",
+            "history.age",
+            "resources.Pods",
+            "resources.Pods.source.files.kind",
+            "resources.empty.source",
+            "resources.files.source.files.path",
+            "resources.pods.indexes.both",
+            "resources.pods.indexes.namespace",
+            "resources.pods.indexes.node.path",
+            "resources.pods.indexes.none",
+            "resources.pods.indexes.wrong",
+            "resources.text",
+            "--files",
+        ]
+    );
+    let found = found.to_string();
+    assert_eq!(found.lines().count(), 19);
+    for line in [
+        "watch.queue_length: expected an unsigned integer, found the text \"many\"",
+        "admin: expected a map of keys, found the number 5",
+        "resources.pods.indexes.both: has both a `path` and a `label`; keep one",
+        "resources.pods.indexes.none: is empty; write `path: .spec.nodeName` or `label: app`",
+        "resources.pods.indexes.namespace: the index \"namespace\" is built in",
+        "resources.empty.source: is missing; write for example `source: { files: { path: ./manifests } }`",
+        "resources.files.source.files.path: is missing; write the path of a directory such as ./manifests",
+        "resources.text: expected a map of keys, found the text \"text\"",
+    ] {
+        assert!(found.lines().any(|found| found == line), "{line}\n\n{found}");
+    }
+}
+
+#[test]
+fn keys_fit_together() {
+    for (yaml, problem) in [
+        (
+            "watch: { queue_length: 11, max_queue_length: 10 }",
+            "watch.queue_length: 11 is more than watch.max_queue_length, which is 10; raise that or lower this",
+        ),
+        (
+            "watch: { allowed_policies: [drop, block] }",
+            "watch.full_channel_policy: `replay` is not among watch.allowed_policies; add it there, or choose drop or block",
+        ),
+        (
+            "watch: { queue_length: 0 }",
+            "watch.queue_length: 0 is for the policy `block` alone, and this is `replay`; expected at least 1",
+        ),
+        (
+            "resources: { a: { queue_length: 65537, source: { files: { path: a } } } }",
+            "resources.a.queue_length: 65537 is more than watch.max_queue_length, which is 65536; raise that or lower this",
+        ),
+        (
+            "watch: { allowed_policies: [replay] }\nresources: { a: { full_channel_policy: drop, source: { files: { path: a } } } }",
+            "resources.a.full_channel_policy: `drop` is not among watch.allowed_policies; add it there, or choose replay",
+        ),
+        (
+            "watch: { full_channel_policy: block, queue_length: 0 }\n\
+             resources: { a: { full_channel_policy: drop, source: { files: { path: a } } } }",
+            "resources.a.queue_length: 0 is for the policy `block` alone, and this is `drop`; expected at least 1",
+        ),
+    ] {
+        assert_eq!(problems(yaml), problem);
+    }
+}
+
+#[test]
+fn sections_may_be_left_empty() {
+    let yaml = "listen:\nadmin:\nwatch:\n  queue_length:\nhistory: {}\nlimits: ~\ndrain:\nresources:\n";
+    assert_eq!(load(yaml, &["--files=a=."]), load("", &["--files=a=."]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn loading_does_not_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..100),
+        keys in prop::collection::vec(
+            (
+                "(listen|admin|watch|drain|resources|x)",
+                r"[ \[{]{1,2}(pods|queue_length|source|y)?[:,]? ?([0-9]{1,20}|a|~)?[\]}]{0,2}",
+            ),
+            0..4,
+        ),
+        flag in ".{0,20}",
+    ) {
+        let yaml = keys.iter().map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join("\n");
+        for content in [bytes, yaml.into_bytes()] {
+            let (_directory, mut flags) = file(content, &[]);
+            flags.listen = Some(flag.clone());
+            flags.files.push(flag.clone());
+            if let Err(errors) = Config::load(&flags) {
+                prop_assert_eq!(errors.to_string().lines().count(), errors.iter().len());
+            }
+        }
+    }
+}
+#[derive(Debug, Parser)]
+enum Zz {
+    /// Serve the thing
+    Serve(ServeFlags),
+}
+#[test]
+fn zz_help() {
+    println!("{}", Zz::command().render_long_help());
+    println!(
+        "{}",
+        Zz::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string().split_once("Us").unwrap().0
+    );
+}

@@ -1,0 +1,335 @@
+//! What may stand at a key or in a flag: its syntax, and errors that show how it is written.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde_json::Value;
+
+use super::ListenAddr;
+use crate::{
+    model::{IndexFunc, LabelSelector, Path},
+    watch::FullChannelPolicy,
+};
+
+/// Indicates a value that is not of its key's form: what was expected, and what was found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ValueError(String);
+
+/// `--files NAME=DIR[@KIND]`, read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FilesFlag<'a> {
+    pub(super) name: &'a str,
+    pub(super) path: PathBuf,
+    pub(super) kind: Option<String>,
+}
+
+/// The longest duration that can be configured: one year. Any instant may be added to it.
+pub const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
+
+const MILLISECONDS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60 * 1000), ("h", 3600 * 1000)];
+const BYTES: [(&str, u64); 9] = [
+    ("", 1),
+    ("Ki", 1 << 10),
+    ("KiB", 1 << 10),
+    ("Mi", 1 << 20),
+    ("MiB", 1 << 20),
+    ("Gi", 1 << 30),
+    ("GiB", 1 << 30),
+    ("Ti", 1 << 40),
+    ("TiB", 1 << 40),
+];
+
+/// As a DNS subdomain: in Kubernetes, what names resources and groups.
+const MAX_NAME_BYTES: usize = 253;
+
+/// As a DNS label, which the lowercase of a kind is.
+const MAX_KIND_BYTES: usize = 63;
+
+/// How much of a user's text an error repeats.
+const MAX_QUOTE_CHARS: usize = 60;
+
+const POLICIES: [(&str, FullChannelPolicy); 3] =
+    [("drop", FullChannelPolicy::Drop), ("block", FullChannelPolicy::Block), ("replay", FullChannelPolicy::Replay)];
+
+// === impl ValueError ===
+
+impl ValueError {
+    pub(super) fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+
+    fn expected(what: &str, found: impl std::fmt::Display) -> Self {
+        Self(format!("expected {what}, found {found}"))
+    }
+}
+
+/// Reads a duration: numbers with the units `h`, `m`, `s` and `ms`, the largest first, such as `1m30s`; or `0`.
+///
+/// # Errors
+///
+/// When it is not of that form, or longer than [`MAX_DURATION`].
+pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
+    let fail = || ValueError::expected("a duration such as 500ms, 30s, 1m30s or 2h", quote(text));
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let (mut total, mut rest, mut last) = (0_u64, text, u64::MAX);
+    loop {
+        let (digits, tail) = split_at(rest, |c| !c.is_ascii_digit());
+        let (unit, tail) = split_at(tail, |c| c.is_ascii_digit());
+        let unit = MILLISECONDS.iter().find(|(name, _)| *name == unit).map(|(_, unit)| *unit);
+        let Some(unit) = unit.filter(|unit| *unit < last && !digits.is_empty()) else {
+            return Err(fail());
+        };
+        // What overflows is more than a year.
+        let part = digits.parse::<u64>().unwrap_or(u64::MAX).saturating_mul(unit);
+        total = total.saturating_add(part);
+        (rest, last) = (tail, unit);
+        if rest.is_empty() {
+            break;
+        }
+    }
+    Some(Duration::from_millis(total))
+        .filter(|duration| *duration <= MAX_DURATION)
+        .ok_or_else(|| ValueError::expected("a duration of at most 8760h (one year)", quote(text)))
+}
+
+/// Reads a size in bytes: a number, alone or with one of the units `KiB`, `MiB`, `GiB` and `TiB`, whose `B` may be left
+/// out.
+///
+/// # Errors
+///
+/// When it is not of that form, or has no place in memory.
+pub fn parse_size(text: &str) -> Result<usize, ValueError> {
+    let (digits, unit) = split_at(text, |c| !c.is_ascii_digit());
+    let unit = BYTES.iter().find(|(name, _)| *name == unit).map(|(_, unit)| *unit);
+    let Some(unit) = unit.filter(|_| !digits.is_empty()) else {
+        return Err(ValueError::expected("a size such as 64KiB, 16MiB, 1GiB or a number of bytes", quote(text)));
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.and_then(|bytes| in_memory(bytes).ok()).ok_or_else(|| too_large(&quote(text)))
+}
+
+pub(super) fn duration(value: &Value) -> Result<Duration, ValueError> {
+    match value {
+        Value::String(text) => parse_duration(text),
+        Value::Number(number) if number.as_u64() == Some(0) => Ok(Duration::ZERO),
+        Value::Number(number) => Err(ValueError(format!(
+            "expected a duration with its unit such as 500ms, 30s, 1m30s or 2h, found the number {number}"
+        ))),
+        _ => Err(ValueError::expected("a duration such as 500ms, 30s, 1m30s or 2h", found(value))),
+    }
+}
+
+pub(super) fn positive_duration(value: &Value) -> Result<Duration, ValueError> {
+    let duration = duration(value)?;
+    if duration.is_zero() {
+        return Err(ValueError::expected("a duration of more than 0, such as 500ms, 30s, 1m30s or 2h", found(value)));
+    }
+    Ok(duration)
+}
+
+pub(super) fn positive_size(value: &Value) -> Result<usize, ValueError> {
+    let size = match value {
+        Value::String(text) => parse_size(text)?,
+        Value::Number(number) if number.is_u64() => {
+            number.as_u64().and_then(|bytes| in_memory(bytes).ok()).ok_or_else(|| too_large(&found(value)))?
+        }
+        _ => {
+            let what = "a size such as 64KiB, 16MiB, 1GiB or a number of bytes";
+            return Err(ValueError::expected(what, found(value)));
+        }
+    };
+    if size == 0 {
+        return Err(ValueError::expected("a size of more than 0, such as 64KiB, 16MiB or 1GiB", found(value)));
+    }
+    Ok(size)
+}
+
+pub(super) fn count(value: &Value) -> Result<usize, ValueError> {
+    let number = value.as_u64().ok_or_else(|| ValueError::expected("an unsigned integer", found(value)))?;
+    in_memory(number).map_err(|()| too_large(&found(value)))
+}
+
+pub(super) fn positive_count(value: &Value) -> Result<usize, ValueError> {
+    match count(value)? {
+        0 => Err(ValueError::new("expected an unsigned integer of at least 1, found 0")),
+        count => Ok(count),
+    }
+}
+
+/// A count of HTTP/2, which has 31 bits for it.
+pub(super) fn positive_count_31(value: &Value) -> Result<u32, ValueError> {
+    let count = u32::try_from(positive_count(value)?).ok().filter(|count| i32::try_from(*count).is_ok());
+    count.ok_or_else(|| ValueError(format!("expected an integer of at most {}, found {}", i32::MAX, found(value))))
+}
+
+pub(super) fn boolean(value: &Value) -> Result<bool, ValueError> {
+    value.as_bool().ok_or_else(|| ValueError::expected("true or false", found(value)))
+}
+
+pub(super) fn text(value: &Value) -> Result<&str, ValueError> {
+    value.as_str().ok_or_else(|| ValueError::expected("a text (in quotes, if it looks like a number)", found(value)))
+}
+
+pub(super) fn listen(value: &Value) -> Result<ListenAddr, ValueError> {
+    text(value)?.parse()
+}
+
+pub(super) fn admin_listen(value: &Value) -> Result<Option<SocketAddr>, ValueError> {
+    parse_admin_listen(text(value)?)
+}
+
+pub(super) fn parse_admin_listen(text: &str) -> Result<Option<SocketAddr>, ValueError> {
+    if text == "none" {
+        return Ok(None);
+    }
+    let what = "IP:PORT such as 127.0.0.1:9464 or [::1]:9464, or none";
+    text.parse().map(Some).map_err(|_| ValueError::expected(what, quote(text)))
+}
+
+pub(super) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
+    let name = text(value).map_err(|_| ValueError::expected("drop, block or replay", found(value)))?;
+    if let Some((_, policy)) = POLICIES.iter().find(|(known, _)| *known == name) {
+        return Ok(*policy);
+    }
+    if name == "coalesce" {
+        return Err(ValueError::new("`coalesce` is not served by this version; choose drop, block or replay"));
+    }
+    Err(ValueError::expected("drop, block or replay", found(value)))
+}
+
+/// Each once, in the order of the text; at least one.
+pub(super) fn policies(value: &Value) -> Result<Vec<FullChannelPolicy>, ValueError> {
+    let Some(list) = value.as_array().filter(|list| !list.is_empty()) else {
+        let what = "a list with at least one of drop, block and replay";
+        return Err(ValueError::expected(what, if value.is_array() { "none".to_owned() } else { found(value) }));
+    };
+    let mut policies = Vec::new();
+    for value in list {
+        let policy = policy(value)?;
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
+    Ok(policies)
+}
+
+pub(super) fn policy_name(policy: FullChannelPolicy) -> &'static str {
+    match policy {
+        FullChannelPolicy::Drop => "drop",
+        FullChannelPolicy::Block => "block",
+        FullChannelPolicy::Replay => "replay",
+    }
+}
+
+pub(super) fn path(value: &Value) -> Result<PathBuf, ValueError> {
+    parse_path(text(value)?)
+}
+
+fn parse_path(text: &str) -> Result<PathBuf, ValueError> {
+    if text.is_empty() || text.contains('\0') {
+        return Err(ValueError::expected("the path of a directory such as ./manifests", quote(text)));
+    }
+    Ok(text.into())
+}
+
+pub(super) fn kind(value: &Value) -> Result<String, ValueError> {
+    parse_kind(text(value)?)
+}
+
+fn parse_kind(text: &str) -> Result<String, ValueError> {
+    let is_kind = text.len() <= MAX_KIND_BYTES
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric());
+    if !is_kind {
+        return Err(ValueError(format!(
+            "expected a kind such as Pod (a letter, then at most {} letters and digits), found {}",
+            MAX_KIND_BYTES - 1,
+            quote(text)
+        )));
+    }
+    Ok(text.to_owned())
+}
+
+pub(super) fn label_index(value: &Value) -> Result<IndexFunc, ValueError> {
+    let key = text(value)?;
+    let what = "a label key such as app or app.kubernetes.io/name";
+    // Of what is left, a selector's whole text is one key, that is to exist.
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+    if key.is_empty() || !key.bytes().all(is_plain) {
+        return Err(ValueError::expected(what, quote(key)));
+    }
+    LabelSelector::parse(key).map_err(|error| ValueError(format!("expected {what}: {error}")))?;
+    Ok(IndexFunc::Label(key.to_owned()))
+}
+
+pub(super) fn path_index(value: &Value) -> Result<IndexFunc, ValueError> {
+    let path = Path::parse(text(value)?).map_err(|error| ValueError(format!("{error}; an example: .spec.nodeName")))?;
+    Ok(IndexFunc::Path(path))
+}
+
+/// Whether a resource can have this name.
+pub(super) fn check_resource_name(name: &str) -> Result<(), ValueError> {
+    let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_name = name.len() <= MAX_NAME_BYTES
+        && name.starts_with(edge)
+        && name.ends_with(edge)
+        && name.chars().all(|c| edge(c) || c == '-' || c == '.');
+    if !is_name {
+        return Err(ValueError(format!(
+            "the name of a resource has at most {MAX_NAME_BYTES} lowercase letters, digits, '-' and '.', with a letter or \
+             digit at both ends; found {}",
+            quote(name)
+        )));
+    }
+    Ok(())
+}
+
+/// Reads `NAME=DIR[@KIND]`. An `@` in the path itself is one with `/` after it: `pods=./a@b/`.
+pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> {
+    let Some((name, rest)) = text.split_once('=') else {
+        return Err(ValueError::expected("NAME=DIR[@KIND] such as pods=./manifests@Pod", quote(text)));
+    };
+    check_resource_name(name)?;
+    let (path, kind) = match rest.rsplit_once('@') {
+        Some((path, kind)) if !kind.contains('/') => (path, Some(parse_kind(kind)?)),
+        _ => (rest, None),
+    };
+    Ok(FilesFlag { name, path: parse_path(path)?, kind })
+}
+
+/// What was written instead, in words.
+pub(super) fn found(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) => quote(text),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "a map".to_owned(),
+    }
+}
+
+/// What a user wrote, in quotes; of a long text, the beginning.
+pub(super) fn quote(text: &str) -> String {
+    let beginning: String = text.chars().take(MAX_QUOTE_CHARS).collect();
+    let more = if beginning.len() < text.len() { "…" } else { "" };
+    format!("the text {beginning:?}{more}")
+}
+
+/// Sizes of allocations have one bit less than addresses.
+fn in_memory(number: u64) -> Result<usize, ()> {
+    isize::try_from(number).map(isize::unsigned_abs).map_err(|_| ())
+}
+
+fn too_large(found: &str) -> ValueError {
+    ValueError(format!("expected at most {}, found {found}", isize::MAX))
+}
+
+fn split_at(text: &str, is_next: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(is_next).unwrap_or(text.len()))
+}
+
+#[cfg(test)]
+mod tests;

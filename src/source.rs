@@ -1,0 +1,3 @@
+//! The upstreams: each is a [`ListerWatcher`](crate::cache::ListerWatcher) of its own, and knows nothing of who reads it.
+
+pub mod files;

@@ -1,0 +1,327 @@
+//! What the directory is known to hold: per file its stamp and its objects, and across files which object is served.
+//!
+//! Written by `engine` with the outcome of each scan; read by `scan`, which skips what has not changed. Pure: no IO, no
+//! clock, no log.
+//!
+//! Invariants:
+//! - Of several objects with one key, the first by path, then by place in the file, is served; the others wait.
+//! - Folding the events of [`Catalog::apply`] over the objects before it gives the objects after it.
+//! - The same bytes make no event and keep their version, whichever file they come from: a file that is renamed, or a
+//!   waiting object that takes over from an equal one, changes nothing.
+//! - Every event is one version after the event before it; the first application is version 1 as a whole.
+//! - An unusable file changes nothing but the list of unusable files.
+//!
+//! Not here: how files are found (`scan`), read and decoded (`decode`); what is said about problems (`problems`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use foldhash::fast::RandomState;
+
+use crate::model::{Event, Object, ObjectKey, ResourceVersion};
+
+/// The state of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
+#[derive(Debug)]
+pub(super) struct Catalog {
+    lineage: Arc<str>,
+    /// Of the last change; 0 before the first application.
+    number: u128,
+    files: HashMap<Arc<str>, FileRecord, RandomState>,
+    /// Who claims which key, the served one first.
+    claims: BTreeSet<Claim>,
+    /// The keys with more than one claim.
+    contested: BTreeSet<ObjectKey>,
+    /// How many objects of each kind there are, served or waiting. An object without a kind is not counted.
+    kinds: BTreeMap<Box<str>, usize>,
+    /// The files whose content could not be used when it was last read, and why.
+    unusable: BTreeMap<Arc<str>, String>,
+}
+
+/// The identity and the state of a file by what `stat` says. Two equal stamps are the same bytes, unless the file had
+/// been changed so shortly before that a later change may have the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub(super) dev: u64,
+    pub(super) ino: u64,
+    pub(super) size: u64,
+    /// In nanoseconds since the epoch.
+    pub(super) mtime: i64,
+    /// In nanoseconds since the epoch.
+    pub(super) ctime: i64,
+}
+
+/// What a scan found out about one file.
+#[derive(Debug)]
+pub(super) struct FileChange {
+    pub(super) path: Arc<str>,
+    pub(super) finding: Finding,
+}
+
+#[derive(Debug)]
+pub(super) enum Finding {
+    /// The file was read. A `None` stamp is one that cannot be trusted: the next scan reads the file again.
+    Read(Option<Stamp>, Content),
+    /// The file is not there any more.
+    Gone,
+}
+
+/// What a file that was read holds.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// All of its objects. Their version is [`Catalog::next_version`]; another is given to them if it has to be.
+    Objects(Vec<Object>),
+    /// Nothing but white space.
+    Blank,
+    /// Not to be used: half-written, too large, not readable. The last good objects stay.
+    Unusable(String),
+}
+
+#[derive(Debug, Default)]
+struct FileRecord {
+    stamp: Option<Stamp>,
+    objects: Vec<Arc<Object>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Claim {
+    key: ObjectKey,
+    path: Arc<str>,
+    position: usize,
+}
+
+/// What was served under the keys that an application touches, before it.
+type Before = HashMap<ObjectKey, Option<Arc<Object>>, RandomState>;
+
+/// What is said of a file that has become empty.
+const BLANK: &str = "the file is empty; delete it to delete its objects";
+
+// === impl Catalog ===
+
+impl Catalog {
+    /// An empty catalog before its first application.
+    pub(super) fn new(lineage: Arc<str>) -> Self {
+        Self {
+            lineage,
+            number: 0,
+            files: HashMap::default(),
+            claims: BTreeSet::new(),
+            contested: BTreeSet::new(),
+            kinds: BTreeMap::new(),
+            unusable: BTreeMap::new(),
+        }
+    }
+
+    /// The version of the last change.
+    pub(super) fn version(&self) -> ResourceVersion {
+        ResourceVersion::of_lineage(self.lineage.clone(), self.number)
+    }
+
+    /// The version that the next change gets.
+    pub(super) fn next_version(&self) -> ResourceVersion {
+        self.version().next()
+    }
+
+    /// Every object that is served, by key.
+    pub(super) fn objects(&self) -> Vec<Arc<Object>> {
+        let mut objects = Vec::with_capacity(self.claims.len());
+        let mut last: Option<&ObjectKey> = None;
+        for claim in &self.claims {
+            if last != Some(&claim.key) {
+                objects.extend(self.claimed(claim).cloned());
+            }
+            last = Some(&claim.key);
+        }
+        objects
+    }
+
+    /// The known file of this path, and its stamp.
+    pub(super) fn file(&self, path: &str) -> Option<(&Arc<str>, Option<&Stamp>)> {
+        self.files.get_key_value(path).map(|(path, record)| (path, record.stamp.as_ref()))
+    }
+
+    /// Every known file.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.files.keys()
+    }
+
+    /// How many files are known.
+    pub(super) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The kinds that were seen.
+    pub(super) fn kinds(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.kinds.keys().map(|kind| &**kind)
+    }
+
+    /// The files that cannot be used as they are: the path, the reason, and whether there are good objects to keep.
+    pub(super) fn unusable(&self) -> impl Iterator<Item = (&Arc<str>, &str, bool)> {
+        let has_objects = |path| self.files.get(path).is_some_and(|record| !record.objects.is_empty());
+        self.unusable.iter().map(move |(path, reason)| (path, reason.as_str(), has_objects(path)))
+    }
+
+    /// The objects that are not served because another one has their key: the key, the path that is served, the path
+    /// that waits.
+    pub(super) fn duplicates(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<str>, &Arc<str>)> {
+        self.contested.iter().flat_map(move |key| {
+            let mut claims = self.claims_of(key);
+            let served = claims.next().map(|claim| &claim.path);
+            served.into_iter().flat_map(move |served| self.claims_of(key).skip(1).map(move |c| (key, served, &c.path)))
+        })
+    }
+
+    /// Takes over what a scan found, as a whole. Returns the changes: deletions first, then the rest, by key. The first
+    /// application has no events, because there was no state before it.
+    pub(super) fn apply(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
+        let mut before = Before::default();
+        for change in changes {
+            self.take_over(change, &mut before);
+        }
+        let first = self.number == 0;
+        let mut touched: Vec<_> = before.into_iter().collect();
+        touched.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let mut events = Vec::new();
+        let (mut deleted, mut present) = (Vec::new(), Vec::new());
+        for (key, old) in touched {
+            let (winner, is_contested) = {
+                let mut claims = self.claims_of(&key);
+                (claims.next().cloned(), claims.next().is_some())
+            };
+            if is_contested {
+                self.contested.insert(key);
+            } else {
+                self.contested.remove(&key);
+            }
+            match (old, winner) {
+                (Some(old), None) => deleted.push(old),
+                (old, Some(winner)) => present.push((old, winner)),
+                (None, None) => {}
+            }
+        }
+        if first {
+            // All at once: the objects were decoded with version 1 already.
+            self.number = 1;
+            return events;
+        }
+        for old in deleted {
+            self.number += 1;
+            events.push(Event::Deleted(Arc::new(old.at_version(self.version()))));
+        }
+        for (old, winner) in present {
+            events.extend(self.serve(old, &winner));
+        }
+        events
+    }
+
+    fn take_over(&mut self, change: FileChange, before: &mut Before) {
+        let FileChange { path, finding } = change;
+        let (stamp, content) = match finding {
+            Finding::Read(stamp, content) => (stamp, content),
+            Finding::Gone => {
+                self.unusable.remove(&path);
+                self.replace(&path, Vec::new(), before);
+                self.files.remove(&path);
+                return;
+            }
+        };
+        let has_objects = self.files.get(&path).is_some_and(|record| !record.objects.is_empty());
+        let objects = match content {
+            Content::Objects(objects) => Ok(objects),
+            Content::Blank if has_objects => Err(BLANK.to_owned()),
+            Content::Blank => Ok(Vec::new()),
+            Content::Unusable(reason) => Err(reason),
+        };
+        self.files.entry(path.clone()).or_default().stamp = stamp;
+        match objects {
+            Ok(objects) => {
+                self.unusable.remove(&path);
+                self.replace(&path, objects, before);
+            }
+            Err(reason) => {
+                self.unusable.insert(path, reason);
+            }
+        }
+    }
+
+    /// Puts `new` in the place of a file's objects, and remembers what was served under the keys of both.
+    fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, before: &mut Before) {
+        let old = self.files.get(path).map(|record| record.objects.clone()).unwrap_or_default();
+        if old.len() == new.len() && old.iter().zip(&new).all(|(old, new)| old.key() == new.key() && is_same(old, new))
+        {
+            return;
+        }
+        for object in old.iter().map(|object| &**object).chain(&new) {
+            if let Entry::Vacant(entry) = before.entry(object.key().clone()) {
+                entry.insert(self.claims_of(object.key()).next().and_then(|claim| self.claimed(claim)).cloned());
+            }
+        }
+        let claim = |position, object: &Object| Claim { key: object.key().clone(), path: path.clone(), position };
+        for (position, object) in old.iter().enumerate() {
+            self.claims.remove(&claim(position, object));
+            self.count_kind(object.kind(), false);
+        }
+        for (position, object) in new.iter().enumerate() {
+            self.claims.insert(claim(position, object));
+            self.count_kind(object.kind(), true);
+        }
+        if let Some(record) = self.files.get_mut(path) {
+            record.objects = new.into_iter().map(Arc::new).collect();
+        }
+    }
+
+    /// Makes the winner of a key what is served: `old` itself if it is the same, or else a change with its version.
+    fn serve(&mut self, old: Option<Arc<Object>>, winner: &Claim) -> Option<Event> {
+        let next = self.next_version();
+        let slot = self.files.get_mut(&winner.path)?.objects.get_mut(winner.position)?;
+        let added = match old {
+            Some(old) if is_same(&old, slot) => {
+                *slot = old;
+                return None;
+            }
+            old => old.is_none(),
+        };
+        if *slot.version() != next {
+            *slot = Arc::new(slot.at_version(next));
+        }
+        let object = slot.clone();
+        self.number += 1;
+        Some(if added { Event::Added(object) } else { Event::Modified(object) })
+    }
+
+    /// The claims on a key, the served one first.
+    fn claims_of<'c>(&'c self, key: &'c ObjectKey) -> impl Iterator<Item = &'c Claim> {
+        let first = Claim { key: key.clone(), path: Arc::from(""), position: 0 };
+        self.claims.range(first..).take_while(move |claim| claim.key == *key)
+    }
+
+    fn claimed(&self, claim: &Claim) -> Option<&Arc<Object>> {
+        self.files.get(&claim.path)?.objects.get(claim.position)
+    }
+
+    fn count_kind(&mut self, kind: &str, more: bool) {
+        if kind.is_empty() {
+            return;
+        }
+        match self.kinds.get_mut(kind) {
+            Some(count) if more => *count += 1,
+            Some(count) if *count > 1 => *count -= 1,
+            Some(_) => {
+                self.kinds.remove(kind);
+            }
+            None => {
+                self.kinds.insert(kind.into(), 1);
+            }
+        }
+    }
+}
+
+/// Whether two objects differ in nothing but their version. Everything else follows from the body, except the type that
+/// a list implies.
+fn is_same(a: &Object, b: &Object) -> bool {
+    a.body() == b.body() && a.kind() == b.kind() && a.api_version() == b.api_version()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a file holds: names of objects with a value each, in order.
+type Manifest = Vec<(&'static str, u8)>;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write(Manifest),
+    Blank,
+    Break,
+    Remove,
+}
+
+const PATHS: [&str; 4] = ["a.yaml", "b.yaml", "b/c.yaml", "d.yaml"];
+const NAMES: [&str; 4] = ["w", "x", "y", "z"];
+
+fn object(name: &str, value: u8, version: ResourceVersion) -> Object {
+    let kind = if value > 2 { "Big" } else { "Small" };
+    let body = format!(r#"{{"kind":"{kind}","metadata":{{"name":"{name}"}},"value":{value}}}"#);
+    Object::from_json(Bytes::from(body), "unnamed", version).unwrap()
+}
+
+fn read(catalog: &Catalog, path: &str, manifest: &[(&str, u8)]) -> FileChange {
+    let objects = manifest.iter().map(|(name, value)| object(name, *value, catalog.next_version())).collect();
+    FileChange { path: path.into(), finding: Finding::Read(None, Content::Objects(objects)) }
+}
+
+fn gone(path: &str) -> FileChange {
+    FileChange { path: path.into(), finding: Finding::Gone }
+}
+
+fn catalog(files: &[(&str, &[(&str, u8)])]) -> Catalog {
+    let mut catalog = Catalog::new("abc".into());
+    let changes = files.iter().map(|(path, manifest)| read(&catalog, path, manifest)).collect();
+    assert_eq!(catalog.apply(changes), [], "the first application has no events");
+    assert_eq!(catalog.version().to_string(), "abc.1");
+    catalog
+}
+
+/// For example `+x=1@abc.2`.
+fn shown(events: &[Event]) -> Vec<String> {
+    let show = |sign: &str, object: &Object| {
+        let body = std::str::from_utf8(object.body()).unwrap();
+        let value = body.rsplit_once(':').unwrap().1.trim_end_matches('}');
+        format!("{sign}{}={value}@{}", object.key(), object.version())
+    };
+    let show = |event: &Event| match event {
+        Event::Added(object) => show("+", object),
+        Event::Modified(object) => show("~", object),
+        Event::Deleted(object) => show("-", object),
+        Event::Bookmark(version) => version.to_string(),
+    };
+    events.iter().map(show).collect()
+}
+
+#[test]
+fn every_change_of_one_object_is_the_next_version() {
+    let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1), ("z", 1)])]);
+    let events = catalog.apply(vec![read(&catalog, "a.yaml", &[("w", 1), ("y", 2), ("z", 1)])]);
+    assert_eq!(shown(&events), ["-x=1@abc.2", "+w=1@abc.3", "~y=2@abc.4"]);
+    assert_eq!(catalog.version().to_string(), "abc.4");
+    let versions: Vec<_> = catalog.objects().iter().map(|o| format!("{}@{}", o.key(), o.version())).collect();
+    assert_eq!(versions, ["w@abc.3", "y@abc.4", "z@abc.1"], "what did not change keeps its version");
+}
+
+#[test]
+fn the_first_path_wins_and_the_next_one_takes_over() {
+    let mut catalog = catalog(&[("b.yaml", &[("x", 2)]), ("a.yaml", &[("x", 1), ("x", 3)])]);
+    let duplicates: Vec<_> = catalog.duplicates().map(|(key, by, path)| format!("{key} {by} {path}")).collect();
+    assert_eq!(duplicates, ["x a.yaml a.yaml", "x a.yaml b.yaml"]);
+    let events = catalog.apply(vec![read(&catalog, "a.yaml", &[("x", 3)])]);
+    assert_eq!(shown(&events), ["~x=3@abc.2"]);
+    let events = catalog.apply(vec![gone("a.yaml")]);
+    assert_eq!(shown(&events), ["~x=2@abc.3"]);
+    assert_eq!(catalog.duplicates().count(), 0);
+    assert_eq!(shown(&catalog.apply(vec![gone("b.yaml")])), ["-x=2@abc.4"]);
+}
+
+#[test]
+fn the_same_bytes_from_another_file_are_no_change() {
+    let mut catalog = catalog(&[("b.yaml", &[("x", 1)]), ("c.yaml", &[("x", 1)])]);
+    let before = catalog.objects();
+    assert_eq!(catalog.apply(vec![gone("b.yaml"), read(&catalog, "a.yaml", &[("x", 1)])]), [], "a rename");
+    assert_eq!(catalog.apply(vec![gone("a.yaml")]), [], "the waiting one takes over");
+    assert_eq!(catalog.objects(), before);
+    assert!(Arc::ptr_eq(&catalog.objects()[0], &before[0]));
+}
+
+#[test]
+fn an_unusable_or_emptied_file_keeps_its_last_good_objects() {
+    let mut catalog = catalog(&[("a.yaml", &[("x", 1)])]);
+    let finding = |content| FileChange { path: "a.yaml".into(), finding: Finding::Read(None, content) };
+    assert_eq!(catalog.apply(vec![finding(Content::Blank)]), []);
+    assert_eq!(
+        catalog.unusable().map(|(path, reason, kept)| (&**path, reason, kept)).collect::<Vec<_>>(),
+        [("a.yaml", BLANK, true)]
+    );
+    assert_eq!(catalog.apply(vec![finding(Content::Unusable("bad".into()))]), []);
+    assert_eq!(catalog.unusable().count(), 1);
+    assert_eq!(catalog.objects().len(), 1);
+    assert_eq!(catalog.apply(vec![read(&catalog, "a.yaml", &[("x", 1)])]), [], "mended, and the same as before");
+    assert_eq!(catalog.unusable().count(), 0);
+    assert_eq!(shown(&catalog.apply(vec![read(&catalog, "a.yaml", &[])])), ["-x=1@abc.2"]);
+    assert_eq!(catalog.apply(vec![finding(Content::Blank)]), []);
+    assert_eq!(catalog.unusable().count(), 0, "an empty file that had nothing is no problem");
+}
+
+#[test]
+fn kinds_are_those_of_the_objects_that_are_there() {
+    let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 3)])]);
+    assert_eq!(catalog.kinds().collect::<Vec<_>>(), ["Big", "Small"]);
+    catalog.apply(vec![read(&catalog, "a.yaml", &[("x", 1), ("y", 2)])]);
+    assert_eq!(catalog.kinds().collect::<Vec<_>>(), ["Small"]);
+    catalog.apply(vec![gone("a.yaml")]);
+    assert_eq!(catalog.kinds().len(), 0);
+    assert_eq!((catalog.len(), catalog.claims.len()), (0, 0));
+}
+
+fn manifest() -> impl Strategy<Value = Manifest> {
+    prop::collection::vec((prop::sample::select(&NAMES[..]), 0..5_u8), 0..4)
+}
+
+fn step() -> impl Strategy<Value = (&'static str, Step)> {
+    let step = prop_oneof![
+        6 => manifest().prop_map(Step::Write),
+        1 => Just(Step::Blank),
+        1 => Just(Step::Break),
+        2 => Just(Step::Remove),
+    ];
+    (prop::sample::select(&PATHS[..]), step)
+}
+
+/// The rules again, as simply as can be: the last good content of every file, and the first of each key.
+#[derive(Default)]
+struct Model(BTreeMap<&'static str, Manifest>);
+
+impl Model {
+    fn apply(&mut self, path: &'static str, step: &Step) {
+        match step {
+            Step::Write(manifest) => {
+                self.0.insert(path, manifest.clone());
+            }
+            Step::Remove => {
+                self.0.remove(path);
+            }
+            Step::Blank | Step::Break => {}
+        }
+    }
+
+    fn served(&self) -> BTreeMap<String, u8> {
+        let all = self.0.values().rev().flat_map(|manifest| manifest.iter().rev());
+        all.map(|(name, value)| ((*name).to_owned(), *value)).collect()
+    }
+}
+
+fn value_of(object: &Object) -> u8 {
+    serde_json::from_slice::<serde_json::Value>(object.body()).unwrap()["value"].as_u64().unwrap() as u8
+}
+
+fn served(objects: &[Arc<Object>]) -> BTreeMap<String, u8> {
+    objects.iter().map(|object| (object.key().to_string(), value_of(object))).collect()
+}
+
+proptest! {
+    #[test]
+    fn events_fold_to_the_merged_state(scans in prop::collection::vec(prop::collection::vec(step(), 0..5), 1..12)) {
+        let mut catalog = Catalog::new("abc".into());
+        let mut model = Model::default();
+        let mut folded: BTreeMap<String, Arc<Object>> = BTreeMap::new();
+        for (at, scan) in scans.into_iter().enumerate() {
+            let mut changes = Vec::new();
+            for (path, step) in scan {
+                model.apply(path, &step);
+                let content = match &step {
+                    Step::Write(manifest) => {
+                        changes.push(read(&catalog, path, manifest));
+                        continue;
+                    }
+                    Step::Remove => {
+                        changes.push(gone(path));
+                        continue;
+                    }
+                    Step::Blank => Content::Blank,
+                    Step::Break => Content::Unusable("broken".into()),
+                };
+                changes.push(FileChange { path: path.into(), finding: Finding::Read(None, content) });
+            }
+            let before = catalog.version();
+            let events = catalog.apply(changes);
+            let mut expected = before;
+            for event in &events {
+                expected = expected.next();
+                prop_assert_eq!(event.version(), &expected);
+                let (Event::Added(object) | Event::Modified(object) | Event::Deleted(object)) = event else {
+                    unreachable!("the catalog makes no bookmarks")
+                };
+                let name = object.key().to_string();
+                let old = match event {
+                    Event::Deleted(_) => folded.remove(&name),
+                    _ => folded.insert(name, object.clone()),
+                };
+                prop_assert_eq!(old.is_none(), matches!(event, Event::Added(_)));
+                if let (Some(old), Event::Modified(new)) = (old, event) {
+                    prop_assert_ne!(old.body(), new.body(), "no event for identical bytes");
+                }
+            }
+            let objects = catalog.objects();
+            if at == 0 {
+                prop_assert!(events.is_empty());
+                folded = objects.iter().map(|object| (object.key().to_string(), object.clone())).collect();
+            } else {
+                prop_assert_eq!(&expected, &catalog.version());
+            }
+            prop_assert_eq!(folded.values().cloned().collect::<Vec<_>>(), objects.clone());
+            prop_assert_eq!(served(&objects), model.served());
+            let winners = objects.len();
+            prop_assert_eq!(winners + catalog.duplicates().count(), catalog.claims.len());
+        }
+    }
+}

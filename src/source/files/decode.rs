@@ -1,0 +1,420 @@
+//! The bytes of one manifest file, made into objects.
+//!
+//! Called by `scan` for every file whose bytes have to be looked at; pure, without IO.
+//!
+//! Invariants:
+//! - The result is all of the file's objects or none: one bad document makes the whole file unusable, so that what was
+//!   good before it is kept as it was.
+//! - JSON bodies are the file's own bytes, without the white space around them. YAML bodies are the JSON of the same
+//!   value with sorted keys; integers that fit 64 bits are exact.
+//! - A body is an allocation of its own and never a slice of the file: one unchanged object of a large file does not
+//!   keep the rest of that file's old bytes alive.
+//! - YAML is read as kubectl reads it: version 1.1, where `yes`, `on` and `y` are booleans and `0644` is octal.
+//! - What an alias bomb or a deep nesting can cost is bounded by `serde_saphyr`'s default budget.
+//!
+//! Not here: which files count, and how large one may be (`scan`); which of two objects with one key wins (`catalog`).
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+
+use super::text::one_line;
+use crate::model::{MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts, ResourceVersion};
+
+/// How the text of a file is written, by the end of its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Json,
+    Yaml,
+}
+
+/// Collects the objects of one file.
+struct Decoder<'a> {
+    path: &'a str,
+    kind: Option<&'a str>,
+    version: &'a ResourceVersion,
+    /// How many objects without a name there were, whether they are of the wanted kind or not.
+    unnamed: usize,
+    objects: Vec<Object>,
+}
+
+/// What tells a list from an object. Only a list is read this way; objects are read by [`Object::from_json`].
+#[derive(Deserialize)]
+struct ListHead<'a> {
+    #[serde(rename = "apiVersion", borrow, default)]
+    api_version: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    metadata: Option<ListMeta<'a>>,
+    #[serde(borrow, default)]
+    items: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct ListMeta<'a> {
+    #[serde(borrow, default)]
+    name: Option<Cow<'a, str>>,
+}
+
+/// The type that the items of a `PodList` have without saying so: the API server leaves it out of them.
+#[derive(Default)]
+struct Implied {
+    api_version: String,
+    kind: String,
+}
+
+/// Lists may be in lists (`kubectl get -o json` of several files); nothing sensible nests deeper.
+const MAX_LIST_DEPTH: usize = 4;
+
+const BOM: &[u8] = b"\xEF\xBB\xBF";
+
+// === impl Format ===
+
+impl Format {
+    /// The format of a file of this name; `None` when it is no manifest.
+    pub(super) fn of(name: &str) -> Option<Self> {
+        match name.rsplit_once('.')? {
+            ("", _) => None,
+            (_, "json") => Some(Self::Json),
+            (_, "yaml" | "yml") => Some(Self::Yaml),
+            _ => None,
+        }
+    }
+}
+
+/// Whether there is nothing but white space: an empty file, or the moment between truncating and writing.
+pub(super) fn is_blank(bytes: &[u8]) -> bool {
+    without_bom(bytes).trim_ascii().is_empty()
+}
+
+/// Decodes a file. `path` is relative to the root; with `kind`, objects of other kinds are left out. All objects get
+/// `version`.
+///
+/// # Errors
+///
+/// One line that says what is wrong, and where in the file.
+pub(super) fn decode(
+    path: &str,
+    format: Format,
+    bytes: &[u8],
+    kind: Option<&str>,
+    version: &ResourceVersion,
+) -> Result<Vec<Object>, String> {
+    let mut decoder = Decoder { path, kind, version, unnamed: 0, objects: Vec::new() };
+    let bytes = without_bom(bytes);
+    match format {
+        Format::Json => decoder.json_file(bytes)?,
+        Format::Yaml => decoder.yaml_file(bytes)?,
+    }
+    Ok(decoder.objects)
+}
+
+fn without_bom(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BOM).unwrap_or(bytes)
+}
+
+// === impl Decoder ===
+
+impl Decoder<'_> {
+    fn json_file(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
+        let mut count = 0_usize;
+        loop {
+            let value = match values.next() {
+                None => return Ok(()),
+                Some(Ok(value)) => value,
+                Some(Err(error)) => return Err(one_line(&error.to_string())),
+            };
+            count += 1;
+            self.value(value.get().as_bytes(), &Implied::default(), 0).map_err(|error| match count {
+                1 => error,
+                _ => format!("value {count}: {error}"),
+            })?;
+        }
+    }
+
+    fn yaml_file(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 text: {error}"))?;
+        let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
+        let documents: Vec<Value> =
+            serde_saphyr::from_multiple_with_options(text, options).map_err(|error| one_line(&error.to_string()))?;
+        for (at, document) in documents.into_iter().enumerate() {
+            self.yaml_document(document, 0).map_err(|error| match at {
+                0 => error,
+                _ => format!("document {}: {error}", at + 1),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A list is taken apart as a value, so that only its items have to be within the bound of an object.
+    fn yaml_document(&mut self, document: Value, depth: usize) -> Result<(), String> {
+        let document = match document {
+            // The first letters of a half-written mapping are a YAML string too; nobody means one.
+            Value::String(_) => return Err("a bare text is no manifest (is the file half-written?)".into()),
+            Value::Object(mut map) => {
+                let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+                let kind = text(map.get("kind"));
+                let named = map.get("metadata").is_some_and(|metadata| !text(metadata.get("name")).is_empty());
+                let has_items = map.get("items").is_some_and(Value::is_array);
+                if is_list(&kind, named, has_items) {
+                    let implied = Implied::of(&kind, &text(map.get("apiVersion")));
+                    let Some(Value::Array(items)) = map.remove("items") else { return Ok(()) };
+                    return self.yaml_items(items, &implied, depth + 1);
+                }
+                Value::Object(map)
+            }
+            other => other,
+        };
+        self.object(&to_json(&document)?, &Implied::default()).map_err(|error| error.to_string())
+    }
+
+    fn yaml_items(&mut self, items: Vec<Value>, implied: &Implied, depth: usize) -> Result<(), String> {
+        for (at, item) in items.into_iter().enumerate() {
+            let json = to_json(&item)?;
+            drop(item);
+            self.value(&json, implied, depth).map_err(|error| format!("items[{at}]: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// One JSON value: an object, or a list of them. `depth` is the number of lists around it.
+    fn value(&mut self, json: &[u8], implied: &Implied, depth: usize) -> Result<(), String> {
+        match list_head(json) {
+            Some((head, items)) => {
+                if depth >= MAX_LIST_DEPTH {
+                    return Err(format!("lists are nested deeper than {MAX_LIST_DEPTH}"));
+                }
+                let items: Vec<&RawValue> = serde_json::from_str(items).map_err(|e| format!("items: {e}"))?;
+                for (at, item) in items.into_iter().enumerate() {
+                    self.value(item.get().as_bytes(), &head, depth + 1)
+                        .map_err(|error| format!("items[{at}]: {error}"))?;
+                }
+                Ok(())
+            }
+            None => self.object(json, implied).map_err(|error| error.to_string()),
+        }
+    }
+
+    fn object(&mut self, json: &[u8], implied: &Implied) -> Result<(), ObjectError> {
+        // Before the copy, not after it.
+        if json.len() > MAX_OBJECT_BYTES {
+            return Err(ObjectError::TooLarge { size: json.len() });
+        }
+        let default_name = match self.unnamed {
+            0 => Cow::Borrowed(self.path),
+            before => format!("{}#{}", self.path, before + 1).into(),
+        };
+        let mut object = Object::from_json(Bytes::copy_from_slice(json), &default_name, self.version.clone())?;
+        if object.key().namespace().is_empty() && object.key().name() == default_name {
+            self.unnamed += 1;
+        }
+        if object.kind().is_empty() && !implied.kind.is_empty() {
+            object = implied.give_to(&object);
+        }
+        if self.kind.is_none_or(|kind| object.kind().eq_ignore_ascii_case(kind)) {
+            self.objects.push(object);
+        }
+        Ok(())
+    }
+}
+
+// === impl Implied ===
+
+impl Implied {
+    fn of(list_kind: &str, api_version: &str) -> Self {
+        match list_kind.strip_suffix("List") {
+            None | Some("") => Self::default(),
+            Some(kind) => Self { api_version: api_version.to_owned(), kind: kind.to_owned() },
+        }
+    }
+
+    fn give_to(&self, object: &Object) -> Object {
+        Object::new(ObjectParts {
+            key: object.key().clone(),
+            uid: object.uid().to_owned(),
+            version: object.version().clone(),
+            labels: object.labels().clone(),
+            api_version: self.api_version.clone(),
+            kind: self.kind.clone(),
+            media_type: object.media_type(),
+            body: object.body().clone(),
+        })
+    }
+}
+
+/// What the items of a list are, and their text; `None` when the value is not a list.
+fn list_head(json: &[u8]) -> Option<(Implied, &str)> {
+    // Looking for the word costs far less than parsing every object for what nearly none of them is.
+    if json.first() != Some(&b'{') || !contains(json, b"List\"") {
+        return None;
+    }
+    let head: ListHead<'_> = serde_json::from_slice(json).ok()?;
+    let kind = head.kind.unwrap_or_default();
+    let named = head.metadata.and_then(|metadata| metadata.name).is_some_and(|name| !name.is_empty());
+    let items = head.items.map_or("null", RawValue::get);
+    if !is_list(&kind, named, items.starts_with('[')) {
+        return None;
+    }
+    let items = if items == "null" { "[]" } else { items };
+    Some((Implied::of(&kind, &head.api_version.unwrap_or_default()), items))
+}
+
+/// Kubernetes' lists have no name, and objects do: an `AllowList` of somebody's own with `items` stays one object.
+fn is_list(kind: &str, named: bool, has_items: bool) -> bool {
+    kind == "List" || (kind.ends_with("List") && has_items && !named)
+}
+
+fn to_json(value: &Value) -> Result<Vec<u8>, String> {
+    serde_json::to_vec(value).map_err(|error| one_line(&error.to_string()))
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len()).any(|window| window == needle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode_as(format: Format, text: &str, kind: Option<&str>) -> Result<Vec<Object>, String> {
+        decode("dir/a.x", format, text.as_bytes(), kind, &ResourceVersion::decimal(7))
+    }
+
+    fn keys(objects: &[Object]) -> Vec<String> {
+        objects.iter().map(|object| object.key().to_string()).collect()
+    }
+
+    fn bodies(objects: &[Object]) -> Vec<&str> {
+        objects.iter().map(|object| std::str::from_utf8(object.body()).unwrap()).collect()
+    }
+
+    #[test]
+    fn json_bodies_are_the_bytes_of_the_file() {
+        let text =
+            "\u{feff}\n {\"metadata\": {\"name\":\"b\"},  \"n\":1.0}\t{\"metadata\":{\"name\":\"a\"}} \n [1]\n3 ";
+        let objects = decode_as(Format::Json, text, None).unwrap();
+        assert_eq!(keys(&objects), ["b", "a", "dir/a.x", "dir/a.x#2"]);
+        let expected = [r#"{"metadata": {"name":"b"},  "n":1.0}"#, r#"{"metadata":{"name":"a"}}"#, "[1]", "3"];
+        assert_eq!(bodies(&objects), expected);
+    }
+
+    #[test]
+    fn a_half_written_file_is_refused_as_a_whole() {
+        for text in [r#"{"a":1} {"b":"#, r#"{"a":1}}"#, "{\"a\": \u{0}}", "nope"] {
+            decode_as(Format::Json, text, None).unwrap_err();
+        }
+        for text in ["a: 1\n---\nb: [", "apiVersi", "a: b: c", "a: 1\n---\nmetadata:\n  na", "a\u{0}: 1"] {
+            decode_as(Format::Yaml, text, None).unwrap_err();
+        }
+        let error = decode_as(Format::Yaml, "a: 1\n---\nmetadata: {name: 5}", None).unwrap_err();
+        assert!(error.starts_with("document 2: "), "{error}");
+        let error = decode("x", Format::Yaml, b"a: \xff", None, &ResourceVersion::decimal(1)).unwrap_err();
+        assert!(error.starts_with("not UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn yaml_documents_become_json_and_empty_ones_are_skipped() {
+        let text = "\n---\n# nothing\n---\nmetadata: {name: x}\nmode: 0644\nbig: 9007199254740993\nlow: -9223372036854775808\n\
+                    top: 18446744073709551615\nyes: \"no\"\n---\n~\n---\n- 1\n...\n---\nb: 1\n";
+        let objects = decode_as(Format::Yaml, text, None).unwrap();
+        assert_eq!(keys(&objects), ["x", "dir/a.x", "dir/a.x#2"]);
+        let first = r#"{"big":9007199254740993,"low":-9223372036854775808,"metadata":{"name":"x"},"mode":420,"top":18446744073709551615,"yes":"no"}"#;
+        assert_eq!(bodies(&objects), [first, "[1]", r#"{"b":1}"#]);
+        assert!(decode_as(Format::Yaml, "# only a comment\n", None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn anchors_and_merge_keys_are_resolved() {
+        let text = "base: &b {a: 1}\nuse: *b\nmerged:\n  <<: *b\n  c: 2\n";
+        let objects = decode_as(Format::Yaml, text, None).unwrap();
+        assert_eq!(bodies(&objects), [r#"{"base":{"a":1},"merged":{"a":1,"c":2},"use":{"a":1}}"#]);
+    }
+
+    #[test]
+    fn bombs_are_refused_in_one_line() {
+        let bomb = (1..10).fold(String::from("a0: &a0 [x]\n"), |text, n| {
+            format!("{text}a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))
+        });
+        let deep = format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000));
+        for text in [bomb, deep, "- ".repeat(100_000), "---\na: 1\n".repeat(5_000)] {
+            let error = decode_as(Format::Yaml, &text, None).unwrap_err();
+            assert!(!error.contains('\n') && error.len() < 400, "{error}");
+        }
+    }
+
+    #[test]
+    fn deep_json_does_not_overflow_the_stack() {
+        let text = format!(r#"{{"kind":"List","items":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
+        let _either = decode_as(Format::Json, &text, None);
+        let mut nested = r#"{"a":1}"#.to_owned();
+        for _ in 0..10 {
+            nested = format!(r#"{{"kind":"List","items":[{nested}]}}"#);
+        }
+        assert!(decode_as(Format::Json, &nested, None).unwrap_err().contains("deeper than 4"));
+    }
+
+    #[test]
+    fn a_list_is_expanded_to_its_items() {
+        let json = r#"{"apiVersion":"v1","kind":"List","items":[{"kind":"Pod","metadata":{"name":"a"}},
+            {"kind":"List","items":[{"kind":"Pod","metadata":{"name": "b"}}]}]}"#;
+        let yaml = "apiVersion: v1\nkind: List\nitems:\n- {kind: Pod, metadata: {name: a}}\n\
+                    - {kind: List, items: [{kind: Pod, metadata: {name: b}}]}\n";
+        let objects = decode_as(Format::Json, json, None).unwrap();
+        assert_eq!(keys(&objects), ["a", "b"]);
+        assert_eq!(objects[1].body(), r#"{"kind":"Pod","metadata":{"name": "b"}}"#);
+        assert_eq!(keys(&decode_as(Format::Yaml, yaml, None).unwrap()), ["a", "b"]);
+        assert!(decode_as(Format::Json, r#"{"kind":"List","items":null}"#, None).unwrap().is_empty());
+        assert!(decode_as(Format::Yaml, "kind: List\n", None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_items_of_a_typed_list_have_its_type() {
+        let json = r#"{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"5"},
+            "items":[{"metadata":{"name":"a"}}]}"#;
+        let yaml = "apiVersion: v1\nkind: PodList\nitems: [{metadata: {name: a}}]";
+        for (format, text) in [(Format::Json, json), (Format::Yaml, yaml)] {
+            let objects = decode_as(format, text, Some("pod")).unwrap();
+            assert_eq!((objects[0].kind(), objects[0].api_version()), ("Pod", "v1"));
+            assert_eq!(bodies(&objects), [r#"{"metadata":{"name":"a"}}"#]);
+        }
+        let own = r#"{"kind":"AllowList","metadata":{"name":"mine"},"items":[1,2]}"#;
+        assert_eq!(keys(&decode_as(Format::Json, own, None).unwrap()), ["mine"]);
+    }
+
+    #[test]
+    fn only_the_wanted_kind_counts() {
+        let text = "kind: Pod\nmetadata: {name: a}\n---\nkind: Service\nmetadata: {name: b}\n---\nx: 1\n";
+        assert_eq!(keys(&decode_as(Format::Yaml, text, Some("pOD")).unwrap()), ["a"]);
+        assert!(decode_as(Format::Yaml, text, Some("Secret")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_list_may_be_larger_than_an_object() {
+        let item = format!(r#"{{"metadata":{{"name":"NAME"}},"x":"{}"}}"#, "x".repeat(MAX_OBJECT_BYTES / 2));
+        let items = ["a", "b", "c"].map(|name| item.replace("NAME", name)).join(",");
+        let list = format!(r#"{{"kind":"List","items":[{items}]}}"#);
+        assert_eq!(keys(&decode_as(Format::Json, &list, None).unwrap()), ["a", "b", "c"]);
+        assert_eq!(keys(&decode_as(Format::Yaml, &list, None).unwrap()), ["a", "b", "c"]);
+        let single = format!(r#"{{"x":"{}"}}"#, "x".repeat(MAX_OBJECT_BYTES));
+        assert!(decode_as(Format::Json, &single, None).unwrap_err().contains("more than the"));
+    }
+
+    #[test]
+    fn the_end_of_the_name_tells_the_format() {
+        for (name, format) in [
+            ("a.json", Some(Format::Json)),
+            ("a.b.yaml", Some(Format::Yaml)),
+            ("a.yml", Some(Format::Yaml)),
+            ("a.yaml~", None),
+            ("a", None),
+            (".yaml", None),
+            ("a.JSON", None),
+        ] {
+            assert_eq!(Format::of(name), format, "{name}");
+        }
+    }
+}

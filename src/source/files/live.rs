@@ -1,0 +1,180 @@
+//! The watch: waits until something may have changed, has it looked at, and hands out what has.
+//!
+//! One [`Live`] is one watch. It is a stream's state and not a task: nothing happens unless the watch is polled, and
+//! dropping it ends the notices and cancels the scan that runs.
+//!
+//! Invariants:
+//! - At most one scan runs; its events are handed out before the next one begins. That is the bound of the queue: one
+//!   event for each object that has changed, sharing the object with the catalog.
+//! - A bookmark follows every scan that was complete, and nothing else: no bookmark comes while the directory is away.
+//! - A burst of changes is looked at once: after a quiet period, or when it has lasted [`BURST`] quiet periods.
+//! - The first step is a scan, which finds what has changed since the list.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_stream::Stream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    FilesConfig, SharedEngine,
+    engine::{Failure, Refresh},
+    notices::{Dirty, Notices},
+};
+use crate::{cache::SourceError, model::Event};
+
+/// The longest that a burst of changes delays itself, in quiet periods.
+const BURST: u32 = 5;
+
+/// One watch of one directory.
+#[derive(Debug)]
+pub(super) struct Live {
+    config: Arc<FilesConfig>,
+    engine: SharedEngine,
+    /// In the hands of the scan while one runs.
+    notices: Option<Notices>,
+    cancelled: CancellationToken,
+    /// Ends the scan that runs when the watch is dropped.
+    _guard: DropGuard,
+    ready: VecDeque<Event>,
+    next_scan: Instant,
+}
+
+/// What woke the watch.
+#[derive(Debug)]
+enum Wake {
+    /// Another list or watch has taken over.
+    Cancelled,
+    Notices,
+    Interval,
+}
+
+// === impl Live ===
+
+impl Live {
+    /// A watch from the engine's current version on.
+    pub(super) fn new(
+        config: Arc<FilesConfig>,
+        engine: SharedEngine,
+        notices: Notices,
+        cancelled: CancellationToken,
+    ) -> Self {
+        Self {
+            config,
+            engine,
+            notices: Some(notices),
+            _guard: cancelled.clone().drop_guard(),
+            cancelled,
+            ready: VecDeque::new(),
+            next_scan: Instant::now(),
+        }
+    }
+
+    /// The watch as the Reflector wants it.
+    pub(super) fn into_stream(self) -> impl Stream<Item = Result<Event, SourceError>> + Send {
+        futures_util::stream::unfold(self, |mut live| async move { live.next().await.map(|event| (event, live)) })
+    }
+
+    async fn next(&mut self) -> Option<Result<Event, SourceError>> {
+        loop {
+            if self.cancelled.is_cancelled() {
+                return None;
+            }
+            if let Some(event) = self.ready.pop_front() {
+                return Some(Ok(event));
+            }
+            let looked = match self.wait().await {
+                Wake::Cancelled => return None,
+                Wake::Notices => {
+                    self.settle().await;
+                    self.look().await
+                }
+                Wake::Interval => self.scan().await,
+            };
+            match looked {
+                Ok(()) | Err(Failure::Outage(_)) => {}
+                Err(Failure::Cancelled) => return None,
+            }
+        }
+    }
+
+    async fn wait(&self) -> Wake {
+        let marked = async {
+            match &self.notices {
+                Some(notices) => notices.dirty().marked().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // The end comes first; notices come before the interval, whose scan would meet a burst half-way.
+            biased;
+            // Cancel-safe, all three of them.
+            () = self.cancelled.cancelled() => Wake::Cancelled,
+            () = marked => Wake::Notices,
+            () = sleep_until(self.next_scan) => Wake::Interval,
+        }
+    }
+
+    /// Waits until the burst of changes is over.
+    async fn settle(&self) {
+        let Some(notices) = &self.notices else { return };
+        let end = Instant::now() + self.config.quiet * BURST;
+        loop {
+            let quiet = (Instant::now() + self.config.quiet).min(end);
+            // Cancel-safe: a mark that comes while nobody waits is kept.
+            if timeout_at(quiet, notices.dirty().marked()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Looks at what the notices tell, path by path if possible.
+    async fn look(&mut self) -> Result<(), Failure> {
+        let dirty = self.notices.as_ref().map(|notices| notices.dirty().take());
+        let Some(Dirty::Paths(paths)) = dirty else { return self.scan().await };
+        if Instant::now() >= self.next_scan {
+            return self.scan().await;
+        }
+        let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
+        let refresh = blocking(move || engine.lock().refresh(&paths, &cancelled)).await?;
+        match refresh? {
+            Refresh::Unclear => self.scan().await,
+            Refresh::Done(events) => {
+                self.ready.extend(events);
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks at everything.
+    async fn scan(&mut self) -> Result<(), Failure> {
+        let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
+        let mut notices = self.notices.take();
+        if let Some(notices) = &notices {
+            // What was marked up to here, this scan sees.
+            notices.dirty().take();
+        }
+        let scanned = blocking(move || {
+            let mut engine = engine.lock();
+            let outcome = engine.scan(notices.as_mut(), &cancelled).map(|events| (events, engine.version()));
+            (notices, outcome)
+        });
+        let (notices, outcome) = scanned.await?;
+        self.notices = notices;
+        self.next_scan = Instant::now() + self.config.rescan;
+        let (events, version) = outcome?;
+        self.ready.extend(events);
+        self.ready.push_back(Event::Bookmark(version));
+        Ok(())
+    }
+}
+
+/// Does work that waits for the disk on a thread for it.
+///
+/// # Cancel safety
+///
+/// Dropping the future does not stop the work; its cancellation token does.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+    // The only failures are a panic, which is a bug that was reported where it happened, and the end of the runtime.
+    tokio::task::spawn_blocking(work).await.map_err(|_| Failure::Cancelled)
+}

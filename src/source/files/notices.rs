@@ -1,0 +1,264 @@
+//! What the operating system says about changes in the directory: a bounded set of paths that may have changed.
+//!
+//! Written by the thread of `notify`; read by `live`, which waits for it, and owned by it: dropping [`Notices`] ends the
+//! thread.
+//!
+//! Invariants:
+//! - The set is bounded: past [`MAX_PATHS`] it only says that anything may have changed.
+//! - Nothing is lost between two readings: a mark that comes while the set is being dealt with is in the next one.
+//! - A notice is a hint. What has changed, a scan finds out; what no notice told, the periodic scan finds.
+//!
+//! Not here: waiting for writers to finish (`live`), and what a path means (`scan`).
+
+use std::{
+    any::Any,
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use notify::{
+    ErrorKind, EventKind, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode},
+};
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+use super::root::Root;
+
+/// The paths that are remembered one by one. Looking at more of them costs about as much as looking at everything.
+const MAX_PATHS: usize = 1024;
+
+/// How long to do without notices after they could not be had, before asking for them again.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// What may have changed since the last reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Dirty {
+    /// These paths, absolute; none if the set is empty.
+    Paths(BTreeSet<PathBuf>),
+    /// Anything.
+    Everything,
+}
+
+/// The set, shared with the thread that fills it.
+#[derive(Debug)]
+pub(super) struct DirtySet {
+    marks: Mutex<Dirty>,
+    wake: Notify,
+}
+
+/// The running subscription to the operating system: dropping it ends it.
+pub(super) type Subscription = Box<dyn Any + Send + Sync>;
+
+/// Subscribes to everything below a directory. Injected, so that tests can do without, or fail.
+pub(super) type Subscribe = fn(&Path, Arc<DirtySet>) -> Result<Subscription, String>;
+
+/// The notices about one directory, wherever it goes.
+pub(super) struct Notices {
+    subscribe: Subscribe,
+    dirty: Arc<DirtySet>,
+    state: State,
+}
+
+enum State {
+    /// Not asked for yet.
+    Idle,
+    Subscribed {
+        root: Root,
+        _subscription: Subscription,
+    },
+    Failed {
+        root: Root,
+        at: Instant,
+    },
+}
+
+// === impl DirtySet ===
+
+impl DirtySet {
+    fn new() -> Self {
+        Self { marks: Mutex::new(Dirty::Paths(BTreeSet::new())), wake: Notify::new() }
+    }
+
+    /// Marks one path.
+    pub(super) fn mark(&self, path: PathBuf) {
+        {
+            let mut marks = self.marks.lock();
+            match &mut *marks {
+                Dirty::Everything => {}
+                Dirty::Paths(paths) if paths.len() < MAX_PATHS || paths.contains(&path) => {
+                    paths.insert(path);
+                }
+                Dirty::Paths(_) => *marks = Dirty::Everything,
+            }
+        }
+        self.wake.notify_one();
+    }
+
+    /// Marks everything.
+    pub(super) fn mark_everything(&self) {
+        *self.marks.lock() = Dirty::Everything;
+        self.wake.notify_one();
+    }
+
+    /// Waits for a mark since the last call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no mark.
+    pub(super) async fn marked(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Takes the set, and leaves an empty one.
+    pub(super) fn take(&self) -> Dirty {
+        std::mem::replace(&mut *self.marks.lock(), Dirty::Paths(BTreeSet::new()))
+    }
+}
+
+// === impl Notices ===
+
+impl Notices {
+    /// No notices yet, until [`Notices::follow`].
+    pub(super) fn new(subscribe: Subscribe) -> Self {
+        Self { subscribe, dirty: Arc::new(DirtySet::new()), state: State::Idle }
+    }
+
+    /// The set that is filled.
+    pub(super) fn dirty(&self) -> &Arc<DirtySet> {
+        &self.dirty
+    }
+
+    /// Makes sure that the notices are about this directory, and not about one that was at the same path before.
+    ///
+    /// # Errors
+    ///
+    /// When notices cannot be had, once: it is tried again by later calls, which tell nothing.
+    pub(super) fn follow(&mut self, root: &Root) -> Result<(), String> {
+        let told = match &self.state {
+            State::Subscribed { root: known, .. } if known == root => return Ok(()),
+            State::Idle | State::Subscribed { .. } => false,
+            State::Failed { root: known, at } if known == root && at.elapsed() < RETRY => return Ok(()),
+            State::Failed { .. } => true,
+        };
+        // The old subscription ends before the new one begins: both at once could be one too many.
+        self.state = State::Idle;
+        match (self.subscribe)(&root.path, self.dirty.clone()) {
+            Ok(subscription) => {
+                self.state = State::Subscribed { root: root.clone(), _subscription: subscription };
+                Ok(())
+            }
+            Err(error) => {
+                self.state = State::Failed { root: root.clone(), at: Instant::now() };
+                if told { Ok(()) } else { Err(error) }
+            }
+        }
+    }
+
+    /// Does without notices until the directory is another one.
+    pub(super) fn forget(&mut self) {
+        self.state = State::Idle;
+    }
+}
+
+impl std::fmt::Debug for Notices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notices").field("dirty", &self.dirty).finish_non_exhaustive()
+    }
+}
+
+/// Subscribes by way of `notify`: inotify on Linux.
+pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscription, String> {
+    let base = root.to_owned();
+    let handle = move |event: notify::Result<notify::Event>| match event {
+        Ok(event) if !changes(event.kind) => {}
+        Ok(event) if event.need_rescan() || event.paths.is_empty() || event.paths.contains(&base) => {
+            dirty.mark_everything();
+        }
+        Ok(event) => event.paths.into_iter().for_each(|path| dirty.mark(path)),
+        // New directories go unnoticed from now on, until the periodic scan.
+        Err(error) => {
+            tracing::warn!(source = "files", %error, "changes may be noticed late; {}", advice(&error.kind));
+            dirty.mark_everything();
+        }
+    };
+    // Links are followed by the scan, which knows which ones may be: their targets are below the root themselves.
+    let config = notify::Config::default().with_follow_symlinks(false);
+    let mut watcher = notify::RecommendedWatcher::new(handle, config).map_err(|error| explained(&error))?;
+    watcher.watch(root, RecursiveMode::Recursive).map_err(|error| explained(&error))?;
+    Ok(Box::new(watcher))
+}
+
+/// Reading is not changing; our own reading would wake us for ever.
+fn changes(kind: EventKind) -> bool {
+    match kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
+        EventKind::Access(_) => false,
+        _ => true,
+    }
+}
+
+fn explained(error: &notify::Error) -> String {
+    format!("{}; {}", super::text::one_line(&error.to_string()), advice(&error.kind))
+}
+
+fn advice(kind: &ErrorKind) -> &'static str {
+    // EMFILE: the limit on instances shows itself as the limit on open files does.
+    const EMFILE: i32 = 24;
+    match kind {
+        ErrorKind::MaxFilesWatch => "raise the sysctl fs.inotify.max_user_watches",
+        ErrorKind::Io(error) if error.raw_os_error() == Some(EMFILE) => {
+            "raise the sysctl fs.inotify.max_user_instances, or the limit on open files"
+        }
+        _ => "the directory is scanned at its interval",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::{assert_pending, assert_ready, task};
+
+    use super::*;
+
+    #[test]
+    fn too_many_paths_become_everything() {
+        let set = DirtySet::new();
+        for n in 0..MAX_PATHS {
+            set.mark(format!("/{n}").into());
+        }
+        set.mark("/0".into());
+        assert!(matches!(set.take(), Dirty::Paths(paths) if paths.len() == MAX_PATHS));
+        for n in 0..=MAX_PATHS {
+            set.mark(format!("/{n}").into());
+        }
+        assert_eq!(set.take(), Dirty::Everything);
+        assert_eq!(set.take(), Dirty::Paths(BTreeSet::new()));
+    }
+
+    #[test]
+    fn a_mark_wakes_whoever_waits_later() {
+        let set = DirtySet::new();
+        assert_pending!(task::spawn(set.marked()).poll());
+        set.mark("/a".into());
+        set.mark_everything();
+        assert_ready!(task::spawn(set.marked()).poll());
+        assert_pending!(task::spawn(set.marked()).poll());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_is_told_once_and_tried_again_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        let mut notices = Notices::new(|_, _| Err("no".into()));
+        notices.follow(&root).unwrap_err();
+        notices.follow(&root).unwrap();
+        notices.subscribe = |_, _| Ok(Box::new(()));
+        notices.follow(&root).unwrap();
+        assert!(matches!(notices.state, State::Failed { .. }));
+        tokio::time::advance(RETRY).await;
+        notices.follow(&root).unwrap();
+        assert!(matches!(notices.state, State::Subscribed { .. }));
+    }
+}

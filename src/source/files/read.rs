@@ -1,0 +1,157 @@
+//! Reads one file, with all the distrust that a directory of other people's files deserves.
+//!
+//! Used by `scan`, which has looked at the path before; what has been put in its place since then is found out here.
+//!
+//! Invariants:
+//! - Opening never waits (a FIFO without a writer), and nothing but a regular file is read.
+//! - Nothing outside the root is read: the file that was really opened is asked where it is, so that a link that was
+//!   swapped after it had been looked at is no way out.
+//! - No more than [`MAX_FILE_BYTES`] are read, however fast the file grows.
+//! - A stamp that is handed out is one whose file cannot have changed since without getting another stamp.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use super::catalog::Stamp;
+
+/// The largest file that is read, in bytes: room for a List of two dozen objects of the largest size.
+pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// A file that was changed less than this ago can be changed again without getting another time: its stamp is not
+/// trusted (git calls such a file racy). In nanoseconds; two seconds is the coarsest clock of any file system in use.
+const RACY_NANOS: i64 = 2_000_000_000;
+
+/// The buffer is given back when a large file has made it larger than this, in bytes.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Reads files one after another into one buffer.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    buffer: Vec<u8>,
+}
+
+/// What became of reading a file.
+#[derive(Debug)]
+pub(super) enum Outcome<'r> {
+    /// All of its bytes. Without a stamp they have to be read again next time.
+    Bytes(Option<Stamp>, &'r [u8]),
+    /// It is not to be used.
+    Refused(Option<Stamp>, String),
+    /// It is no regular file.
+    NotAFile,
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// Reads the file at `path`, which has to be below `root`; both are without symbolic links.
+    pub(super) fn read(&mut self, root: &Path, path: &Path) -> io::Result<Outcome<'_>> {
+        if self.buffer.capacity() > BUFFER_BYTES {
+            self.buffer = Vec::new();
+        }
+        self.buffer.clear();
+        let now = SystemTime::now();
+        let mut file = fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Ok(Outcome::NotAFile);
+        }
+        if !is_inside(root, &file, path) {
+            return Ok(Outcome::Refused(None, "the file was moved out of the directory; not read".into()));
+        }
+        let stamp = Stamp::of(&metadata).if_trusted(now);
+        let mut size = metadata.len();
+        if size <= MAX_FILE_BYTES {
+            self.buffer.reserve(size as usize + 1);
+            size = file.by_ref().take(MAX_FILE_BYTES + 1).read_to_end(&mut self.buffer)? as u64;
+        }
+        if size > MAX_FILE_BYTES {
+            let reason = format!("the file has more than the {MAX_FILE_BYTES} bytes that are read; split it");
+            return Ok(Outcome::Refused(stamp, reason));
+        }
+        Ok(Outcome::Bytes(stamp, &self.buffer))
+    }
+}
+
+// === impl Stamp ===
+
+impl Stamp {
+    pub(super) fn of(metadata: &fs::Metadata) -> Self {
+        let nanos = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
+        Self {
+            dev: metadata.dev(),
+            ino: metadata.ino(),
+            size: metadata.size(),
+            mtime: nanos(metadata.mtime(), metadata.mtime_nsec()),
+            ctime: nanos(metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// The stamp, unless the file was changed so recently that it proves nothing. A time of change in the future (the
+    /// clock of a file server) is recent; a modification time in the future was set by hand.
+    fn if_trusted(self, now: SystemTime) -> Option<Self> {
+        let now = now.duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_nanos()).ok())?;
+        let settled = now.saturating_sub(RACY_NANOS);
+        (self.ctime < settled && self.mtime.abs_diff(now) > RACY_NANOS.unsigned_abs()).then_some(self)
+    }
+}
+
+/// Opening must not wait for the other end of what has become a FIFO. The standard library has no name for the flag.
+const O_NONBLOCK: i32 = if cfg!(any(target_arch = "mips", target_arch = "mips64", target_arch = "sparc64")) {
+    0
+} else if cfg!(any(target_os = "linux", target_os = "android")) {
+    0o4000
+} else if cfg!(any(target_vendor = "apple", target_os = "freebsd", target_os = "netbsd", target_os = "openbsd")) {
+    0o4
+} else {
+    0
+};
+
+/// Whether the opened file itself is below the root, however its path leads there. Where the system does not tell, the
+/// path is followed once more.
+fn is_inside(root: &Path, file: &File, path: &Path) -> bool {
+    use std::os::fd::AsRawFd;
+    let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+    fs::read_link(opened).or_else(|_| fs::canonicalize(path)).is_ok_and(|path| path.starts_with(root))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_is_trusted_once_the_file_has_been_left_alone() {
+        let second = |seconds: i64| seconds * 1_000_000_000;
+        let now = UNIX_EPOCH + std::time::Duration::from_secs(100);
+        for (mtime, ctime, trusted) in [
+            (90, 90, true),
+            (90, 99, false),
+            (99, 90, false),
+            (90, 200, false),
+            // Set by hand, and it says nothing about when the bytes were written.
+            (200, 90, true),
+            (0, 90, true),
+        ] {
+            let stamp = Stamp { dev: 1, ino: 1, size: 1, mtime: second(mtime), ctime: second(ctime) };
+            assert_eq!(stamp.if_trusted(now).is_some(), trusted, "{mtime} {ctime}");
+        }
+    }
+
+    #[test]
+    fn what_was_swapped_after_the_look_is_not_read() {
+        let outside = tempfile::tempdir().unwrap();
+        let root = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("secret.json"), "{}").unwrap();
+        std::os::unix::fs::symlink(outside.path(), root.path().join("dir")).unwrap();
+        let mut reader = Reader::default();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let outcome = reader.read(&root, &root.join("dir/secret.json")).unwrap();
+        assert!(matches!(outcome, Outcome::Refused(None, _)), "{outcome:?}");
+        assert!(matches!(reader.read(&root, &root).unwrap(), Outcome::NotAFile));
+    }
+}

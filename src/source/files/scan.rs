@@ -1,0 +1,383 @@
+//! Walks the directory and reads what has changed since the catalog was last brought up to date.
+//!
+//! Called by `engine`, on a thread where blocking is allowed; reads the catalog and changes nothing.
+//!
+//! Invariants:
+//! - Only regular files are opened, and only to be read (`read`).
+//! - A symbolic link counts only while its target is inside the root.
+//! - A file or directory that cannot be looked at is not taken for deleted.
+//! - The walk ends: by depth, by number of entries, at a symbolic link to one of the directories above it, or when it is
+//!   cancelled.
+//!
+//! Not here: what becomes of the findings (`catalog`), and when to scan (`live`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    fs, io,
+    path::Path,
+    sync::Arc,
+};
+
+use foldhash::fast::RandomState;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    catalog::{Catalog, Content, FileChange, Finding, Stamp},
+    decode::{self, Format},
+    read::{Outcome, Reader},
+    root::{FileId, Root},
+    text::escaped,
+};
+use crate::model::ResourceVersion;
+
+/// How many directories deep files are looked for.
+const MAX_DEPTH: usize = 32;
+
+/// How many files and directories are looked at in one scan.
+const MAX_ENTRIES: usize = 1_000_000;
+
+/// What a walk has found.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// Files that are there and may have changed, and known ones that vanished during the walk.
+    pub(super) changes: Vec<FileChange>,
+    /// Every file that is there.
+    pub(super) seen: HashSet<Arc<str>, RandomState>,
+    /// The directories that could not be looked into, with a trailing `/`; empty text for the root. What is known to be
+    /// in them stays.
+    pub(super) unknown: BTreeSet<String>,
+    /// What cannot be served, and why, by path.
+    pub(super) problems: BTreeMap<String, String>,
+    /// Whether there is any symbolic link that counts.
+    pub(super) links: bool,
+}
+
+/// Why a walk has no result.
+#[derive(Debug)]
+pub(super) enum ScanError {
+    /// Nobody wants it any more.
+    Cancelled,
+    /// The root itself cannot be listed.
+    Root(io::Error),
+}
+
+/// What is the matter with one file's path, as far as it can be dealt with alone.
+#[derive(Debug)]
+pub(super) enum Probe {
+    /// Nothing that counts.
+    Nothing,
+    /// This file, and no other, may have changed.
+    File(FileChange),
+    /// More than this file may have changed: walk.
+    Unclear,
+}
+
+/// Reads files on behalf of a walk or of a single look.
+pub(super) struct Scanner<'a> {
+    pub(super) root: &'a Root,
+    pub(super) catalog: &'a Catalog,
+    pub(super) kind: Option<&'a str>,
+    pub(super) cancelled: &'a CancellationToken,
+    version: ResourceVersion,
+    reader: Reader,
+    entries: usize,
+    max_entries: usize,
+    /// The directories on the way to where the walk is.
+    above: Vec<FileId>,
+    found: Scan,
+}
+
+// === impl Scanner ===
+
+impl<'a> Scanner<'a> {
+    pub(super) fn new(
+        root: &'a Root,
+        catalog: &'a Catalog,
+        kind: Option<&'a str>,
+        cancelled: &'a CancellationToken,
+    ) -> Self {
+        Self {
+            root,
+            catalog,
+            kind,
+            cancelled,
+            version: catalog.next_version(),
+            reader: Reader::default(),
+            entries: 0,
+            max_entries: MAX_ENTRIES,
+            above: Vec::new(),
+            found: Scan::default(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_max_entries(self, max_entries: usize) -> Self {
+        Self { max_entries, ..self }
+    }
+
+    /// Walks everything.
+    pub(super) fn walk(mut self) -> Result<Scan, ScanError> {
+        self.found.seen.reserve(self.catalog.len());
+        let root = self.root;
+        self.above.push(root.id);
+        self.directory(&root.path, &mut String::new())?;
+        Ok(self.found)
+    }
+
+    /// Looks at one path below the root, given that there are no symbolic links in the whole tree.
+    pub(super) fn probe(&mut self, path: &str) -> Probe {
+        if path.split('/').any(|part| part.starts_with('.')) {
+            return Probe::Nothing;
+        }
+        let absolute = self.root.path.join(path);
+        let known = self.catalog.file(path).map(|(path, _)| path.clone());
+        let metadata = match fs::symlink_metadata(&absolute) {
+            Ok(metadata) if metadata.is_dir() || metadata.is_symlink() => return Probe::Unclear,
+            Ok(metadata) => Some(metadata),
+            Err(error) if is_absent(&error) => None,
+            Err(_) => return Probe::Unclear,
+        };
+        let name = path.rsplit('/').next().unwrap_or(path);
+        match (Format::of(name), metadata) {
+            (Some(format), Some(metadata)) if metadata.is_file() => {
+                let path = known.unwrap_or_else(|| path.into());
+                match self.read(&path, &absolute, format) {
+                    Some(finding) => Probe::File(FileChange { path, finding }),
+                    None => Probe::Unclear,
+                }
+            }
+            _ => match known {
+                Some(path) => Probe::File(FileChange { path, finding: Finding::Gone }),
+                // A directory that was deleted or renamed leaves its files behind in the catalog.
+                None if self.catalog.paths().any(|file| is_below(file, path)) => Probe::Unclear,
+                None => Probe::Nothing,
+            },
+        }
+    }
+
+    /// Goes through one directory. `relative` is empty for the root, or else ends in `/`; it is given back as it was.
+    fn directory(&mut self, absolute: &Path, relative: &mut String) -> Result<(), ScanError> {
+        if self.above.len() > MAX_DEPTH {
+            self.unknown(relative, &format!("deeper than {MAX_DEPTH} directories; not read"));
+            return Ok(());
+        }
+        let entries = match fs::read_dir(absolute) {
+            Ok(entries) => entries,
+            Err(error) if relative.is_empty() => return Err(ScanError::Root(error)),
+            Err(error) if is_absent(&error) => return Ok(()),
+            Err(error) => {
+                self.unknown(relative, &format!("the directory cannot be read: {error}"));
+                return Ok(());
+            }
+        };
+        let length = relative.len();
+        for entry in entries {
+            if self.cancelled.is_cancelled() {
+                return Err(ScanError::Cancelled);
+            }
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) if relative.is_empty() => return Err(ScanError::Root(error)),
+                Err(error) => {
+                    self.unknown(relative, &format!("the directory cannot be read: {error}"));
+                    return Ok(());
+                }
+            };
+            let name = entry.file_name();
+            if name.as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            if let Some(name) = name.to_str() {
+                relative.push_str(name);
+                self.entry(&entry, name, relative)?;
+                relative.truncate(length);
+            } else {
+                let name = name.to_string_lossy();
+                if Format::of(&name).is_some() || entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    self.problem(&format!("{relative}{name}"), "the name is not UTF-8; rename it");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: &fs::DirEntry, name: &str, relative: &mut String) -> Result<(), ScanError> {
+        let format = Format::of(name);
+        let file_type = match entry.file_type() {
+            Ok(file_type) => file_type,
+            Err(error) => {
+                self.unreadable(relative, &error);
+                return Ok(());
+            }
+        };
+        if file_type.is_symlink() {
+            return self.link(&entry.path(), format, relative);
+        }
+        let format = format.filter(|_| file_type.is_file());
+        if format.is_none() && !file_type.is_dir() {
+            return Ok(());
+        }
+        match entry.metadata() {
+            Ok(metadata) if file_type.is_dir() => self.below(&entry.path(), &metadata, relative),
+            Ok(metadata) => {
+                self.file(relative, &metadata, format, || entry.path());
+                Ok(())
+            }
+            Err(error) => {
+                self.unreadable(relative, &error);
+                Ok(())
+            }
+        }
+    }
+
+    /// Follows a symbolic link, if its target is inside the root.
+    fn link(&mut self, path: &Path, format: Option<Format>, relative: &mut String) -> Result<(), ScanError> {
+        let target = fs::canonicalize(path).and_then(|target| Ok((fs::symlink_metadata(&target)?, target)));
+        let (metadata, target) = match target {
+            Ok(target) => target,
+            Err(error) if is_absent(&error) => {
+                self.found.links = true;
+                if format.is_some() {
+                    self.problem(relative, "the target of the symbolic link does not exist");
+                }
+                return Ok(());
+            }
+            Err(error) => {
+                self.found.links = true;
+                if format.is_some() {
+                    self.unreadable(relative, &error);
+                } else {
+                    let directory = format!("{relative}/");
+                    self.unknown(&directory, &format!("the symbolic link cannot be followed: {error}"));
+                }
+                return Ok(());
+            }
+        };
+        let counts = metadata.is_dir() || (metadata.is_file() && format.is_some());
+        if !counts {
+            return Ok(());
+        }
+        self.found.links = true;
+        if !target.starts_with(&self.root.path) {
+            self.problem(relative, "the symbolic link leaves the directory; not followed");
+            return Ok(());
+        }
+        if metadata.is_file() {
+            self.file(relative, &metadata, format, || target);
+            return Ok(());
+        }
+        if self.above.contains(&FileId::of(&metadata)) {
+            self.problem(relative, "the symbolic link leads to a directory above it; not followed");
+            return Ok(());
+        }
+        self.below(&target, &metadata, relative)
+    }
+
+    fn below(&mut self, absolute: &Path, metadata: &fs::Metadata, relative: &mut String) -> Result<(), ScanError> {
+        if !self.count(relative) {
+            return Ok(());
+        }
+        self.above.push(FileId::of(metadata));
+        relative.push('/');
+        let outcome = self.directory(absolute, relative);
+        self.above.pop();
+        outcome
+    }
+
+    /// Reads a file whose stamp is not the known one.
+    fn file<P: AsRef<Path>>(
+        &mut self,
+        relative: &str,
+        metadata: &fs::Metadata,
+        format: Option<Format>,
+        absolute: impl FnOnce() -> P,
+    ) {
+        let Some(format) = format else { return };
+        if !self.count(relative) {
+            return;
+        }
+        let path = match self.catalog.file(relative) {
+            Some((path, stamp)) if stamp == Some(&Stamp::of(metadata)) => {
+                self.found.seen.insert(path.clone());
+                return;
+            }
+            Some((path, _)) => path.clone(),
+            None => relative.into(),
+        };
+        if let Some(finding) = self.read(&path, absolute().as_ref(), format) {
+            self.found.seen.insert(path.clone());
+            self.found.changes.push(FileChange { path, finding });
+        }
+    }
+
+    /// Reads one file; `None` when it has gone, or is no regular file, after all.
+    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> Option<Finding> {
+        let (stamp, content) = match self.reader.read(&self.root.path, absolute) {
+            Ok(Outcome::Bytes(stamp, bytes)) => {
+                let content = if decode::is_blank(bytes) {
+                    Content::Blank
+                } else {
+                    match decode::decode(path, format, bytes, self.kind, &self.version) {
+                        Ok(objects) => Content::Objects(objects),
+                        Err(reason) => Content::Unusable(reason),
+                    }
+                };
+                (stamp, content)
+            }
+            Ok(Outcome::Refused(stamp, reason)) => (stamp, Content::Unusable(reason)),
+            Ok(Outcome::NotAFile) => return None,
+            Err(error) if is_absent(&error) => return None,
+            // The reason may lie outside the file: its stamp does not tell when it is mended.
+            Err(error) => (None, Content::Unusable(format!("cannot be read: {error}"))),
+        };
+        Some(Finding::Read(stamp, content))
+    }
+
+    /// Counts an entry; past the bound nothing more is looked at, and what is known stays.
+    fn count(&mut self, relative: &str) -> bool {
+        if self.entries == self.max_entries {
+            let reason =
+                format!("more than {} files and directories; from here on they are not read", self.max_entries);
+            if self.found.unknown.insert(String::new()) {
+                self.problem(relative, &reason);
+            }
+            return false;
+        }
+        self.entries += 1;
+        true
+    }
+
+    /// The files below `directory` cannot be told.
+    fn unknown(&mut self, directory: &str, reason: &str) {
+        self.problem(directory, reason);
+        self.found.unknown.insert(directory.to_owned());
+    }
+
+    /// This entry cannot be looked at: what is known of it, as a file or as a directory, stays.
+    fn unreadable(&mut self, relative: &str, error: &io::Error) {
+        if is_absent(error) {
+            return;
+        }
+        self.problem(relative, &format!("cannot be read: {error}"));
+        self.found.seen.extend(self.catalog.file(relative).map(|(path, _)| path.clone()));
+        self.found.unknown.insert(format!("{relative}/"));
+    }
+
+    fn problem(&mut self, path: &str, reason: &str) {
+        self.found.problems.insert(escaped(path).into_owned(), reason.to_owned());
+    }
+}
+
+/// Whether a known file that a walk has not seen may still be there: it is in a directory that could not be looked into.
+pub(super) fn may_hold(unknown: &BTreeSet<String>, path: &str) -> bool {
+    let mut directories = path.match_indices('/').map(|(slash, _)| &path[..=slash]);
+    unknown.contains("") || directories.any(|directory| unknown.contains(directory))
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+fn is_below(file: &str, directory: &str) -> bool {
+    file.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
+}

@@ -1,0 +1,191 @@
+//! The source as a Reflector sees it, over real directories.
+
+mod layout;
+mod live;
+mod outage;
+mod problems;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+
+use super::{
+    DEFAULT_QUIET, FilesConfig, FilesSource,
+    notices::{self, Subscribe},
+};
+use crate::{
+    cache::{ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    model::{Event, Object, ResourceVersion},
+};
+
+/// No test waits longer than this for anything.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// An interval that no test lives to see: what is noticed, notices told.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// An interval for what only the periodic scan can find.
+const SOON: Duration = Duration::from_millis(50);
+
+/// A directory and its source.
+struct Rig {
+    dir: TempDir,
+    source: FilesSource,
+    health: SourceHealth,
+}
+
+/// A watch, and the state that its events fold to: the body by key.
+struct Follower {
+    watch: Watch,
+    state: BTreeMap<String, Arc<Object>>,
+    version: ResourceVersion,
+    /// For example `+x`, `~x`, `-x`.
+    seen: Vec<String>,
+}
+
+fn without_notices(_: &Path, _: Arc<notices::DirtySet>) -> Result<notices::Subscription, String> {
+    Err("no notices here".into())
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(NEVER, |_| {}, notices::subscribe)
+    }
+
+    fn scanning(rescan: Duration) -> Self {
+        Self::with(rescan, |_| {}, without_notices)
+    }
+
+    fn of_kind(kind: &str) -> Self {
+        Self::with(NEVER, |config| config.kind = Some(kind.into()), notices::subscribe)
+    }
+
+    /// The root is a directory within the temporary one, so that it can go away.
+    fn with(rescan: Duration, change: impl FnOnce(&mut FilesConfig), subscribe: Subscribe) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("root")).unwrap();
+        let mut config = FilesConfig::new(dir.path().join("root"), "test");
+        (config.rescan, config.quiet) = (rescan, DEFAULT_QUIET / 5);
+        change(&mut config);
+        let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
+        let source = FilesSource::with_subscribe(config, health.clone(), subscribe);
+        Self { dir, source, health }
+    }
+
+    fn path(&self, relative: &str) -> PathBuf {
+        self.dir.path().join("root").join(relative)
+    }
+
+    fn write(&self, relative: &str, text: impl AsRef<[u8]>) {
+        let path = self.path(relative);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// As editors and tools that are careful do it.
+    fn replace(&self, relative: &str, text: &str) {
+        let temporary = self.path(&format!(".{relative}.tmp"));
+        fs::write(&temporary, text).unwrap();
+        fs::rename(temporary, self.path(relative)).unwrap();
+    }
+
+    fn remove(&self, relative: &str) {
+        fs::remove_file(self.path(relative)).unwrap();
+    }
+
+    fn link(&self, target: impl AsRef<Path>, relative: &str) {
+        std::os::unix::fs::symlink(target, self.path(relative)).unwrap();
+    }
+
+    async fn keys(&self) -> Vec<String> {
+        let list = self.source.list(ListVersion::MostRecent).await.unwrap();
+        list.objects.iter().map(|object| object.key().to_string()).collect()
+    }
+
+    /// The only object's body.
+    async fn body(&self) -> String {
+        let list = self.source.list(ListVersion::MostRecent).await.unwrap();
+        assert_eq!(list.objects.len(), 1, "{:?}", list.objects);
+        String::from_utf8(list.objects[0].body().to_vec()).unwrap()
+    }
+
+    fn problem(&self) -> String {
+        let report = self.health.report();
+        assert_eq!(report.problems, 1, "{:?}", report.last_error);
+        report.last_error.unwrap()
+    }
+
+    /// Lists, watches, and waits until the watch stands.
+    async fn follow(&self) -> Follower {
+        let list = self.source.list(ListVersion::MostRecent).await.unwrap();
+        let watch = self.source.watch(list.version.clone()).await.unwrap();
+        let state = list.objects.into_iter().map(|object| (object.key().to_string(), object)).collect();
+        let mut follower = Follower { watch, state, version: list.version, seen: Vec::new() };
+        follower.bookmark().await;
+        follower
+    }
+}
+
+impl Follower {
+    /// The next event, folded; its version is checked.
+    async fn next(&mut self) -> Event {
+        let event = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").expect("no end").unwrap();
+        let sign = match &event {
+            Event::Added(_) => '+',
+            Event::Modified(_) => '~',
+            Event::Deleted(_) => '-',
+            Event::Bookmark(version) => {
+                assert_eq!(version, &self.version);
+                return event;
+            }
+        };
+        let (Event::Added(object) | Event::Modified(object) | Event::Deleted(object)) = &event else { unreachable!() };
+        assert_eq!(object.version(), &self.version.next(), "no version is left out");
+        self.version = object.version().clone();
+        let key = object.key().to_string();
+        self.seen.push(format!("{sign}{key}"));
+        match &event {
+            Event::Deleted(_) => assert!(self.state.remove(&key).is_some()),
+            _ => drop(self.state.insert(key, object.clone())),
+        }
+        event
+    }
+
+    async fn bookmark(&mut self) {
+        while !matches!(self.next().await, Event::Bookmark(_)) {}
+    }
+
+    /// Takes `count` changes, and shows all that were seen since the last time.
+    async fn changes(&mut self, count: usize) -> Vec<String> {
+        while self.seen.len() < count {
+            self.next().await;
+        }
+        std::mem::take(&mut self.seen)
+    }
+
+    /// Lets the watch work until `condition` holds; whatever it tells is folded.
+    async fn until(&mut self, mut condition: impl FnMut(&Self) -> bool) {
+        let deadline = tokio::time::Instant::now() + DEADLINE;
+        while !condition(self) {
+            assert!(tokio::time::Instant::now() < deadline, "the condition did not come to hold");
+            // Cancel-safe: the watch keeps the step that was begun.
+            drop(timeout(Duration::from_millis(10), self.next()).await);
+        }
+    }
+
+    fn body(&self, key: &str) -> &str {
+        std::str::from_utf8(self.state[key].body()).unwrap()
+    }
+}
+
+fn pod(name: &str, value: impl std::fmt::Display) -> String {
+    format!(r#"{{"kind":"Pod","metadata":{{"name":"{name}"}},"value":"{value}"}}"#)
+}

@@ -1,0 +1,44 @@
+//! Foreign text made fit for one line of a log or an answer.
+//!
+//! File names and what parsers quote come from whoever writes the directory: a newline in them must not begin another
+//! line, and a control character must not reach a terminal.
+
+/// The longest line that is made of a parser's words, in characters.
+const MAX_CHARS: usize = 300;
+
+/// `text` in one line of bounded length, with control characters escaped.
+pub(super) fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len().min(MAX_CHARS));
+    for (count, part) in text.split_whitespace().enumerate() {
+        if count > 0 {
+            line.push(' ');
+        }
+        line.push_str(&escaped(part));
+    }
+    if let Some((end, _)) = line.char_indices().nth(MAX_CHARS) {
+        line.truncate(end);
+        line.push('…');
+    }
+    line
+}
+
+/// `text` with control characters escaped, of any length.
+pub(super) fn escaped(text: &str) -> std::borrow::Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return text.into();
+    }
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escape).collect::<String>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_stays_in_its_line() {
+        assert_eq!(one_line("a\n b\u{1b}[31m\r\nc"), "a b\\u{1b}[31m c");
+        assert_eq!(one_line(&"é".repeat(1000)).chars().count(), MAX_CHARS + 1);
+        assert_eq!(escaped("dir/a\nb.yaml"), "dir/a\\nb.yaml");
+    }
+}

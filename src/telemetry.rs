@@ -1,0 +1,226 @@
+//! Logs and metrics.
+//!
+//! Counters live beside what they count; here they are only read, when somebody scrapes. Names follow client-go's reflectors
+//! and the kube-apiserver's watch cache where these have a word for it; labels are bounded by the configuration.
+
+use std::{
+    fmt,
+    io::IsTerminal,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::UNIX_EPOCH,
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
+
+use crate::{
+    cache::{HealthReport, RealFifo, ReflectorStats, Snapshot, SyncState},
+    config::LogFormat,
+    grpc::ServedResource,
+    watch::BroadcasterStats,
+};
+
+/// Indicates a log filter that does not parse.
+#[derive(Debug, thiserror::Error)]
+#[error("the log filter {filter:?} does not parse ({reason}); use a level such as info, or informerd=debug,warn")]
+pub struct LogFilterError {
+    filter: String,
+    reason: String,
+}
+
+/// The parts of one resource that metrics are read from.
+#[derive(Debug, Clone)]
+pub struct ObservedResource {
+    /// As it is served.
+    pub resource: ServedResource,
+    /// Its Reflector's counters.
+    pub reflector: Arc<ReflectorStats>,
+    /// The queue between its Reflector and its informer.
+    pub fifo: Arc<RealFifo>,
+}
+
+#[derive(Debug)]
+struct ResourceCollector {
+    resources: Vec<ObservedResource>,
+}
+
+/// Everything of one resource, read at one moment.
+struct Reading<'a> {
+    observed: &'a ObservedResource,
+    snapshot: Option<Arc<Snapshot>>,
+    report: HealthReport,
+    watch: Option<Arc<BroadcasterStats>>,
+}
+
+/// Sends logs to stderr. To be called once, by the binary.
+pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
+    let registry = tracing_subscriber::registry().with(filter);
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => {
+            let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+            registry.with(layer.with_ansi(colour).with_target(false)).init();
+        }
+        LogFormat::Json => registry.with(layer.json().flatten_event(true)).init(),
+    }
+    Ok(())
+}
+
+/// A registry with everything that is read from the resources.
+pub fn registry(resources: Vec<ObservedResource>) -> Registry {
+    let mut registry = Registry::default();
+    let build_info = prometheus_client::metrics::info::Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("informerd_build", "What runs here", build_info);
+    registry.register_collector(Box::new(ResourceCollector { resources }));
+    registry
+}
+
+// === impl ResourceCollector ===
+
+impl Collector for ResourceCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let readings: Vec<Reading<'_>> = self.resources.iter().map(Reading::of).collect();
+        let mut family = Family { encoder: &mut encoder, readings: &readings };
+        family.reflector()?;
+        family.cache()?;
+        family.watch()
+    }
+}
+
+/// Writes one metric of all resources at a time, as the text format wants it.
+struct Family<'a, 'e> {
+    encoder: &'a mut DescriptorEncoder<'e>,
+    readings: &'a [Reading<'a>],
+}
+
+// === impl Family ===
+
+impl Family<'_, '_> {
+    fn reflector(&mut self) -> fmt::Result {
+        self.counter("reflector_lists", "Lists asked of the upstream", |r| load(&r.observed.reflector.lists))?;
+        self.counter("reflector_list_failures", "Lists that failed", |r| load(&r.observed.reflector.list_failures))?;
+        self.counter("reflector_listed_objects", "Objects in all lists", |r| load(&r.observed.reflector.listed_objects))?;
+        self.counter("reflector_watches", "Watches asked of the upstream", |r| load(&r.observed.reflector.watches))?;
+        self.counter("reflector_watch_failures", "Watches that were not opened or ended with an error", |r| {
+            load(&r.observed.reflector.watch_failures)
+        })?;
+        self.counter("reflector_events", "Events from the upstream, bookmarks included", |r| {
+            load(&r.observed.reflector.events)
+        })?;
+        self.gauge("reflector_queue_length", "Deltas between the Reflector and the informer", |r| {
+            r.observed.fifo.len() as f64
+        })
+    }
+
+    fn cache(&mut self) -> fmt::Result {
+        self.gauge("cache_objects", "Objects held", |r| r.snapshot.as_ref().map_or(0.0, |s| s.len() as f64))?;
+        self.gauge_of("cache_body", Unit::Bytes, "Size of all bodies", |r| {
+            r.snapshot.as_ref().map_or(0.0, |s| s.body_bytes() as f64)
+        })?;
+        self.gauge("cache_synced", "1 when the upstream is alive and its list has been applied", |r| {
+            f64::from(u8::from(r.report.state == SyncState::Synced))
+        })?;
+        self.gauge("cache_stale", "1 when the last known state is served because the upstream is silent", |r| {
+            f64::from(u8::from(r.report.state == SyncState::Stale))
+        })?;
+        self.gauge_of("source_last_seen_timestamp", Unit::Seconds, "When the upstream last proved itself alive", |r| {
+            let seen_at = r.report.seen_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+            seen_at.map_or(0.0, |since| since.as_secs_f64())
+        })?;
+        self.gauge("source_problems", "What the source cannot read now", |r| r.report.problems as f64)?;
+        self.counter("cache_changes", "Objects added, modified and deleted", |r| {
+            load(&r.observed.resource.informer.stats().changes)
+        })?;
+        self.counter("cache_unchanged_events", "Events of the upstream that changed nothing", |r| {
+            load(&r.observed.resource.informer.stats().unchanged)
+        })?;
+        self.counter("cache_replaces", "Lists applied", |r| load(&r.observed.resource.informer.stats().replaces))?;
+        self.counter("cache_rewinds", "Lists that proved that the upstream went back in time", |r| {
+            load(&r.observed.resource.informer.stats().rewinds)
+        })
+    }
+
+    fn watch(&mut self) -> fmt::Result {
+        self.gauge("watchers", "Open watches", |r| r.watch(|stats| &stats.watchers))?;
+        self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| {
+            r.watch(|stats| &stats.groups)
+        })?;
+        self.gauge_of("watch_retained", Unit::Bytes, "Encoded events kept for watches that lag", |r| {
+            r.watch(|stats| &stats.retained_size)
+        })?;
+        self.counter("watch_events_encoded", "Events encoded, once for each format and variant", |r| {
+            r.watch_count(|stats| &stats.encoded)
+        })?;
+        self.counter("watch_events_sent", "Events taken by watches", |r| r.watch_count(|stats| &stats.delivered))?;
+        self.counter("watch_events_dropped", "Events lost under DROP", |r| r.watch_count(|stats| &stats.dropped))?;
+        self.counter("watch_evicted", "Watches ended under BLOCK", |r| r.watch_count(|stats| &stats.evicted))?;
+        self.counter("watch_blocked_microseconds", "Time for which distribution waited under BLOCK", |r| {
+            r.watch_count(|stats| &stats.blocked_micros)
+        })
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: impl Fn(&Reading<'_>) -> u64) -> fmt::Result {
+        self.encode(name, None, help, MetricType::Counter, |reading| ConstCounter::new(value(reading)))
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&Reading<'_>) -> f64) -> fmt::Result {
+        self.encode(name, None, help, MetricType::Gauge, |reading| ConstGauge::new(value(reading)))
+    }
+
+    fn gauge_of(&mut self, name: &str, unit: Unit, help: &str, value: impl Fn(&Reading<'_>) -> f64) -> fmt::Result {
+        self.encode(name, Some(&unit), help, MetricType::Gauge, |reading| ConstGauge::new(value(reading)))
+    }
+
+    fn encode<M: EncodeMetric>(
+        &mut self,
+        name: &str,
+        unit: Option<&Unit>,
+        help: &str,
+        metric_type: MetricType,
+        metric: impl Fn(&Reading<'_>) -> M,
+    ) -> fmt::Result {
+        let name = format!("informerd_{name}");
+        let mut family = self.encoder.encode_descriptor(&name, help, unit, metric_type)?;
+        for reading in self.readings {
+            let labels = [("resource", reading.observed.resource.name.as_str())];
+            metric(reading).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+// === impl Reading ===
+
+impl<'a> Reading<'a> {
+    fn of(observed: &'a ObservedResource) -> Self {
+        let informer = &observed.resource.informer;
+        Self {
+            observed,
+            snapshot: informer.snapshot(),
+            report: informer.health().report(),
+            watch: informer.watch_stats(),
+        }
+    }
+
+    fn watch_count(&self, counter: impl Fn(&BroadcasterStats) -> &AtomicU64) -> u64 {
+        self.watch.as_ref().map_or(0, |stats| load(counter(stats)))
+    }
+
+    fn watch(&self, gauge: impl Fn(&BroadcasterStats) -> &AtomicU64) -> f64 {
+        self.watch_count(gauge) as f64
+    }
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
