@@ -24,6 +24,10 @@ use crate::{
     watch::{BroadcasterConfig, FullChannelPolicy, Retention},
 };
 
+/// How a flag is named in errors: the user may have set the variable.
+const LISTEN_FLAG: &str = "--listen (or INFORMERD_LISTEN)";
+const ADMIN_LISTEN_FLAG: &str = "--admin-listen (or INFORMERD_ADMIN_LISTEN)";
+
 /// Puts flags and file together; without a file that could be read, `raw` is `None`. What `directory` is to relative
 /// paths in the file, the working directory is to those in flags.
 pub(super) fn resolve(
@@ -68,9 +72,9 @@ fn resolve_listen(
     errors: &mut ConfigErrors,
 ) -> ListenAddr {
     let in_file = errors.read("listen", written, value::listen).map(|listen| ("listen", listen));
-    let in_flag = flags.listen.as_deref().and_then(|text| errors.check("--listen", text.parse()));
+    let in_flag = flags.listen.as_deref().and_then(|text| errors.check(LISTEN_FLAG, text.parse()));
     let (at, listen) =
-        in_flag.map(|listen| ("--listen", listen)).or(in_file).unwrap_or(("listen", ListenAddr::Tcp(DEFAULT_LISTEN)));
+        in_flag.map(|listen| (LISTEN_FLAG, listen)).or(in_file).unwrap_or(("listen", ListenAddr::Tcp(DEFAULT_LISTEN)));
     if !listen.is_local() && !is_insecure {
         let problem = format!(
             "{listen} is not loopback, and this version has no TLS: add --insecure (or `insecure: true`) to serve it in \
@@ -89,9 +93,9 @@ fn resolve_admin_listen(
 ) -> Option<SocketAddr> {
     let in_file = errors.read("admin.listen", written, value::admin_listen).map(|address| ("admin.listen", address));
     let in_flag = flags.admin_listen.as_deref();
-    let in_flag = in_flag.and_then(|text| errors.check("--admin-listen", value::parse_admin_listen(text)));
+    let in_flag = in_flag.and_then(|text| errors.check(ADMIN_LISTEN_FLAG, value::parse_admin_listen(text)));
     let (at, address) = in_flag
-        .map(|address| ("--admin-listen", address))
+        .map(|address| (ADMIN_LISTEN_FLAG, address))
         .or(in_file)
         .unwrap_or(("admin.listen", Some(DEFAULT_ADMIN_LISTEN)));
     if let Some(address) = address.filter(|address| address.port() != 0 && *listen == ListenAddr::Tcp(*address)) {
@@ -128,7 +132,7 @@ fn resolve_watch(raw: &RawWatch, errors: &mut ConfigErrors) -> WatchConfig {
             .read("watch.max_watchers", raw.max_watchers.as_ref(), value::positive_count)
             .unwrap_or(default.max_watchers),
     };
-    check_queue("watch", watch.full_channel_policy, watch.queue_length, &watch, errors);
+    check_queue("watch", Some(watch.full_channel_policy), Some(watch.queue_length), &watch, errors);
     watch
 }
 
@@ -220,12 +224,8 @@ fn resolve_resource(
     let optional = errors.read(&at("optional"), raw.optional.as_ref(), value::boolean).unwrap_or(false);
     let policy = errors.read(&at("full_channel_policy"), raw.full_channel_policy.as_ref(), value::policy);
     let queue_length = errors.read(&at("queue_length"), raw.queue_length.as_ref(), value::count);
-    if policy.is_some() || queue_length.is_some() {
-        let policy = policy.unwrap_or(watch.full_channel_policy);
-        check_queue(key, policy, queue_length.unwrap_or(watch.queue_length), watch, errors);
-    }
-    let indexes = errors.section(&at("indexes"), raw.indexes).unwrap_or_default();
-    let indexers = resolve_indexes(&at("indexes"), indexes, errors);
+    check_queue(key, policy, queue_length, watch, errors);
+    let indexers = Arc::new(resolve_indexes(&at("indexes"), raw.indexes, errors));
     let source = errors.section(&at("source"), raw.source)?;
     let Some(files) = source.files else {
         // A source that is not known has been named already.
@@ -236,14 +236,7 @@ fn resolve_resource(
     };
     let files = errors.section(&at("source.files"), files)?;
     let source = resolve_files(&at("source.files"), &files, directory, errors)?;
-    Some(ResourceConfig {
-        name,
-        source,
-        indexers: Arc::new(indexers),
-        optional,
-        full_channel_policy: policy,
-        queue_length,
-    })
+    Some(ResourceConfig { name, source, indexers, optional, full_channel_policy: policy, queue_length })
 }
 
 fn resolve_files(key: &str, raw: &RawFiles, directory: &Path, errors: &mut ConfigErrors) -> Option<SourceConfig> {
@@ -257,9 +250,13 @@ fn resolve_files(key: &str, raw: &RawFiles, directory: &Path, errors: &mut Confi
     Some(SourceConfig::Files { path, kind })
 }
 
-fn resolve_indexes(key: &str, raw: BTreeMap<String, Section<RawIndex>>, errors: &mut ConfigErrors) -> Indexers {
+fn resolve_indexes(
+    key: &str,
+    raw: Section<BTreeMap<String, Section<RawIndex>>>,
+    errors: &mut ConfigErrors,
+) -> Indexers {
     let mut indexes = Vec::new();
-    for (name, section) in raw {
+    for (name, section) in errors.section(key, raw).unwrap_or_default() {
         let key = format!("{key}.{}", keys::join(&[&name]));
         let Some(index) = errors.section(&key, section) else {
             continue;
@@ -280,27 +277,31 @@ fn resolve_indexes(key: &str, raw: BTreeMap<String, Section<RawIndex>>, errors: 
     errors.check(key, Indexers::new(indexes)).unwrap_or_default()
 }
 
-/// A default of clients' queues has to be what a client may ask for.
+/// A default of clients' queues has to be what a client may ask for. What a section leaves out is that of `watch`, and
+/// has been checked there.
 fn check_queue(
     section: &str,
-    policy: FullChannelPolicy,
-    length: usize,
+    policy: Option<FullChannelPolicy>,
+    length: Option<usize>,
     watch: &WatchConfig,
     errors: &mut ConfigErrors,
 ) {
-    let name = value::policy_name(policy);
-    if !watch.allows(policy) {
+    if let Some(policy) = policy.filter(|policy| !watch.allows(*policy)) {
+        let name = value::policy_name(policy);
         let allowed: Vec<_> = watch.allowed_policies.iter().map(|policy| value::policy_name(*policy)).collect();
         let problem =
             format!("`{name}` is not among watch.allowed_policies; add it there, or choose {}", allowed.join(" or "));
         errors.add(&format!("{section}.full_channel_policy"), problem);
     }
     let max = watch.max_queue_length;
-    if length > max {
+    if let Some(length) = length.filter(|length| *length > max) {
         let problem = format!("{length} is more than watch.max_queue_length, which is {max}; raise that or lower this");
         errors.add(&format!("{section}.queue_length"), problem);
     }
-    if length == 0 && policy != FullChannelPolicy::Block {
+    let is_written = policy.is_some() || length.is_some();
+    let policy = policy.unwrap_or(watch.full_channel_policy);
+    if is_written && length.unwrap_or(watch.queue_length) == 0 && policy != FullChannelPolicy::Block {
+        let name = value::policy_name(policy);
         let problem = format!("0 is for the policy `block` alone, and this is `{name}`; expected at least 1");
         errors.add(&format!("{section}.queue_length"), problem);
     }

@@ -215,7 +215,10 @@ fn plain_text_beyond_loopback_is_asked_for() {
     let problem = |args: &[&str]| Config::load(&flags(args)).map_err(|errors| errors.to_string()).err();
     let text = "0.0.0.0:1 is not loopback, and this version has no TLS: add --insecure (or `insecure: true`) to serve it in \
                 plain text, or listen on 127.0.0.1:50051";
-    assert_eq!(problem(&["--files=a=.", "--listen=0.0.0.0:1"]), Some(format!("--listen: {text}")));
+    assert_eq!(
+        problem(&["--files=a=.", "--listen=0.0.0.0:1"]),
+        Some(format!("--listen (or INFORMERD_LISTEN): {text}"))
+    );
     assert_eq!(problem(&["--files=a=.", "--listen=0.0.0.0:1", "--insecure"]), None);
     assert_eq!(problem(&["--files=a=.", "--admin-listen=0.0.0.0:1"]), None);
     assert_eq!(problems("listen: 0.0.0.0:1"), format!("listen: {text}"));
@@ -241,7 +244,7 @@ fn without_resources_there_is_nothing_to_serve() {
     let missing = Config::load(&flags(&["--config=/none/x.yaml", "--listen=y"])).unwrap_err().to_string();
     let lines: Vec<_> = missing.lines().collect();
     assert!(
-        lines.len() == 2 && lines[0].starts_with("/none/x.yaml: ") && lines[1].starts_with("--listen: "),
+        lines.len() == 2 && lines[0].starts_with("/none/x.yaml: ") && lines[1].starts_with("--listen (or "),
         "{missing}"
     );
 }
@@ -289,7 +292,7 @@ resources:
             "watch.queue_lenght",
             "listen",
             "admin",
-            "--admin-listen",
+            "--admin-listen (or INFORMERD_ADMIN_LISTEN)",
             "watch.allowed_policies",
             "watch.queue_length",
             "history.age",
@@ -350,6 +353,13 @@ fn keys_fit_together() {
              resources: { a: { full_channel_policy: drop, source: { files: { path: a } } } }",
             "resources.a.queue_length: 0 is for the policy `block` alone, and this is `drop`; expected at least 1",
         ),
+        (
+            "watch: { full_channel_policy: drop, allowed_policies: [block], queue_length: 9, max_queue_length: 8 }\n\
+             resources: { a: { full_channel_policy: block, source: { files: { path: a } } },
+                          b: { queue_length: 8, source: { files: { path: a } } } }",
+            "watch.full_channel_policy: `drop` is not among watch.allowed_policies; add it there, or choose block\n\
+             watch.queue_length: 9 is more than watch.max_queue_length, which is 8; raise that or lower this",
+        ),
     ] {
         assert_eq!(problems(yaml), problem);
     }
@@ -386,17 +396,4 @@ proptest! {
             }
         }
     }
-}
-#[derive(Debug, Parser)]
-enum Zz {
-    /// Serve the thing
-    Serve(ServeFlags),
-}
-#[test]
-fn zz_help() {
-    println!("{}", Zz::command().render_long_help());
-    println!(
-        "{}",
-        Zz::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string().split_once("Us").unwrap().0
-    );
 }
