@@ -60,7 +60,11 @@ async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
             None => format!("{}: not synced\n", resource.name),
         })
         .collect();
-    if missing.is_empty() { (StatusCode::OK, "ok\n".to_owned()) } else { (StatusCode::SERVICE_UNAVAILABLE, missing.concat()) }
+    if missing.is_empty() {
+        (StatusCode::OK, "ok\n".to_owned())
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, missing.concat())
+    }
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {

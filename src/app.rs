@@ -30,7 +30,10 @@ use tracing::{Instrument, info_span};
 
 use crate::{
     admin::Admin,
-    cache::{FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig, SourceHealth},
+    cache::{
+        FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
+        SourceHealth,
+    },
     config::{Config, ListenAddr, ResourceConfig, SourceConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
@@ -167,8 +170,8 @@ impl App {
         let mut services = RoutesBuilder::default();
         services
             .add_service(health)
-            .add_service(reflection().build_v1().map_err(AppError::reflection)?)
-            .add_service(reflection().build_v1alpha().map_err(AppError::reflection)?)
+            .add_service(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
+            .add_service(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?)
             .add_service(pb::admin_service_server::AdminServiceServer::new(service.clone()))
             .add_service(Routes::new(service.clone()));
         let router = tonic::transport::Server::builder()
@@ -234,7 +237,7 @@ impl AppError {
         Self::Listen { what, address, error, hint }
     }
 
-    fn reflection(error: tonic_reflection::server::Error) -> Self {
+    fn reflection(error: &tonic_reflection::server::Error) -> Self {
         Self::TaskEnded { task: "reflection".to_owned(), detail: format!(": {error}") }
     }
 
@@ -326,9 +329,15 @@ fn connect<S: ListerWatcher>(
     let reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
     let stats = Arc::clone(reflector.stats());
 
-    let run = async { Ok::<_, io::Error>(informer.run().await) };
+    let run = async {
+        informer.run().await;
+        Ok::<_, io::Error>(())
+    };
     tasks.spawn(named(format!("informer of {name}"), run.instrument(info_span!("informer", resource = name))));
-    let run = async { Ok::<_, io::Error>(reflector.run().await) };
+    let run = async {
+        reflector.run().await;
+        Ok::<_, io::Error>(())
+    };
     let span = info_span!("reflector", resource = name, source = kind);
     tasks.spawn(named(format!("reflector of {name}"), run.instrument(span)));
 

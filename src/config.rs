@@ -129,9 +129,9 @@ pub struct ResourceConfig {
 /// Where the objects of a resource come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceConfig {
-    /// JSON and YAML files below a directory, or one file.
+    /// JSON and YAML files below a directory.
     Files {
-        /// The directory or file; what was relative in a configuration file is relative to that file's directory.
+        /// The directory; what was relative in a configuration file is relative to that file's directory.
         path: PathBuf,
         /// Only objects of this kind, such as `Pod`; with `None`, all of them.
         kind: Option<String>,

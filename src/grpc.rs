@@ -17,6 +17,6 @@ mod status;
 mod watch;
 
 pub use frame::WireFrame;
-pub use metrics::{RpcCode, RpcLabels, RpcMetrics};
+pub use metrics::RpcMetrics;
 pub use service::{Lifecycle, ServedResource, Service, ServiceConfig};
 pub use watch::Routes;

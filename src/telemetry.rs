@@ -109,7 +109,9 @@ impl Family<'_, '_> {
     fn reflector(&mut self) -> fmt::Result {
         self.counter("reflector_lists", "Lists asked of the upstream", |r| load(&r.observed.reflector.lists))?;
         self.counter("reflector_list_failures", "Lists that failed", |r| load(&r.observed.reflector.list_failures))?;
-        self.counter("reflector_listed_objects", "Objects in all lists", |r| load(&r.observed.reflector.listed_objects))?;
+        self.counter("reflector_listed_objects", "Objects in all lists", |r| {
+            load(&r.observed.reflector.listed_objects)
+        })?;
         self.counter("reflector_watches", "Watches asked of the upstream", |r| load(&r.observed.reflector.watches))?;
         self.counter("reflector_watch_failures", "Watches that were not opened or ended with an error", |r| {
             load(&r.observed.reflector.watch_failures)
@@ -124,7 +126,7 @@ impl Family<'_, '_> {
 
     fn cache(&mut self) -> fmt::Result {
         self.gauge("cache_objects", "Objects held", |r| r.snapshot.as_ref().map_or(0.0, |s| s.len() as f64))?;
-        self.gauge_of("cache_body", Unit::Bytes, "Size of all bodies", |r| {
+        self.gauge_of("cache_body", &Unit::Bytes, "Size of all bodies", |r| {
             r.snapshot.as_ref().map_or(0.0, |s| s.body_bytes() as f64)
         })?;
         self.gauge("cache_synced", "1 when the upstream is alive and its list has been applied", |r| {
@@ -133,10 +135,15 @@ impl Family<'_, '_> {
         self.gauge("cache_stale", "1 when the last known state is served because the upstream is silent", |r| {
             f64::from(u8::from(r.report.state == SyncState::Stale))
         })?;
-        self.gauge_of("source_last_seen_timestamp", Unit::Seconds, "When the upstream last proved itself alive", |r| {
-            let seen_at = r.report.seen_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-            seen_at.map_or(0.0, |since| since.as_secs_f64())
-        })?;
+        self.gauge_of(
+            "source_last_seen_timestamp",
+            &Unit::Seconds,
+            "When the upstream last proved itself alive",
+            |r| {
+                let seen_at = r.report.seen_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+                seen_at.map_or(0.0, |since| since.as_secs_f64())
+            },
+        )?;
         self.gauge("source_problems", "What the source cannot read now", |r| r.report.problems as f64)?;
         self.counter("cache_changes", "Objects added, modified and deleted", |r| {
             load(&r.observed.resource.informer.stats().changes)
@@ -155,7 +162,7 @@ impl Family<'_, '_> {
         self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| {
             r.watch(|stats| &stats.groups)
         })?;
-        self.gauge_of("watch_retained", Unit::Bytes, "Encoded events kept for watches that lag", |r| {
+        self.gauge_of("watch_retained", &Unit::Bytes, "Encoded events kept for watches that lag", |r| {
             r.watch(|stats| &stats.retained_size)
         })?;
         self.counter("watch_events_encoded", "Events encoded, once for each format and variant", |r| {
@@ -177,8 +184,8 @@ impl Family<'_, '_> {
         self.encode(name, None, help, MetricType::Gauge, |reading| ConstGauge::new(value(reading)))
     }
 
-    fn gauge_of(&mut self, name: &str, unit: Unit, help: &str, value: impl Fn(&Reading<'_>) -> f64) -> fmt::Result {
-        self.encode(name, Some(&unit), help, MetricType::Gauge, |reading| ConstGauge::new(value(reading)))
+    fn gauge_of(&mut self, name: &str, unit: &Unit, help: &str, value: impl Fn(&Reading<'_>) -> f64) -> fmt::Result {
+        self.encode(name, Some(unit), help, MetricType::Gauge, |reading| ConstGauge::new(value(reading)))
     }
 
     fn encode<M: EncodeMetric>(

@@ -69,7 +69,10 @@ impl Indexer {
             Event::Added(new) | Event::Modified(new) => match self.state.objects.get(new.key()).cloned() {
                 Some(old) if is_same(&old, &new) => Vec::new(),
                 Some(old) if is_replaced(&old, &new) => {
-                    vec![self.delete(&old, &after, Cause::Change), self.upsert(None, new)].into_iter().flatten().collect()
+                    vec![self.delete(&old, &after, Cause::Change), self.upsert(None, new)]
+                        .into_iter()
+                        .flatten()
+                        .collect()
                 }
                 old => self.upsert(old, new).into_iter().collect(),
             },

@@ -242,10 +242,9 @@ impl<F: Frame> Writer<F> {
             }
             Resume::Future => Err(JoinError::TooLarge { current: live.window.current().clone() }),
             // What lies inside the window is replayed from the history, when there is one.
-            Resume::Inside | Resume::Expired => Err(JoinError::Expired {
-                oldest: live.window.oldest().clone(),
-                current: live.window.current().clone(),
-            }),
+            Resume::Inside | Resume::Expired => {
+                Err(JoinError::Expired { oldest: live.window.oldest().clone(), current: live.window.current().clone() })
+            }
         }
     }
 

@@ -42,7 +42,7 @@ struct Chunks {
     /// The last object that was sent.
     sent: Option<ObjectKey>,
     chunk: Chunk,
-    chunks: usize,
+    has_answered: bool,
     is_done: bool,
     observer: RpcObserver,
 }
@@ -110,7 +110,7 @@ pub(super) async fn list(
         sent: after.clone(),
         looked_at: after,
         chunk: Chunk::default(),
-        chunks: 0,
+        has_answered: false,
         is_done: false,
         observer,
     };
@@ -232,11 +232,12 @@ impl Stream for Chunks {
         if this.is_done {
             this.observer.ends(Code::Ok);
             // An answer without objects is one chunk: it carries the version.
-            let is_needed = this.chunks == 0 || !this.chunk.objects.is_empty() || !this.chunk.next_page_token.is_empty();
+            let is_needed =
+                !this.has_answered || !this.chunk.objects.is_empty() || !this.chunk.next_page_token.is_empty();
             return Poll::Ready(is_needed.then(|| std::mem::take(&mut this.chunk)));
         }
         if this.chunk.bytes >= CHUNK_BYTES {
-            this.chunks += 1;
+            this.has_answered = true;
             return Poll::Ready(Some(std::mem::take(&mut this.chunk)));
         }
         cx.waker().wake_by_ref();

@@ -28,7 +28,8 @@ struct MethodLabels {
 
 /// Labels of a call that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RpcLabels {
+#[expect(clippy::struct_field_names, reason = "the names of the labels, which dashboards know")]
+struct RpcLabels {
     grpc_service: &'static str,
     grpc_method: &'static str,
     grpc_code: RpcCode,
@@ -36,7 +37,7 @@ pub struct RpcLabels {
 
 /// A status code as a label, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RpcCode(Code);
+struct RpcCode(Code);
 
 /// Counts the end of one call when its last clone is dropped, so that an abandoned stream is counted too: as CANCELLED,
 /// unless it was told otherwise.

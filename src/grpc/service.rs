@@ -6,13 +6,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, codegen::BoxStream};
 
-use super::{
-    discovery, list,
-    metrics::RpcMetrics,
-    page::Pages,
-    query,
-    status::Refusal,
-};
+use super::{discovery, list, metrics::RpcMetrics, page::Pages, query, status::Refusal};
 use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
@@ -159,20 +153,8 @@ impl Service {
         tokio::select! {
             // Cancel-safe by its own contract.
             snapshot = resource.informer.wait_for(is_enough) => Ok(snapshot),
-            () = tokio::time::sleep(wait) => Err(self.not_reached(resource, min_version)),
+            () = tokio::time::sleep(wait) => Err(not_reached(resource, min_version)),
             () = self.draining().cancelled() => Err(Refusal::Draining),
-        }
-    }
-
-    fn not_reached(&self, resource: &ServedResource, min_version: Option<&ResourceVersion>) -> Refusal {
-        match (resource.informer.snapshot(), min_version) {
-            (Some(snapshot), Some(wanted)) => {
-                Refusal::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() }
-            }
-            (_, _) => Refusal::NotSynced {
-                resource: resource.name.clone(),
-                last_error: resource.informer.health().report().last_error,
-            },
         }
     }
 }
@@ -259,10 +241,24 @@ impl Service {
     }
 }
 
-/// How long a call may wait: its deadline, at most [`MAX_WAIT`].
+/// Why the wait for a state was in vain.
+fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>) -> Refusal {
+    match (resource.informer.snapshot(), min_version) {
+        (Some(snapshot), Some(wanted)) => {
+            Refusal::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() }
+        }
+        (_, _) => Refusal::NotSynced {
+            resource: resource.name.clone(),
+            last_error: resource.informer.health().report().last_error,
+        },
+    }
+}
+
+/// How long a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the answer, or
+/// the client would hear that it is exceeded instead of why.
 pub(super) fn wait_of(metadata: &tonic::metadata::MetadataMap) -> Duration {
     let timeout = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse_grpc_timeout);
-    timeout.map_or(MAX_WAIT, |timeout| timeout.min(MAX_WAIT))
+    timeout.map_or(MAX_WAIT, |timeout| (timeout / 10 * 9).min(MAX_WAIT))
 }
 
 /// gRPC over HTTP/2: at most 8 digits and a unit.
@@ -294,8 +290,8 @@ mod tests {
             metadata.insert("grpc-timeout", text.parse().unwrap());
             wait_of(&metadata)
         };
-        assert_eq!(wait("300m"), Duration::from_millis(300));
-        assert_eq!(wait("2S"), Duration::from_secs(2));
+        assert_eq!(wait("300m"), Duration::from_millis(270));
+        assert_eq!(wait("2S"), Duration::from_millis(1800));
         for text in ["1H", "99999999M", "x", "S", "123456789S", "-1S"] {
             assert_eq!(wait(text), MAX_WAIT, "{text}");
         }

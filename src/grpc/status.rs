@@ -94,9 +94,7 @@ impl Refusal {
             End::Stopped => Self::Draining,
             End::HistoryChanged => Self::HistoryChanged,
             End::SlowConsumer => Self::SlowConsumer { after: after.clone() },
-            End::Expired { oldest } => {
-                Self::VersionExpired { current: current.unwrap_or(&oldest).clone(), oldest }
-            }
+            End::Expired { oldest } => Self::VersionExpired { current: current.unwrap_or(&oldest).clone(), oldest },
         }
     }
 
@@ -238,8 +236,10 @@ mod tests {
         assert_eq!(status.code(), Code::Unavailable);
         let details = status.get_error_details();
         let info = details.error_info().unwrap();
-        assert_eq!((&*info.reason, &*info.domain, &*info.metadata["current"]),
-            ("RESOURCE_VERSION_TOO_LARGE", "informerd", "9"));
+        assert_eq!(
+            (&*info.reason, &*info.domain, &*info.metadata["current"]),
+            ("RESOURCE_VERSION_TOO_LARGE", "informerd", "9")
+        );
         assert_eq!(details.retry_info().unwrap().retry_delay, Some(RETRY_SOON));
     }
 

@@ -66,9 +66,7 @@ impl TowerService<Request<Body>> for Routes {
             Ok(match observer.result(opened) {
                 Ok(body) => {
                     let mut response = Response::new(Body::new(body));
-                    response
-                        .headers_mut()
-                        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
                     response
                 }
                 Err(status) => status.into_http(),

@@ -12,11 +12,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 use tokio::sync::Notify;
 
-use super::{
-    Frame, FullChannelPolicy, QueueOptions,
-    budget::TimeBudget,
-    policy::End,
-};
+use super::{Frame, FullChannelPolicy, QueueOptions, budget::TimeBudget, policy::End};
 use crate::model::{ResourceVersion, Selection};
 
 /// Watchers with the same selection and format.
@@ -285,8 +281,8 @@ impl<F: Frame> Log<F> {
     /// Marks the slots that have become full under BLOCK, and tells which.
     pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
         let Some(low) = self.block_low else { return };
-        let may_be_full = self.head - low.position >= low.length.max(1)
-            || self.head_size - low.size >= queue_size as u64;
+        let may_be_full =
+            self.head - low.position >= low.length.max(1) || self.head_size - low.size >= queue_size as u64;
         if !may_be_full {
             return;
         }

@@ -214,7 +214,8 @@ mod tests {
             outcomes.push(Outcome::Listed(version(reached + 10)));
         }
         assert_eq!(list_versions(&mut state, outcomes), ["0", "20", "", "30", "", "40", ""]);
-        let next = State { last: Some(version(1)), ..State::new(ListVersion::Any) }.step(Outcome::ListFailed(expired()));
+        let next =
+            State { last: Some(version(1)), ..State::new(ListVersion::Any) }.step(Outcome::ListFailed(expired()));
         assert!(!next.delayed, "without a delay");
     }
 

@@ -124,11 +124,14 @@ impl WatchBody {
     /// A bookmark at this client's own position, with the state of the source.
     fn bookmark(&self, bookmark: pb::Bookmark) -> pb::WatchResponse {
         let report = self.informer.health().report();
-        frame::bookmark(self.position(), pb::Bookmark {
-            source: proto::sync_state(report.state).into(),
-            source_seen_at: report.seen_at.map(proto::timestamp),
-            ..bookmark
-        })
+        frame::bookmark(
+            self.position(),
+            pb::Bookmark {
+                source: proto::sync_state(report.state).into(),
+                source_seen_at: report.seen_at.map(proto::timestamp),
+                ..bookmark
+            },
+        )
     }
 
     fn send(&mut self, responses: &[pb::WatchResponse]) {
@@ -221,10 +224,7 @@ impl Body for WatchBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<BodyFrame<Bytes>, Status>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Bytes>, Status>>> {
         let this = self.get_mut();
         loop {
             if let Some(bytes) = this.ready.take() {
@@ -249,7 +249,10 @@ impl Body for WatchBody {
 
 impl fmt::Debug for WatchBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WatchBody").field("cursor", &self.cursor).field("initial", &self.initial).finish_non_exhaustive()
+        f.debug_struct("WatchBody")
+            .field("cursor", &self.cursor)
+            .field("initial", &self.initial)
+            .finish_non_exhaustive()
     }
 }
 

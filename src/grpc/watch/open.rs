@@ -64,12 +64,8 @@ pub(super) async fn open(
 
     service.snapshot(resource, min_version.as_ref(), wait_of(&metadata)).await?;
     let selection = Arc::new(selection);
-    let subscribe = Subscribe {
-        selection: Arc::clone(&selection),
-        format,
-        queue,
-        initial_events: begin == Begin::InitialEvents,
-    };
+    let subscribe =
+        Subscribe { selection: Arc::clone(&selection), format, queue, initial_events: begin == Begin::InitialEvents };
     let start = from.clone().map_or(Start::Now, Start::After);
     let joined = resource.informer.join(start, subscribe).await;
     let joined = joined.map_err(|error| refuse(error, from.as_ref(), resource))?;

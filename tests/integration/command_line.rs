@@ -1,0 +1,173 @@
+//! The binary as its users meet it: help, errors, exit codes, signals.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+};
+
+use tempfile::TempDir;
+
+fn informerd(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
+    command.args(arguments).stdin(Stdio::null());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INFORMERD")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = informerd(arguments).output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+fn manifests() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
+    directory
+}
+
+#[test]
+fn help_has_examples_and_defaults() {
+    let (code, help, _) = run(&["--help"]);
+    assert_eq!(code, Some(0));
+    assert!(help.contains("serve") && help.contains("check") && help.contains("Examples:"), "{help}");
+    let (_, help, _) = run(&["serve", "--help"]);
+    for word in ["127.0.0.1:50051", "INFORMERD_LISTEN", "NAME=DIR[@KIND]", "Examples:"] {
+        assert!(help.contains(word), "{word} is not in\n{help}");
+    }
+    assert_eq!(run(&["--version"]).1.trim(), concat!("informerd ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_example_is_a_good_configuration() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/shop.yaml");
+    let (code, out, err) = run(&["check", "--config", path.to_str().unwrap()]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.starts_with("ok: gRPC on 127.0.0.1:50051, admin on 127.0.0.1:9464\n"), "{out}");
+    assert_eq!(out.lines().count(), 5, "{out}");
+    assert!(
+        out.contains("pods: files below") && out.contains("indexed by app, image, namespace, node, phase"),
+        "{out}"
+    );
+}
+
+#[test]
+fn everything_wrong_in_a_configuration_is_told_at_once() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("bad.yaml");
+    fs::write(
+        &path,
+        "listen: here\nwatch: { queue_lenght: 5, block_timeout: soon }\nresources:\n  pods:\n    \
+         source: { files: { path: x } }\n    indexes: { node: { path: 'spec[' } }\n",
+    )
+    .unwrap();
+    for command in ["check", "serve"] {
+        let (code, out, err) = run(&[command, "--config", path.to_str().unwrap()]);
+        assert_eq!((code, out.as_str()), (Some(2), ""));
+        for part in ["listen", "did you mean `queue_length`", "watch.block_timeout", "resources.pods.indexes.node"] {
+            assert!(err.contains(part), "{part} is not in\n{err}");
+        }
+        assert_eq!(err.lines().filter(|line| !line.trim().is_empty()).count(), 4, "a line for each:\n{err}");
+    }
+}
+
+/// One clear line that says what to do, and the right exit code.
+#[test]
+fn what_cannot_be_served_is_told_in_one_line() {
+    let directory = manifests();
+    let good = format!("pods={}", directory.path().display());
+    let file = format!("pods={}", directory.path().join("web.yaml").display());
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let table: &[(&[&str], i32, &str)] = &[
+        (&["serve", "--files", "pods=/no/such/directory"], 1, "/no/such/directory"),
+        (&["check", "--files", "pods=/no/such/directory"], 1, "/no/such/directory"),
+        (&["serve", "--files", &file], 1, "web.yaml"),
+        (&["serve", "--files", "pods"], 2, "NAME=DIR"),
+        (&["serve"], 2, "--files"),
+        (&["serve", "--config", "/no/such/file.yaml"], 2, "/no/such/file.yaml"),
+        (&["serve", "--files", &good, "--listen", "nowhere"], 2, "127.0.0.1:50051"),
+        (&["serve", "--files", &good, "--listen", "0.0.0.0:0"], 2, "--insecure"),
+        (&["serve", "--files", &good, "--listen", &address, "--admin-listen", "none"], 1, "or choose another address"),
+        (&["serve", "--files", &good, "--listen", "127.0.0.1:0", "--admin-listen", &address], 1, "admin"),
+        (&["serve", "--files", &good, "--log", "a=b=c"], 2, "log filter"),
+        (&["serve", "--no-such-flag"], 2, "--no-such-flag"),
+    ];
+    for (arguments, expected, hint) in table {
+        let (code, out, err) = run(arguments);
+        assert_eq!((code, out.as_str()), (Some(*expected), ""), "{arguments:?}: {err}");
+        assert!(err.contains(hint), "{arguments:?}: {hint} is not in {err}");
+        assert!(err.starts_with("error: "), "{arguments:?}: {err}");
+        if !err.contains("Usage:") {
+            assert_eq!(err.trim_end().lines().count(), 1, "{arguments:?}: {err}");
+        }
+    }
+}
+
+/// Starts a server, and waits until it listens.
+fn serve(directory: &TempDir, arguments: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, String) {
+    let files = format!("pods={}", directory.path().display());
+    let mut child = informerd(&["serve", "--files", &files, "--listen", "127.0.0.1:0", "--admin-listen", "none"])
+        .args(arguments)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("grpc listening") {
+        line.clear();
+        assert!(log.read_line(&mut line).unwrap() > 0, "the server has ended");
+    }
+    let address = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
+    (child, log, format!("http://127.0.0.1:{address}"))
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+#[test]
+fn a_signal_ends_it_in_order() {
+    let directory = manifests();
+    for name in ["-INT", "-TERM"] {
+        let (mut child, log, _) = serve(&directory, &[]);
+        signal(&child, name);
+        let rest: Vec<String> = log.lines().map(Result::unwrap).collect();
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{rest:?}");
+        assert!(rest.last().is_some_and(|line| line.ends_with("shut down")), "{rest:?}");
+    }
+}
+
+/// A client that reads nothing holds the end back no longer than `drain`, and a second signal not even that.
+#[tokio::test]
+async fn an_open_connection_does_not_hold_the_end_back_for_ever() {
+    use informerd::proto::pb::informer_service_client::InformerServiceClient;
+    let directory = manifests();
+    let config = directory.path().join("informerd.yml");
+    fs::write(&config, "drain: { delay: 1h, period: 200ms }\n").unwrap();
+    let (mut child, log, address) = serve(&directory, &["--config", config.to_str().unwrap()]);
+    let mut client = InformerServiceClient::connect(address).await.unwrap();
+    let _watch = client.watch(crate::sandbox::watch_pods()).await.unwrap();
+    signal(&child, "-TERM");
+    let mut lines = log.lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.ends_with("shutting down")), "in its delay");
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn logs_can_be_json() {
+    let directory = manifests();
+    let (mut child, log, _) = serve(&directory, &["--log-format", "json"]);
+    signal(&child, "-TERM");
+    for line in log.lines() {
+        let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+        assert!(line["level"].is_string() && line["message"].is_string(), "{line}");
+    }
+    child.wait().unwrap();
+}

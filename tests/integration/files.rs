@@ -1,0 +1,270 @@
+//! The whole server over a directory of manifests: what is edited is watched, and what is broken hurts nobody.
+
+use std::{fs, future::Future, path::Path, pin::Pin};
+
+use informerd::{
+    app::App,
+    config::{Config, ListenAddr, ServeFlags},
+    proto::pb::{self, informer_service_client::InformerServiceClient},
+};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use tonic::{Streaming, transport::Channel};
+
+use crate::sandbox::{DEADLINE, end, next, reason, watch_pods, words};
+
+/// A server over a directory of its own.
+struct Served {
+    directory: TempDir,
+    address: String,
+    admin: String,
+    shutdown: CancellationToken,
+    running: tokio::task::JoinHandle<()>,
+}
+
+const WEB: &str = "{apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: web}, spec: {nodeName: n1}}\n";
+
+impl Served {
+    async fn start(files: &[(&str, &str)]) -> Self {
+        let directory = TempDir::new().unwrap();
+        for (name, text) in files {
+            write(&directory.path().join(name), text);
+        }
+        let flags = ServeFlags {
+            listen: Some("127.0.0.1:0".to_owned()),
+            admin_listen: Some("127.0.0.1:0".to_owned()),
+            files: vec![format!("pods={}@Pod", directory.path().display())],
+            ..ServeFlags::default()
+        };
+        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
+        let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
+        let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());
+        let shutdown = CancellationToken::new();
+        let token = shutdown.clone();
+        let running = tokio::spawn(async move { app.run(token.cancelled_owned()).await.unwrap() });
+        Self { directory, address, admin, shutdown, running }
+    }
+
+    async fn client(&self) -> InformerServiceClient<Channel> {
+        InformerServiceClient::connect(self.address.clone()).await.unwrap()
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Waits until the resource says something of itself.
+    async fn until(&self, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
+        let mut client = self.client().await;
+        let said = async {
+            loop {
+                let listed = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
+                if let Some(resource) = listed.resources.into_iter().find(&is_so) {
+                    return resource;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, said).await.expect("it is said in time")
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        tokio::time::timeout(DEADLINE, self.running).await.expect("it ends in time").unwrap();
+    }
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// A watch that has been given its initial events.
+async fn watch(client: &mut InformerServiceClient<Channel>) -> Streaming<pb::WatchResponse> {
+    let mut watch = client.watch(watch_pods()).await.unwrap().into_inner();
+    while !next(&mut watch).await.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
+    watch
+}
+
+fn kind_and_name(response: &pb::WatchResponse) -> String {
+    words(response).split(" @").next().unwrap().to_owned()
+}
+
+/// GET over HTTP/1.0, without a client of ours or anybody's.
+fn http_get<'a>(address: &'a str, path: &'a str) -> Pin<Box<dyn Future<Output = (u16, String)> + Send + 'a>> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    Box::pin(async move {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    })
+}
+
+#[tokio::test]
+async fn files_that_are_written_changed_and_deleted_are_watched() {
+    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let mut client = served.client().await;
+    let mut watch = watch(&mut client).await;
+    // As editors do: another file, renamed over the first.
+    write(&served.path(".web.yaml.swp"), &WEB.replace("n1", "n2"));
+    fs::rename(served.path(".web.yaml.swp"), served.path("web.yaml")).unwrap();
+    assert_eq!(kind_and_name(&next(&mut watch).await), "MODIFIED web");
+    write(&served.path("more/api.json"), r#"{"kind":"Pod","metadata":{"name":"api"}}"#);
+    assert_eq!(kind_and_name(&next(&mut watch).await), "ADDED api");
+    write(&served.path("more/service.yaml"), "{kind: Service, metadata: {name: no-pod}}");
+    fs::remove_file(served.path("web.yaml")).unwrap();
+    let deleted = next(&mut watch).await;
+    assert_eq!(kind_and_name(&deleted), "DELETED web");
+    let body = crate::sandbox::raw(deleted.object.as_ref().unwrap());
+    assert!(String::from_utf8_lossy(&body).contains("n2"), "with the last state");
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_is_mended() {
+    let served = Served::start(&[("web.yaml", WEB), ("api.yaml", &WEB.replace("web", "api"))]).await;
+    let mut client = served.client().await;
+    let mut watch = watch(&mut client).await;
+    let bombs = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned()
+        + &(b'b'..=b'k')
+            .map(|c| {
+                let (this, last) = (c as char, (c - 1) as char);
+                format!("{this}: &{this} [{}]\n", vec![format!("*{last}"); 9].join(","))
+            })
+            .collect::<String>();
+    for (what, bytes) in [
+        ("half written", b"{apiVersion: v1, kind: Pod, metadata: {name: we".to_vec()),
+        ("binary", (0..=255).cycle().take(4096).collect()),
+        ("alias bomb", bombs.into_bytes()),
+    ] {
+        fs::write(served.path("web.yaml"), &bytes).unwrap();
+        let resource = served.until(|resource| resource.last_error.contains("web.yaml")).await;
+        assert_eq!(resource.objects, 2, "{what}: {}", resource.last_error);
+        assert!(!resource.last_error.contains('\n'), "{what}: {}", resource.last_error);
+        write(&served.path("web.yaml"), WEB);
+        served.until(|resource| resource.last_error.is_empty()).await;
+    }
+    write(&served.path("web.yaml"), &WEB.replace("n1", "n3"));
+    assert_eq!(kind_and_name(&next(&mut watch).await), "MODIFIED web", "and nothing before it");
+    served.stop().await;
+}
+
+/// A sparse file, so that it costs no disk.
+#[tokio::test]
+async fn a_file_of_a_hundred_mebibytes_is_refused_and_hurts_nobody() {
+    let served = Served::start(&[("web.yaml", WEB)]).await;
+    served.until(|resource| resource.objects == 1).await;
+    let huge = fs::File::create(served.path("huge.json")).unwrap();
+    huge.set_len(100 << 20).unwrap();
+    let resource = served.until(|resource| resource.last_error.contains("huge.json")).await;
+    assert_eq!(resource.objects, 1);
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn a_directory_that_goes_deletes_nothing_and_comes_back() {
+    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let mut client = served.client().await;
+    let mut watch = watch(&mut client).await;
+    let aside = served.directory.path().with_extension("aside");
+    fs::rename(served.directory.path(), &aside).unwrap();
+    let resource = served.until(|resource| !resource.last_error.is_empty()).await;
+    assert_eq!(resource.objects, 1, "{}", resource.last_error);
+    fs::rename(&aside, served.directory.path()).unwrap();
+    served.until(|resource| resource.last_error.is_empty()).await;
+    write(&served.path("web.yaml"), &WEB.replace("n1", "n2"));
+    assert_eq!(kind_and_name(&next(&mut watch).await), "MODIFIED web", "and nothing before it");
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn probes_and_metrics_say_how_it_goes() {
+    let served = Served::start(&[("web.yaml", WEB)]).await;
+    served.until(|resource| resource.objects == 1).await;
+    assert_eq!(http_get(&served.admin, "/livez").await, (200, "ok\n".to_owned()));
+    assert_eq!(http_get(&served.admin, "/readyz").await, (200, "ok\n".to_owned()));
+    assert_eq!(http_get(&served.admin, "/none").await.0, 404);
+    let mut client = served.client().await;
+    let mut watch = watch(&mut client).await;
+    write(&served.path("web.yaml"), &WEB.replace("n1", "n2"));
+    next(&mut watch).await;
+    let (code, metrics) = http_get(&served.admin, "/metrics").await;
+    assert_eq!(code, 200);
+    for line in [
+        r#"informerd_cache_objects{resource="pods"} 1.0"#,
+        r#"informerd_cache_synced{resource="pods"} 1.0"#,
+        r#"informerd_watchers{resource="pods"} 1.0"#,
+        r#"informerd_watch_events_sent_total{resource="pods"} 1"#,
+        r#"informerd_reflector_lists_total{resource="pods"} 1"#,
+        r#"informerd_reflector_watches_total{resource="pods"} 1"#,
+        r#"grpc_server_started_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch"} 1"#,
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
+    }
+    assert!(metrics.contains(r#"grpc_method="ListResources",grpc_code="Ok""#), "{metrics}");
+    served.stop().await;
+}
+
+/// Health, for Kubernetes' gRPC probes: overall and for each resource.
+#[tokio::test]
+async fn health_is_told_for_the_server_and_each_resource() {
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let channel = tonic::transport::Endpoint::new(served.address.clone()).unwrap().connect().await.unwrap();
+    let mut health = HealthClient::new(channel);
+    for service in ["", "resource/pods"] {
+        let serving = async {
+            loop {
+                let request = HealthCheckRequest { service: service.to_owned() };
+                // 1 is SERVING.
+                if health.check(request).await.unwrap().into_inner().status == 1 {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, serving).await.expect("it is serving in time");
+    }
+    let unknown = HealthCheckRequest { service: "resource/none".to_owned() };
+    assert_eq!(health.check(unknown).await.unwrap_err().code(), tonic::Code::NotFound);
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn the_end_is_told_to_open_watches_and_waits_for_nobody_else() {
+    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let mut client = served.client().await;
+    let mut watch = watch(&mut client).await;
+    served.shutdown.cancel();
+    assert!(next(&mut watch).await.bookmark.unwrap().draining);
+    let status = end(&mut watch).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (tonic::Code::Unavailable, "DRAINING"));
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_served_and_removed() {
+    let directory = TempDir::new().unwrap();
+    write(&directory.path().join("web.yaml"), WEB);
+    let socket = directory.path().join("informerd.sock");
+    // Left behind by a server that was killed.
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let flags = ServeFlags {
+        listen: Some(format!("unix:{}", socket.display())),
+        admin_listen: Some("none".to_owned()),
+        files: vec![format!("pods={}", directory.path().display())],
+        ..ServeFlags::default()
+    };
+    let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(app.run(shutdown.clone().cancelled_owned()));
+    let mut client = InformerServiceClient::connect(format!("unix:{}", socket.display())).await.unwrap();
+    let mut watch = watch(&mut client).await;
+    shutdown.cancel();
+    assert!(next(&mut watch).await.bookmark.unwrap().draining);
+    running.await.unwrap().unwrap();
+    assert!(!socket.exists(), "removed");
+}

@@ -1,0 +1,11 @@
+//! The integration tests: one binary, one sandbox, one file for each story.
+
+mod command_line;
+mod contract;
+mod files;
+mod list;
+mod refusals;
+mod sandbox;
+mod slow_client;
+mod tidy;
+mod watch;

@@ -1,0 +1,120 @@
+//! Bad requests of every kind: the code, the reason, one line that says what to do, and the server goes on.
+
+use informerd::proto::pb;
+use tonic::{Code, Status};
+
+use crate::sandbox::{Options, Sandbox, pod, queue, reason, watch_pods};
+
+fn index(name: &str, values: &[&str]) -> Option<pb::IndexMatch> {
+    Some(pb::IndexMatch { name: name.to_owned(), values: values.iter().map(|&value| value.to_owned()).collect() })
+}
+
+async fn watch_status(sandbox: &Sandbox, request: pb::WatchRequest) -> Status {
+    sandbox.client().await.watch(request).await.expect_err("a refusal")
+}
+
+#[tokio::test]
+async fn every_bad_watch_is_refused_with_its_reason() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let duration = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let base = watch_pods;
+    #[rustfmt::skip]
+    let table: Vec<(pb::WatchRequest, Code, &str, &str)> = vec![
+        (pb::WatchRequest { resource: "pod".into(), ..base() }, Code::NotFound, "RESOURCE_NOT_FOUND", "there are: pods"),
+        (pb::WatchRequest { resource: String::new(), ..base() }, Code::NotFound, "RESOURCE_NOT_FOUND", "name a resource"),
+        (pb::WatchRequest { label_selector: "a in b".into(), ..base() }, Code::InvalidArgument, "LABEL_SELECTOR_INVALID", "at character 6"),
+        (pb::WatchRequest { field_selector: "spec.x".into(), ..base() }, Code::InvalidArgument, "FIELD_SELECTOR_INVALID", "at character"),
+        (pb::WatchRequest { field_selector: "a[*]=b".into(), ..base() }, Code::InvalidArgument, "FIELD_SELECTOR_INVALID", "at character"),
+        (pb::WatchRequest { resource_version: "0".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "not a resource version"),
+        (pb::WatchRequest { resource_version: "01".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "not a resource version"),
+        (pb::WatchRequest { resource_version: "abc.1".into(), ..base() }, Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", "list again"),
+        (pb::WatchRequest { resource_version: "9".into(), ..base() }, Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", "the current is 1"),
+        (pb::WatchRequest { resource_version: "1".into(), initial_events: 1, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "leave one"),
+        (pb::WatchRequest { initial_events: 7, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "there are"),
+        (pb::WatchRequest { format: 9, ..base() }, Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "there are STRUCT"),
+        (pb::WatchRequest { queue: queue(pb::FullChannelPolicy::Drop, 65_537), ..base() }, Code::InvalidArgument, "QUEUE_LENGTH_INVALID", "65536"),
+        (pb::WatchRequest { queue: Some(pb::QueueOptions { policy: 77, length: 0 }), ..base() }, Code::InvalidArgument, "POLICY_INVALID", "there are DROP"),
+        (pb::WatchRequest { queue: queue(pb::FullChannelPolicy::Coalesce, 0), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "COALESCE"),
+        (pb::WatchRequest { expression: "true".into(), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "expression"),
+        (pb::WatchRequest { index: index("nodes", &["a"]), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "there are: app, namespace, node"),
+        (pb::WatchRequest { index: index("node", &[]), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),
+        (pb::WatchRequest { timeout: duration(0), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "timeout"),
+        (pb::WatchRequest { bookmark_interval: duration(-5), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "bookmark_interval"),
+        (pb::WatchRequest { min_resource_version: "x".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "min_resource_version"),
+        (pb::WatchRequest { min_resource_version: "x.1".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "not a version of this source"),
+        (pb::WatchRequest { name: "x".repeat(70_000), ..base() }, Code::InvalidArgument, "REQUEST_INVALID", "65536"),
+    ];
+    for (request, code, expected, hint) in table {
+        let label = format!("{request:.80?}");
+        let status = watch_status(&sandbox, request).await;
+        assert_eq!((status.code(), reason(&status).as_str()), (code, expected), "{label}: {status:?}");
+        assert!(status.message().contains(hint), "{label}: {}", status.message());
+        assert!(!status.message().contains('\n') && status.message().len() < 400, "{label}: {}", status.message());
+    }
+    let mut watch = sandbox.client().await.watch(base()).await.unwrap().into_inner();
+    assert!(watch.message().await.unwrap().is_some(), "the server goes on");
+}
+
+#[tokio::test]
+async fn every_bad_read_is_refused_with_its_reason() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut client = sandbox.client().await;
+    let list = |request: pb::ListRequest| {
+        let mut client = client.clone();
+        async move { client.list(pb::ListRequest { resource: "pods".into(), ..request }).await.unwrap_err() }
+    };
+    let status = list(pb::ListRequest { label_selector: "a=b=c".into(), ..Default::default() }).await;
+    assert_eq!(reason(&status), "LABEL_SELECTOR_INVALID");
+    let status = list(pb::ListRequest { page_token: "x".into(), ..Default::default() }).await;
+    assert_eq!(reason(&status), "PAGE_TOKEN_INVALID");
+    let status = list(pb::ListRequest { index: index("none", &["a"]), ..Default::default() }).await;
+    assert_eq!(reason(&status), "INDEX_NOT_FOUND");
+    let status = list(pb::ListRequest { expression: "true".into(), ..Default::default() }).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unimplemented, "NOT_IMPLEMENTED"));
+
+    let by_index = pb::ByIndexRequest { resource: "pods".into(), index: "none".into(), ..Default::default() };
+    assert_eq!(reason(&client.by_index(by_index).await.unwrap_err()), "INDEX_NOT_FOUND");
+    let values = pb::ListIndexValuesRequest { resource: "pods".into(), ..Default::default() };
+    assert_eq!(reason(&client.list_index_values(values).await.unwrap_err()), "INDEX_NOT_FOUND");
+    let get = pb::GetRequest { resource: "pods".into(), ..Default::default() };
+    assert_eq!(reason(&client.get(get).await.unwrap_err()), "NAME_INVALID");
+    let until = client.until(pb::UntilRequest::default()).await.unwrap_err();
+    assert_eq!((until.code(), reason(&until).as_str()), (Code::Unimplemented, "NOT_IMPLEMENTED"));
+}
+
+#[tokio::test]
+async fn watchers_are_bounded() {
+    let options = Options { max_watchers: 2, ..Options::default() };
+    let sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let mut client = sandbox.client().await;
+    let first = client.watch(watch_pods()).await.unwrap();
+    let second = client.watch(watch_pods()).await.unwrap();
+    let status = client.watch(watch_pods()).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY_WATCHERS"));
+    drop((first, second));
+    let freed = async {
+        while client.watch(watch_pods()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(crate::sandbox::DEADLINE, freed).await.expect("a place is free again");
+}
+
+/// The README's table of reasons is the API: every reason that the code knows is in it, and the other way round.
+#[test]
+fn the_readme_lists_every_reason() {
+    let source = include_str!("../../src/grpc/status.rs").split("#[cfg(test)]").next().unwrap().to_owned()
+        + include_str!("../../src/grpc/query.rs")
+        + include_str!("../../src/grpc/page.rs").split("#[cfg(test)]").next().unwrap()
+        + include_str!("../../src/grpc/service.rs").split("#[cfg(test)]").next().unwrap()
+        + include_str!("../../src/grpc/watch/open.rs");
+    let is_reason = |word: &&str| {
+        word.len() > 6 && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_') && !word.starts_with("FULL_CHANNEL")
+    };
+    let reasons = |text: &str, quote: char| -> std::collections::BTreeSet<String> {
+        text.split(quote).skip(1).step_by(2).filter(is_reason).map(str::to_owned).collect()
+    };
+    let readme = include_str!("../../README.md");
+    let table = readme.split("## Status codes").nth(1).and_then(|rest| rest.split("\n## ").next());
+    assert_eq!(reasons(table.expect("a section on status codes"), '`'), reasons(&source, '"'));
+}

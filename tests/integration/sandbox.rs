@@ -1,0 +1,247 @@
+//! A server in this process, on port 0, fed by the test; and what its clients need.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use informerd::{
+    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, RealFifo, SourceHealth},
+    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    model::{Event, IndexFunc, Indexers, Object, Path, ResourceVersion},
+    proto::pb::{self, informer_service_client::InformerServiceClient},
+    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions},
+};
+use tokio::{net::TcpListener, task::JoinSet};
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint, Server, server::TcpIncoming},
+};
+
+/// Longer than anything here takes, and short enough to see what hangs.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// One resource, "pods", whose upstream is the test.
+pub struct Sandbox {
+    pub informer: InformerHandle<WireFrame>,
+    pub lifecycle: Lifecycle,
+    fifo: Arc<RealFifo>,
+    address: String,
+    next: u128,
+    tasks: JoinSet<()>,
+}
+
+/// How the sandbox differs from the server's defaults.
+pub struct Options {
+    pub broadcaster: BroadcasterConfig,
+    pub bookmark_interval: Duration,
+    pub max_watchers: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            broadcaster: BroadcasterConfig::default(),
+            bookmark_interval: Duration::from_secs(30),
+            max_watchers: 100_000,
+        }
+    }
+}
+
+impl Sandbox {
+    /// A server whose first list has these objects, at version 1.
+    pub async fn start(objects: Vec<Arc<Object>>) -> Self {
+        let sandbox = Self::start_unsynced(Options::default()).await;
+        sandbox.list(objects, 1).await;
+        sandbox
+    }
+
+    pub async fn start_with(options: Options, objects: Vec<Arc<Object>>) -> Self {
+        let sandbox = Self::start_unsynced(options).await;
+        sandbox.list(objects, 1).await;
+        sandbox
+    }
+
+    pub async fn start_unsynced(options: Options) -> Self {
+        let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
+        let indexers = Indexers::new([
+            ("node".to_owned(), path(".spec.nodeName")),
+            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
+        ]);
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
+        let config = InformerConfig { indexers: Arc::new(indexers.unwrap()), broadcaster: options.broadcaster };
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(informer.run());
+
+        let resource = ServedResource {
+            name: "pods".to_owned(),
+            source: "test",
+            optional: false,
+            queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            informer: handle.clone(),
+        };
+        let lifecycle = Lifecycle::default();
+        let service = Service::new(
+            [resource],
+            ServiceConfig {
+                allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+                max_queue_length: 65_536,
+                bookmark_interval: options.bookmark_interval,
+                max_watchers: options.max_watchers,
+                request_bytes: 64 << 10,
+            },
+            lifecycle.clone(),
+            Arc::new(RpcMetrics::default()),
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        tasks.spawn(async move {
+            Server::builder().add_service(Routes::new(service)).serve_with_incoming(incoming).await.unwrap();
+        });
+        Self { informer: handle, lifecycle, fifo, address, next: 1, tasks }
+    }
+
+    /// A client on a connection of its own.
+    pub async fn client(&self) -> InformerServiceClient<Channel> {
+        let channel = Endpoint::new(self.address.clone()).unwrap().connect().await.unwrap();
+        InformerServiceClient::new(channel).max_decoding_message_size(64 << 20)
+    }
+
+    /// A client that can be slow: what it does not read stays with the server but for 64 KiB and the kernel's buffers.
+    pub async fn slow_client(&self) -> InformerServiceClient<Channel> {
+        let endpoint = Endpoint::new(self.address.clone()).unwrap();
+        let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
+        InformerServiceClient::new(endpoint.connect().await.unwrap())
+    }
+
+    /// Lists at a version, and waits until it has been applied.
+    pub async fn list(&self, objects: Vec<Arc<Object>>, version: u128) {
+        let version = ResourceVersion::decimal(version);
+        self.fifo.push(Delta::Replace(List { objects, version: version.clone() })).await;
+        self.reached(&version).await;
+    }
+
+    /// The next version.
+    pub fn version(&mut self) -> ResourceVersion {
+        self.next += 1;
+        ResourceVersion::decimal(self.next)
+    }
+
+    pub async fn push(&self, event: Event) {
+        self.fifo.push(Delta::Event(event)).await;
+    }
+
+    /// Sends a pod in its next version.
+    pub async fn put(&mut self, namespace: &str, name: &str, spec: &str) -> Arc<Object> {
+        let version = self.version();
+        let pod = pod_at(namespace, name, spec, &version);
+        self.push(Event::Modified(Arc::clone(&pod))).await;
+        pod
+    }
+
+    /// Deletes a pod.
+    pub async fn delete(&mut self, pod: &Arc<Object>) {
+        let version = self.version();
+        self.push(Event::Deleted(Arc::new(pod.at_version(version)))).await;
+    }
+
+    pub async fn reached(&self, version: &ResourceVersion) {
+        let wait = self.informer.wait_for(|snapshot| snapshot.version() >= version);
+        tokio::time::timeout(DEADLINE, wait).await.expect("the version is reached");
+    }
+
+    /// How many tasks of the server have ended, which should be none.
+    pub fn ended_tasks(&mut self) -> usize {
+        std::iter::from_fn(|| self.tasks.try_join_next()).count()
+    }
+}
+
+/// A pod at version 1.
+pub fn pod(namespace: &str, name: &str, spec: &str) -> Arc<Object> {
+    pod_at(namespace, name, spec, &ResourceVersion::decimal(1))
+}
+
+/// `spec` is the inside of a JSON map.
+pub fn pod_at(namespace: &str, name: &str, spec: &str, version: &ResourceVersion) -> Arc<Object> {
+    let json = format!(
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{name}"}}}},"spec":{{{spec}}}}}"#
+    );
+    Arc::new(Object::from_json(Bytes::from(json), "unnamed", version.clone()).unwrap())
+}
+
+/// A request to watch pods, RAW.
+pub fn watch_pods() -> pb::WatchRequest {
+    pb::WatchRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
+}
+
+/// The same with INITIAL_EVENTS_NONE.
+pub fn watch_from_now() -> pb::WatchRequest {
+    pb::WatchRequest { initial_events: pb::InitialEvents::None.into(), ..watch_pods() }
+}
+
+/// With a policy and a queue.
+pub fn queue(policy: pb::FullChannelPolicy, length: u32) -> Option<pb::QueueOptions> {
+    Some(pb::QueueOptions { policy: policy.into(), length })
+}
+
+/// The next message of a stream, which must come.
+pub async fn next(stream: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
+    let message = tokio::time::timeout(DEADLINE, stream.message()).await.expect("a message in time");
+    message.expect("no status").expect("no end")
+}
+
+/// The status that a stream ends with, which must end now.
+pub async fn end(stream: &mut Streaming<pb::WatchResponse>) -> tonic::Status {
+    loop {
+        match tokio::time::timeout(DEADLINE, stream.message()).await.expect("an end in time") {
+            Ok(Some(_)) => {}
+            Ok(None) => return tonic::Status::ok(""),
+            Err(status) => return status,
+        }
+    }
+}
+
+/// What an event says, in words: type, cause, name, version.
+pub fn words(response: &pb::WatchResponse) -> String {
+    let event_type = response.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
+    let cause = match response.cause() {
+        pb::Cause::Unspecified => String::new(),
+        cause => format!(" {}", cause.as_str_name().trim_start_matches("CAUSE_")),
+    };
+    let name = response.object.as_ref().map(|object| format!(" {}", object.name)).unwrap_or_default();
+    let version = match response.resource_version.as_str() {
+        "" => String::new(),
+        version => format!(" @{version}"),
+    };
+    format!("{event_type}{cause}{name}{version}")
+}
+
+/// Folds initial events and events into the state that the client now holds: name to body.
+pub fn fold(view: &mut BTreeMap<String, Bytes>, response: &pb::WatchResponse) {
+    let Some(object) = &response.object else { return };
+    match response.r#type() {
+        pb::EventType::Added => assert!(view.insert(object.name.clone(), raw(object)).is_none(), "ADDED what it had"),
+        pb::EventType::Modified => assert!(view.insert(object.name.clone(), raw(object)).is_some(), "MODIFIED unknown"),
+        pb::EventType::Deleted => {
+            assert_eq!(view.remove(&object.name), Some(raw(object)), "DELETED with the last state");
+        }
+        other => panic!("{other:?} with an object"),
+    }
+}
+
+pub fn raw(object: &pb::Object) -> Bytes {
+    match &object.body {
+        Some(pb::object::Body::Raw(bytes)) => bytes.clone(),
+        other => panic!("not raw: {other:?}"),
+    }
+}
+
+/// The ErrorInfo reason of a status.
+pub fn reason(status: &tonic::Status) -> String {
+    use tonic_types::StatusExt;
+    let details = status.get_error_details();
+    let info = details.error_info().unwrap_or_else(|| panic!("no ErrorInfo: {status:?}"));
+    assert_eq!(info.domain, "informerd");
+    info.reason.clone()
+}

@@ -1,0 +1,181 @@
+//! Clients that do not read, under each policy: what they cost the others, and what they are told.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use informerd::{
+    proto::pb,
+    watch::{BroadcasterConfig, BroadcasterStats, Retention},
+};
+use tokio::time::Instant;
+use tonic::{Code, Streaming};
+
+use crate::sandbox::{DEADLINE, Options, Sandbox, end, next, pod, queue, reason, watch_from_now};
+
+/// Each about 1 KiB, so that what lies in the buffers below the cursor is a small part of them.
+const EVENTS: u64 = 8_000;
+const QUEUE: u32 = 64;
+
+fn filler(at: u64) -> String {
+    format!(r#""n":{at},"filler":"{}""#, "x".repeat(1000))
+}
+
+async fn publish(sandbox: &mut Sandbox) -> informerd::model::ResourceVersion {
+    let mut last = None;
+    for at in 0..EVENTS {
+        last = Some(sandbox.put("shop", &format!("p{}", at % 100), &filler(at)).await);
+    }
+    last.unwrap().version().clone()
+}
+
+async fn join(sandbox: &Sandbox, policy: pb::FullChannelPolicy, is_slow: bool) -> Streaming<pb::WatchResponse> {
+    let mut client = if is_slow { sandbox.slow_client().await } else { sandbox.client().await };
+    let length = if is_slow { QUEUE } else { 65_536 };
+    let request = pb::WatchRequest { queue: queue(policy, length), ..watch_from_now() };
+    let mut watch = client.watch(request).await.unwrap().into_inner();
+    next(&mut watch).await;
+    watch
+}
+
+/// Reads a fast client's events, and gives the longest pause between two of them.
+fn read_all(mut watch: Streaming<pb::WatchResponse>) -> tokio::task::JoinHandle<Duration> {
+    tokio::spawn(async move {
+        let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+        for at in 0..EVENTS {
+            let response = next(&mut watch).await;
+            assert_eq!(response.resource_version, (at + 2).to_string(), "in order, none missing");
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+        }
+        longest
+    })
+}
+
+fn stat(sandbox: &Sandbox, counter: impl Fn(&BroadcasterStats) -> u64) -> u64 {
+    counter(&sandbox.informer.watch_stats().unwrap())
+}
+
+/// §5: the others are delayed by at most the budget, and the slow one is ended with its reason and its version.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_ended() {
+    let block_timeout = Duration::from_millis(400);
+    let broadcaster = BroadcasterConfig { block_timeout, ..BroadcasterConfig::default() };
+    let mut sandbox =
+        Sandbox::start_with(Options { broadcaster, ..Options::default() }, vec![pod("shop", "a", "")]).await;
+    let mut slow = join(&sandbox, pb::FullChannelPolicy::Block, true).await;
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Block, false).await);
+    publish(&mut sandbox).await;
+    let longest = fast.await.unwrap();
+    assert_eq!(stat(&sandbox, |stats| stats.evicted.load(Ordering::Relaxed)), 1);
+    let blocked = Duration::from_micros(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)));
+    // Not a timed test: the budget is the least that the writer must have waited, and the pause that others saw holds it.
+    assert!(blocked >= block_timeout && longest >= block_timeout / 2, "blocked {blocked:?}, longest pause {longest:?}");
+
+    let mut last = "1".to_owned();
+    let status = loop {
+        let response = next(&mut slow).await;
+        if response.r#type() == pb::EventType::Error {
+            assert_eq!(response.resource_version, last, "the last version that it was handed");
+            break end(&mut slow).await;
+        }
+        let expected: u64 = last.parse::<u64>().unwrap() + 1;
+        assert_eq!(response.resource_version, expected.to_string(), "no hole before the end");
+        last = response.resource_version;
+    };
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "SLOW_CONSUMER"));
+    assert!(last.parse::<u64>().unwrap() < EVENTS, "it was ended before the end");
+}
+
+/// §5: nobody is delayed, the hole is told, and what was delivered and dropped is what was offered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_drop_a_client_that_does_not_read_is_told_exactly_what_it_missed() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut slow = join(&sandbox, pb::FullChannelPolicy::Drop, true).await;
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Drop, false).await);
+    publish(&mut sandbox).await;
+    fast.await.unwrap();
+    assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
+
+    let (mut delivered, mut dropped, mut version) = (0, 0, 1);
+    while version < EVENTS + 1 {
+        let response = next(&mut slow).await;
+        let reached: u64 = response.resource_version.parse().unwrap();
+        if let Some(hole) = &response.dropped {
+            assert_eq!(hole.after_resource_version, version.to_string(), "the last version before the hole");
+            assert_eq!(hole.count, reached - version, "of one event for each version");
+            dropped += hole.count;
+        } else {
+            assert_eq!(reached, version + 1, "no hole that was not told");
+            delivered += 1;
+        }
+        version = reached;
+    }
+    assert_eq!(delivered + dropped, EVENTS);
+    assert!(dropped > EVENTS / 2 && delivered >= u64::from(QUEUE), "delivered {delivered}, dropped {dropped}");
+    assert_eq!(stat(&sandbox, |stats| stats.dropped.load(Ordering::Relaxed)), dropped);
+}
+
+/// §5, within what is retained: everything in order, and nobody waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_replay_a_client_that_reads_late_gets_everything() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let slow = join(&sandbox, pb::FullChannelPolicy::Replay, true).await;
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Replay, false).await);
+    publish(&mut sandbox).await;
+    fast.await.unwrap();
+    assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
+    read_all(slow).await.unwrap();
+}
+
+/// Invariant 7: past what is retained, it is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_replay_a_client_that_is_later_than_what_is_retained_is_ended_with_its_reason() {
+    let retention = Retention { events: 200, size: 1 << 30, age: Duration::from_secs(300) };
+    let broadcaster = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
+    let mut sandbox =
+        Sandbox::start_with(Options { broadcaster, ..Options::default() }, vec![pod("shop", "a", "")]).await;
+    let mut slow = join(&sandbox, pb::FullChannelPolicy::Replay, true).await;
+    let version = publish(&mut sandbox).await;
+    sandbox.reached(&version).await;
+    let retained = stat(&sandbox, |stats| stats.retained_size.load(Ordering::Relaxed));
+    assert!(retained < 300 * 2000, "bounded: {retained}");
+    let mut version = 1;
+    let status = loop {
+        let response = next(&mut slow).await;
+        if response.r#type() == pb::EventType::Error {
+            break end(&mut slow).await;
+        }
+        version += 1;
+        assert_eq!(response.resource_version, version.to_string(), "no hole before the end");
+    };
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"));
+}
+
+/// Invariant 2: the snapshot is pulled at the client's own pace, and does not count against its queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nobody() {
+    let pods = (0..EVENTS).map(|at| pod("shop", &format!("initial{at:05}"), &filler(at))).collect();
+    let mut sandbox = Sandbox::start(pods).await;
+    let mut slow = Vec::new();
+    for policy in [pb::FullChannelPolicy::Drop, pb::FullChannelPolicy::Block] {
+        let request = pb::WatchRequest {
+            queue: queue(policy, 1),
+            initial_events: pb::InitialEvents::Send.into(),
+            ..watch_from_now()
+        };
+        slow.push(sandbox.slow_client().await.watch(request).await.unwrap().into_inner());
+    }
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Block, false).await);
+    publish(&mut sandbox).await;
+    fast.await.unwrap();
+    assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
+    for mut watch in slow {
+        for at in 0..EVENTS {
+            assert_eq!(next(&mut watch).await.object.unwrap().name, format!("initial{at:05}"));
+        }
+        assert!(next(&mut watch).await.bookmark.unwrap().initial_events_end);
+        for at in 0..EVENTS {
+            let response = tokio::time::timeout(DEADLINE, next(&mut watch)).await.unwrap();
+            assert_eq!(response.resource_version, (at + 2).to_string());
+        }
+    }
+}

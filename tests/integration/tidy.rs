@@ -1,0 +1,169 @@
+//! Reads the sources and fails when a wall of the house is pierced.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// What each room may name of the crate (ARCHITECTURE.md §1); a room may always name itself.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("watch", &["model"]),
+    ("cache", &["model", "watch"]),
+    ("proto", &["model", "watch", "cache"]),
+    ("source", &["model", "watch", "cache", "proto"]),
+    ("grpc", &["model", "watch", "cache", "proto"]),
+    ("config", &["model", "watch", "cache", "proto"]),
+    ("telemetry", &["model", "watch", "cache", "proto", "config", "grpc"]),
+    ("admin", &["model", "watch", "cache", "proto", "config", "grpc"]),
+    ("app", &["model", "watch", "cache", "proto", "source", "grpc", "config", "telemetry", "admin"]),
+    ("cli", &["app", "config", "telemetry"]),
+    ("main", &["cli"]),
+    ("lib", &[]),
+];
+
+/// What the core never names.
+const CORE: &[&str] = &["model", "watch", "cache"];
+const NOT_IN_CORE: &[&str] = &["tonic", "prost", "clap", "hyper", "axum", "kube", "notify", "http"];
+
+const MAX_LINES: usize = 500;
+
+struct Source {
+    path: PathBuf,
+    room: String,
+    text: String,
+    is_test: bool,
+}
+
+/// Every source, without comments and without the tests inside it.
+fn sources() -> Vec<Source> {
+    let mut paths = Vec::new();
+    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut paths);
+    assert!(paths.len() > 30, "the sources were found");
+    let source = |path: PathBuf| {
+        let relative = path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
+        let room = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
+        let is_test = relative.iter().any(|part| part == "tests" || part == "tests.rs");
+        let text = fs::read_to_string(&path).unwrap();
+        Source { room, is_test, text, path }
+    };
+    paths.into_iter().map(source).collect()
+}
+
+fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            walk(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The code without its comments.
+fn code(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// The rooms that a text names: `crate::room`, and every room of `crate::{…}`.
+fn named_rooms(code: &str) -> BTreeSet<String> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut rooms = BTreeSet::new();
+    for rest in code.split("crate::").skip(1) {
+        let Some(group) = rest.strip_prefix('{') else {
+            rooms.insert(rest.chars().take_while(|c| is_word(*c)).collect());
+            continue;
+        };
+        // The first word of each item at the first level of the braces.
+        let (mut depth, mut at_start, mut word) = (0, true, String::new());
+        for c in group.chars() {
+            if at_start && is_word(c) {
+                word.push(c);
+                continue;
+            }
+            at_start = at_start && word.is_empty() && c.is_whitespace();
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    rooms.insert(std::mem::take(&mut word));
+                    at_start = true;
+                }
+                _ => {}
+            }
+        }
+        rooms.insert(word);
+    }
+    rooms.remove("");
+    rooms
+}
+
+#[test]
+fn the_rooms_that_a_text_names_are_found() {
+    let text = "use crate::model::{A, B};\nuse crate::{\n    cache::{List, Watch},\n    proto::{self, pb},\n    watch::Cursor,\n};";
+    assert_eq!(Vec::from_iter(named_rooms(text)), ["cache", "model", "proto", "watch"]);
+    assert_eq!(Vec::from_iter(named_rooms("x: crate::app::AppError")), ["app"]);
+}
+
+#[test]
+fn imports_point_inward() {
+    let mut pierced = Vec::new();
+    for Source { path, room, text, .. } in sources() {
+        let (_, allowed) = ROOMS.iter().find(|(name, _)| *name == room).unwrap_or_else(|| panic!("{room} has no wall"));
+        for named in named_rooms(&code(&text)) {
+            // A path into the crate may also name a macro's or test's own item; only rooms are walls.
+            let is_room = ROOMS.iter().any(|(name, _)| *name == named);
+            if is_room && named != room && !allowed.contains(&named.as_str()) {
+                pierced.push(format!("{}: {room} names {named}", path.display()));
+            }
+        }
+    }
+    assert!(pierced.is_empty(), "{pierced:#?}");
+}
+
+#[test]
+fn the_core_knows_no_transport_and_no_vendor() {
+    let mut pierced = Vec::new();
+    for Source { path, room, text, .. } in sources() {
+        if !CORE.contains(&room.as_str()) {
+            continue;
+        }
+        let code = code(&text);
+        for name in NOT_IN_CORE {
+            let named = code
+                .match_indices(&format!("{name}::"))
+                .any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'));
+            if named {
+                pierced.push(format!("{}: names {name}", path.display()));
+            }
+        }
+    }
+    assert!(pierced.is_empty(), "{pierced:#?}");
+}
+
+#[test]
+fn every_file_says_what_it_is_and_hides_no_second_noun() {
+    let mut untidy = Vec::new();
+    for Source { path, text, is_test, .. } in sources() {
+        let path = path.display();
+        if !is_test && !text.starts_with("//!") {
+            untidy.push(format!("{path}: does not begin with //!"));
+        }
+        if !is_test && text.lines().count() > MAX_LINES {
+            untidy.push(format!("{path}: {} lines", text.lines().count()));
+        }
+        if path.to_string().ends_with("mod.rs") {
+            untidy.push(format!("{path}: is a mod.rs"));
+        }
+    }
+    assert!(untidy.is_empty(), "{untidy:#?}");
+}
+
+#[test]
+fn main_is_short() {
+    let main = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/main.rs")).unwrap();
+    assert!(main.lines().count() < 60);
+}
