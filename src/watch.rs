@@ -8,7 +8,8 @@
 //!
 //! - The [`Broadcaster`] is owned by one task; that it is `&mut self` orders subscribing with publishing, which is how
 //!   apimachinery's Broadcaster joins a new watcher exactly (`blockQueue`).
-//! - Watchers with the same selection and format form a group. What they are sent is computed and encoded once.
+//! - Watchers with the same selection and format form a group. What they are sent is computed and encoded once. A change
+//!   is routed to the groups that its name, its namespace or its index values may concern; the others are not asked.
 //! - The queue of a client is its position in the group's log; a full queue is a subtraction, and the
 //!   [`FullChannelPolicy`] says what follows.
 //! - A group's log keeps what its cursors have not read, and nothing past the [`Retention`].
@@ -21,11 +22,17 @@
 mod broadcaster;
 mod budget;
 mod cursor;
+mod encoding;
 mod frame;
 mod group;
 mod policy;
+mod room;
+mod routes;
 
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
 pub use cursor::{Cursor, Taken};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
+
+#[cfg(test)]
+mod tests;

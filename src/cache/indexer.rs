@@ -45,7 +45,7 @@ impl Indexer {
             body_bytes: 0,
         };
         let mut indexer = Self { indexers, state };
-        for object in list.objects {
+        for object in &list.objects {
             indexer.put(object);
         }
         indexer
@@ -69,12 +69,10 @@ impl Indexer {
             Event::Added(new) | Event::Modified(new) => match self.state.objects.get(new.key()).cloned() {
                 Some(old) if is_same(&old, &new) => Vec::new(),
                 Some(old) if is_replaced(&old, &new) => {
-                    vec![self.delete(&old, &after, Cause::Change), self.upsert(None, new)]
-                        .into_iter()
-                        .flatten()
-                        .collect()
+                    let deletion = self.delete(&old, &after, Cause::Change);
+                    deletion.into_iter().chain([self.upsert(None, new)]).collect()
                 }
-                old => self.upsert(old, new).into_iter().collect(),
+                old => vec![self.upsert(old, new)],
             },
             Event::Deleted(last) => match self.state.objects.get(last.key()).cloned() {
                 Some(old) => self.delete(&old, &after, Cause::Change).into_iter().collect(),
@@ -106,7 +104,7 @@ impl Indexer {
         for new in objects {
             let old = self.state.objects.get(new.key()).cloned();
             if old.as_ref().is_none_or(|old| !is_unchanged(old, &new)) {
-                changes.extend(self.upsert(old, new));
+                changes.push(self.upsert(old, new));
             }
         }
         self.close_batch(after, changes)
@@ -117,9 +115,9 @@ impl Indexer {
         Batch { before, after, changes }
     }
 
-    fn upsert(&mut self, old: Option<Arc<Object>>, new: Arc<Object>) -> Option<Change> {
-        self.put(Arc::clone(&new));
-        Some(Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change })
+    fn upsert(&mut self, old: Option<Arc<Object>>, new: Arc<Object>) -> Change {
+        self.put(&new);
+        Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change }
     }
 
     fn delete(&mut self, old: &Arc<Object>, version: &ResourceVersion, cause: Cause) -> Option<Change> {
@@ -129,11 +127,11 @@ impl Indexer {
         Some(Change { old: Some(old), new: None, version: version.clone(), cause })
     }
 
-    fn put(&mut self, new: Arc<Object>) {
+    fn put(&mut self, new: &Arc<Object>) {
         self.state.body_bytes += new.body().len();
-        let old = self.state.objects.insert(new.key().clone(), Arc::clone(&new));
+        let old = self.state.objects.insert(new.key().clone(), Arc::clone(new));
         self.state.body_bytes -= old.as_ref().map_or(0, |old| old.body().len());
-        self.reindex(old.as_ref(), Some(&new));
+        self.reindex(old.as_ref(), Some(new));
     }
 
     fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) {
@@ -203,9 +201,10 @@ impl Snapshot {
         namespace: Option<&'a str>,
         after: Option<&ObjectKey>,
     ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
-        let start = match (after, namespace) {
+        let start = match (after, namespace.map(ObjectKey::first_of_namespace)) {
+            (Some(after), Some(first)) if *after < first => Bound::Included(first),
             (Some(after), _) => Bound::Excluded(after.clone()),
-            (None, Some(namespace)) => Bound::Included(ObjectKey::first_of_namespace(namespace)),
+            (None, Some(first)) => Bound::Included(first),
             (None, None) => Bound::Unbounded,
         };
         self.objects

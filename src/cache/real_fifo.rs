@@ -64,17 +64,10 @@ impl RealFifo {
         let mut delta = Some(delta);
         loop {
             let popped = self.popped.notified();
-            {
-                let mut state = self.state.lock();
-                let has_room = state.deltas.len() < self.bounds.events && state.bytes < self.bounds.bytes;
-                if (has_room || state.deltas.is_empty())
-                    && let Some(delta) = delta.take()
-                {
-                    state.bytes += delta.weight();
-                    state.deltas.push_back(delta);
-                    self.pushed.notify_one();
-                    return;
-                }
+            // Woken when the lock is free, as everywhere.
+            if self.state.lock().push(&mut delta, self.bounds) {
+                self.pushed.notify_one();
+                return;
             }
             popped.await;
         }
@@ -89,16 +82,16 @@ impl RealFifo {
     pub async fn pop_batch(&self, max_events: usize, max_bytes: usize) -> Option<Vec<Delta>> {
         loop {
             let pushed = self.pushed.notified();
-            {
+            let (batch, is_closed) = {
                 let mut state = self.state.lock();
-                let batch = state.pop_batch(max_events, max_bytes);
-                if !batch.is_empty() {
-                    self.popped.notify_one();
-                    return Some(batch);
-                }
-                if state.closed {
-                    return None;
-                }
+                (state.pop_batch(max_events, max_bytes), state.closed)
+            };
+            if !batch.is_empty() {
+                self.popped.notify_one();
+                return Some(batch);
+            }
+            if is_closed {
+                return None;
             }
             pushed.await;
         }
@@ -124,6 +117,15 @@ impl RealFifo {
 // === impl State ===
 
 impl State {
+    /// Takes the delta if there is room for it. Whether it did.
+    fn push(&mut self, delta: &mut Option<Delta>, bounds: FifoBounds) -> bool {
+        let has_room = self.deltas.len() < bounds.events && self.bytes < bounds.bytes;
+        let Some(delta) = delta.take_if(|_| has_room || self.deltas.is_empty()) else { return false };
+        self.bytes += delta.weight();
+        self.deltas.push_back(delta);
+        true
+    }
+
     fn pop_batch(&mut self, max_events: usize, max_bytes: usize) -> Vec<Delta> {
         let mut batch = Vec::new();
         let mut bytes = 0;

@@ -109,7 +109,7 @@ impl<S: ListerWatcher> Reflector<S> {
     fn step(&mut self, outcome: Outcome) -> Next {
         if let Some(error) = outcome.error() {
             tracing::warn!(%error, "upstream failed");
-            self.health.failed(error.to_string());
+            self.health.failed(error);
         }
         self.state.step(outcome)
     }

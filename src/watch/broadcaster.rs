@@ -9,21 +9,27 @@ use std::{
     task::Waker,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use slab::Slab;
+use tokio::time::Instant;
 
 use super::{
-    BroadcasterConfig, Cursor, End, Frame, Notice, QueueOptions,
+    BroadcasterConfig, Cursor, End, Frame, QueueOptions,
     budget::TimeBudget,
-    group::{Group, Mark, Phase},
+    encoding::{Encoding, Share, Span},
+    group::{Group, Log, Mark, Phase},
+    room::Room,
+    routes::Routes,
 };
-use crate::model::{Batch, Cause, EventType, ResourceVersion, Selection, Transition};
+use crate::model::{Batch, ResourceVersion, Selection};
 
 /// Distributes batches to cursors. One task owns it: what it publishes, every cursor that subscribed before gets, and no
 /// cursor that subscribes later.
 #[derive(Debug)]
 pub struct Broadcaster<F: Frame> {
     config: BroadcasterConfig,
-    groups: HashMap<GroupKey<F>, Arc<Group<F>>>,
+    groups: Slab<Arc<Group<F>>>,
+    by_key: HashMap<GroupKey<F>, usize>,
+    routes: Routes,
     /// The version up to which everything has been published.
     version: ResourceVersion,
     stopped: Option<End>,
@@ -31,7 +37,8 @@ pub struct Broadcaster<F: Frame> {
     retained: VecDeque<RetainedWake>,
     retained_events: usize,
     retained_size: usize,
-    room: Arc<Notify>,
+    room: Arc<Room>,
+    /// Who holds the writer back, or did; the first whose budget will be spent is the last.
     blocked: Vec<BlockedSlot<F>>,
     blocked_since: Option<Instant>,
     budget: TimeBudget,
@@ -79,6 +86,7 @@ type GroupKey<F> = (Arc<Selection>, <F as Frame>::Format);
 #[derive(Debug)]
 struct RetainedWake {
     wake: u64,
+    before: ResourceVersion,
     events: usize,
     size: usize,
     at: Instant,
@@ -89,48 +97,9 @@ struct BlockedSlot<F: Frame> {
     group: Arc<Group<F>>,
     slot: usize,
     id: u64,
-    since: Instant,
+    /// When its budget will be spent.
+    deadline: Instant,
 }
-
-/// The arenas of one wake, and where in them each event lies.
-struct Encoding<'a, F: Frame> {
-    batches: &'a [Batch],
-    formats: HashMap<F::Format, FormatArenas<F>>,
-    encoded: u64,
-}
-
-struct FormatArenas<F: Frame> {
-    /// Frozen, each with its size.
-    full: Vec<(F, usize)>,
-    open: F::Arena,
-    /// By event, variant and whether it closes its batch.
-    spans: HashMap<(usize, Variant, bool), Span>,
-}
-
-/// An event's place: arena, start, end.
-#[derive(Debug, Clone, Copy)]
-struct Span {
-    arena: usize,
-    start: usize,
-    end: usize,
-}
-
-/// The three ways in which one change can be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Variant {
-    AsItIs,
-    Entered,
-    Left,
-}
-
-/// One event of a group's share of a wake.
-struct Share {
-    span: Span,
-    version: ResourceVersion,
-}
-
-/// Past this an arena is frozen and the next begun: a retained slice keeps its whole arena in memory.
-const ARENA_SIZE: usize = 128 << 10;
 
 // === impl Broadcaster ===
 
@@ -140,14 +109,16 @@ impl<F: Frame> Broadcaster<F> {
         Self {
             budget: TimeBudget::new(config.block_timeout, Instant::now()),
             config,
-            groups: HashMap::new(),
+            groups: Slab::new(),
+            by_key: HashMap::new(),
+            routes: Routes::default(),
             version,
             stopped: None,
             wake: 0,
             retained: VecDeque::new(),
             retained_events: 0,
             retained_size: 0,
-            room: Arc::new(Notify::new()),
+            room: Arc::default(),
             blocked: Vec::new(),
             blocked_since: None,
             next_slot_id: 0,
@@ -168,10 +139,8 @@ impl<F: Frame> Broadcaster<F> {
     /// Joins a client here: it gets what is published from now on, and nothing else.
     pub fn subscribe(&mut self, subscribe: Subscribe<F>) -> Cursor<F> {
         let Subscribe { selection, format, queue, initial_events } = subscribe;
-        let group = self.groups.entry((selection, format)).or_insert_with_key(|(selection, format)| {
-            let room = Arc::clone(&self.room);
-            Arc::new(Group::new(Arc::clone(selection), *format, self.version.clone(), room))
-        });
+        self.remove_vacant();
+        let group = Arc::clone(self.group(selection, format));
         let phase = if initial_events { Phase::Initial } else { Phase::Live };
         let budget = TimeBudget::new(self.config.block_timeout, Instant::now());
         self.next_slot_id += 1;
@@ -180,8 +149,6 @@ impl<F: Frame> Broadcaster<F> {
             log.end.clone_from(&self.stopped);
             log.subscribe(self.next_slot_id, queue, phase, budget)
         };
-        let group = Arc::clone(group);
-        self.stats.groups.store(self.groups.len() as u64, Ordering::Relaxed);
         Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, self.version.clone())
     }
 
@@ -189,46 +156,39 @@ impl<F: Frame> Broadcaster<F> {
     ///
     /// Call it only when [`Self::is_blocked`] says no; it never waits by itself.
     pub fn publish(&mut self, batches: &[Batch]) {
-        let Some(last) = batches.last() else { return };
+        let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
         self.version = last.after.clone();
-        self.groups.retain(|_, group| !group.log.lock().slots.is_empty());
-        self.stats.groups.store(self.groups.len() as u64, Ordering::Relaxed);
-        if self.stopped.is_some() || self.groups.is_empty() {
+        self.remove_vacant();
+        let mut encoding = Encoding::new(batches);
+        let changes = encoding.changes().len();
+        if changes == 0 || self.groups.is_empty() {
             return;
         }
-        // Groups without a selection come first, so that what they are sent lies in one piece.
-        let (all, selective): (Vec<_>, Vec<_>) =
-            self.groups.values().cloned().partition(|group| group.selection.is_everything());
-        let mut encoding = Encoding::new(batches);
-        let shares: Vec<(Arc<Group<F>>, Vec<Share>)> = all
-            .into_iter()
-            .chain(selective)
-            .map(|group| {
-                let share = encoding.share(&group.selection, group.format);
-                (group, share)
-            })
-            .filter(|(_, share)| !share.is_empty())
-            .collect();
-
-        self.stats.encoded.fetch_add(encoding.encoded, Ordering::Relaxed);
-        let arenas = encoding.freeze();
+        let shares = self.shares(&mut encoding);
+        self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
+        let (arenas, size) = encoding.freeze();
         self.wake += 1;
-        self.retain(batches, arenas.values().flatten().map(|(_, size)| size).sum());
+        let now = Instant::now();
+        let before = batches[0].before.clone();
+        self.retained.push_back(RetainedWake { wake: self.wake, before, events: changes, size, at: now });
+        self.retained_events += changes;
+        self.retained_size += size;
+        self.forget_old(now);
 
-        let floor = self.floor();
+        let (floor, oldest) = self.floor();
         let (mut wakers, mut full): (Vec<Waker>, Vec<usize>) = (Vec::new(), Vec::new());
         for (group, share) in shares {
             {
                 let mut log = group.log.lock();
                 push_runs(&mut log, self.wake, &arenas[&group.format], share);
-                log.trim_below(floor);
+                log.trim_below(floor, &oldest);
                 log.trim_read();
                 log.take_wakers(&mut wakers);
-                log.find_full(self.config.queue_size, &mut full);
-                let since = Instant::now();
+                log.find_full(self.config.queue_size, now, &mut full);
                 self.blocked.extend(full.drain(..).map(|slot| {
-                    let id = log.slots[slot].id;
-                    BlockedSlot { group: Arc::clone(&group), slot, id, since }
+                    self.room.block();
+                    let deadline = now + log.slots[slot].budget.available(now);
+                    BlockedSlot { group: Arc::clone(&group), slot, id: log.slots[slot].id, deadline }
                 }));
             }
             for waker in wakers.drain(..) {
@@ -236,13 +196,14 @@ impl<F: Frame> Broadcaster<F> {
             }
         }
         if !self.blocked.is_empty() {
-            self.blocked_since.get_or_insert_with(Instant::now);
+            self.blocked.sort_unstable_by_key(|blocked| std::cmp::Reverse(blocked.deadline));
+            self.blocked_since.get_or_insert(now);
         }
     }
 
     /// Whether the next batch has to wait for a client under BLOCK.
     pub fn is_blocked(&self) -> bool {
-        !self.blocked.is_empty()
+        self.blocked_since.is_some()
     }
 
     /// Waits until every client that holds the writer back has room again, has gone, or has spent its budget and was
@@ -252,16 +213,10 @@ impl<F: Frame> Broadcaster<F> {
     ///
     /// May be dropped and called again at any time; the waiting time goes on being counted.
     pub async fn ready(&mut self) {
-        loop {
-            // Registered before looking, so that room made in between is not missed.
-            let room = Arc::clone(&self.room);
-            let notified = room.notified();
-            let now = Instant::now();
-            self.release_blocked(now);
-            let Some(deadline) = self.block_deadline() else { return };
+        while let Some(deadline) = self.block_deadline(Instant::now()) {
             tokio::select! {
-                // Cancel-safe: `notify_one` stores a permit when nobody waits.
-                () = notified => {}
+                // Cancel-safe: it is told again when nobody waited.
+                () = self.room.freed() => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
@@ -270,14 +225,12 @@ impl<F: Frame> Broadcaster<F> {
     /// Removes groups that nobody reads and events that are too old. To be called from time to time: a quiet resource
     /// is not published to.
     pub fn sweep(&mut self) {
-        self.retain(&[], 0);
-        let floor = self.floor();
-        self.groups.retain(|_, group| {
-            let mut log = group.log.lock();
-            log.trim_below(floor);
-            !log.slots.is_empty()
-        });
-        self.stats.groups.store(self.groups.len() as u64, Ordering::Relaxed);
+        self.remove_vacant();
+        self.forget_old(Instant::now());
+        let (floor, oldest) = self.floor();
+        for (_, group) in &self.groups {
+            group.log.lock().trim_below(floor, &oldest);
+        }
     }
 
     /// Ends every cursor once it has read what was published before; later subscribers end at once.
@@ -290,6 +243,14 @@ impl<F: Frame> Broadcaster<F> {
     pub fn restart(&mut self, end: &End, version: ResourceVersion) {
         self.end_all(end);
         self.groups.clear();
+        self.by_key.clear();
+        self.routes = Routes::default();
+        self.stats.groups.store(0, Ordering::Relaxed);
+        self.retained.clear();
+        (self.retained_events, self.retained_size) = (0, 0);
+        self.stats.retained_size.store(0, Ordering::Relaxed);
+        // The slots of before must not be counted among those that come.
+        self.room = Arc::default();
         self.blocked.clear();
         self.blocked_since = None;
         self.version = version;
@@ -297,7 +258,7 @@ impl<F: Frame> Broadcaster<F> {
 
     fn end_all(&self, end: &End) {
         let mut wakers = Vec::new();
-        for group in self.groups.values() {
+        for (_, group) in &self.groups {
             let mut log = group.log.lock();
             log.end.get_or_insert_with(|| end.clone());
             log.take_wakers(&mut wakers);
@@ -307,22 +268,73 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
-    /// Counts a wake, and forgets the oldest ones past the bounds.
-    fn retain(&mut self, batches: &[Batch], size: usize) {
-        let now = Instant::now();
-        let events = batches.iter().map(|batch| batch.changes.len()).sum();
-        if events > 0 {
-            self.retained.push_back(RetainedWake { wake: self.wake, events, size, at: now });
-            self.retained_events += events;
-            self.retained_size += size;
+    /// The group with this selection and format; made when there is none.
+    fn group(&mut self, selection: Arc<Selection>, format: F::Format) -> &Arc<Group<F>> {
+        let Self { groups, by_key, routes, .. } = self;
+        let id = *by_key.entry((selection, format)).or_insert_with_key(|(selection, format)| {
+            let entry = groups.vacant_entry();
+            let id = entry.key();
+            routes.insert(selection, id);
+            let (selection, room) = (Arc::clone(selection), Arc::clone(&self.room));
+            entry.insert(Arc::new(Group::new(id, selection, *format, self.version.clone(), room)));
+            id
+        });
+        self.stats.groups.store(groups.len() as u64, Ordering::Relaxed);
+        &groups[id]
+    }
+
+    /// Removes the groups that nobody reads any more.
+    fn remove_vacant(&mut self) {
+        for id in self.room.take_vacant() {
+            if self.groups.get(id).is_some_and(|group| group.log.lock().slots.is_empty()) {
+                let group = self.groups.remove(id);
+                self.routes.remove(&group.selection, id);
+                self.by_key.remove(&(Arc::clone(&group.selection), group.format));
+            }
         }
+        self.stats.groups.store(self.groups.len() as u64, Ordering::Relaxed);
+    }
+
+    /// What each group that the wake concerns is told of it.
+    fn shares(&self, encoding: &mut Encoding<'_, F>) -> Vec<(Arc<Group<F>>, Vec<Share>)> {
+        let count = encoding.changes().len();
+        let mut routed: HashMap<usize, Vec<usize>, foldhash::fast::RandomState> = HashMap::default();
+        let mut found = Vec::new();
+        for (at, (_, change)) in encoding.changes().iter().enumerate() {
+            self.routes.find(change, &mut found);
+            for group in found.drain(..) {
+                routed.entry(group).or_default().push(at);
+            }
+        }
+        let mut shares = Vec::new();
+        let mut add = |id: usize, share: Vec<Share>| {
+            if !share.is_empty() {
+                shares.push((Arc::clone(&self.groups[id]), share));
+            }
+        };
+        // Groups without a selection come first, so that what they are sent lies in one piece.
+        let is_everything = |id: &usize| self.groups[*id].selection.is_everything();
+        let (all, selective): (Vec<usize>, Vec<usize>) =
+            self.routes.unrouted().iter().copied().partition(is_everything);
+        for id in all.into_iter().chain(selective) {
+            let group = &self.groups[id];
+            add(id, encoding.share(&group.selection, group.format, 0..count));
+        }
+        for (id, changes) in routed {
+            let group = &self.groups[id];
+            add(id, encoding.share(&group.selection, group.format, changes.into_iter()));
+        }
+        shares
+    }
+
+    /// Forgets the oldest wakes past the bounds.
+    fn forget_old(&mut self, now: Instant) {
         let bounds = self.config.retention;
         while let Some(oldest) = self.retained.front() {
-            let is_over = self.retained_events > bounds.events
-                || self.retained_size > bounds.size
-                || now.saturating_duration_since(oldest.at) > bounds.age;
-            // The newest wake stays whatever its size: nobody has had a chance to read it.
-            if !is_over || (oldest.wake == self.wake && events > 0) {
+            let is_old = now.saturating_duration_since(oldest.at) > bounds.age;
+            let is_over = self.retained_events > bounds.events || self.retained_size > bounds.size;
+            // Only age ends the newest wake: a relist may be larger than all bounds, and has to be read somehow.
+            if !is_old && (!is_over || oldest.wake == self.wake) {
                 break;
             }
             self.retained_events -= oldest.events;
@@ -332,54 +344,37 @@ impl<F: Frame> Broadcaster<F> {
         self.stats.retained_size.store(self.retained_size as u64, Ordering::Relaxed);
     }
 
-    /// The oldest wake that is retained.
-    fn floor(&self) -> u64 {
-        self.retained.front().map_or(self.wake + 1, |oldest| oldest.wake)
+    /// The oldest wake that is retained, and the version before it.
+    fn floor(&self) -> (u64, ResourceVersion) {
+        let after_all = || (self.wake + 1, self.version.clone());
+        self.retained.front().map_or_else(after_all, |oldest| (oldest.wake, oldest.before.clone()))
     }
 
-    /// Lets go of blocked slots that have room, have gone, or have spent a budget.
-    fn release_blocked(&mut self, now: Instant) {
-        let Some(blocked_since) = self.blocked_since else { return };
-        let all_spent = self.budget.available(blocked_since) <= now.saturating_duration_since(blocked_since);
+    /// Evicts whoever has spent a budget. When the next one will be; `None` when nobody holds the writer back.
+    fn block_deadline(&mut self, now: Instant) -> Option<Instant> {
+        let since = self.blocked_since?;
+        let all = since + self.budget.available(since);
         let mut wakers = Vec::new();
-        let (queue_size, stats) = (self.config.queue_size, &self.stats);
-        self.blocked.retain(|blocked| {
-            let mut log = blocked.group.log.lock();
-            let Some(slot) = log.slots.get(blocked.slot).filter(|slot| slot.id == blocked.id) else { return false };
-            let has_room = log.has_room(slot, queue_size);
-            let spent = slot.budget.available(blocked.since) <= now.saturating_duration_since(blocked.since);
-            let stays = !has_room && !spent && !all_spent;
-            if !stays {
-                let slot = &mut log.slots[blocked.slot];
-                slot.budget.charge(blocked.since, now);
-                slot.blocking = false;
-                if !has_room {
-                    wakers.extend(log.evict(blocked.slot));
-                    stats.evicted.fetch_add(1, Ordering::Relaxed);
-                }
+        while let Some(blocked) = self.blocked.pop_if(|blocked| blocked.deadline.min(all) <= now) {
+            let BlockedSlot { group, slot, id, .. } = blocked;
+            if group.log.lock().evict(slot, id, now, &mut wakers) {
+                self.room.unblock();
+                self.stats.evicted.fetch_add(1, Ordering::Relaxed);
             }
-            stays
-        });
-        if self.blocked.is_empty() {
-            self.budget.charge(blocked_since, now);
-            self.blocked_since = None;
-            let waited = now.saturating_duration_since(blocked_since).as_micros() as u64;
-            self.stats.blocked_micros.fetch_add(waited, Ordering::Relaxed);
         }
         for waker in wakers {
             waker.wake();
         }
-    }
-
-    /// When the first budget will be spent; `None` when nothing is blocked.
-    fn block_deadline(&self) -> Option<Instant> {
-        let all = self.blocked_since.map(|since| since + self.budget.available(since))?;
-        let of_slot = |blocked: &BlockedSlot<F>| {
-            let log = blocked.group.log.lock();
-            let slot = log.slots.get(blocked.slot)?;
-            Some(blocked.since + slot.budget.available(blocked.since))
-        };
-        Some(self.blocked.iter().filter_map(of_slot).fold(all, Instant::min))
+        if self.room.is_free() {
+            self.blocked.clear();
+            self.blocked_since = None;
+            self.budget.charge(since, now);
+            let waited = now.saturating_duration_since(since).as_micros() as u64;
+            self.stats.blocked_micros.fetch_add(waited, Ordering::Relaxed);
+            return None;
+        }
+        // That one may have made room since, which only means a look too many.
+        Some(self.blocked.last().map_or(all, |blocked| blocked.deadline.min(all)))
     }
 }
 
@@ -390,7 +385,7 @@ impl<F: Frame> Drop for Broadcaster<F> {
 }
 
 /// Puts a group's share of a wake into its log; what lies together becomes one run.
-fn push_runs<F: Frame>(log: &mut super::group::Log<F>, wake: u64, arenas: &[(F, usize)], share: Vec<Share>) {
+fn push_runs<F: Frame>(log: &mut Log<F>, wake: u64, arenas: &[F], share: Vec<Share>) {
     let mut share = share.into_iter().peekable();
     while let Some(first) = share.next() {
         let Span { arena, start, mut end } = first.span;
@@ -399,89 +394,6 @@ fn push_runs<F: Frame>(log: &mut super::group::Log<F>, wake: u64, arenas: &[(F, 
             end = next.span.end;
             marks.push(Mark { end: (end - start) as u32, version: next.version });
         }
-        log.push(wake, arenas[arena].0.slice(start..end), (end - start) as u64, marks.into());
-    }
-}
-
-// === impl Encoding ===
-
-impl<'a, F: Frame> Encoding<'a, F> {
-    fn new(batches: &'a [Batch]) -> Self {
-        Self { batches, formats: HashMap::new(), encoded: 0 }
-    }
-
-    /// What a group is told of the wake. The last event of a batch in its selection carries the batch's version, and
-    /// those before it the version before the batch: there is no point to resume from inside a batch.
-    fn share(&mut self, selection: &Selection, format: F::Format) -> Vec<Share> {
-        let arenas = self.formats.entry(format).or_insert_with(FormatArenas::default);
-        let mut share = Vec::new();
-        let mut first_of_batch = 0;
-        for batch in self.batches {
-            let told = batch.changes.iter().enumerate().filter_map(|(at, change)| {
-                let transition = selection.transition(change)?;
-                Some((at, transition))
-            });
-            let mut told = told.peekable();
-            while let Some((at, transition)) = told.next() {
-                let closes = told.peek().is_none();
-                let version = if closes { &batch.after } else { &batch.before };
-                let change = &batch.changes[at];
-                let variant = Variant::of(transition);
-                let is_deletion = transition.event_type == EventType::Deleted;
-                let object = if is_deletion { change.old.as_ref() } else { change.new.as_ref() };
-                let Some(object) = object else { continue };
-                let span = arenas.spans.entry((first_of_batch + at, variant, closes)).or_insert_with(|| {
-                    self.encoded += 1;
-                    let object_version = if is_deletion { &change.version } else { object.version() };
-                    let Transition { event_type, cause } = transition;
-                    let notice = Notice { event_type, cause, object, object_version, version };
-                    encode(&mut arenas.full, &mut arenas.open, format, &notice)
-                });
-                share.push(Share { span: *span, version: version.clone() });
-            }
-            first_of_batch += batch.changes.len();
-        }
-        share
-    }
-
-    /// The arenas by format, each with its size.
-    fn freeze(self) -> HashMap<F::Format, Vec<(F, usize)>> {
-        let frozen = |(format, mut arenas): (_, FormatArenas<F>)| {
-            let size = F::size(&arenas.open);
-            arenas.full.push((F::freeze(arenas.open), size));
-            (format, arenas.full)
-        };
-        self.formats.into_iter().map(frozen).collect()
-    }
-}
-
-/// Appends one event to the open arena, and begins another when that is full.
-fn encode<F: Frame>(full: &mut Vec<(F, usize)>, open: &mut F::Arena, format: F::Format, notice: &Notice<'_>) -> Span {
-    let size = F::size(open);
-    if size >= ARENA_SIZE {
-        full.push((F::freeze(std::mem::take(open)), size));
-    }
-    let start = F::size(open);
-    F::encode(open, format, notice);
-    Span { arena: full.len(), start, end: F::size(open) }
-}
-
-// === impl FormatArenas ===
-
-impl<F: Frame> Default for FormatArenas<F> {
-    fn default() -> Self {
-        Self { full: Vec::new(), open: F::Arena::default(), spans: HashMap::new() }
-    }
-}
-
-// === impl Variant ===
-
-impl Variant {
-    fn of(transition: Transition) -> Self {
-        match transition.cause {
-            Cause::EnteredSelection => Self::Entered,
-            Cause::LeftSelection => Self::Left,
-            Cause::Change | Cause::Initial | Cause::Inferred => Self::AsItIs,
-        }
+        log.push(wake, arenas[arena].slice(start..end), (end - start) as u64, marks.into());
     }
 }

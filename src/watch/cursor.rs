@@ -80,28 +80,26 @@ impl<F: Frame> Cursor<F> {
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
         let mut displaced: Option<Waker> = None;
+        let mut has_made_room = false;
         let polled = {
             let mut log = self.group.log.lock();
             let before = log.slots[self.slot].position;
             let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.version);
-            match taken {
-                Some(taken) => {
-                    let slot = &log.slots[self.slot];
-                    if let Taken::Frames(_) = taken {
-                        self.stats.delivered.fetch_add(slot.position - before, Ordering::Relaxed);
-                    }
-                    if slot.blocking && log.has_room(slot, self.queue_size) {
-                        self.group.room.notify_one();
-                    }
-                    Poll::Ready(taken)
+            if let Some(taken) = taken {
+                if let Taken::Frames(_) = taken {
+                    self.stats.delivered.fetch_add(log.slots[self.slot].position - before, Ordering::Relaxed);
                 }
-                None => {
-                    displaced = log.park(self.slot, cx.waker());
-                    Poll::Pending
-                }
+                has_made_room = log.release(self.slot, self.queue_size);
+                Poll::Ready(taken)
+            } else {
+                displaced = log.park(self.slot, cx.waker());
+                Poll::Pending
             }
         };
         drop(displaced);
+        if has_made_room {
+            self.group.room.unblock();
+        }
         if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
             self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
         }
@@ -120,10 +118,16 @@ impl<F: Frame> Cursor<F> {
 
 impl<F: Frame> Drop for Cursor<F> {
     fn drop(&mut self) {
-        // Bound to a name, so that the slot's waker is dropped after the lock.
-        let slot = self.group.log.lock().unsubscribe(self.slot);
-        if slot.blocking {
-            self.group.room.notify_one();
+        // Bound to names, so that the slot's waker is dropped after the lock.
+        let (slot, is_vacant) = {
+            let mut log = self.group.log.lock();
+            (log.unsubscribe(self.slot), log.slots.is_empty())
+        };
+        if slot.blocked_since.is_some() {
+            self.group.room.unblock();
+        }
+        if is_vacant {
+            self.group.room.vacate(self.group.id);
         }
         self.stats.watchers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -131,7 +135,10 @@ impl<F: Frame> Drop for Cursor<F> {
 
 impl<F: Frame> fmt::Debug for Cursor<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cursor").field("selection", &self.group.selection).field("version", &self.version).finish()
+        f.debug_struct("Cursor")
+            .field("selection", &self.group.selection)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
     }
 }
 
@@ -155,10 +162,11 @@ fn take<F: Frame>(
     }
     let drops = log.slots[index].phase == Phase::Live && queue.policy == FullChannelPolicy::Drop;
     if is_gone && !drops {
-        return Some(Taken::Ended(End::Expired { oldest: log.tail_version.clone() }));
+        return Some(Taken::Ended(End::Expired { oldest: log.oldest.clone() }));
     }
     if drops && is_over && log.slots[index].frozen_at.is_none() {
-        log.slots[index].frozen_at = Some(frozen_end(log, index, queue_size));
+        // One event larger than the whole queue leaves nothing out.
+        log.slots[index].frozen_at = Some(frozen_end(log, index, queue_size)).filter(|end| *end < head);
     }
     let frozen_at = log.slots[index].frozen_at;
     if is_gone || frozen_at == Some(position) {

@@ -10,19 +10,21 @@ use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use parking_lot::Mutex;
 use slab::Slab;
-use tokio::sync::Notify;
+use tokio::time::Instant;
 
-use super::{Frame, FullChannelPolicy, QueueOptions, budget::TimeBudget, policy::End};
+use super::{Frame, FullChannelPolicy, QueueOptions, budget::TimeBudget, policy::End, room::Room};
 use crate::model::{ResourceVersion, Selection};
 
 /// Watchers with the same selection and format.
 #[derive(Debug)]
 pub(super) struct Group<F: Frame> {
+    /// By which the Broadcaster knows it.
+    pub(super) id: usize,
     pub(super) selection: Arc<Selection>,
     pub(super) format: F::Format,
     pub(super) log: Mutex<Log<F>>,
-    /// Tells the writer that a blocking slot has made room or has gone.
-    pub(super) room: Arc<Notify>,
+    /// Where the writer is told that slots have made room or have gone.
+    pub(super) room: Arc<Room>,
 }
 
 #[derive(Debug)]
@@ -34,8 +36,8 @@ pub(super) struct Log<F: Frame> {
     pub(super) head_size: u64,
     /// The version that is reached at the head.
     pub(super) head_version: ResourceVersion,
-    /// The version that was reached before the oldest retained event.
-    pub(super) tail_version: ResourceVersion,
+    /// The oldest version that can be gone on from, as of when something was last forgotten unread.
+    pub(super) oldest: ResourceVersion,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
     pub(super) slots: Slab<Slot>,
@@ -87,7 +89,8 @@ pub(super) struct Slot {
     pub(super) phase: Phase,
     /// Under DROP: a full queue is frozen up to here until it has been read.
     pub(super) frozen_at: Option<u64>,
-    pub(super) blocking: bool,
+    /// Under BLOCK: since when the writer waits for it.
+    pub(super) blocked_since: Option<Instant>,
     pub(super) evicted: bool,
     pub(super) budget: TimeBudget,
     waker: Option<Waker>,
@@ -109,16 +112,17 @@ const MIN_TRIM_RUNS: usize = 4;
 
 impl<F: Frame> Group<F> {
     pub(super) fn new(
+        id: usize,
         selection: Arc<Selection>,
         format: F::Format,
         head_version: ResourceVersion,
-        room: Arc<Notify>,
+        room: Arc<Room>,
     ) -> Self {
         let log = Log {
             runs: VecDeque::new(),
             head: 0,
             head_size: 0,
-            tail_version: head_version.clone(),
+            oldest: head_version.clone(),
             head_version,
             end: None,
             slots: Slab::new(),
@@ -126,7 +130,7 @@ impl<F: Frame> Group<F> {
             trim_above: MIN_TRIM_RUNS,
             block_low: None,
         };
-        Self { selection, format, log: Mutex::new(log), room }
+        Self { id, selection, format, log: Mutex::new(log), room }
     }
 }
 
@@ -146,7 +150,7 @@ impl<F: Frame> Log<F> {
             queue,
             phase: Phase::Initial,
             frozen_at: None,
-            blocking: false,
+            blocked_since: None,
             evicted: false,
             budget,
             waker: None,
@@ -172,23 +176,22 @@ impl<F: Frame> Log<F> {
         if self.runs.len() <= self.trim_above {
             return;
         }
-        let low = self.slots.iter().map(|(_, slot)| slot.position).min().unwrap_or(self.head);
+        // Slots that have been passed, or will read nothing more, keep nothing.
+        let tail = self.tail();
+        let reads = |slot: &&Slot| slot.position >= tail && !slot.evicted;
+        let low = self.slots.iter().map(|(_, slot)| slot).filter(reads).map(|slot| slot.position).min();
+        let low = low.unwrap_or(self.head);
         while self.runs.front().is_some_and(|run| run.end() <= low) {
-            self.pop_run();
+            self.runs.pop_front();
         }
         self.trim_above = (self.runs.len() * 2).max(MIN_TRIM_RUNS);
     }
 
-    /// Forgets what is no longer retained, read or not.
-    pub(super) fn trim_below(&mut self, floor: u64) {
+    /// Forgets what is no longer retained, read or not; `oldest` is the version that can then be gone on from.
+    pub(super) fn trim_below(&mut self, floor: u64, oldest: &ResourceVersion) {
         while self.runs.front().is_some_and(|run| run.wake < floor) {
-            self.pop_run();
-        }
-    }
-
-    fn pop_run(&mut self) {
-        if let Some(mark) = self.runs.pop_front().and_then(|run| run.marks.into_iter().next_back()) {
-            self.tail_version = mark.version;
+            self.runs.pop_front();
+            self.oldest.clone_from(oldest);
         }
     }
 
@@ -249,6 +252,11 @@ impl<F: Frame> Log<F> {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn parked_len(&self) -> usize {
+        self.parked.len()
+    }
+
     /// Takes the wakers of all parked slots, to be woken once the lock is free.
     pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
         for index in self.parked.drain(..) {
@@ -273,13 +281,13 @@ impl<F: Frame> Log<F> {
         let slot = &mut self.slots[index];
         slot.phase = Phase::Live;
         if slot.queue.policy == FullChannelPolicy::Block {
-            let low = BlockLow { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 };
+            let low = BlockLow::of(slot);
             self.block_low = Some(self.block_low.map_or(low, |other| low.min(other)));
         }
     }
 
     /// Marks the slots that have become full under BLOCK, and tells which.
-    pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
+    pub(super) fn find_full(&mut self, queue_size: usize, now: Instant, full: &mut Vec<usize>) {
         let Some(low) = self.block_low else { return };
         let may_be_full =
             self.head - low.position >= low.length.max(1) || self.head_size - low.size >= queue_size as u64;
@@ -291,38 +299,52 @@ impl<F: Frame> Log<F> {
             if slot.evicted || slot.phase != Phase::Live || slot.queue.policy != FullChannelPolicy::Block {
                 continue;
             }
-            let low = BlockLow { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 };
+            let low = BlockLow::of(slot);
             self.block_low = Some(self.block_low.map_or(low, |other| low.min(other)));
-            let is_full = self.head - slot.position >= (slot.queue.length as u64).max(1)
+            let is_full = self.head - slot.position >= low.length.max(1)
                 || self.head_size - slot.position_size >= queue_size as u64;
-            if is_full && !slot.blocking {
-                slot.blocking = true;
+            if is_full && slot.blocked_since.is_none() {
+                slot.blocked_since = Some(now);
                 full.push(index);
             }
         }
     }
 
-    /// Whether a blocking slot is at most half full again.
-    pub(super) fn has_room(&self, slot: &Slot, queue_size: usize) -> bool {
-        self.head - slot.position <= slot.queue.length as u64 / 2
-            && self.head_size - slot.position_size <= queue_size as u64 / 2
+    /// Lets the writer go for this slot, if it has waited for it and the queue is at most half full again. Whether it did;
+    /// the writer is to be told once the lock is free.
+    pub(super) fn release(&mut self, index: usize, queue_size: usize) -> bool {
+        let (head, head_size) = (self.head, self.head_size);
+        let slot = &mut self.slots[index];
+        let has_room = head - slot.position <= slot.queue.length as u64 / 2
+            && head_size - slot.position_size <= queue_size as u64 / 2;
+        let Some(since) = slot.blocked_since.take_if(|_| has_room) else { return false };
+        // Charged here and not when the writer goes on: it may wait for slower ones.
+        slot.budget.charge(since, Instant::now());
+        true
     }
 
-    /// Discards the queue of a slot, whose reader will be told that it was too slow.
-    pub(super) fn evict(&mut self, index: usize) -> Option<Waker> {
+    /// Discards the queue of a slot that still holds the writer back; its reader will be told that it was too slow, and is
+    /// to be woken once the lock is free. Whether there was such a slot.
+    pub(super) fn evict(&mut self, index: usize, id: u64, now: Instant, wakers: &mut Vec<Waker>) -> bool {
         let (head, head_size) = (self.head, self.head_size);
-        let slot = self.slots.get_mut(index)?;
+        let Some(slot) = self.slots.get_mut(index).filter(|slot| slot.id == id) else { return false };
+        let Some(since) = slot.blocked_since.take() else { return false };
+        slot.budget.charge(since, now);
         slot.evicted = true;
-        slot.blocking = false;
         slot.position = head;
         slot.position_size = head_size;
-        slot.waker.take()
+        wakers.extend(slot.waker.take());
+        true
     }
 }
 
 // === impl BlockLow ===
 
 impl BlockLow {
+    fn of(slot: &Slot) -> Self {
+        Self { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 }
+    }
+
     fn min(self, other: Self) -> Self {
         Self {
             position: self.position.min(other.position),

@@ -1,1 +1,431 @@
+//! The store and its indexes: client-go's tests, the difference that a relist makes, and any history against plain maps.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::*;
+use crate::model::Path;
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+/// A pod with an annotation as client-go's tests have it: names of users, separated by commas.
+fn pod(name: &str, uid: &str, users: &str, version: ResourceVersion) -> Arc<Object> {
+    let users: Vec<&str> = users.split(',').filter(|user| !user.is_empty()).collect();
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    let metadata = serde_json::json!({ "namespace": namespace, "name": name, "uid": uid });
+    let json = serde_json::json!({ "metadata": metadata, "users": users }).to_string();
+    Arc::new(Object::from_json(Bytes::from(json), "", version).unwrap())
+}
+
+fn put(name: &str, users: &str, number: u128) -> Event {
+    Event::Modified(pod(name, "", users, version(number)))
+}
+
+fn delete(name: &str, number: u128) -> Event {
+    Event::Deleted(pod(name, "", "", version(number)))
+}
+
+fn list(objects: Vec<Arc<Object>>, number: u128) -> List {
+    List { objects, version: version(number) }
+}
+
+fn indexers() -> Arc<Indexers> {
+    let by_user = IndexFunc::Path(Path::parse(".users[*]").unwrap());
+    Arc::new(Indexers::new([("user".to_owned(), by_user)]).unwrap())
+}
+
+fn empty() -> Indexer {
+    Indexer::new(indexers(), list(Vec::new(), 1))
+}
+
+fn names<'a>(objects: impl Iterator<Item = &'a Arc<Object>>) -> Vec<String> {
+    objects.map(|object| object.key().to_string()).collect()
+}
+
+fn by_user(indexer: &Indexer, user: &str) -> Vec<String> {
+    names(indexer.snapshot().by_index("user", user, None).unwrap())
+}
+
+/// The whole index: value, then the names under it.
+fn users(indexer: &Indexer) -> Vec<(String, Vec<String>)> {
+    let snapshot = indexer.snapshot();
+    let values = snapshot.index_values("user", None).unwrap();
+    values
+        .map(|(value, count)| {
+            let names = names(snapshot.by_index("user", &value, None).unwrap());
+            assert_eq!(names.len() as u64, count);
+            (value.to_string(), names)
+        })
+        .collect()
+}
+
+/// Values, each with the names under it.
+type Index<'a> = &'a [(&'a str, &'a [&'a str])];
+
+fn index(expected: Index<'_>) -> Vec<(String, Vec<String>)> {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    expected.iter().map(|(value, names)| ((*value).to_owned(), owned(names))).collect()
+}
+
+/// What a change is: a sign, the name, the version, and the cause if it is not the usual one.
+fn told(batch: &Batch) -> Vec<String> {
+    let text = |change: &Change| {
+        let sign = match (&change.old, &change.new) {
+            (None, Some(_)) => '+',
+            (Some(_), Some(_)) => '~',
+            _ => '-',
+        };
+        let inferred = if change.cause == Cause::Inferred { " inferred" } else { "" };
+        format!("{sign}{} {}{inferred}", change.object().key(), change.version)
+    };
+    batch.changes.iter().map(text).collect()
+}
+
+// === Indexes ===
+
+/// client-go `TestIndex`, `TestGetIndexFuncValues`.
+#[test]
+fn objects_are_found_by_the_values_of_an_index() {
+    let indexer = Indexer::new(
+        indexers(),
+        list(
+            ["one foo", "two foo", "tre bar"]
+                .map(|pod_of| {
+                    let (name, user) = pod_of.split_once(' ').unwrap();
+                    pod(name, "", user, version(1))
+                })
+                .into(),
+            1,
+        ),
+    );
+    assert_eq!(users(&indexer), index(&[("bar", &["tre"]), ("foo", &["one", "two"])]));
+    let snapshot = indexer.snapshot();
+    assert!(snapshot.by_index("none", "foo", None).is_none(), "an unknown index is an error");
+    assert!(snapshot.index_values("none", None).is_none());
+    assert_eq!(snapshot.index_func("user"), indexers().get("user"));
+}
+
+/// client-go `TestMultiIndexKeys`.
+#[test]
+fn an_object_may_have_several_values_and_move_between_them() {
+    let mut indexer = empty();
+    indexer.apply(put("one", "ernie,bert", 2));
+    indexer.apply(put("two", "bert,oscar", 3));
+    indexer.apply(put("tre", "ernie,elmo", 4));
+    assert_eq!(
+        users(&indexer),
+        index(&[("bert", &["one", "two"]), ("elmo", &["tre"]), ("ernie", &["one", "tre"]), ("oscar", &["two"])])
+    );
+    assert_eq!(by_user(&indexer, "other"), [""; 0], "a value that nothing has is no error");
+    indexer.apply(delete("tre", 5));
+    assert_eq!(by_user(&indexer, "ernie"), ["one"]);
+    assert_eq!(by_user(&indexer, "elmo"), [""; 0]);
+    indexer.apply(put("two", "oscar", 6));
+    assert_eq!(users(&indexer), index(&[("bert", &["one"]), ("ernie", &["one"]), ("oscar", &["two"])]));
+}
+
+/// client-go `TestThreadSafeStoreDeleteRemovesEmptySetsFromIndex`, `..AddKeepsNonEmptySetPostDeleteFromIndex`.
+#[test]
+fn a_value_goes_with_its_last_object() {
+    let mut indexer = empty();
+    indexer.apply(put("key", "value", 2));
+    assert_eq!(indexer.state.indexes.iter().map(OrdSet::len).sum::<usize>(), 1);
+    indexer.apply(delete("key", 3));
+    assert_eq!(indexer.state.indexes.iter().map(OrdSet::len).sum::<usize>(), 0);
+    indexer.apply(put("key", "value", 4));
+    indexer.apply(put("key2", "value", 5));
+    indexer.apply(delete("key", 6));
+    assert_eq!(users(&indexer), index(&[("value", &["key2"])]));
+}
+
+/// client-go `TestThreadSafeStoreIndexingFunctionsWithMultipleValues`.
+#[test]
+fn an_index_follows_every_step_of_its_objects() {
+    let mut indexer = empty();
+    let steps: [(Event, Index<'_>); 10] = [
+        (put("key1", "foo", 2), &[("foo", &["key1"])]),
+        (put("key2", "bar", 3), &[("bar", &["key2"]), ("foo", &["key1"])]),
+        (put("key1", "foo,bar", 4), &[("bar", &["key1", "key2"]), ("foo", &["key1"])]),
+        (put("key2", "foo,baz", 5), &[("bar", &["key1"]), ("baz", &["key2"]), ("foo", &["key1", "key2"])]),
+        (put("key1", "baz", 6), &[("baz", &["key1", "key2"]), ("foo", &["key2"])]),
+        (put("key1", "baz", 7), &[("baz", &["key1", "key2"]), ("foo", &["key2"])]),
+        (put("key2", "", 8), &[("baz", &["key1"])]),
+        (delete("key2", 9), &[("baz", &["key1"])]),
+        (delete("key1", 10), &[]),
+        (delete("key1", 11), &[]),
+    ];
+    for (event, expected) in steps {
+        indexer.apply(event);
+        assert_eq!(users(&indexer), index(expected), "at {}", indexer.version());
+    }
+}
+
+// === Live events ===
+
+/// client-go `TestThreadSafeStoreRV`.
+#[test]
+fn the_applied_version_follows_events_bookmarks_and_lists() {
+    let mut indexer = empty();
+    let at = |indexer: &Indexer| (indexer.version().number(), indexer.snapshot().version().number());
+    for (event, expected) in [
+        (put("a", "", 10), 10),
+        (put("a", "x", 20), 20),
+        (delete("a", 30), 30),
+        (put("b", "", 40), 40),
+        (Event::Bookmark(version(50)), 50),
+    ] {
+        let batch = indexer.apply(event);
+        assert_eq!(at(&indexer), (expected, expected));
+        assert_eq!(batch.after, version(expected));
+    }
+    let batch = indexer.replace(list(Vec::new(), 60));
+    assert_eq!((batch.before, batch.after), (version(50), version(60)));
+    assert_eq!(at(&indexer), (60, 60));
+}
+
+/// client-go `processDeltas`: the type of an event is a hint.
+#[test]
+fn the_store_decides_what_an_event_is() {
+    let mut indexer = empty();
+    let object = |users, number| pod("a", "", users, version(number));
+    assert_eq!(told(&indexer.apply(Event::Modified(object("x", 2)))), ["+a 2"]);
+    assert_eq!(told(&indexer.apply(Event::Added(object("y", 3)))), ["~a 3"]);
+    assert_eq!(told(&indexer.apply(Event::Added(object("y", 3)))), [""; 0], "a repetition");
+    assert_eq!(told(&indexer.apply(Event::Bookmark(version(4)))), [""; 0]);
+    let deletion = indexer.apply(Event::Deleted(object("last", 5)));
+    assert_eq!(told(&deletion), ["-a 5"]);
+    assert_eq!(deletion.changes[0].old, Some(object("y", 3)), "the last state that anybody has seen");
+    assert_eq!(told(&indexer.apply(Event::Deleted(object("last", 6)))), [""; 0], "of what is not there");
+    assert!(indexer.snapshot().is_empty());
+    assert_eq!(indexer.snapshot().body_bytes(), 0);
+}
+
+/// Invariant 4.
+#[test]
+fn another_uid_under_the_same_key_is_a_deletion_and_an_addition() {
+    let mut indexer = Indexer::new(indexers(), list(vec![pod("a", "first", "x", version(1))], 1));
+    let live = indexer.apply(Event::Modified(pod("a", "second", "y", version(2))));
+    assert_eq!(told(&live), ["-a 2", "+a 2"]);
+    assert_eq!((live.before, live.after), (version(1), version(2)));
+    assert_eq!(users(&indexer), index(&[("y", &["a"])]));
+
+    let relist = indexer.replace(list(vec![pod("a", "third", "z", version(7))], 9));
+    assert_eq!(told(&relist), ["-a 9 inferred", "+a 7"]);
+    assert_eq!(users(&indexer), index(&[("z", &["a"])]));
+
+    let unknown = indexer.apply(Event::Modified(pod("a", "", "z", version(10))));
+    assert_eq!(told(&unknown), ["~a 10"], "without a uid nobody can tell");
+}
+
+// === Relist ===
+
+/// client-go `TestReplaceEvents`; invariant 4.
+#[test]
+fn a_relist_is_deletions_first_and_then_what_is_new_in_the_order_of_the_list() {
+    let object = |name, number| pod(name, "", "", version(number));
+    let held = ["a", "b", "c", "d"].map(|name| object(name, 1)).into();
+    let mut indexer = Indexer::new(indexers(), list(held, 5));
+    let relist = list(vec![object("z", 7), object("c", 6), object("b", 1), object("e", 8)], 9);
+    let batch = indexer.replace(relist.clone());
+    assert_eq!(told(&batch), ["-a 9 inferred", "-d 9 inferred", "+z 7", "~c 6", "+e 8"]);
+    assert_eq!((&batch.before, &batch.after), (&version(5), &version(9)));
+    assert_eq!(names(indexer.snapshot().objects(None, None)), ["b", "c", "e", "z"]);
+    assert_eq!(told(&indexer.replace(relist)), [""; 0], "and again it produces nothing");
+}
+
+#[test]
+fn of_two_objects_with_one_key_the_last_wins() {
+    let object = |users, number| pod("a", "", users, version(number));
+    let both = || vec![object("x", 2), object("y", 3)];
+    let mut indexer = Indexer::new(indexers(), list(both(), 3));
+    assert_eq!(users(&indexer), index(&[("y", &["a"])]));
+    assert_eq!(indexer.snapshot().body_bytes(), object("y", 3).body().len());
+    assert_eq!(told(&indexer.replace(list(both(), 4))), [""; 0]);
+    let reversed = both().into_iter().rev().collect();
+    assert_eq!(told(&indexer.replace(list(reversed, 5))), ["~a 2"]);
+    assert_eq!(users(&indexer), index(&[("x", &["a"])]));
+}
+
+#[test]
+fn without_versions_of_its_own_a_source_has_changed_what_has_other_bytes() {
+    let at = |number| ResourceVersion::of_lineage("abc".into(), number);
+    let object = |name, users, number| pod(name, "", users, at(number));
+    let first = List { objects: vec![object("a", "x", 1), object("b", "x", 1)], version: at(1) };
+    let mut indexer = Indexer::new(indexers(), first);
+    let second = List { objects: vec![object("a", "x", 2), object("b", "y", 2)], version: at(2) };
+    assert_eq!(told(&indexer.replace(second)), ["~b abc.2"]);
+}
+
+// === Snapshots ===
+
+#[test]
+fn a_snapshot_does_not_change_with_the_store() {
+    let mut indexer = empty();
+    indexer.apply(put("a", "x", 2));
+    let before = indexer.snapshot();
+    indexer.apply(put("a", "y", 3));
+    indexer.apply(put("b", "x", 4));
+    indexer.replace(list(Vec::new(), 5));
+    assert_eq!(before.version(), &version(2));
+    assert_eq!(names(before.objects(None, None)), ["a"]);
+    assert_eq!(names(before.by_index("user", "x", None).unwrap()), ["a"]);
+    assert_eq!(before.get(&ObjectKey::new("", "a").unwrap()).unwrap().version(), &version(2));
+    assert!(indexer.snapshot().is_empty());
+}
+
+// === Any history ===
+
+const NAMES: [&str; 6] = ["a", "b", "shop/a", "shop/b", "shop-x/a", "shop-x/c"];
+
+#[derive(Debug, Clone)]
+enum Op {
+    Put {
+        name: usize,
+        uid: usize,
+        users: usize,
+    },
+    Delete(usize),
+    Bookmark,
+    /// Those of the store at these places as they are, and new ones.
+    Replace {
+        kept: Vec<usize>,
+        put: Vec<(usize, usize, usize)>,
+    },
+}
+
+const USERS: [&str; 6] = ["", "bert", "bert,ernie", "ernie", "oscar,bert", "b"];
+const UIDS: [&str; 3] = ["", "first", "second"];
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let put = || (0..NAMES.len(), 0..UIDS.len(), 0..USERS.len());
+    prop_oneof![
+        4 => put().prop_map(|(name, uid, users)| Op::Put { name, uid, users }),
+        2 => (0..NAMES.len()).prop_map(Op::Delete),
+        1 => Just(Op::Bookmark),
+        1 => (vec(0..NAMES.len(), 0..6), vec(put(), 0..4)).prop_map(|(kept, put)| Op::Replace { kept, put }),
+    ]
+}
+
+type Store = BTreeMap<ObjectKey, Arc<Object>>;
+
+/// The indexes by computing them again.
+fn naive_index(store: &Store, func: &IndexFunc) -> BTreeMap<String, Vec<ObjectKey>> {
+    let mut index: BTreeMap<String, Vec<ObjectKey>> = BTreeMap::new();
+    for (key, object) in store {
+        for value in func.values(object) {
+            index.entry(value).or_default().push(key.clone());
+        }
+    }
+    index
+}
+
+fn check(snapshot: &Snapshot, store: &Store) {
+    assert_eq!(snapshot.objects(None, None).cloned().collect::<Vec<_>>(), store.values().cloned().collect::<Vec<_>>());
+    assert_eq!((snapshot.len(), snapshot.is_empty()), (store.len(), store.is_empty()));
+    assert_eq!(snapshot.body_bytes(), store.values().map(|object| object.body().len()).sum::<usize>());
+    for (name, func) in snapshot.indexers().iter() {
+        let naive = naive_index(store, func);
+        let values: Vec<_> = snapshot.index_values(name, None).unwrap().map(|(v, n)| (v.to_string(), n)).collect();
+        assert_eq!(values, naive.iter().map(|(value, keys)| (value.clone(), keys.len() as u64)).collect::<Vec<_>>());
+        for (value, keys) in &naive {
+            let found = snapshot.by_index(name, value, None).unwrap().map(|object| object.key().clone());
+            assert_eq!(found.collect::<Vec<_>>(), *keys);
+        }
+    }
+}
+
+/// Applies changes one by one; each has to fit the state that it meets.
+fn fold(store: &mut Store, batch: &Batch) {
+    for change in &batch.changes {
+        let key = change.object().key().clone();
+        assert_eq!(store.get(&key), change.old.as_ref());
+        assert_ne!(change.old, change.new);
+        match &change.new {
+            Some(new) => store.insert(key, Arc::clone(new)),
+            None => store.remove(&key),
+        };
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_store_equals_a_map_and_the_changes_of_a_batch_are_the_difference(ops in vec(any_op(), 1..40)) {
+        let mut indexer = empty();
+        let mut store = Store::new();
+        let mut folded = Store::new();
+        let mut snapshots = Vec::new();
+        for (op, at) in ops.into_iter().zip(2..) {
+            let new = |(name, uid, users): (usize, usize, usize)| pod(NAMES[name], UIDS[uid], USERS[users], version(at));
+            let old = store.clone();
+            let batch = match op {
+                Op::Put { name, uid, users } => {
+                    let object = new((name, uid, users));
+                    store.insert(object.key().clone(), Arc::clone(&object));
+                    indexer.apply(Event::Added(object))
+                }
+                Op::Delete(name) => {
+                    let object = new((name, 0, 0));
+                    store.remove(object.key());
+                    indexer.apply(Event::Deleted(object))
+                }
+                Op::Bookmark => indexer.apply(Event::Bookmark(version(at))),
+                Op::Replace { kept, put } => {
+                    let kept = kept.into_iter().filter_map(|name| store.get(new((name, 0, 0)).key()).cloned());
+                    // An upstream does not have two states of one object at one version.
+                    let mut seen = BTreeSet::new();
+                    let put = put.into_iter().filter(|(name, _, _)| seen.insert(*name)).map(new);
+                    let objects: Vec<_> = kept.chain(put).collect();
+                    store = objects.iter().map(|object| (object.key().clone(), Arc::clone(object))).collect();
+                    let batch = indexer.replace(list(objects, at));
+                    let is_deletion: Vec<_> = batch.changes.iter().map(|change| change.new.is_none()).collect();
+                    assert!(is_deletion.is_sorted_by(|a, b| a >= b), "deletions first");
+                    let causes = batch.changes.iter().map(|change| change.cause == Cause::Inferred);
+                    assert_eq!(causes.collect::<Vec<_>>(), is_deletion);
+                    let unchanged = |change: &Change| store.get(change.object().key()) == old.get(change.object().key());
+                    assert!(!batch.changes.iter().any(unchanged), "what is unchanged produces nothing");
+                    batch
+                }
+            };
+            prop_assert_eq!(&batch.after, &version(at));
+            prop_assert_eq!(&batch.before, &version(at - 1));
+            fold(&mut folded, &batch);
+            prop_assert_eq!(&folded, &store);
+            check(&indexer.snapshot(), &store);
+            snapshots.push((indexer.snapshot(), store.clone()));
+        }
+        for (snapshot, store) in snapshots {
+            check(&snapshot, &store);
+        }
+    }
+
+    #[test]
+    fn pages_go_on_strictly_after_any_key(
+        held in vec((select(NAMES.to_vec()), select(USERS.to_vec())), 0..8),
+        after in proptest::option::of(select(NAMES.to_vec())),
+        namespace in proptest::option::of(select(vec!["", "shop", "shop-x", "none"])),
+        user in select(vec!["bert", "ernie", "b", "be"]),
+    ) {
+        let objects: Vec<_> = held.iter().map(|(name, users)| pod(name, "", users, version(1))).collect();
+        let store: Store = objects.iter().map(|object| (object.key().clone(), Arc::clone(object))).collect();
+        let snapshot = Indexer::new(indexers(), list(objects, 1)).snapshot();
+        let after = after.map(|name| pod(name, "", "", version(1)).key().clone());
+        let rest: Vec<_> = store.values().filter(|object| after.as_ref().is_none_or(|after| object.key() > after)).collect();
+
+        let listed: Vec<_> = snapshot.objects(namespace, after.as_ref()).collect();
+        let expected = rest.iter().copied().filter(|o| namespace.is_none_or(|namespace| o.key().namespace() == namespace));
+        prop_assert_eq!(listed, expected.collect::<Vec<_>>());
+
+        let func = snapshot.index_func("user").unwrap();
+        let found: Vec<_> = snapshot.by_index("user", user, after.as_ref()).unwrap().collect();
+        let expected = rest.iter().copied().filter(|object| func.values(object).iter().any(|value| value == user));
+        prop_assert_eq!(found, expected.collect::<Vec<_>>());
+
+        let values: Vec<_> = snapshot.index_values("user", Some(user)).unwrap().map(|(v, n)| (v.to_string(), n)).collect();
+        let expected = naive_index(&store, func).into_iter().filter(|(value, _)| **value > *user);
+        prop_assert_eq!(values, expected.map(|(value, keys)| (value, keys.len() as u64)).collect::<Vec<_>>());
+    }
+}

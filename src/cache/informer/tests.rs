@@ -1,1 +1,415 @@
+//! The one writer: joins are exact, relists are one batch, rewinds are loud, and a client under BLOCK holds the next batch
+//! back and nothing else.
 
+use std::{collections::BTreeMap, sync::atomic::AtomicBool};
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::{
+    cache::FifoBounds,
+    model::{Cause, EventType, Object, ObjectKey, Selection},
+    watch::{Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken},
+};
+
+/// A running informer, fed by hand.
+struct Running {
+    fifo: Arc<RealFifo>,
+    handle: InformerHandle<Deliveries>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    fn start() -> Self {
+        Self::with(BroadcasterConfig::default())
+    }
+
+    fn with(broadcaster: BroadcasterConfig) -> Self {
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
+        let config = InformerConfig { indexers: Arc::default(), broadcaster };
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+        Self { fifo, handle, task: tokio::spawn(informer.run()) }
+    }
+
+    async fn push(&self, event: Event) {
+        self.fifo.push(Delta::Event(event)).await;
+    }
+
+    /// Pushes, and waits until it has been applied.
+    async fn apply(&self, event: Event) {
+        let version = event.version().clone();
+        self.push(event).await;
+        self.reach(&version).await;
+    }
+
+    async fn list(&self, objects: Vec<Arc<Object>>, at: ResourceVersion) {
+        self.fifo.push(Delta::Replace(List { objects, version: at.clone() })).await;
+        self.reach(&at).await;
+    }
+
+    async fn reach(&self, version: &ResourceVersion) {
+        self.handle.wait_for(|snapshot| snapshot.version() == version).await;
+        // The snapshot is shown before it is distributed.
+        settle().await;
+    }
+
+    async fn watch(&self) -> Joined<Deliveries> {
+        self.handle.join(Start::Now, replay()).await.unwrap()
+    }
+}
+
+/// Lets everybody do what can be done now.
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn subscribe(policy: FullChannelPolicy, length: usize) -> Subscribe<Deliveries> {
+    let queue = QueueOptions { policy, length };
+    Subscribe { selection: Arc::new(Selection::default()), format: (), queue, initial_events: false }
+}
+
+fn replay() -> Subscribe<Deliveries> {
+    subscribe(FullChannelPolicy::Replay, 1)
+}
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+fn object(name: &str, number: u128) -> Arc<Object> {
+    Arc::new(Object::from_json(Bytes::from_static(b"{}"), name, version(number)).unwrap())
+}
+
+fn put(name: &str, number: u128) -> Event {
+    Event::Modified(object(name, number))
+}
+
+/// Type, name, cause if unusual, and resume version.
+fn told(delivery: &Delivery) -> String {
+    let sign = match delivery.event_type {
+        EventType::Added => '+',
+        EventType::Modified => '~',
+        EventType::Deleted => '-',
+    };
+    let inferred = if delivery.cause == Cause::Inferred { " inferred" } else { "" };
+    format!("{sign}{} {}{inferred}", delivery.object.key(), delivery.version)
+}
+
+/// What a cursor has now: events, and its end.
+async fn taken(cursor: &mut Cursor<Deliveries>) -> Vec<String> {
+    let mut all = Vec::new();
+    loop {
+        match tokio::time::timeout(Duration::ZERO, cursor.take(usize::MAX)).await {
+            Ok(Taken::Frames(frames)) => all.extend(frames.iter().flat_map(Deliveries::as_slice).map(told)),
+            Ok(Taken::Dropped { count, .. }) => all.push(format!("dropped {count}")),
+            Ok(Taken::Ended(end)) => {
+                all.push(format!("{end:?}"));
+                return all;
+            }
+            Err(_) => return all,
+        }
+    }
+}
+
+fn count(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+// === Joining ===
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_before_the_first_list_is_told_that_there_is_none() {
+    let running = Running::start();
+    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
+    assert!(running.handle.snapshot().is_none() && running.handle.distributed().is_none());
+    // A bookmark or an event before any list has nothing to apply to.
+    running.push(put("a", 1)).await;
+    settle().await;
+    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
+    running.list(vec![object("a", 3)], version(5)).await;
+    let joined = running.watch().await;
+    assert_eq!((joined.snapshot.len(), joined.snapshot.version()), (1, &version(5)));
+    assert_eq!(joined.cursor.version(), &version(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_starts_after_the_current_version_and_no_other() {
+    let running = Running::start();
+    running.list(Vec::new(), version(5)).await;
+    running.apply(put("a", 7)).await;
+    let after = |number| running.handle.join(Start::After(version(number)), replay());
+    let expired = JoinError::Expired { oldest: version(7), current: version(7) };
+    assert_eq!(after(6).await.unwrap_err(), expired);
+    assert_eq!(after(4).await.unwrap_err(), expired);
+    assert_eq!(after(8).await.unwrap_err(), JoinError::TooLarge { current: version(7) });
+    let foreign = Start::After("abc.7".parse().unwrap());
+    assert_eq!(running.handle.join(foreign, replay()).await.unwrap_err(), expired);
+    let mut cursor = after(7).await.unwrap().cursor;
+    running.apply(put("a", 9)).await;
+    assert_eq!(taken(&mut cursor).await, ["~a 9"]);
+    assert_eq!(running.handle.oldest(), Some(version(9)));
+}
+
+/// Invariant 2: the state of a join and all that its cursor gives are, at any moment, the state of the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice() {
+    const DEADLINE: Duration = Duration::from_secs(60);
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    let handle = running.handle.clone();
+    let writer = tokio::spawn(async move {
+        let names: Vec<String> = (0..30).map(|at| format!("object-{at}")).collect();
+        for number in 2..6000_u128 {
+            let name = &names[(number * 7 % 30) as usize];
+            let delta = match number % 10 {
+                0 if number % 500 == 0 => {
+                    let objects = names.iter().skip((number % 7) as usize).map(|name| object(name, number)).collect();
+                    Delta::Replace(List { objects, version: version(number) })
+                }
+                1..4 => Delta::Event(Event::Deleted(object(name, number))),
+                4 => Delta::Event(Event::Bookmark(version(number))),
+                _ => Delta::Event(put(name, number)),
+            };
+            running.fifo.push(delta).await;
+        }
+        running.fifo.close();
+        running.task.await.unwrap();
+    });
+    let mut readers = Vec::new();
+    for at in 0..60_usize {
+        let policy = if at % 2 == 0 { FullChannelPolicy::Block } else { FullChannelPolicy::Replay };
+        let Ok(joined) = handle.join(Start::Now, subscribe(policy, at % 5)).await else { break };
+        readers.push(tokio::spawn(fold(joined, 1 + at)));
+        for _ in 0..at {
+            tokio::task::yield_now().await;
+        }
+    }
+    tokio::time::timeout(DEADLINE, writer).await.expect("nobody hangs").unwrap();
+    let last = handle.snapshot().unwrap();
+    assert_eq!(last.version(), &version(5999));
+    assert!(readers.len() > 10);
+    for reader in readers {
+        let state = tokio::time::timeout(DEADLINE, reader).await.expect("nobody hangs").unwrap();
+        let expected = last.objects(None, None).map(|object| (object.key().clone(), Arc::clone(object)));
+        assert_eq!(state, expected.collect());
+    }
+}
+
+/// Follows a watch to its end; every event has to fit the state that it meets.
+async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey, Arc<Object>> {
+    let Joined { snapshot, mut cursor } = joined;
+    let mut state: BTreeMap<_, _> =
+        snapshot.objects(None, None).map(|object| (object.key().clone(), Arc::clone(object))).collect();
+    let mut reached = snapshot.version().clone();
+    assert_eq!(cursor.version(), &reached);
+    loop {
+        match cursor.take(max_size).await {
+            Taken::Frames(frames) => {
+                for Delivery { event_type, object, version, .. } in frames.iter().flat_map(Deliveries::as_slice) {
+                    assert!(*version >= reached, "versions never go back");
+                    reached = version.clone();
+                    let key = object.key().clone();
+                    let old = match event_type {
+                        EventType::Deleted => state.remove(&key),
+                        _ => state.insert(key, Arc::clone(object)),
+                    };
+                    match event_type {
+                        EventType::Added => assert_eq!(old, None),
+                        EventType::Modified => assert!(old.is_some_and(|old| old != *object)),
+                        EventType::Deleted => assert_eq!(old.as_ref(), Some(object)),
+                    }
+                }
+            }
+            Taken::Ended(End::Stopped) => return state,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Invariant 3: what a bookmark would say is never ahead of what a cursor at its head has been given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    let mut cursor = running.watch().await.cursor;
+    let handle = running.handle.clone();
+    let is_done = Arc::new(AtomicBool::new(false));
+    let done = Arc::clone(&is_done);
+    let reader = tokio::task::spawn_blocking(move || {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        while !done.load(Ordering::SeqCst) {
+            let distributed = handle.distributed().unwrap();
+            let snapshot = handle.snapshot().unwrap();
+            while cursor.poll_take(&mut context, 1).is_ready() {}
+            assert!(*cursor.version() >= *distributed);
+            assert!(*snapshot.version() >= *distributed, "a snapshot shows a change no later than a watch");
+        }
+    });
+    for number in 2..5000 {
+        running.push(put("a", number)).await;
+    }
+    running.reach(&version(4999)).await;
+    is_done.store(true, Ordering::SeqCst);
+    reader.await.unwrap();
+    assert_eq!(*running.handle.distributed().unwrap(), version(4999));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_join_that_is_given_up_leaves_no_watcher() {
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    {
+        let mut join = tokio_test::task::spawn(running.handle.join(Start::Now, replay()));
+        tokio_test::assert_pending!(join.poll());
+    }
+    settle().await;
+    assert_eq!(count(&running.handle.watch_stats().unwrap().watchers), 0);
+}
+
+// === Relists and bookmarks ===
+
+/// Invariant 4.
+#[tokio::test(start_paused = true)]
+async fn a_relist_is_one_batch_and_watchers_stay_connected() {
+    let running = Running::start();
+    running.list(["a", "b", "c"].map(|name| object(name, 1)).into(), version(5)).await;
+    let mut cursor = running.watch().await.cursor;
+    running.list(vec![object("b", 1), object("c", 6), object("d", 7)], version(9)).await;
+    assert_eq!(taken(&mut cursor).await, ["-a 5 inferred", "~c 5", "+d 9"], "only its end is a point to resume from");
+    assert_eq!(cursor.version(), &version(9));
+    running.list(vec![object("b", 1), object("c", 6), object("d", 7)], version(12)).await;
+    running.apply(put("e", 13)).await;
+    assert_eq!(taken(&mut cursor).await, ["+e 13"]);
+    let stats = running.handle.stats();
+    assert_eq!((count(&stats.replaces), count(&stats.changes), count(&stats.rewinds)), (3, 4, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bookmark_moves_the_version_and_changes_nothing() {
+    let running = Running::start();
+    running.list(vec![object("a", 1)], version(5)).await;
+    let mut cursor = running.watch().await.cursor;
+    running.apply(Event::Bookmark(version(50))).await;
+    assert_eq!(taken(&mut cursor).await, [""; 0]);
+    assert_eq!(*running.handle.distributed().unwrap(), version(50));
+    assert_eq!(running.handle.oldest(), Some(version(50)));
+    let mut late = running.handle.join(Start::After(version(50)), replay()).await.unwrap();
+    assert_eq!((late.snapshot.version(), late.cursor.version()), (&version(50), &version(50)));
+    running.apply(Event::Deleted(object("unknown", 51))).await;
+    running.apply(put("a", 52)).await;
+    assert_eq!(taken(&mut cursor).await, ["~a 52"]);
+    assert_eq!(taken(&mut late.cursor).await, ["~a 52"]);
+    assert_eq!(count(&running.handle.stats().unchanged), 1, "the deletion, and not the bookmark");
+}
+
+/// Invariant 14.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts_again() {
+    for behind in [version(50), "abc.1".parse().unwrap()] {
+        let running = Running::start();
+        running.list(vec![object("a", 1), object("b", 1)], version(99)).await;
+        let (mut unread, mut idle) = (running.watch().await.cursor, running.watch().await.cursor);
+        running.apply(put("a", 100)).await;
+        assert_eq!(taken(&mut idle).await, ["~a 100"]);
+        running.list(vec![Arc::new(object("b", 1).at_version(behind.clone()))], behind.clone()).await;
+
+        assert_eq!(taken(&mut idle).await, ["HistoryChanged"]);
+        assert_eq!(taken(&mut unread).await, ["~a 100", "HistoryChanged"]);
+        assert_eq!(count(&running.handle.stats().rewinds), 1);
+        assert_eq!(*running.handle.distributed().unwrap(), behind);
+        let expired = JoinError::Expired { oldest: behind.clone(), current: behind.clone() };
+        let earlier = running.handle.join(Start::After("xyz.1".parse().unwrap()), replay()).await;
+        assert_eq!(earlier.unwrap_err(), expired);
+        let mut joined = running.handle.join(Start::After(behind.clone()), replay()).await.unwrap();
+        assert_eq!(joined.snapshot.objects(None, None).map(|object| object.key().name()).collect::<Vec<_>>(), ["b"]);
+        let next = behind.next();
+        running.apply(Event::Added(Arc::new(object("z", 1).at_version(next.clone())))).await;
+        assert_eq!(taken(&mut joined.cursor).await, [format!("+z {next}")]);
+    }
+}
+
+// === BLOCK, and the end ===
+
+#[tokio::test(start_paused = true)]
+async fn a_client_under_block_holds_the_next_batch_back_while_everything_else_goes_on() {
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    let mut slow = running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor;
+    let started = tokio::time::Instant::now();
+    running.apply(put("a", 2)).await;
+    running.push(put("a", 3)).await;
+    settle().await;
+    assert_eq!(running.handle.snapshot().unwrap().version(), &version(2), "cache and watchers stand at one version");
+    assert_eq!(*running.handle.distributed().unwrap(), version(2));
+    let mut late = running.watch().await;
+    assert_eq!(late.snapshot.version(), &version(2));
+    assert_eq!(taken(&mut slow).await, ["+a 2"]);
+    settle().await;
+    assert_eq!(running.handle.snapshot().unwrap().version(), &version(3));
+    assert_eq!(taken(&mut late.cursor).await, ["~a 3"]);
+    assert_eq!(started.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_under_block_that_never_reads_is_evicted_and_the_resource_goes_on() {
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    let mut slow = running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor;
+    let started = tokio::time::Instant::now();
+    running.apply(put("a", 2)).await;
+    running.apply(put("a", 3)).await;
+    assert_eq!(started.elapsed().as_secs(), 5);
+    assert_eq!(taken(&mut slow).await, ["SlowConsumer"]);
+    assert_eq!(slow.version(), &version(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_retention_is_kept_while_nothing_happens() {
+    let retention = Retention { age: Duration::from_secs(60), ..BroadcasterConfig::default().retention };
+    let running = Running::with(BroadcasterConfig { retention, ..BroadcasterConfig::default() });
+    running.list(Vec::new(), version(1)).await;
+    let mut cursor = running.watch().await.cursor;
+    running.apply(put("a", 2)).await;
+    tokio::time::sleep(Duration::from_secs(61) + SWEEP_INTERVAL).await;
+    assert_eq!(taken(&mut cursor).await, ["Expired { oldest: 2 }"]);
+    drop(cursor);
+    tokio::time::sleep(SWEEP_INTERVAL * 2).await;
+    let stats = running.handle.watch_stats().unwrap();
+    assert_eq!((count(&stats.watchers), count(&stats.groups), count(&stats.retained_size)), (0, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_the_queue_ends_cursors_after_they_have_read_everything() {
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    let mut cursor = running.watch().await.cursor;
+    for number in 2..100 {
+        running.push(put("a", number)).await;
+    }
+    running.fifo.close();
+    running.task.await.unwrap();
+    let all = taken(&mut cursor).await;
+    assert_eq!((all.len(), all.last().unwrap().as_str()), (99, "Stopped"));
+    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::Stopped(Stopped));
+    assert_eq!(running.handle.snapshot().unwrap().version(), &version(99), "the last state can still be read");
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
+    let Running { fifo, handle, task } = Running::start();
+    fifo.push(Delta::Replace(List { objects: Vec::new(), version: version(1) })).await;
+    let snapshot = handle.wait_for(|_| true).await;
+    assert_eq!(snapshot.version(), &version(1));
+    let mut cursor = handle.join(Start::Now, replay()).await.unwrap().cursor;
+    drop((handle, snapshot));
+    fifo.push(Delta::Event(put("a", 2))).await;
+    settle().await;
+    assert_eq!(taken(&mut cursor).await, ["+a 2"], "the queue is what counts");
+    task.abort();
+    settle().await;
+    assert_eq!(taken(&mut cursor).await, ["Stopped"]);
+}

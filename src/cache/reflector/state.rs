@@ -79,10 +79,9 @@ impl State {
                 self.is_last_unavailable = true;
                 Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
             }
-            Outcome::ListFailed(_) => self.list_again(),
             // Never a relist for these, or an upstream in trouble would get more of it (kubernetes #85342).
             Outcome::WatchNotOpened(SourceError::Busy(_)) => self.watch_again(true),
-            Outcome::WatchNotOpened(_) => self.list_again(),
+            Outcome::ListFailed(_) | Outcome::WatchNotOpened(_) => self.list_again(),
             Outcome::WatchClosed { reached } => {
                 self.last = Some(reached);
                 self.watch_again(false)

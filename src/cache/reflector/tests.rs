@@ -1,1 +1,360 @@
+//! The Reflector against a scripted upstream, on a paused clock: what it asks for, when, and what it queues.
 
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use futures_util::stream;
+use parking_lot::Mutex;
+
+use super::*;
+use crate::{
+    cache::{FifoBounds, List, SourceError, SyncState},
+    model::Object,
+};
+
+/// What the upstream does, call by call. After the last one it answers nothing any more.
+#[derive(Debug, Clone)]
+enum Answer {
+    /// A list of nothing at this version.
+    List(u128),
+    FailList(SourceError),
+    Refuse(SourceError),
+    Watch(Vec<Beat>),
+}
+
+#[derive(Debug, Clone)]
+enum Beat {
+    After(Duration),
+    Event(u128),
+    Bookmark(u128),
+    Fail(SourceError),
+    /// Instead of a close.
+    StayOpen,
+}
+
+use Answer::{FailList, List as Listed, Refuse, Watch as Watched};
+use Beat::{After, Bookmark, Event as Put, Fail, StayOpen};
+
+#[derive(Debug)]
+struct Scripted {
+    answers: Mutex<VecDeque<Answer>>,
+    calls: Arc<Mutex<Vec<String>>>,
+    started: Instant,
+}
+
+impl Scripted {
+    /// Notes the call and when it came; the next answer.
+    fn call(&self, call: &str) -> Option<Answer> {
+        let ms = self.started.elapsed().as_millis();
+        self.calls.lock().push(format!("{ms} {call}").trim_end().to_owned());
+        self.answers.lock().pop_front()
+    }
+}
+
+impl ListerWatcher for Scripted {
+    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        let text = match at {
+            ListVersion::Any => "0".to_owned(),
+            ListVersion::NotOlderThan(version) => version.to_string(),
+            ListVersion::MostRecent => String::new(),
+        };
+        match self.call(&format!("list {text}")) {
+            Some(Listed(version)) => Ok(List { objects: vec![object(version)], version: self::version(version) }),
+            Some(FailList(error)) => Err(error),
+            Some(other) => panic!("the script has {other:?}, and a list was asked for"),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        match self.call(&format!("watch {from}")) {
+            Some(Watched(beats)) => Ok(Box::pin(futures_util::StreamExt::filter_map(stream::iter(beats), play))),
+            Some(Refuse(error)) => Err(error),
+            Some(other) => panic!("the script has {other:?}, and a watch was asked for"),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn heartbeat(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+}
+
+async fn play(beat: Beat) -> Option<Result<Event, SourceError>> {
+    match beat {
+        After(time) => {
+            tokio::time::sleep(time).await;
+            None
+        }
+        Put(number) => Some(Ok(Event::Modified(object(number)))),
+        Bookmark(number) => Some(Ok(Event::Bookmark(version(number)))),
+        Fail(error) => Some(Err(error)),
+        StayOpen => std::future::pending().await,
+    }
+}
+
+/// What a script led to.
+struct Run {
+    /// Milliseconds since the start, and the call.
+    calls: Vec<String>,
+    queued: Vec<String>,
+    health: SourceHealth,
+    /// Lists, failed lists, watches, failed watches, events.
+    counts: [u64; 5],
+}
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+fn object(number: u128) -> Arc<Object> {
+    Arc::new(Object::from_json(Bytes::from_static(b"{}"), "a", version(number)).unwrap())
+}
+
+fn secs(secs: u64) -> Beat {
+    After(Duration::from_secs(secs))
+}
+
+fn busy() -> SourceError {
+    SourceError::Busy("429".into())
+}
+
+fn expired() -> SourceError {
+    SourceError::Expired("410".into())
+}
+
+fn unavailable() -> SourceError {
+    SourceError::Unavailable("500".into())
+}
+
+/// Plays a script without jitter, for so long.
+async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let source = Scripted { answers: Mutex::new(answers.into()), calls: Arc::clone(&calls), started: Instant::now() };
+    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+    let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
+    let backoff = BackoffConfig { jitter: 0.0, ..BackoffConfig::default() };
+    let config = ReflectorConfig { backoff, ..ReflectorConfig::default() };
+    let reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
+    let stats = Arc::clone(reflector.stats());
+    assert!(tokio::time::timeout(time, reflector.run()).await.is_err(), "it never ends by itself");
+    let mut queued = Vec::new();
+    while !fifo.is_empty() {
+        queued.extend(fifo.pop_batch(1, 1).await.into_iter().flatten().map(|delta| match delta {
+            Delta::Replace(list) => format!("replace {}", list.version),
+            Delta::Event(event @ Event::Bookmark(_)) => format!("bookmark {}", event.version()),
+            Delta::Event(event) => format!("put {}", event.version()),
+        }));
+    }
+    let calls = calls.lock().clone();
+    let ReflectorStats { lists, list_failures, watches, watch_failures, events, .. } = &*stats;
+    let counts = [lists, list_failures, watches, watch_failures, events].map(|counter| counter.load(Ordering::Relaxed));
+    Run { calls, queued, health, counts }
+}
+
+async fn run(answers: Vec<Answer>) -> Run {
+    run_for(Duration::from_secs(600), answers).await
+}
+
+/// `TestReflectorListAndWatch`, `TestReflectorResourceVersionUpdate`.
+#[tokio::test(start_paused = true)]
+async fn it_lists_and_then_watches_from_the_version_of_the_list() {
+    let run = run(vec![Listed(10), Watched(vec![Put(11), Bookmark(20), secs(3), Put(30), StayOpen])]).await;
+    assert_eq!(run.calls, ["0 list 0", "0 watch 10"]);
+    assert_eq!(run.queued, ["replace 10", "put 11", "bookmark 20", "put 30"]);
+    assert_eq!(run.counts, [1, 0, 1, 0, 3]);
+}
+
+/// Invariant 15: the service's own choice.
+#[tokio::test(start_paused = true)]
+async fn the_first_list_is_as_fresh_as_it_is_told_to_be() {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let answers = Mutex::new(vec![Listed(10)].into());
+    let source = Scripted { answers, calls: Arc::clone(&calls), started: Instant::now() };
+    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+    let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
+    let config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
+    let reflector = Reflector::new(source, fifo, health, config);
+    assert!(tokio::time::timeout(Duration::from_secs(1), reflector.run()).await.is_err());
+    assert_eq!(*calls.lock(), ["0 list", "0 watch 10"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_closes_normally_is_resumed_at_once_and_without_a_list() {
+    let answers = vec![
+        Listed(10),
+        Watched(vec![Put(11)]),
+        Watched(vec![secs(2)]),
+        Watched(vec![secs(300), Bookmark(40)]),
+        Watched(vec![StayOpen]),
+    ];
+    let run = run(answers).await;
+    assert_eq!(run.calls, ["0 list 0", "0 watch 10", "0 watch 11", "2000 watch 11", "302000 watch 40"]);
+    assert_eq!(run.counts, [1, 0, 4, 0, 2]);
+}
+
+/// `TestNoRelistOnTooManyRequests`, `TestBackoffOnTooManyRequests`.
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_is_busy_is_watched_again_with_growing_delays_and_not_listed() {
+    let answers = vec![
+        Listed(10),
+        Refuse(busy()),
+        Refuse(busy()),
+        Watched(vec![Put(11), Fail(busy())]),
+        Refuse(busy()),
+        Watched(vec![StayOpen]),
+    ];
+    let run = run(answers).await;
+    assert_eq!(
+        run.calls,
+        ["0 list 0", "0 watch 10", "800 watch 10", "2400 watch 10", "5600 watch 11", "12000 watch 11"]
+    );
+    assert_eq!(run.counts, [1, 0, 5, 4, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_very_short_watch_that_brings_nothing_leads_to_a_list_after_a_delay() {
+    let answers = vec![
+        Listed(10),
+        Watched(vec![]),
+        Listed(12),
+        Watched(vec![After(Duration::from_millis(999))]),
+        Listed(13),
+        Watched(vec![StayOpen]),
+    ];
+    let run = run(answers).await;
+    assert_eq!(run.calls, ["0 list 0", "0 watch 10", "800 list 10", "800 watch 12", "3399 list 12", "3399 watch 13"]);
+    assert_eq!(run.queued, ["replace 10", "replace 12", "replace 13"]);
+    assert_eq!(run.counts, [3, 0, 3, 2, 0]);
+}
+
+/// `TestReflectorListAndWatchWithErrors`, `TestReflectorReplacesStoreOnUnsafeDelete`, `TestCloseWatchChannelOnError`.
+#[tokio::test(start_paused = true)]
+async fn an_error_of_a_watch_leads_to_a_list_after_a_delay_and_what_follows_it_is_not_read() {
+    for error in [unavailable(), expired(), SourceError::Undecodable("bad".into())] {
+        let answers = vec![
+            Listed(10),
+            Watched(vec![Put(11), Fail(error.clone()), Put(12), StayOpen]),
+            Listed(13),
+            Watched(vec![StayOpen]),
+        ];
+        let run = run(answers).await;
+        assert_eq!(run.calls, ["0 list 0", "0 watch 10", "800 list 11", "800 watch 13"], "{error}");
+        assert_eq!(run.queued, ["replace 10", "put 11", "replace 13"]);
+        assert_eq!(run.counts, [2, 0, 2, 1, 1]);
+    }
+}
+
+/// `TestReflectorFullListIfExpired`, kubernetes #86430.
+#[tokio::test(start_paused = true)]
+async fn an_expired_watch_asks_for_a_list_that_is_not_older_and_only_an_expired_list_for_the_most_recent() {
+    let answers = vec![
+        Listed(10),
+        Refuse(expired()),
+        FailList(expired()),
+        FailList(unavailable()),
+        Listed(20),
+        Watched(vec![Fail(unavailable())]),
+        Listed(21),
+        Watched(vec![StayOpen]),
+    ];
+    let run = run(answers).await;
+    assert_eq!(
+        run.calls,
+        [
+            "0 list 0",
+            "0 watch 10",
+            "800 list 10",
+            "800 list",
+            "2400 list",
+            "2400 watch 20",
+            "5600 list 20",
+            "5600 watch 21",
+        ]
+    );
+    assert_eq!(run.counts, [5, 2, 3, 2, 0]);
+}
+
+/// Invariant 14, where upstream's `TestReflectorWatchHandler` goes back from 55 to 32.
+#[tokio::test(start_paused = true)]
+async fn an_event_that_goes_back_is_not_queued_and_the_watch_is_opened_again_from_what_was_reached() {
+    let answers = vec![
+        Listed(10),
+        Watched(vec![Put(55), Put(32), Put(60), StayOpen]),
+        Watched(vec![Put(56), Bookmark(56), StayOpen]),
+    ];
+    let run = run(answers).await;
+    assert_eq!(run.calls, ["0 list 0", "0 watch 10", "800 watch 55"]);
+    assert_eq!(run.queued, ["replace 10", "put 55", "put 56", "bookmark 56"], "the same version is no step back");
+    assert_eq!(run.counts, [1, 0, 2, 1, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn delays_begin_again_after_two_minutes_without_one() {
+    let fail_after = |time| Watched(vec![secs(time), Fail(busy())]);
+    let answers = vec![Listed(10), fail_after(0), fail_after(0), fail_after(119), fail_after(121), fail_after(0)];
+    let run = run(answers).await;
+    let at = |secs: u64, ms: u64| format!("{} watch 10", secs * 1000 + ms);
+    // Delays: 0.8, 1.6, (119 s) 3.2, (121 s) 0.8, 1.6.
+    let expected = [at(0, 0), at(0, 800), at(2, 400), at(124, 600), at(246, 400), at(248, 0)];
+    assert_eq!(run.calls[1..], expected);
+}
+
+/// `TestReflectorListAndWatchInitConnBackoff`: refusals flatten at the cap.
+#[tokio::test(start_paused = true)]
+async fn delays_grow_to_half_a_minute() {
+    let answers = [vec![FailList(unavailable()); 10], vec![Listed(1)]].concat();
+    let run = run(answers).await;
+    let times: Vec<u64> = run.calls.iter().map(|call| call.split_once(' ').unwrap().0.parse().unwrap()).collect();
+    let delays: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(delays, [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000, 30_000, 30_000, 0]);
+    assert_eq!(run.counts, [11, 10, 1, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_health_of_the_source_follows_what_it_answers() {
+    let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), FailList(busy())]).await;
+    let report = run.health.report();
+    assert_eq!(report.last_error.as_deref(), Some("list: the upstream cannot serve now: 429"));
+    assert_eq!((report.state, report.seen_at), (SyncState::Syncing, None));
+
+    let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), Listed(10)]).await;
+    run.health.synced();
+    assert_eq!((run.health.report().state, run.health.report().last_error), (SyncState::Synced, None));
+
+    let failing = Watched(vec![secs(60), Put(11), secs(4), Fail(unavailable())]);
+    let run = run_for(Duration::from_secs(66), vec![Listed(10), failing]).await;
+    run.health.synced();
+    let report = run.health.report();
+    assert_eq!((report.state, report.last_error.as_deref()), (SyncState::Synced, Some("watch: 500")), "seen 6 s ago");
+    tokio::time::advance(Duration::from_secs(5)).await;
+    assert_eq!(run.health.report().state, SyncState::Stale);
+}
+
+/// Backpressure: a queue that is full stops the upstream's stream, and loses nothing.
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_holds_the_upstream_back() {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let events = (11..100).map(Put).chain([StayOpen]).collect();
+    let answers = Mutex::new(vec![Listed(10), Watched(events)].into());
+    let source = Scripted { answers, calls, started: Instant::now() };
+    let fifo = Arc::new(RealFifo::new(FifoBounds { events: 4, bytes: usize::MAX }));
+    let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
+    let reflector = Reflector::new(source, Arc::clone(&fifo), health, ReflectorConfig::default());
+    let stats = Arc::clone(reflector.stats());
+    let task = tokio::spawn(reflector.run());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(fifo.len(), 4);
+    assert_eq!(stats.events.load(Ordering::Relaxed), 4, "three that are queued, and one in hand");
+    let mut versions = Vec::new();
+    while versions.len() < 90 {
+        for delta in fifo.pop_batch(3, usize::MAX).await.unwrap() {
+            versions.push(match delta {
+                Delta::Replace(list) => list.version.number(),
+                Delta::Event(event) => event.version().number(),
+            });
+        }
+    }
+    assert_eq!(versions, (10..100).collect::<Vec<_>>());
+    task.abort();
+}

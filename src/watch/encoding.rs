@@ -1,0 +1,155 @@
+//! Encoding the changes of one wake, each at most once for each format and variant.
+
+use std::collections::HashMap;
+
+use super::{Frame, Notice};
+use crate::model::{Batch, Cause, Change, EventType, ResourceVersion, Selection, Transition};
+
+/// The arenas of one wake, and where in them each event lies.
+pub(super) struct Encoding<'a, F: Frame> {
+    changes: Vec<(&'a Batch, &'a Change)>,
+    formats: HashMap<F::Format, FormatArenas<F>>,
+    encoded: u64,
+}
+
+/// One event of a group's share of a wake.
+pub(super) struct Share {
+    pub(super) span: Span,
+    /// Safe to resume from once the event has been seen.
+    pub(super) version: ResourceVersion,
+}
+
+/// An event's place: arena, start, end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) arena: usize,
+    pub(super) start: usize,
+    pub(super) end: usize,
+}
+
+/// Arenas by format, frozen.
+pub(super) type Arenas<F> = HashMap<<F as Frame>::Format, Vec<F>>;
+
+struct FormatArenas<F: Frame> {
+    full: Vec<F>,
+    /// Of the full ones.
+    size: usize,
+    open: F::Arena,
+    /// By change, variant and whether it closes its batch.
+    spans: HashMap<(usize, Variant, bool), Span, foldhash::fast::RandomState>,
+}
+
+/// The three ways in which one change can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Variant {
+    AsItIs,
+    Entered,
+    Left,
+}
+
+/// Past this an arena is frozen and the next begun: a retained slice keeps its whole arena in memory.
+const ARENA_SIZE: usize = 128 << 10;
+
+// === impl Encoding ===
+
+impl<'a, F: Frame> Encoding<'a, F> {
+    pub(super) fn new(batches: &'a [Batch]) -> Self {
+        let changes = batches.iter().flat_map(|batch| batch.changes.iter().map(move |change| (batch, change)));
+        Self { changes: changes.collect(), formats: HashMap::new(), encoded: 0 }
+    }
+
+    /// The changes of the wake, in order, each with its batch.
+    pub(super) fn changes(&self) -> &[(&'a Batch, &'a Change)] {
+        &self.changes
+    }
+
+    /// What a group is told of these changes. The last event of a batch in its selection carries the batch's version, and
+    /// those before it the version before the batch: there is no point to resume from inside a batch.
+    pub(super) fn share(
+        &mut self,
+        selection: &Selection,
+        format: F::Format,
+        changes: impl Iterator<Item = usize>,
+    ) -> Vec<Share> {
+        let Self { changes: all, formats, encoded } = self;
+        let arenas = formats.entry(format).or_default();
+        let told = changes.filter_map(|at| {
+            let transition = selection.transition(all[at].1)?;
+            Some((at, transition))
+        });
+        let mut told = told.peekable();
+        let mut share = Vec::new();
+        while let Some((at, transition)) = told.next() {
+            let (batch, change) = all[at];
+            let closes = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
+            let version = if closes { &batch.after } else { &batch.before };
+            let is_deletion = transition.event_type == EventType::Deleted;
+            let object = if is_deletion { change.old.as_ref() } else { change.new.as_ref() };
+            let Some(object) = object else { continue };
+            let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
+                *encoded += 1;
+                let object_version = if is_deletion { &change.version } else { object.version() };
+                let Transition { event_type, cause } = transition;
+                let notice = Notice { event_type, cause, object, object_version, version };
+                encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)
+            });
+            share.push(Share { span: *span, version: version.clone() });
+        }
+        share
+    }
+
+    /// How many events were encoded.
+    pub(super) fn encoded(&self) -> u64 {
+        self.encoded
+    }
+
+    /// The arenas, and the size of all of them.
+    pub(super) fn freeze(self) -> (Arenas<F>, usize) {
+        let mut size = 0;
+        let frozen = self.formats.into_iter().map(|(format, mut arenas)| {
+            size += arenas.size + F::size(&arenas.open);
+            arenas.full.push(F::freeze(arenas.open));
+            (format, arenas.full)
+        });
+        let frozen = frozen.collect();
+        (frozen, size)
+    }
+}
+
+/// Appends one event to the open arena, and begins another when that is full.
+fn encode<F: Frame>(
+    full: &mut Vec<F>,
+    full_size: &mut usize,
+    open: &mut F::Arena,
+    format: F::Format,
+    notice: &Notice<'_>,
+) -> Span {
+    let size = F::size(open);
+    if size >= ARENA_SIZE {
+        full.push(F::freeze(std::mem::take(open)));
+        *full_size += size;
+    }
+    let start = F::size(open);
+    F::encode(open, format, notice);
+    Span { arena: full.len(), start, end: F::size(open) }
+}
+
+// === impl FormatArenas ===
+
+impl<F: Frame> Default for FormatArenas<F> {
+    fn default() -> Self {
+        Self { full: Vec::new(), size: 0, open: F::Arena::default(), spans: HashMap::default() }
+    }
+}
+
+// === impl Variant ===
+
+impl Variant {
+    fn of(transition: Transition) -> Self {
+        match transition.cause {
+            Cause::EnteredSelection => Self::Entered,
+            Cause::LeftSelection => Self::Left,
+            Cause::Change | Cause::Initial | Cause::Inferred => Self::AsItIs,
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! What happens when a queue is full, policy by policy, and what bounds it.
+
+use std::time::Duration;
+
+use FullChannelPolicy::{Block, Drop, Replay};
+use tokio::time::Instant;
+
+use super::*;
+
+fn lines(cursor: &mut Cursor<Text>, max_size: usize) -> Vec<String> {
+    match cursor.poll_take(&mut Context::from_waker(Waker::noop()), max_size) {
+        Poll::Ready(Taken::Frames(frames)) => frames.iter().flat_map(Text::lines).collect(),
+        Poll::Ready(other) => vec![format!("{other:?}")],
+        Poll::Pending => Vec::new(),
+    }
+}
+
+fn with_retention(retention: Retention) -> Broadcaster<Deliveries> {
+    Broadcaster::new(BroadcasterConfig { retention, ..BroadcasterConfig::default() }, version(0))
+}
+
+const UNBOUNDED: Retention = Retention { events: usize::MAX, size: usize::MAX, age: Duration::MAX };
+
+// === DROP ===
+
+#[test]
+fn a_full_queue_under_drop_is_frozen_until_it_has_been_read_and_leaves_one_hole() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Drop, 3)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(5));
+    assert_eq!(take(&mut cursor, 1), modified([1]), "the queue holds 1, 2, 3");
+    broadcaster.publish(&world.several(2));
+    assert_eq!(take(&mut cursor, 1), modified([2]));
+    assert_eq!(take(&mut cursor, 9), modified([3]));
+    broadcaster.publish(&world.several(1));
+    assert_eq!(cursor.version(), &version(3));
+    assert_eq!(take(&mut cursor, 9), [Dropped(5, 3)], "4 to 8 are missing");
+    assert_eq!(cursor.version(), &version(8));
+    assert_eq!(take(&mut cursor, 9), []);
+    broadcaster.publish(&world.several(3));
+    assert_eq!(drain(&mut cursor), modified([9, 10, 11]), "as many as the length are no stall");
+    let stats = broadcaster.stats();
+    assert_eq!((stats.delivered.load(Ordering::Relaxed), stats.dropped.load(Ordering::Relaxed)), (6, 5));
+}
+
+#[test]
+fn a_length_of_zero_counts_as_one_under_drop() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Drop, 0)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(1));
+    assert_eq!(drain(&mut cursor), modified([1]));
+    broadcaster.publish(&world.several(3));
+    assert_eq!(drain(&mut cursor), [modified([2]), vec![Dropped(2, 2)]].concat());
+}
+
+#[test]
+fn a_hole_that_begins_inside_a_batch_is_after_the_version_before_the_batch() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Drop, 3)));
+    let mut world = World::at(0);
+    let single = world.one("a", "web");
+    let batch = world.batch(|world| ["b", "c", "d"].map(|name| world.put(name, "web")).into());
+    broadcaster.publish(&[single, batch]);
+    let added = |name, version| event(EventType::Added, name, version);
+    assert_eq!(drain(&mut cursor), [added("a", 1), added("b", 1), added("c", 1), Dropped(1, 1)]);
+    assert_eq!(cursor.version(), &version(4));
+}
+
+#[test]
+fn a_queue_is_full_by_its_size_as_well() {
+    let config = BroadcasterConfig { queue_size: 1000, ..BroadcasterConfig::default() };
+    let mut broadcaster = Broadcaster::<Text>::new(config, version(0));
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Drop, 100)));
+    let mut world = World::at(0);
+    let batches: Vec<_> = (0..4).map(|_| world.batch(|world| vec![world.put_sized("a", "web", 300)])).collect();
+    broadcaster.publish(&batches);
+    let taken = lines(&mut cursor, usize::MAX);
+    assert_eq!(taken.len(), 2, "two of them have more than 600 and less than 1000 bytes, three have more");
+    assert_eq!(lines(&mut cursor, usize::MAX), ["Dropped { count: 2, after: 2 }"]);
+    assert_eq!(lines(&mut cursor, usize::MAX), [""; 0]);
+}
+
+#[test]
+fn one_event_larger_than_the_whole_queue_is_delivered_and_leaves_no_hole() {
+    let config = BroadcasterConfig { queue_size: 100, ..BroadcasterConfig::default() };
+    let mut broadcaster = Broadcaster::<Text>::new(config, version(0));
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Drop, 100)));
+    let mut world = World::at(0);
+    for _ in 0..3 {
+        broadcaster.publish(&[world.batch(|world| vec![world.put_sized("a", "web", 1000)])]);
+        assert_eq!(lines(&mut cursor, usize::MAX).len(), 1);
+        assert_eq!(lines(&mut cursor, usize::MAX), [""; 0]);
+    }
+    assert_eq!(broadcaster.stats().dropped.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_queue_that_the_retention_has_passed_is_one_hole_under_drop() {
+    let mut broadcaster = with_retention(Retention { events: 4, ..UNBOUNDED });
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Drop, 3)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(5));
+    assert_eq!(take(&mut cursor, 1), modified([1]));
+    for batch in world.several(4) {
+        broadcaster.publish(&[batch]);
+    }
+    assert_eq!(take(&mut cursor, 9), [Dropped(8, 1)], "2 and 3 were in its queue, and have gone");
+    broadcaster.publish(&world.several(1));
+    assert_eq!(drain(&mut cursor), modified([10]));
+}
+
+// === BLOCK ===
+
+#[tokio::test(start_paused = true)]
+async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, 4)));
+    let mut world = World::at(0);
+    for _ in 0..3 {
+        broadcaster.publish(&world.several(1));
+        assert!(!broadcaster.is_blocked());
+    }
+    broadcaster.publish(&world.several(1));
+    assert!(broadcaster.is_blocked());
+    let mut ready = tokio_test::task::spawn(broadcaster.ready());
+    tokio_test::assert_pending!(ready.poll());
+    assert_eq!(take(&mut cursor, 1), modified([1]));
+    assert!(!ready.is_woken(), "three of four are still there");
+    assert_eq!(take(&mut cursor, 1), modified([2]));
+    assert!(ready.is_woken());
+    tokio_test::assert_ready!(ready.poll());
+    drop(ready);
+    assert!(!broadcaster.is_blocked());
+    assert_eq!(drain(&mut cursor), modified([3, 4]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_slowest_of_those_that_block_wakes_the_writer() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursors: Vec<_> = (0..10).map(|_| broadcaster.subscribe(live(everything(), queue(Block, 2)))).collect();
+    broadcaster.publish(&World::at(0).several(2));
+    let mut ready = tokio_test::task::spawn(broadcaster.ready());
+    tokio_test::assert_pending!(ready.poll());
+    for cursor in &mut cursors[1..] {
+        take(cursor, 9);
+        assert!(!ready.is_woken());
+    }
+    take(&mut cursors[0], 9);
+    assert!(ready.is_woken());
+    tokio_test::assert_ready!(ready.poll());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_spends_its_budget_is_evicted_and_the_others_keep_everything() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut slow = broadcaster.subscribe(live(everything(), queue(Block, 2)));
+    let mut other = broadcaster.subscribe(live(everything(), queue(Block, 10)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(1));
+    assert_eq!(drain(&mut slow), modified([1]));
+    broadcaster.publish(&world.several(2));
+
+    let flag = Arc::new(Flag::default());
+    let started = Instant::now();
+    broadcaster.ready().await;
+    assert_eq!(started.elapsed(), Duration::from_secs(5));
+    assert!(!broadcaster.is_blocked());
+    assert_eq!(broadcaster.stats().evicted.load(Ordering::Relaxed), 1);
+    assert_eq!(broadcaster.stats().blocked_micros.load(Ordering::Relaxed), 5_000_000);
+    assert_eq!(drain(&mut slow), [Ended(End::SlowConsumer)], "its queue is discarded");
+    assert_eq!(slow.version(), &version(1), "the last that it was handed");
+
+    broadcaster.publish(&world.several(2));
+    assert!(!broadcaster.is_blocked(), "it holds nobody back any more");
+    assert_eq!(drain(&mut other), modified(1..=5));
+    let waker = Waker::from(Arc::clone(&flag));
+    assert!(slow.poll_take(&mut Context::from_waker(&waker), 1).is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_budget_of_a_client_adds_up_and_is_refilled_at_a_tenth_of_wall_time() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    let mut world = World::at(0);
+    // 3 s of 5 s, then 10 s of rest, which give 1 s back: 3 s remain.
+    broadcaster.publish(&world.several(1));
+    assert!(tokio::time::timeout(Duration::from_secs(3), broadcaster.ready()).await.is_err());
+    drain(&mut cursor);
+    broadcaster.ready().await;
+    tokio::time::advance(Duration::from_secs(10)).await;
+
+    broadcaster.publish(&world.several(1));
+    let started = Instant::now();
+    broadcaster.ready().await;
+    assert_eq!(started.elapsed(), Duration::from_secs(3));
+    assert_eq!(drain(&mut cursor), [Ended(End::SlowConsumer)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_budget_of_the_resource_ends_whoever_blocks_when_it_is_spent() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    let mut first = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    broadcaster.publish(&world.several(1));
+    assert!(tokio::time::timeout(Duration::from_secs(4), broadcaster.ready()).await.is_err());
+    drain(&mut first);
+    broadcaster.ready().await;
+    // A client with a budget of its own that is full: of the resource's, one second is left.
+    let mut second = broadcaster.subscribe(live(app("web"), queue(Block, 1)));
+    broadcaster.publish(&world.several(1));
+    drain(&mut first);
+    let started = Instant::now();
+    broadcaster.ready().await;
+    assert_eq!(started.elapsed(), Duration::from_secs(1));
+    assert_eq!(drain(&mut second), [Ended(End::SlowConsumer)]);
+    broadcaster.publish(&world.several(1));
+    assert_eq!(drain(&mut first), modified([3]), "it has room, and stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_made_room_is_not_charged_for_the_slower_ones() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    let mut quick = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    broadcaster.publish(&world.several(1));
+    let mut slow = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    drain(&mut quick);
+    broadcaster.ready().await;
+    broadcaster.publish(&world.several(1));
+    drain(&mut quick);
+    broadcaster.ready().await;
+    assert_eq!(drain(&mut slow), [Ended(End::SlowConsumer)]);
+
+    // The resource's budget is refilled in 50 s; the quick one's was never touched, or the next wait would end sooner.
+    tokio::time::advance(Duration::from_secs(50)).await;
+    broadcaster.publish(&world.several(1));
+    let started = Instant::now();
+    broadcaster.ready().await;
+    assert_eq!(started.elapsed(), Duration::from_secs(5));
+    assert_eq!(drain(&mut quick), [Ended(End::SlowConsumer)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_slow_client_lets_the_writer_go_and_subscribing_goes_on_meanwhile() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let slow = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(1));
+    assert!(broadcaster.is_blocked());
+    let mut late = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    assert_eq!(late.version(), &version(1));
+    let started = Instant::now();
+    {
+        let mut ready = tokio_test::task::spawn(broadcaster.ready());
+        tokio_test::assert_pending!(ready.poll());
+        drop(slow);
+        assert!(ready.is_woken());
+        tokio_test::assert_ready!(ready.poll());
+    }
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    broadcaster.publish(&world.several(1));
+    assert_eq!(drain(&mut late), modified([2]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_is_used_again_is_not_taken_for_the_one_that_blocked() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let slow = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(1));
+    drop(slow);
+    let mut reuses = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    broadcaster.ready().await;
+    assert!(!broadcaster.is_blocked());
+    broadcaster.publish(&world.several(1));
+    assert_eq!(drain(&mut reuses), modified([2]));
+}
+
+// === REPLAY ===
+
+#[test]
+fn replay_lags_without_a_bound_within_the_retention() {
+    let mut broadcaster = with_retention(Retention { events: 10_000, ..UNBOUNDED });
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
+    for batch in World::at(0).several(10_000) {
+        broadcaster.publish(&[batch]);
+    }
+    assert!(!broadcaster.is_blocked());
+    assert_eq!(take(&mut cursor, 3), modified([1, 2, 3]));
+    assert_eq!(drain(&mut cursor), modified(4..=10_000));
+}
+
+#[test]
+fn past_the_retention_in_events_replay_is_expired() {
+    let mut broadcaster = with_retention(Retention { events: 10, ..UNBOUNDED });
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
+    let mut world = World::at(0);
+    for _ in 0..4 {
+        broadcaster.publish(&world.several(3));
+    }
+    assert_eq!(drain(&mut cursor), [Ended(End::Expired { oldest: version(3) })], "wakes go whole: 4 to 12 are kept");
+    assert_eq!(cursor.version(), &version(0));
+}
+
+#[test]
+fn past_the_retention_in_size_replay_is_expired() {
+    let retention = Retention { size: 2500, ..UNBOUNDED };
+    let mut broadcaster =
+        Broadcaster::<Text>::new(BroadcasterConfig { retention, ..BroadcasterConfig::default() }, version(0));
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
+    let mut world = World::at(0);
+    for _ in 0..3 {
+        broadcaster.publish(&[world.batch(|world| vec![world.put_sized("a", "web", 1000)])]);
+    }
+    assert!(broadcaster.stats().retained_size.load(Ordering::Relaxed) <= 2500);
+    assert_eq!(lines(&mut cursor, 1), ["Ended(Expired { oldest: 1 })"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn past_the_retention_in_age_replay_is_expired_even_when_nothing_is_published() {
+    let mut broadcaster = with_retention(Retention { age: Duration::from_secs(60), ..UNBOUNDED });
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(2));
+    tokio::time::advance(Duration::from_secs(40)).await;
+    broadcaster.publish(&world.several(2));
+    tokio::time::advance(Duration::from_secs(20)).await;
+    broadcaster.sweep();
+    assert_eq!(take(&mut cursor, 1), modified([1]), "exactly at the bound it is kept");
+    tokio::time::advance(Duration::from_millis(1)).await;
+    broadcaster.sweep();
+    assert_eq!(take(&mut cursor, 1), [Ended(End::Expired { oldest: version(2) })]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wake_larger_than_every_bound_stays_until_it_is_old_or_another_follows() {
+    let mut broadcaster = with_retention(Retention { events: 10, size: 10, age: Duration::from_secs(60) });
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(50));
+    broadcaster.sweep();
+    assert_eq!(take(&mut cursor, 20), modified(1..=20), "a relist can be read");
+    tokio::time::advance(Duration::from_secs(60)).await;
+    broadcaster.sweep();
+    assert_eq!(take(&mut cursor, 20), modified(21..=40));
+    broadcaster.publish(&world.several(1));
+    assert_eq!(drain(&mut cursor), [Ended(End::Expired { oldest: version(50) })]);
+}
+
+// === The initial phase ===
+
+#[tokio::test(start_paused = true)]
+async fn no_policy_acts_before_the_initial_events_are_out_and_the_queue_has_been_caught_up_with() {
+    for policy in [Drop, Block, Replay] {
+        let mut broadcaster = broadcaster::<Deliveries>(0);
+        let subscribe = Subscribe { initial_events: true, ..live(everything(), queue(policy, 2)) };
+        let mut cursor = broadcaster.subscribe(subscribe);
+        let mut world = World::at(0);
+        broadcaster.publish(&world.several(10));
+        assert!(!broadcaster.is_blocked(), "{policy:?}");
+        assert_eq!(take(&mut cursor, 2), modified([1, 2]));
+        cursor.go_live();
+        broadcaster.publish(&world.several(10));
+        assert!(!broadcaster.is_blocked(), "{policy:?}: not caught up yet");
+        assert_eq!(drain(&mut cursor), modified(3..=20), "{policy:?}");
+        broadcaster.publish(&world.several(3));
+        assert_eq!(broadcaster.is_blocked(), policy == Block);
+        let hole = if policy == Drop { vec![Dropped(1, 22)] } else { modified([23]) };
+        assert_eq!(drain(&mut cursor), [modified([21, 22]), hole].concat(), "{policy:?}: now it acts");
+        broadcaster.ready().await;
+    }
+}
+
+#[test]
+fn the_retention_bounds_the_initial_phase_of_every_policy() {
+    for policy in [Drop, Block, Replay] {
+        let mut broadcaster = with_retention(Retention { events: 5, ..UNBOUNDED });
+        let subscribe = Subscribe { initial_events: true, ..live(everything(), queue(policy, 2)) };
+        let mut cursor = broadcaster.subscribe(subscribe);
+        for batch in World::at(0).several(10) {
+            broadcaster.publish(&[batch]);
+        }
+        assert_eq!(drain(&mut cursor), [Ended(End::Expired { oldest: version(5) })], "{policy:?}");
+    }
+}

@@ -1,0 +1,57 @@
+//! A frame of bytes, for tests in which sizes and formats matter: one line for each event.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+
+use super::*;
+
+/// Lines; the format is a letter that every line begins with.
+#[derive(Debug, Clone)]
+pub(super) struct Text(Bytes);
+
+/// What a line says.
+pub(super) fn line(format: Letter, notice: &Notice<'_>) -> String {
+    let Notice { event_type, cause, object, object_version, version } = notice;
+    let (name, app) = (object.key().name(), object.labels().get("app").unwrap_or_default());
+    let body = String::from_utf8_lossy(object.body());
+    let of = object.version();
+    format!("{}:{event_type:?}/{cause:?} {name}={app}@{of} at {object_version} resume {version} {body}\n", format.0)
+}
+
+impl Text {
+    pub(super) fn lines(&self) -> Vec<String> {
+        let text = std::str::from_utf8(&self.0).unwrap();
+        text.split_inclusive('\n').map(str::to_owned).collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Letter(pub(super) char);
+
+impl Default for Letter {
+    fn default() -> Self {
+        Self('a')
+    }
+}
+
+impl Frame for Text {
+    type Format = Letter;
+    type Arena = BytesMut;
+
+    fn encode(arena: &mut BytesMut, format: Letter, notice: &Notice<'_>) {
+        arena.extend_from_slice(line(format, notice).as_bytes());
+    }
+
+    fn size(arena: &BytesMut) -> usize {
+        arena.len()
+    }
+
+    fn freeze(arena: BytesMut) -> Self {
+        Self(arena.freeze())
+    }
+
+    fn slice(&self, range: Range<usize>) -> Self {
+        Self(self.0.slice(range))
+    }
+}

@@ -1,0 +1,231 @@
+//! What an event says: its variant, its versions, and that it was encoded once.
+
+use super::*;
+
+const REPLAY: QueueOptions = queue(FullChannelPolicy::Replay, 100);
+
+fn deliveries(cursor: &mut Cursor<Deliveries>) -> Vec<Delivery> {
+    match cursor.poll_take(&mut Context::from_waker(Waker::noop()), usize::MAX) {
+        Poll::Ready(Taken::Frames(frames)) => frames.iter().flat_map(Deliveries::as_slice).cloned().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Type, cause, name, the object's own version, the event's object version.
+fn told(delivery: &Delivery) -> (EventType, Cause, &str, u128, u128) {
+    let Delivery { event_type, cause, object, object_version, .. } = delivery;
+    (*event_type, *cause, object.key().name(), object.version().number(), object_version.number())
+}
+
+/// Invariant 3.
+#[test]
+fn inside_a_batch_only_the_last_event_of_a_selection_carries_the_batch_version() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let (mut all, mut web, mut db) = (
+        broadcaster.subscribe(live(everything(), REPLAY)),
+        broadcaster.subscribe(live(app("web"), REPLAY)),
+        broadcaster.subscribe(live(app("db"), REPLAY)),
+    );
+    let mut world = World::at(0);
+    let single = world.one("z", "web");
+    let batch = world.batch(|world| {
+        vec![world.put("a", "web"), world.put("b", "db"), world.put("c", "web"), world.put("d", "none")]
+    });
+    let empty = Batch { before: version(5), after: version(9), changes: Vec::new() };
+    broadcaster.publish(&[single, batch, empty]);
+    assert_eq!(broadcaster.version(), &version(9));
+    let resume = |cursor: &mut Cursor<Deliveries>| -> Vec<(String, u128)> {
+        let of = |d: &Delivery| (d.object.key().name().to_owned(), d.version.number());
+        deliveries(cursor).iter().map(of).collect()
+    };
+    let expected = |events: &[(&str, u128)]| -> Vec<(String, u128)> {
+        events.iter().map(|(name, version)| ((*name).to_owned(), *version)).collect()
+    };
+    assert_eq!(resume(&mut all), expected(&[("z", 1), ("a", 1), ("b", 1), ("c", 1), ("d", 5)]));
+    assert_eq!(resume(&mut web), expected(&[("z", 1), ("a", 1), ("c", 5)]));
+    assert_eq!(resume(&mut db), expected(&[("b", 5)]));
+    for cursor in [&all, &web, &db] {
+        assert_eq!(cursor.version(), &version(5));
+    }
+}
+
+#[test]
+fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), REPLAY));
+    let mut world = World::at(0);
+    let single = world.one("z", "web");
+    let batch = world.batch(|world| ["a", "b", "c"].map(|name| world.put(name, "web")).into());
+    broadcaster.publish(&[single, batch]);
+    let mut versions = vec![cursor.version().number()];
+    while !take(&mut cursor, 1).is_empty() {
+        versions.push(cursor.version().number());
+    }
+    assert_eq!(versions, [0, 1, 1, 1, 4]);
+    cursor.advance(version(3));
+    assert_eq!(cursor.version(), &version(4));
+    cursor.advance(version(7));
+    assert_eq!(cursor.version(), &version(7));
+}
+
+/// Invariant 9.
+#[test]
+fn entering_and_leaving_a_selection_is_told_as_added_and_deleted_with_the_state_that_matched() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut all = broadcaster.subscribe(live(everything(), REPLAY));
+    let mut web = broadcaster.subscribe(live(app("web"), REPLAY));
+    let mut world = World::at(0);
+    let batches = [
+        world.one("a", "db"),
+        world.one("a", "web"),
+        world.one("a", "web"),
+        world.one("a", "db"),
+        world.one("a", "web"),
+        world.batch(|world| vec![world.delete("a")]),
+    ];
+    broadcaster.publish(&batches);
+    let (added, modified, deleted) = (EventType::Added, EventType::Modified, EventType::Deleted);
+    assert_eq!(
+        deliveries(&mut web).iter().map(told).collect::<Vec<_>>(),
+        [
+            (added, Cause::EnteredSelection, "a", 2, 2),
+            (modified, Cause::Change, "a", 3, 3),
+            (deleted, Cause::LeftSelection, "a", 3, 4),
+            (added, Cause::EnteredSelection, "a", 5, 5),
+            (deleted, Cause::Change, "a", 5, 6),
+        ]
+    );
+    assert_eq!(
+        deliveries(&mut all).iter().map(told).collect::<Vec<_>>(),
+        [
+            (added, Cause::Change, "a", 1, 1),
+            (modified, Cause::Change, "a", 2, 2),
+            (modified, Cause::Change, "a", 3, 3),
+            (modified, Cause::Change, "a", 4, 4),
+            (modified, Cause::Change, "a", 5, 5),
+            (deleted, Cause::Change, "a", 5, 6),
+        ]
+    );
+}
+
+#[test]
+fn an_inferred_deletion_says_so_to_every_selection() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    world.put("a", "web");
+    let mut web = broadcaster.subscribe(live(app("web"), REPLAY));
+    let inferred = world.batch(|world| vec![Change { cause: Cause::Inferred, ..world.delete("a") }]);
+    broadcaster.publish(&[inferred]);
+    let taken = deliveries(&mut web);
+    assert_eq!(taken.iter().map(told).collect::<Vec<_>>(), [(EventType::Deleted, Cause::Inferred, "a", 1, 2)]);
+}
+
+/// Invariant 11.
+#[test]
+fn an_event_is_encoded_once_for_each_format_and_variant_whatever_the_number_of_watchers() {
+    let mut broadcaster = broadcaster::<Text>(0);
+    let mut world = World::at(0);
+    let encoded = |broadcaster: &Broadcaster<Text>| broadcaster.stats().encoded.load(Ordering::Relaxed);
+    let mut cursors = Vec::new();
+    for _ in 0..20 {
+        cursors.push(broadcaster.subscribe(live(everything(), REPLAY)));
+    }
+    broadcaster.publish(&[world.one("a", "web")]);
+    assert_eq!(encoded(&broadcaster), 1);
+
+    // Groups whose selections differ, and see the same events in the same variant.
+    for namespace in ["shop", "other"] {
+        let selection = Selection { namespace: Some(namespace.into()), ..Selection::default() };
+        cursors.push(broadcaster.subscribe(live(Arc::new(selection), REPLAY)));
+    }
+    cursors.push(broadcaster.subscribe(live(app("web"), REPLAY)));
+    broadcaster.publish(&[world.one("a", "web")]);
+    assert_eq!(encoded(&broadcaster), 2);
+
+    // As it is, left and entered: the most that there are in one format.
+    cursors.push(broadcaster.subscribe(live(app("db"), REPLAY)));
+    broadcaster.publish(&[world.one("a", "db")]);
+    assert_eq!(encoded(&broadcaster), 5);
+
+    let other_format = Subscribe { format: text::Letter('b'), ..live(everything(), REPLAY) };
+    cursors.push(broadcaster.subscribe(other_format));
+    broadcaster.publish(&[world.one("a", "db")]);
+    assert_eq!(encoded(&broadcaster), 7);
+
+    // What nobody has selected is not encoded.
+    drop(cursors);
+    let _web = broadcaster.subscribe(live::<Text>(app("web"), REPLAY));
+    broadcaster.publish(&[world.one("a", "db")]);
+    assert_eq!(encoded(&broadcaster), 7);
+    assert_eq!(broadcaster.stats().groups.load(Ordering::Relaxed), 1, "empty groups are gone");
+}
+
+/// What a group without a selection is sent of a wake is one slice, also beside others that it shares the arena with.
+#[test]
+fn a_wake_is_one_piece_for_a_group_without_a_selection() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let _web = broadcaster.subscribe(live(app("web"), REPLAY));
+    let mut all = broadcaster.subscribe(live(everything(), REPLAY));
+    let mut world = World::at(0);
+    let batch = world.batch(|world| ["web", "db", "web"].map(|app| world.put("a", app)).into());
+    broadcaster.publish(&[world.one("b", "db"), batch]);
+    let Poll::Ready(Taken::Frames(frames)) = all.poll_take(&mut Context::from_waker(Waker::noop()), usize::MAX) else {
+        panic!("events are there");
+    };
+    assert_eq!(frames.iter().map(|frame| frame.as_slice().len()).collect::<Vec<_>>(), [4]);
+}
+
+#[test]
+fn an_arena_is_bounded_and_events_larger_than_it_go_through() {
+    let mut broadcaster = broadcaster::<Text>(0);
+    let mut all = broadcaster.subscribe(live(everything(), REPLAY));
+    let mut web = broadcaster.subscribe(live(app("web"), REPLAY));
+    let mut world = World::at(0);
+    let batch = world.batch(|world| (0..9).map(|at| world.put_sized("a", "web", 20_000 * at)).collect());
+    broadcaster.publish(&[batch]);
+    for cursor in [&mut all, &mut web] {
+        let mut sizes = Vec::new();
+        while let Poll::Ready(Taken::Frames(frames)) =
+            cursor.poll_take(&mut Context::from_waker(Waker::noop()), 64 << 10)
+        {
+            sizes.extend(frames.iter().flat_map(Text::lines).map(|line| line.len() / 20_000));
+        }
+        assert_eq!(sizes, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+}
+
+/// Invariant: one wake for each batch of batches, and none for groups that it does not concern.
+#[test]
+fn only_groups_with_a_share_are_woken() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursors = ["web", "db"].map(|value| broadcaster.subscribe(live(app(value), REPLAY)));
+    let flags = [(); 2].map(|()| Arc::new(Flag::default()));
+    for (cursor, flag) in cursors.iter_mut().zip(&flags) {
+        let waker = Waker::from(Arc::clone(flag));
+        assert!(cursor.poll_take(&mut Context::from_waker(&waker), 1).is_pending());
+    }
+    let mut world = World::at(0);
+    broadcaster.publish(&[world.one("a", "web")]);
+    assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [true, false]);
+    broadcaster.publish(&[world.one("a", "web")]);
+    assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, false], "it was woken already");
+    broadcaster.publish(&[world.one("a", "db")]);
+    assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, true]);
+    broadcaster.publish(&[Batch { before: version(3), after: version(4), changes: Vec::new() }]);
+    broadcaster.stop(&End::Stopped);
+    assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, false]);
+}
+
+#[test]
+fn a_restart_ends_everybody_and_serves_later_watches_at_the_new_version() {
+    let mut broadcaster = broadcaster::<Deliveries>(100);
+    let mut before = broadcaster.subscribe(live(everything(), REPLAY));
+    let mut world = World::at(100);
+    broadcaster.publish(&world.several(1));
+    broadcaster.restart(&End::HistoryChanged, version(5));
+    let mut after = broadcaster.subscribe(live(everything(), REPLAY));
+    assert_eq!(after.version(), &version(5));
+    broadcaster.publish(&World::at(5).several(1));
+    assert_eq!(drain(&mut before), [event(EventType::Added, "a", 101), Ended(End::HistoryChanged)]);
+    assert_eq!(drain(&mut after), [event(EventType::Added, "a", 6)]);
+}
