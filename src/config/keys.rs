@@ -33,7 +33,10 @@ const KEYS: [Key; 26] = [
     key("drain.delay", "0s", "how long the server goes on after a signal, while it says that it is not ready"),
     key("drain.period", "5s", "how long open streams then have to end"),
     key("stale_after", "15s", "how long a source may be out of contact before its resource is stale"),
-    no_default("resources.<name>.source.files.path", "a directory of .json, .yaml and .yml files, or one file"),
+    no_default(
+        "resources.<name>.source.files.path",
+        "a directory of .json, .yaml and .yml files; relative to the configuration file",
+    ),
     no_default("resources.<name>.source.files.kind", "only objects of this kind; all of them if left out"),
     no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
     no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),

@@ -1,4 +1,5 @@
-//! The proto is documented to the last field, and reflection serves it with google.rpc's details.
+//! What is promised in writing: the proto is documented to the last field, reflection serves it with google.rpc's details,
+//! and the README has every key of the configuration.
 
 use informerd::proto::pb::FILE_DESCRIPTOR_SET;
 use prost::Message;
@@ -54,5 +55,15 @@ fn reflection_can_resolve_what_is_in_the_details_of_a_status() {
         for dependency in &file.dependency {
             assert!(files.iter().any(|other| other.name() == dependency), "{} is not in the set", dependency);
         }
+    }
+}
+
+#[test]
+fn the_readme_has_every_key_of_the_configuration() {
+    let readme = include_str!("../../README.md");
+    for informerd::config::Key { path, default, meaning } in informerd::config::reference() {
+        let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
+        let row = format!("| `{path}` | {default} | {meaning} |");
+        assert!(readme.lines().any(|line| line == row), "not in the README: {row}");
     }
 }
