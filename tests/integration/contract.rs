@@ -49,11 +49,11 @@ fn every_service_method_message_field_and_enum_value_is_documented() {
 fn reflection_can_resolve_what_is_in_the_details_of_a_status() {
     let files = files();
     let details = files.iter().find(|file| file.name() == "google/rpc/error_details.proto").unwrap();
-    let messages: Vec<&str> = details.message_type.iter().map(|message| message.name()).collect();
+    let messages: Vec<&str> = details.message_type.iter().map(prost_types::DescriptorProto::name).collect();
     assert!(messages.contains(&"ErrorInfo") && messages.contains(&"RetryInfo"), "{messages:?}");
     for file in &files {
         for dependency in &file.dependency {
-            assert!(files.iter().any(|other| other.name() == dependency), "{} is not in the set", dependency);
+            assert!(files.iter().any(|other| other.name() == dependency), "{dependency} is not in the set");
         }
     }
 }

@@ -128,13 +128,9 @@ async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_i
     let served = Served::start(&[("web.yaml", WEB), ("api.yaml", &WEB.replace("web", "api"))]).await;
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
-    let bombs = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned()
-        + &(b'b'..=b'k')
-            .map(|c| {
-                let (this, last) = (c as char, (c - 1) as char);
-                format!("{this}: &{this} [{}]\n", vec![format!("*{last}"); 9].join(","))
-            })
-            .collect::<String>();
+    let level = |(last, this): (char, char)| format!("{this}: &{this} [{}]", vec![format!("*{last}"); 9].join(","));
+    let levels: Vec<String> = ('a'..='j').zip('b'..='k').map(level).collect();
+    let bombs = format!("a: &a [x,x,x,x,x,x,x,x,x]\n{}\n", levels.join("\n"));
     for (what, bytes) in [
         ("half written", b"{apiVersion: v1, kind: Pod, metadata: {name: we".to_vec()),
         ("binary", (0..=255).cycle().take(4096).collect()),

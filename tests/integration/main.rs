@@ -1,5 +1,7 @@
 //! The integration tests: one binary, one sandbox, one file for each story.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod command_line;
 mod contract;
 mod files;

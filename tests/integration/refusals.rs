@@ -5,8 +5,8 @@ use tonic::{Code, Status};
 
 use crate::sandbox::{Options, Sandbox, pod, queue, reason, watch_pods};
 
-fn index(name: &str, values: &[&str]) -> Option<pb::IndexMatch> {
-    Some(pb::IndexMatch { name: name.to_owned(), values: values.iter().map(|&value| value.to_owned()).collect() })
+fn index(name: &str, values: &[&str]) -> pb::IndexMatch {
+    pb::IndexMatch { name: name.to_owned(), values: values.iter().map(|&value| value.to_owned()).collect() }
 }
 
 async fn watch_status(sandbox: &Sandbox, request: pb::WatchRequest) -> Status {
@@ -32,12 +32,12 @@ async fn every_bad_watch_is_refused_with_its_reason() {
         (pb::WatchRequest { resource_version: "1".into(), initial_events: 1, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "leave one"),
         (pb::WatchRequest { initial_events: 7, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "there are"),
         (pb::WatchRequest { format: 9, ..base() }, Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "there are STRUCT"),
-        (pb::WatchRequest { queue: queue(pb::FullChannelPolicy::Drop, 65_537), ..base() }, Code::InvalidArgument, "QUEUE_LENGTH_INVALID", "65536"),
+        (pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Drop, 65_537)), ..base() }, Code::InvalidArgument, "QUEUE_LENGTH_INVALID", "65536"),
         (pb::WatchRequest { queue: Some(pb::QueueOptions { policy: 77, length: 0 }), ..base() }, Code::InvalidArgument, "POLICY_INVALID", "there are DROP"),
-        (pb::WatchRequest { queue: queue(pb::FullChannelPolicy::Coalesce, 0), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "COALESCE"),
+        (pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Coalesce, 0)), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "COALESCE"),
         (pb::WatchRequest { expression: "true".into(), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "expression"),
-        (pb::WatchRequest { index: index("nodes", &["a"]), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "there are: app, namespace, node"),
-        (pb::WatchRequest { index: index("node", &[]), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),
+        (pb::WatchRequest { index: Some(index("nodes", &["a"])), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "there are: app, namespace, node"),
+        (pb::WatchRequest { index: Some(index("node", &[])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),
         (pb::WatchRequest { timeout: duration(0), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "timeout"),
         (pb::WatchRequest { bookmark_interval: duration(-5), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "bookmark_interval"),
         (pb::WatchRequest { min_resource_version: "x".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "min_resource_version"),
@@ -67,7 +67,7 @@ async fn every_bad_read_is_refused_with_its_reason() {
     assert_eq!(reason(&status), "LABEL_SELECTOR_INVALID");
     let status = list(pb::ListRequest { page_token: "x".into(), ..Default::default() }).await;
     assert_eq!(reason(&status), "PAGE_TOKEN_INVALID");
-    let status = list(pb::ListRequest { index: index("none", &["a"]), ..Default::default() }).await;
+    let status = list(pb::ListRequest { index: Some(index("none", &["a"])), ..Default::default() }).await;
     assert_eq!(reason(&status), "INDEX_NOT_FOUND");
     let status = list(pb::ListRequest { expression: "true".into(), ..Default::default() }).await;
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unimplemented, "NOT_IMPLEMENTED"));

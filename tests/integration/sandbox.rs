@@ -17,12 +17,12 @@ use tonic::{
 };
 
 /// Longer than anything here takes, and short enough to see what hangs.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// One resource, "pods", whose upstream is the test.
-pub struct Sandbox {
-    pub informer: InformerHandle<WireFrame>,
-    pub lifecycle: Lifecycle,
+pub(crate) struct Sandbox {
+    pub(crate) informer: InformerHandle<WireFrame>,
+    pub(crate) lifecycle: Lifecycle,
     fifo: Arc<RealFifo>,
     address: String,
     next: u128,
@@ -30,10 +30,10 @@ pub struct Sandbox {
 }
 
 /// How the sandbox differs from the server's defaults.
-pub struct Options {
-    pub broadcaster: BroadcasterConfig,
-    pub bookmark_interval: Duration,
-    pub max_watchers: usize,
+pub(crate) struct Options {
+    pub(crate) broadcaster: BroadcasterConfig,
+    pub(crate) bookmark_interval: Duration,
+    pub(crate) max_watchers: usize,
 }
 
 impl Default for Options {
@@ -48,19 +48,19 @@ impl Default for Options {
 
 impl Sandbox {
     /// A server whose first list has these objects, at version 1.
-    pub async fn start(objects: Vec<Arc<Object>>) -> Self {
+    pub(crate) async fn start(objects: Vec<Arc<Object>>) -> Self {
         let sandbox = Self::start_unsynced(Options::default()).await;
         sandbox.list(objects, 1).await;
         sandbox
     }
 
-    pub async fn start_with(options: Options, objects: Vec<Arc<Object>>) -> Self {
+    pub(crate) async fn start_with(options: Options, objects: Vec<Arc<Object>>) -> Self {
         let sandbox = Self::start_unsynced(options).await;
         sandbox.list(objects, 1).await;
         sandbox
     }
 
-    pub async fn start_unsynced(options: Options) -> Self {
+    pub(crate) async fn start_unsynced(options: Options) -> Self {
         let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
         let indexers = Indexers::new([
             ("node".to_owned(), path(".spec.nodeName")),
@@ -103,37 +103,37 @@ impl Sandbox {
     }
 
     /// A client on a connection of its own.
-    pub async fn client(&self) -> InformerServiceClient<Channel> {
+    pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
         let channel = Endpoint::new(self.address.clone()).unwrap().connect().await.unwrap();
         InformerServiceClient::new(channel).max_decoding_message_size(64 << 20)
     }
 
     /// A client that can be slow: what it does not read stays with the server but for 64 KiB and the kernel's buffers.
-    pub async fn slow_client(&self) -> InformerServiceClient<Channel> {
+    pub(crate) async fn slow_client(&self) -> InformerServiceClient<Channel> {
         let endpoint = Endpoint::new(self.address.clone()).unwrap();
         let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
         InformerServiceClient::new(endpoint.connect().await.unwrap())
     }
 
     /// Lists at a version, and waits until it has been applied.
-    pub async fn list(&self, objects: Vec<Arc<Object>>, version: u128) {
+    pub(crate) async fn list(&self, objects: Vec<Arc<Object>>, version: u128) {
         let version = ResourceVersion::decimal(version);
         self.fifo.push(Delta::Replace(List { objects, version: version.clone() })).await;
         self.reached(&version).await;
     }
 
     /// The next version.
-    pub fn version(&mut self) -> ResourceVersion {
+    pub(crate) fn version(&mut self) -> ResourceVersion {
         self.next += 1;
         ResourceVersion::decimal(self.next)
     }
 
-    pub async fn push(&self, event: Event) {
+    pub(crate) async fn push(&self, event: Event) {
         self.fifo.push(Delta::Event(event)).await;
     }
 
     /// Sends a pod in its next version.
-    pub async fn put(&mut self, namespace: &str, name: &str, spec: &str) -> Arc<Object> {
+    pub(crate) async fn put(&mut self, namespace: &str, name: &str, spec: &str) -> Arc<Object> {
         let version = self.version();
         let pod = pod_at(namespace, name, spec, &version);
         self.push(Event::Modified(Arc::clone(&pod))).await;
@@ -141,29 +141,29 @@ impl Sandbox {
     }
 
     /// Deletes a pod.
-    pub async fn delete(&mut self, pod: &Arc<Object>) {
+    pub(crate) async fn delete(&mut self, pod: &Arc<Object>) {
         let version = self.version();
         self.push(Event::Deleted(Arc::new(pod.at_version(version)))).await;
     }
 
-    pub async fn reached(&self, version: &ResourceVersion) {
+    pub(crate) async fn reached(&self, version: &ResourceVersion) {
         let wait = self.informer.wait_for(|snapshot| snapshot.version() >= version);
         tokio::time::timeout(DEADLINE, wait).await.expect("the version is reached");
     }
 
     /// How many tasks of the server have ended, which should be none.
-    pub fn ended_tasks(&mut self) -> usize {
+    pub(crate) fn ended_tasks(&mut self) -> usize {
         std::iter::from_fn(|| self.tasks.try_join_next()).count()
     }
 }
 
 /// A pod at version 1.
-pub fn pod(namespace: &str, name: &str, spec: &str) -> Arc<Object> {
+pub(crate) fn pod(namespace: &str, name: &str, spec: &str) -> Arc<Object> {
     pod_at(namespace, name, spec, &ResourceVersion::decimal(1))
 }
 
 /// `spec` is the inside of a JSON map.
-pub fn pod_at(namespace: &str, name: &str, spec: &str, version: &ResourceVersion) -> Arc<Object> {
+pub(crate) fn pod_at(namespace: &str, name: &str, spec: &str, version: &ResourceVersion) -> Arc<Object> {
     let json = format!(
         r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{name}"}}}},"spec":{{{spec}}}}}"#
     );
@@ -171,28 +171,28 @@ pub fn pod_at(namespace: &str, name: &str, spec: &str, version: &ResourceVersion
 }
 
 /// A request to watch pods, RAW.
-pub fn watch_pods() -> pb::WatchRequest {
+pub(crate) fn watch_pods() -> pb::WatchRequest {
     pb::WatchRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
 }
 
-/// The same with INITIAL_EVENTS_NONE.
-pub fn watch_from_now() -> pb::WatchRequest {
+/// The same without initial events.
+pub(crate) fn watch_from_now() -> pb::WatchRequest {
     pb::WatchRequest { initial_events: pb::InitialEvents::None.into(), ..watch_pods() }
 }
 
 /// With a policy and a queue.
-pub fn queue(policy: pb::FullChannelPolicy, length: u32) -> Option<pb::QueueOptions> {
-    Some(pb::QueueOptions { policy: policy.into(), length })
+pub(crate) fn queue(policy: pb::FullChannelPolicy, length: u32) -> pb::QueueOptions {
+    pb::QueueOptions { policy: policy.into(), length }
 }
 
 /// The next message of a stream, which must come.
-pub async fn next(stream: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
+pub(crate) async fn next(stream: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
     let message = tokio::time::timeout(DEADLINE, stream.message()).await.expect("a message in time");
     message.expect("no status").expect("no end")
 }
 
 /// The status that a stream ends with, which must end now.
-pub async fn end(stream: &mut Streaming<pb::WatchResponse>) -> tonic::Status {
+pub(crate) async fn end(stream: &mut Streaming<pb::WatchResponse>) -> tonic::Status {
     loop {
         match tokio::time::timeout(DEADLINE, stream.message()).await.expect("an end in time") {
             Ok(Some(_)) => {}
@@ -203,7 +203,7 @@ pub async fn end(stream: &mut Streaming<pb::WatchResponse>) -> tonic::Status {
 }
 
 /// What an event says, in words: type, cause, name, version.
-pub fn words(response: &pb::WatchResponse) -> String {
+pub(crate) fn words(response: &pb::WatchResponse) -> String {
     let event_type = response.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
     let cause = match response.cause() {
         pb::Cause::Unspecified => String::new(),
@@ -218,7 +218,7 @@ pub fn words(response: &pb::WatchResponse) -> String {
 }
 
 /// Folds initial events and events into the state that the client now holds: name to body.
-pub fn fold(view: &mut BTreeMap<String, Bytes>, response: &pb::WatchResponse) {
+pub(crate) fn fold(view: &mut BTreeMap<String, Bytes>, response: &pb::WatchResponse) {
     let Some(object) = &response.object else { return };
     match response.r#type() {
         pb::EventType::Added => assert!(view.insert(object.name.clone(), raw(object)).is_none(), "ADDED what it had"),
@@ -230,15 +230,15 @@ pub fn fold(view: &mut BTreeMap<String, Bytes>, response: &pb::WatchResponse) {
     }
 }
 
-pub fn raw(object: &pb::Object) -> Bytes {
+pub(crate) fn raw(object: &pb::Object) -> Bytes {
     match &object.body {
         Some(pb::object::Body::Raw(bytes)) => bytes.clone(),
         other => panic!("not raw: {other:?}"),
     }
 }
 
-/// The ErrorInfo reason of a status.
-pub fn reason(status: &tonic::Status) -> String {
+/// The reason of a status.
+pub(crate) fn reason(status: &tonic::Status) -> String {
     use tonic_types::StatusExt;
     let details = status.get_error_details();
     let info = details.error_info().unwrap_or_else(|| panic!("no ErrorInfo: {status:?}"));

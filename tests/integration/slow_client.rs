@@ -30,7 +30,7 @@ async fn publish(sandbox: &mut Sandbox) -> informerd::model::ResourceVersion {
 async fn join(sandbox: &Sandbox, policy: pb::FullChannelPolicy, is_slow: bool) -> Streaming<pb::WatchResponse> {
     let mut client = if is_slow { sandbox.slow_client().await } else { sandbox.client().await };
     let length = if is_slow { QUEUE } else { 65_536 };
-    let request = pb::WatchRequest { queue: queue(policy, length), ..watch_from_now() };
+    let request = pb::WatchRequest { queue: Some(queue(policy, length)), ..watch_from_now() };
     let mut watch = client.watch(request).await.unwrap().into_inner();
     next(&mut watch).await;
     watch
@@ -158,7 +158,7 @@ async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nob
     let mut slow = Vec::new();
     for policy in [pb::FullChannelPolicy::Drop, pb::FullChannelPolicy::Block] {
         let request = pb::WatchRequest {
-            queue: queue(policy, 1),
+            queue: Some(queue(policy, 1)),
             initial_events: pb::InitialEvents::Send.into(),
             ..watch_from_now()
         };

@@ -46,7 +46,7 @@ fn sources() -> Vec<Source> {
         let room = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
         let is_test = relative.iter().any(|part| part == "tests" || part == "tests.rs");
         let text = fs::read_to_string(&path).unwrap();
-        Source { room, is_test, text, path }
+        Source { path, room, text, is_test }
     };
     paths.into_iter().map(source).collect()
 }

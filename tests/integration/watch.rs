@@ -182,7 +182,7 @@ async fn watches_that_join_during_a_storm_hold_the_state_at_its_end() {
     for at in 0..CHANGES {
         if at % (CHANGES / WATCHES) == 0 {
             let policy = [pb::FullChannelPolicy::Block, pb::FullChannelPolicy::Replay][at % 2];
-            let request = pb::WatchRequest { queue: queue(policy, 100), ..watch_pods() };
+            let request = pb::WatchRequest { queue: Some(queue(policy, 100)), ..watch_pods() };
             let (mut client, last) = (client.clone(), last.clone());
             readers.spawn(async move {
                 let mut watch = client.watch(request).await.unwrap().into_inner();
@@ -245,11 +245,11 @@ async fn a_watch_ends_when_its_client_goes() {
         watches.push(client.watch(watch_pods()).await.unwrap().into_inner());
     }
     let stats = sandbox.informer.watch_stats().unwrap();
-    let watchers = || stats.watchers.load(std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(watchers(), 100);
+    let open = || stats.watchers.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(open(), 100);
     drop(watches);
     let gone = async {
-        while watchers() > 0 {
+        while open() > 0 {
             tokio::task::yield_now().await;
         }
     };
