@@ -12,6 +12,7 @@ mod list;
 mod metrics;
 mod page;
 mod query;
+mod scan;
 mod service;
 mod status;
 mod watch;

@@ -171,8 +171,9 @@ impl Family<'_, '_> {
         self.counter("watch_events_sent", "Events taken by watches", |r| r.watch_count(|stats| &stats.delivered))?;
         self.counter("watch_events_dropped", "Events lost under DROP", |r| r.watch_count(|stats| &stats.dropped))?;
         self.counter("watch_evicted", "Watches ended under BLOCK", |r| r.watch_count(|stats| &stats.evicted))?;
-        self.counter("watch_blocked_microseconds", "Time for which distribution waited under BLOCK", |r| {
-            r.watch_count(|stats| &stats.blocked_micros)
+        let help = "Time for which distribution waited under BLOCK";
+        self.encode("watch_blocked", Some(&Unit::Seconds), help, MetricType::Counter, |r| {
+            ConstCounter::new(r.watch(|stats| &stats.blocked_micros) / 1e6)
         })
     }
 

@@ -1,7 +1,6 @@
 //! List and ByIndex: one snapshot, streamed in chunks that are made when the client asks for them.
 
 use std::{
-    iter::Peekable,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -16,12 +15,13 @@ use super::{
     metrics::RpcObserver,
     page::{Continued, query_hash},
     query::{self, Parts},
+    scan::Scan,
     service::{ServedResource, Service},
     status::Refusal,
 };
 use crate::{
     cache::{HealthReport, Snapshot},
-    model::{Object, ObjectKey, Selection},
+    model::{ObjectKey, Selection},
     proto::{self, PayloadFormat, pb},
 };
 
@@ -54,15 +54,6 @@ struct Chunk {
     next_page_token: String,
 }
 
-/// Which objects are looked at; the selection decides about each.
-#[derive(Debug)]
-enum Scan {
-    /// All, or those of one namespace.
-    Objects { namespace: Option<String> },
-    /// Those under at least one value of an index.
-    Index { name: String, values: Vec<String> },
-}
-
 /// When a chunk is sent: small enough that making one keeps nobody waiting on the same thread, large enough that the
 /// messages' own cost does not count.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -91,10 +82,6 @@ pub(super) async fn list(
             index: request.index.as_ref(),
         },
     )?;
-    let scan = match &selection.index {
-        Some(index) => Scan::Index { name: index.name.clone(), values: index.values.iter().cloned().collect() },
-        None => Scan::Objects { namespace: selection.namespace.clone() },
-    };
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let query = query_hash(&("List", request.encode_to_vec()));
@@ -102,7 +89,7 @@ pub(super) async fn list(
     let chunks = Chunks {
         service: service.clone(),
         snapshot,
-        scan: Arc::new(scan),
+        scan: Arc::new(Scan::of(&selection)),
         selection,
         format,
         query,
@@ -243,37 +230,4 @@ impl Stream for Chunks {
         cx.waker().wake_by_ref();
         Poll::Pending
     }
-}
-
-// === impl Scan ===
-
-impl Scan {
-    /// The objects after a key, sorted by key.
-    fn objects<'a>(
-        &'a self,
-        snapshot: &'a Snapshot,
-        after: Option<&ObjectKey>,
-    ) -> Box<dyn Iterator<Item = &'a Arc<Object>> + 'a> {
-        match self {
-            Self::Objects { namespace } => Box::new(snapshot.objects(namespace.as_deref(), after)),
-            Self::Index { name, values } => {
-                let of_value = |value: &'a String| snapshot.by_index(name, value, after).map(Iterator::peekable);
-                Box::new(merge(values.iter().filter_map(of_value).collect()))
-            }
-        }
-    }
-}
-
-/// Merges sequences that are sorted by key; what is in several of them comes once.
-fn merge<'a, I>(mut sorted: Vec<Peekable<I>>) -> impl Iterator<Item = &'a Arc<Object>>
-where
-    I: Iterator<Item = &'a Arc<Object>>,
-{
-    std::iter::from_fn(move || {
-        let next = sorted.iter_mut().filter_map(|objects| objects.peek().copied()).min_by_key(|object| object.key())?;
-        for objects in &mut sorted {
-            objects.next_if(|object| object.key() == next.key());
-        }
-        Some(next)
-    })
 }

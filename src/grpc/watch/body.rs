@@ -25,6 +25,7 @@ use tonic::{Code, Status};
 use super::super::{
     frame::{self, WireFrame},
     metrics::RpcObserver,
+    scan::Scan,
     status::Refusal,
 };
 use crate::{
@@ -52,6 +53,22 @@ pub(super) struct WatchBody {
     _permit: OwnedSemaphorePermit,
 }
 
+/// A call that has been checked and joined.
+pub(super) struct Opened {
+    pub(super) begin: Begin,
+    pub(super) joined: Joined<WireFrame>,
+    pub(super) selection: Arc<Selection>,
+    pub(super) format: PayloadFormat,
+    pub(super) informer: InformerHandle<WireFrame>,
+    pub(super) bookmark_interval: Duration,
+    /// With a bookmark, and OK.
+    pub(super) ends_at: Option<Instant>,
+    pub(super) draining: CancellationToken,
+    /// Held for as long as the watch lives.
+    pub(super) permit: OwnedSemaphorePermit,
+    pub(super) observer: RpcObserver,
+}
+
 /// How a stream begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begin {
@@ -67,6 +84,7 @@ pub(super) enum Begin {
 #[derive(Debug)]
 struct InitialEvents {
     snapshot: Snapshot,
+    scan: Scan,
     selection: Arc<Selection>,
     looked_at: Option<ObjectKey>,
 }
@@ -79,19 +97,19 @@ const SCAN_OBJECTS: usize = 256;
 // === impl WatchBody ===
 
 impl WatchBody {
-    #[allow(clippy::too_many_arguments, reason = "made in one place, of parts that have nothing in common")]
-    pub(super) fn new(
-        begin: Begin,
-        joined: Joined<WireFrame>,
-        selection: Arc<Selection>,
-        format: PayloadFormat,
-        informer: InformerHandle<WireFrame>,
-        bookmark_interval: Duration,
-        ends_at: Option<Instant>,
-        draining: CancellationToken,
-        permit: OwnedSemaphorePermit,
-        observer: RpcObserver,
-    ) -> Self {
+    pub(super) fn new(opened: Opened) -> Self {
+        let Opened {
+            begin,
+            joined,
+            selection,
+            format,
+            informer,
+            bookmark_interval,
+            ends_at,
+            draining,
+            permit,
+            observer,
+        } = opened;
         let Joined { snapshot, cursor } = joined;
         let mut body = Self {
             informer,
@@ -109,7 +127,10 @@ impl WatchBody {
             _permit: permit,
         };
         match begin {
-            Begin::InitialEvents => body.initial = Some(InitialEvents { snapshot, selection, looked_at: None }),
+            Begin::InitialEvents => {
+                let scan = Scan::of(&selection);
+                body.initial = Some(InitialEvents { snapshot, scan, selection, looked_at: None });
+            }
             Begin::Bookmark => body.send(&[body.bookmark(pb::Bookmark::default())]),
             Begin::Live => {}
         }
@@ -262,9 +283,8 @@ impl InitialEvents {
     /// The next initial events, encoded, and whether they were the last.
     fn next(&mut self, format: PayloadFormat) -> (BytesMut, bool) {
         let mut buffer = BytesMut::new();
-        let namespace = self.selection.namespace.as_deref();
         let after = self.looked_at.take();
-        let mut objects = self.snapshot.objects(namespace, after.as_ref());
+        let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
         for _ in 0..SCAN_OBJECTS {
             let Some(object) = objects.next() else { return (buffer, true) };
             if self.selection.matches(object) {

@@ -17,7 +17,7 @@ use super::{
         service::{ServedResource, wait_of},
         status::Refusal,
     },
-    body::{Begin, WatchBody},
+    body::{Begin, Opened, WatchBody},
 };
 use crate::{
     cache::{JoinError, Start},
@@ -72,19 +72,18 @@ pub(super) async fn open(
     tracing::debug!(
         resource = resource.name, selection = %selection, resource_version = %joined.cursor.version(), "watch joined"
     );
-    let ends_at = timeout.map(|timeout| Instant::now() + timeout);
-    Ok(WatchBody::new(
+    Ok(WatchBody::new(Opened {
         begin,
         joined,
         selection,
         format,
-        resource.informer.clone(),
-        bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
-        ends_at,
-        service.draining().clone(),
+        informer: resource.informer.clone(),
+        bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
+        ends_at: timeout.map(|timeout| Instant::now() + timeout),
+        draining: service.draining().clone(),
         permit,
         observer,
-    ))
+    }))
 }
 
 /// Reads one message: a request of a Watch is not a stream.

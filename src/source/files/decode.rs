@@ -10,7 +10,8 @@
 //! - A body is an allocation of its own and never a slice of the file: one unchanged object of a large file does not
 //!   keep the rest of that file's old bytes alive.
 //! - YAML is read as kubectl reads it: version 1.1, where `yes`, `on` and `y` are booleans and `0644` is octal.
-//! - What an alias bomb or a deep nesting can cost is bounded by `serde_saphyr`'s default budget.
+//! - What an alias bomb or a deep nesting can cost is bounded by `serde_saphyr`'s budget; only what a file may hold without
+//!   aliases is raised, so that a dump of a whole cluster can be read.
 //!
 //! Not here: which files count, and how large one may be (`scan`); which of two objects with one key wins (`catalog`).
 
@@ -68,6 +69,11 @@ struct Implied {
 
 /// Lists may be in lists (`kubectl get -o json` of several files); nothing sensible nests deeper.
 const MAX_LIST_DEPTH: usize = 4;
+
+/// Of one YAML file. A file that is within its bound in bytes is within these, unless it is made of the smallest possible
+/// values; what aliases can add has bounds of its own.
+const MAX_DOCUMENTS: usize = 100_000;
+const MAX_NODES: usize = 8_000_000;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
@@ -138,7 +144,15 @@ impl Decoder<'_> {
 
     fn yaml_file(&mut self, bytes: &[u8]) -> Result<(), String> {
         let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 text: {error}"))?;
-        let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
+        let options = serde_saphyr::options! {
+            legacy_octal_numbers: true,
+            with_snippet: false,
+            budget: serde_saphyr::budget! {
+                max_documents: MAX_DOCUMENTS,
+                max_nodes: MAX_NODES,
+                max_events: 2 * MAX_NODES,
+            },
+        };
         let documents: Vec<Value> =
             serde_saphyr::from_multiple_with_options(text, options).map_err(|error| one_line(&error.to_string()))?;
         for (at, document) in documents.into_iter().enumerate() {
@@ -335,12 +349,21 @@ mod tests {
     }
 
     #[test]
+    fn a_dump_of_a_whole_cluster_can_be_read() {
+        let pod =
+            |at: usize| format!("- {{kind: Pod, metadata: {{name: p{at}}}, spec: {{a: [1, 2, 3, 4, 5, 6, 7, 8]}}}}\n");
+        let list = format!("apiVersion: v1\nkind: List\nitems:\n{}", (0..20_000).map(pod).collect::<Vec<_>>().concat());
+        assert_eq!(decode_as(Format::Yaml, &list, None).unwrap().len(), 20_000);
+        assert_eq!(decode_as(Format::Yaml, &"---\na: 1\n".repeat(5_000), None).unwrap().len(), 5_000);
+    }
+
+    #[test]
     fn bombs_are_refused_in_one_line() {
         let bomb = (1..10).fold(String::from("a0: &a0 [x]\n"), |text, n| {
             format!("{text}a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))
         });
         let deep = format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000));
-        for text in [bomb, deep, "- ".repeat(100_000), "---\na: 1\n".repeat(5_000)] {
+        for text in [bomb, deep, "- ".repeat(100_000), "---\n- 1\n".repeat(MAX_DOCUMENTS + 1)] {
             let error = decode_as(Format::Yaml, &text, None).unwrap_err();
             assert!(!error.contains('\n') && error.len() < 400, "{error}");
         }
