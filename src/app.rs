@@ -126,6 +126,7 @@ impl App {
                 allowed_policies: config.watch.allowed_policies.clone(),
                 max_queue_length: config.watch.max_queue_length,
                 bookmark_interval: config.watch.bookmark_interval,
+                future_wait: config.watch.future_wait,
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
             },
@@ -322,8 +323,11 @@ fn connect<S: ListerWatcher>(
 ) -> ObservedResource {
     let name = resource.name.as_str();
     let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-    let informer_config =
-        InformerConfig { indexers: Arc::clone(&resource.indexers), broadcaster: config.broadcaster() };
+    let informer_config = InformerConfig {
+        indexers: Arc::clone(&resource.indexers),
+        broadcaster: config.broadcaster(),
+        history: config.history(),
+    };
     let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
     let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
     let reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);

@@ -24,7 +24,7 @@ mod reflector;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use health::{HealthReport, SourceHealth, SyncState};
-pub use history::{Resume, Window};
+pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
 pub use lister_watcher::{List, ListVersion, ListerWatcher, SourceError, Watch};

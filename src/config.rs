@@ -56,7 +56,7 @@ pub struct Config {
     /// What clients may ask for, and what they get when they do not.
     pub watch: WatchConfig,
     /// How much of each resource's past is kept for watches that lag or come back. Age: 5 minutes by default; events:
-    /// 100 000; size in bytes as encoded: 256 MiB. None of them is 0.
+    /// 100 000; bytes: 256 MiB. None of them is 0.
     pub history: Retention,
     /// What one client may use.
     pub limits: LimitsConfig,
@@ -87,6 +87,8 @@ pub struct WatchConfig {
     pub block_timeout: Duration,
     /// How long a watch may be silent before it gets a bookmark; by default 30 seconds, never 0.
     pub bookmark_interval: Duration,
+    /// How long a watch from a version that the resource has not reached yet waits for it; by default 90 seconds, never 0.
+    pub future_wait: Duration,
     /// Watches open at the same time, of all clients together; by default 100 000, never 0.
     pub max_watchers: usize,
 }
@@ -157,10 +159,16 @@ impl Config {
         if errors.is_empty() { Ok(config) } else { Err(errors) }
     }
 
+    /// The bounds of each resource's history. Half of the bytes are for the states that a resume is made from, and half for
+    /// encoded events that watches still have to read ([`Self::broadcaster`]).
+    pub fn history(&self) -> Retention {
+        Retention { size: self.history.size / 2, ..self.history }
+    }
+
     /// The bounds of the Broadcaster of each resource.
     pub fn broadcaster(&self) -> BroadcasterConfig {
         BroadcasterConfig {
-            retention: self.history,
+            retention: self.history(),
             queue_size: self.watch.queue_bytes,
             block_timeout: self.watch.block_timeout,
         }
@@ -187,6 +195,7 @@ impl Default for WatchConfig {
             queue_bytes: broadcaster.queue_size,
             block_timeout: broadcaster.block_timeout,
             bookmark_interval: Duration::from_secs(30),
+            future_wait: Duration::from_secs(90),
             max_watchers: 100_000,
         }
     }

@@ -152,6 +152,18 @@ impl Family<'_, '_> {
             load(&r.observed.resource.informer.stats().unchanged)
         })?;
         self.counter("cache_replaces", "Lists applied", |r| load(&r.observed.resource.informer.stats().replaces))?;
+        self.gauge("history_events", "Events kept for watches that resume", |r| {
+            load(&r.observed.resource.informer.stats().history_events) as f64
+        })?;
+        self.gauge_of("history", &Unit::Bytes, "Size of what is kept for watches that resume", |r| {
+            load(&r.observed.resource.informer.stats().history_bytes) as f64
+        })?;
+        self.counter("watch_events_replayed", "Events told from the history", |r| {
+            load(&r.observed.resource.informer.stats().replayed)
+        })?;
+        self.counter("watch_parked", "Times that a watch was parked", |r| {
+            load(&r.observed.resource.informer.stats().parked)
+        })?;
         self.counter("cache_rewinds", "Lists that proved that the upstream went back in time", |r| {
             load(&r.observed.resource.informer.stats().rewinds)
         })

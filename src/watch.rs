@@ -26,6 +26,7 @@ mod encoding;
 mod frame;
 mod group;
 mod policy;
+mod replay;
 mod room;
 mod routes;
 
@@ -33,6 +34,7 @@ pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
 pub use cursor::{Cursor, Taken};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
+pub use replay::Replay;
 
 #[cfg(test)]
 mod tests;

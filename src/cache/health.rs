@@ -1,7 +1,10 @@
 //! How a resource's source is doing: written by its Reflector and its source, read by every answer and by the probes.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -42,16 +45,22 @@ pub struct HealthReport {
 struct Shared {
     /// Silence longer than this is staleness: the source's heartbeat and `stale_after` together.
     silence_bound: Duration,
+    /// What `seen_micros` counts from.
+    base: Instant,
+    synced: AtomicBool,
+    /// When the upstream was last seen; [`NEVER`] before it was. Read without the lock, by every watch that is idle.
+    seen_micros: AtomicU64,
     record: Mutex<Record>,
 }
 
 #[derive(Debug, Default)]
 struct Record {
-    synced: bool,
-    seen: Option<(Instant, SystemTime)>,
+    seen_at: Option<SystemTime>,
     failure: Option<String>,
     problems: Vec<String>,
 }
+
+const NEVER: u64 = u64::MAX;
 
 // === impl SourceHealth ===
 
@@ -59,14 +68,21 @@ impl SourceHealth {
     /// The health of a source that has not been heard of yet. `heartbeat` is how often it proves itself alive, and
     /// `stale_after` how far past that it may be silent.
     pub fn new(heartbeat: Duration, stale_after: Duration) -> Self {
-        let shared = Shared { silence_bound: heartbeat.saturating_add(stale_after), record: Mutex::default() };
+        let shared = Shared {
+            silence_bound: heartbeat.saturating_add(stale_after),
+            base: Instant::now(),
+            synced: AtomicBool::new(false),
+            seen_micros: AtomicU64::new(NEVER),
+            record: Mutex::default(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
     /// The upstream answered: a list, an event, a bookmark.
     pub fn alive(&self) {
+        self.shared.seen_micros.store(self.shared.base.elapsed().as_micros() as u64, Ordering::Relaxed);
         let mut record = self.shared.record.lock();
-        record.seen = Some((Instant::now(), SystemTime::now()));
+        record.seen_at = Some(SystemTime::now());
         record.failure = None;
     }
 
@@ -82,20 +98,27 @@ impl SourceHealth {
 
     /// The first list has been applied.
     pub fn synced(&self) {
-        self.shared.record.lock().synced = true;
+        self.shared.synced.store(true, Ordering::Relaxed);
+    }
+
+    /// The state alone.
+    pub fn state(&self) -> SyncState {
+        let seen_micros = self.shared.seen_micros.load(Ordering::Relaxed);
+        let silence = || self.shared.base.elapsed().saturating_sub(Duration::from_micros(seen_micros));
+        let is_silent = seen_micros == NEVER || silence() > self.shared.silence_bound;
+        match (self.shared.synced.load(Ordering::Relaxed), is_silent) {
+            (false, _) => SyncState::Syncing,
+            (true, false) => SyncState::Synced,
+            (true, true) => SyncState::Stale,
+        }
     }
 
     /// Reads everything at once.
     pub fn report(&self) -> HealthReport {
         let record = self.shared.record.lock();
-        let silent = record.seen.is_none_or(|(at, _)| at.elapsed() > self.shared.silence_bound);
         HealthReport {
-            state: match (record.synced, silent) {
-                (false, _) => SyncState::Syncing,
-                (true, false) => SyncState::Synced,
-                (true, true) => SyncState::Stale,
-            },
-            seen_at: record.seen.map(|(_, at)| at),
+            state: self.state(),
+            seen_at: record.seen_at,
             last_error: record.failure.as_ref().or(record.problems.first()).cloned(),
             problems: record.problems.len(),
         }

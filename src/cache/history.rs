@@ -1,43 +1,73 @@
-//! Which versions a watch can go on from.
+//! What happened to a resource lately: which versions a watch can go on from, and what came after them.
 //!
-//! Invariant 5: between the start and the end of a relist nobody knows what happened. An object that was created and
-//! deleted there is in neither state, so a version strictly in between is expired, even inside the window.
+//! Written by the informer, batch by batch; read when a watch resumes. It survives relists, so watchers that were connected
+//! before an upstream's restart resume from before it. Invariants:
+//!
+//! - Bounded by age, events and bytes; batches are evicted whole. Only age evicts the newest batch: a relist may be larger
+//!   than all bounds.
+//! - Between the start and the end of a relist nobody knows what happened (invariant 5): an object that was created and
+//!   deleted there is in neither state. A version strictly in between is expired, even inside the window.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
-use crate::model::{Batch, ResourceVersion};
+use tokio::time::Instant;
 
-/// The versions of one resource that can be resumed from.
-#[derive(Debug, Clone)]
-pub struct Window {
+use crate::{
+    model::{Batch, Change, Object, ResourceVersion},
+    watch::Retention,
+};
+
+/// The recent batches of one resource.
+#[derive(Debug)]
+pub struct History {
+    bounds: Retention,
+    batches: VecDeque<Recorded>,
+    /// The oldest version that can be resumed from.
     oldest: ResourceVersion,
     current: ResourceVersion,
-    /// Relists whose versions are apart, oldest first: (before, after).
-    gaps: VecDeque<(ResourceVersion, ResourceVersion)>,
+    events: usize,
+    bytes: usize,
 }
 
-/// Whether a watch can go on after a version.
+/// What a watch has missed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// In order; the first may begin before the version that was asked for.
+    pub batches: Vec<Arc<Batch>>,
+    /// Whether there is more than these; go on after the last one's version.
+    pub has_more: bool,
+}
+
+/// Why a watch cannot go on from a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resume {
-    /// Nothing has happened since.
-    Current,
-    /// What came after is in the window.
-    Inside,
+pub enum NotInHistory {
     /// Older than the window, in a relist's gap, or of another lineage.
     Expired,
     /// The resource has not got there yet.
     Future,
 }
 
-/// Relists that are remembered; with more of them, the window begins after the oldest.
-const MAX_GAPS: usize = 64;
+#[derive(Debug)]
+struct Recorded {
+    batch: Arc<Batch>,
+    is_relist: bool,
+    at: Instant,
+    bytes: usize,
+}
 
-// === impl Window ===
+/// What a change costs besides the body of its old state, which nobody else keeps: the record, two references, the envelope.
+const CHANGE_BYTES: usize = 512;
+/// A backlog ends after so many events or bytes of bodies, with the batch that exceeds them: what a client is given at a
+/// time, and pins meanwhile.
+const BACKLOG_EVENTS: usize = 1024;
+const BACKLOG_BYTES: usize = 1 << 20;
 
-impl Window {
-    /// A window that begins here.
-    pub fn new(version: ResourceVersion) -> Self {
-        Self { oldest: version.clone(), current: version, gaps: VecDeque::new() }
+// === impl History ===
+
+impl History {
+    /// An empty history that begins here.
+    pub fn new(bounds: Retention, version: ResourceVersion) -> Self {
+        Self { bounds, batches: VecDeque::new(), oldest: version.clone(), current: version, events: 0, bytes: 0 }
     }
 
     /// The oldest version that can be resumed from.
@@ -50,95 +80,214 @@ impl Window {
         &self.current
     }
 
-    /// Takes note of a batch that was applied.
-    pub fn record(&mut self, batch: &Batch, is_relist: bool) {
-        if is_relist && batch.before != batch.after {
-            self.gaps.push_back((batch.before.clone(), batch.after.clone()));
-        }
+    /// How many events are kept.
+    pub fn events(&self) -> usize {
+        self.events
+    }
+
+    /// How many bytes are kept: bodies that nobody else needs, and the records.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a batch that was applied.
+    pub fn record(&mut self, batch: Arc<Batch>, is_relist: bool, now: Instant) {
         self.current = batch.after.clone();
-        if self.gaps.len() > MAX_GAPS
-            && let Some((_, end)) = self.gaps.pop_front()
-        {
-            self.forget_before(&end);
+        // Of a relist without changes its gap matters.
+        if batch.changes.is_empty() && !(is_relist && batch.before != batch.after) {
+            return;
+        }
+        let old_bytes = |old: &Arc<Object>| old.body().len();
+        let weigh = |change: &Change| CHANGE_BYTES + change.old.as_ref().map_or(0, old_bytes);
+        let bytes = batch.changes.iter().map(weigh).sum();
+        self.events += batch.changes.len();
+        self.bytes += bytes;
+        self.batches.push_back(Recorded { batch, is_relist, at: now, bytes });
+        self.forget_old(now);
+    }
+
+    /// Forgets the oldest batches past the bounds. To be called from time to time: a quiet resource records nothing.
+    pub fn forget_old(&mut self, now: Instant) {
+        while let Some(oldest) = self.batches.front() {
+            let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
+            let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size;
+            if !is_old && (!is_over || self.batches.len() == 1) {
+                break;
+            }
+            self.events -= oldest.batch.changes.len();
+            self.bytes -= oldest.bytes;
+            self.oldest = oldest.batch.after.clone();
+            self.batches.pop_front();
         }
     }
 
-    /// What happened up to this version is no longer kept.
-    pub fn forget_before(&mut self, version: &ResourceVersion) {
-        self.oldest.clone_from(version);
-        while self.gaps.front().is_some_and(|(_, end)| end <= version) {
-            self.gaps.pop_front();
-        }
-    }
-
-    /// Whether a watch can go on strictly after `version`.
-    pub fn check(&self, version: &ResourceVersion) -> Resume {
+    /// What came strictly after `version`, from its beginning on.
+    pub fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
         if !version.same_lineage(&self.current) {
-            Resume::Expired
-        } else if *version == self.current {
-            Resume::Current
-        } else if *version > self.current {
-            Resume::Future
-        } else if *version < self.oldest || self.gaps.iter().any(|(start, end)| start < version && version < end) {
-            Resume::Expired
-        } else {
-            Resume::Inside
+            return Err(NotInHistory::Expired);
         }
+        if *version > self.current {
+            return Err(NotInHistory::Future);
+        }
+        if *version < self.oldest {
+            return Err(NotInHistory::Expired);
+        }
+        let first = self.batches.partition_point(|recorded| recorded.batch.after <= *version);
+        let in_gap = |recorded: &Recorded| recorded.is_relist && recorded.batch.before < *version;
+        if self.batches.get(first).is_some_and(in_gap) {
+            return Err(NotInHistory::Expired);
+        }
+        let mut backlog = Backlog::default();
+        let (mut events, mut bytes) = (0, 0);
+        for recorded in self.batches.range(first..) {
+            if events >= BACKLOG_EVENTS || bytes >= BACKLOG_BYTES {
+                backlog.has_more = true;
+                break;
+            }
+            events += recorded.batch.changes.len();
+            bytes += recorded.batch.changes.iter().map(Change::weight).sum::<usize>();
+            backlog.batches.push(Arc::clone(&recorded.batch));
+        }
+        Ok(backlog)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+
     use super::*;
+    use crate::model::Cause;
+
+    const BOUNDS: Retention = Retention { events: 1000, size: 1 << 20, age: Duration::from_secs(300) };
 
     fn version(number: u128) -> ResourceVersion {
         ResourceVersion::decimal(number)
     }
 
-    fn batch(before: u128, after: u128) -> Batch {
-        Batch { before: version(before), after: version(after), changes: Vec::new() }
+    fn batch(before: u128, after: u128, changes: usize) -> Arc<Batch> {
+        let object = |name: &str| Object::from_json(Bytes::from_static(b"{}"), name, version(after)).unwrap();
+        let change = |at: usize| Change {
+            old: Some(Arc::new(object(&at.to_string()))),
+            new: Some(Arc::new(object(&at.to_string()))),
+            version: version(after),
+            cause: Cause::Change,
+        };
+        let changes = (0..changes).map(change).collect();
+        Arc::new(Batch { before: version(before), after: version(after), changes })
+    }
+
+    /// The versions that the batches after a version lead to.
+    fn after(history: &History, number: u128) -> Result<Vec<u128>, NotInHistory> {
+        let backlog = history.after(&version(number))?;
+        assert!(!backlog.has_more);
+        Ok(backlog.batches.iter().map(|batch| batch.after.number()).collect())
     }
 
     /// Invariant 5, and the boundaries of cacher `TestEvents` and `TestMarker`.
-    #[test]
-    fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
-        let mut window = Window::new(version(10));
-        window.record(&batch(10, 12), false);
-        window.record(&batch(12, 20), true);
-        window.record(&batch(20, 21), false);
-        let at = |number| window.check(&version(number));
-        assert_eq!(at(9), Resume::Expired, "older than the window");
-        assert_eq!(at(10), Resume::Inside);
-        assert_eq!(at(11), Resume::Inside, "the upstream's numbers have holes of their own");
-        assert_eq!(at(12), Resume::Inside, "the start of the gap");
+    #[tokio::test]
+    async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
+        let now = Instant::now();
+        let mut history = History::new(BOUNDS, version(10));
+        history.record(batch(10, 12, 1), false, now);
+        history.record(batch(12, 20, 2), true, now);
+        history.record(batch(20, 21, 1), false, now);
+        assert_eq!(after(&history, 9), Err(NotInHistory::Expired), "older than the window");
+        assert_eq!(after(&history, 10), Ok(vec![12, 20, 21]));
+        assert_eq!(after(&history, 11), Ok(vec![12, 20, 21]), "the upstream's numbers have holes of their own");
+        assert_eq!(after(&history, 12), Ok(vec![20, 21]), "the start of the gap");
         for inside in 13..20 {
-            assert_eq!(at(inside), Resume::Expired, "{inside}");
+            assert_eq!(after(&history, inside), Err(NotInHistory::Expired), "{inside}");
         }
-        assert_eq!(at(20), Resume::Inside, "the end of the gap");
-        assert_eq!(at(21), Resume::Current);
-        assert_eq!(at(22), Resume::Future);
-        assert_eq!(window.check(&"abc.21".parse().unwrap()), Resume::Expired, "another lineage");
+        assert_eq!(after(&history, 20), Ok(vec![21]), "the end of the gap");
+        assert_eq!(after(&history, 21), Ok(vec![]));
+        assert_eq!(after(&history, 22), Err(NotInHistory::Future));
+        let foreign = "abc.21".parse().unwrap();
+        assert_eq!(history.after(&foreign), Err(NotInHistory::Expired), "another lineage");
     }
 
-    #[test]
-    fn a_relist_at_the_same_version_leaves_no_gap() {
-        let mut window = Window::new(version(10));
-        window.record(&batch(10, 10), true);
-        assert!(window.gaps.is_empty());
-        assert_eq!(window.check(&version(10)), Resume::Current);
+    #[tokio::test]
+    async fn a_relist_without_changes_leaves_its_gap_and_one_at_the_same_version_leaves_none() {
+        let now = Instant::now();
+        let mut history = History::new(BOUNDS, version(10));
+        history.record(batch(10, 10, 0), true, now);
+        assert_eq!(after(&history, 10), Ok(vec![]));
+        history.record(batch(10, 20, 0), true, now);
+        assert_eq!(after(&history, 15), Err(NotInHistory::Expired));
+        assert_eq!(after(&history, 10), Ok(vec![20]));
     }
 
-    #[test]
-    fn forgetting_moves_the_window_and_drops_the_gaps_before_it() {
-        let mut window = Window::new(version(1));
-        for at in 0..(MAX_GAPS as u128 + 5) {
-            window.record(&batch(1 + at * 10, 11 + at * 10), true);
+    /// A bookmark moves the version on; what was seen before it can still be resumed from.
+    #[tokio::test]
+    async fn versions_that_nothing_happened_at_can_be_resumed_from() {
+        let now = Instant::now();
+        let mut history = History::new(BOUNDS, version(10));
+        history.record(batch(10, 77, 0), false, now);
+        history.record(batch(77, 80, 1), false, now);
+        for from in [10, 50, 77, 79] {
+            assert_eq!(after(&history, from), Ok(vec![80]), "{from}");
         }
-        assert_eq!(window.gaps.len(), MAX_GAPS);
-        assert_eq!(window.oldest(), &version(51));
-        assert_eq!(window.check(&version(51)), Resume::Inside);
-        assert_eq!(window.check(&version(50)), Resume::Expired);
-        window.forget_before(&window.current().clone());
-        assert!(window.gaps.is_empty());
+    }
+
+    /// cacher `TestEvents` (a ring of 5), `TestEmptyWatchEventCache`; batches go whole.
+    #[tokio::test]
+    async fn the_oldest_batches_go_first_and_whole() {
+        let now = Instant::now();
+        let mut history = History::new(Retention { events: 5, ..BOUNDS }, version(1));
+        assert_eq!(after(&history, 1), Ok(vec![]));
+        for at in 1..=4 {
+            history.record(batch(at, at + 1, 2), false, now);
+        }
+        assert_eq!((history.oldest(), history.events()), (&version(3), 4));
+        assert_eq!(after(&history, 2), Err(NotInHistory::Expired));
+        assert_eq!(after(&history, 3), Ok(vec![4, 5]));
+        history.record(batch(5, 6, 100), false, now);
+        assert_eq!(after(&history, 5), Ok(vec![6]), "larger than the bound, and the newest");
+        assert_eq!(after(&history, 4), Err(NotInHistory::Expired));
+        history.record(batch(6, 7, 1), false, now);
+        assert_eq!((history.oldest(), history.events()), (&version(6), 1), "no longer the newest");
+
+        let mut history = History::new(Retention { size: 3 * CHANGE_BYTES, ..BOUNDS }, version(1));
+        for at in 1..=9 {
+            history.record(batch(at, at + 1, 1), false, now);
+        }
+        assert!(history.bytes() <= 3 * CHANGE_BYTES && history.events() >= 2, "{}", history.bytes());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_too_old_goes_even_when_nothing_happens() {
+        let mut history = History::new(BOUNDS, version(1));
+        history.record(batch(1, 2, 1), false, Instant::now());
+        tokio::time::advance(BOUNDS.age).await;
+        history.forget_old(Instant::now());
+        assert_eq!(after(&history, 1), Ok(vec![2]), "exactly at the bound it is kept");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        history.forget_old(Instant::now());
+        assert_eq!(after(&history, 1), Err(NotInHistory::Expired));
+        assert_eq!(after(&history, 2), Ok(vec![]));
+        assert_eq!((history.events(), history.bytes()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_long_backlog_comes_in_parts() {
+        let now = Instant::now();
+        let mut history = History::new(Retention { events: 1 << 20, size: 1 << 30, ..BOUNDS }, version(0));
+        for at in 0..3000 {
+            history.record(batch(at, at + 1, 1), false, now);
+        }
+        let (mut from, mut seen, mut parts) = (version(0), Vec::new(), 0);
+        loop {
+            let backlog = history.after(&from).unwrap();
+            seen.extend(backlog.batches.iter().map(|batch| batch.after.number()));
+            from = backlog.batches.last().unwrap().after.clone();
+            parts += 1;
+            if !backlog.has_more {
+                break;
+            }
+        }
+        assert_eq!(seen, (1..=3000).collect::<Vec<_>>());
+        assert_eq!(parts, 3);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Written by nobody else; read through an [`InformerHandle`] by everybody. Invariants:
 //!
-//! - One batch is applied (store, indexes, window, version), then published. A snapshot shows a change no later than a
+//! - One batch is applied (store, indexes, history, version), then published. A snapshot shows a change no later than a
 //!   watch does, and the distributed version never runs ahead of what cursors can see (invariant 3).
 //! - Joining is a command of the same task, so a watch starts from one snapshot and gets every later event (invariant 2).
 //! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving go on.
@@ -19,13 +19,13 @@ use std::{
 use arc_swap::ArcSwapOption;
 use tokio::{
     sync::{Notify, mpsc, oneshot},
-    time::MissedTickBehavior,
+    time::{Instant, MissedTickBehavior},
 };
 
-use super::{Delta, Indexer, List, RealFifo, Resume, Snapshot, SourceHealth, Window};
+use super::{Backlog, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState};
 use crate::{
     model::{Batch, Event, Indexers, ResourceVersion},
-    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Subscribe},
+    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
 };
 
 /// The writer of one resource.
@@ -43,6 +43,8 @@ pub struct InformerConfig {
     pub indexers: Arc<Indexers>,
     /// The bounds of distribution.
     pub broadcaster: BroadcasterConfig,
+    /// The bounds of the history; sizes in bytes of bodies and records.
+    pub history: Retention,
 }
 
 /// The reading side of an [`Informer`]; clones share it.
@@ -60,13 +62,15 @@ pub enum Start {
     After(ResourceVersion),
 }
 
-/// A watch that has joined: the state that it starts from, and every later event.
+/// A watch that has joined: where it starts, and every later event.
 #[derive(Debug)]
 pub struct Joined<F: Frame> {
     /// The state at the moment of joining.
     pub snapshot: Snapshot,
-    /// What comes after it.
-    pub cursor: Cursor<F>,
+    /// What came between the version that was asked for and this moment, or the beginning of it.
+    pub backlog: Backlog,
+    /// What comes after the snapshot. `None` when the backlog has more: join again after its last version.
+    pub cursor: Option<Cursor<F>>,
 }
 
 /// Why a watch cannot start where it was asked to.
@@ -110,6 +114,14 @@ pub struct InformerStats {
     pub replaces: AtomicU64,
     /// Lists that proved that the upstream went back in time.
     pub rewinds: AtomicU64,
+    /// Events that the history holds now.
+    pub history_events: AtomicU64,
+    /// Bytes that the history holds now: bodies that nobody else needs, and the records.
+    pub history_bytes: AtomicU64,
+    /// Events that were told from the history, to watches that resumed or were parked.
+    pub replayed: AtomicU64,
+    /// Times that a watch was parked.
+    pub parked: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -118,7 +130,7 @@ struct Shared {
     snapshot: ArcSwapOption<Snapshot>,
     /// The version up to which everything has been published to the cursors; behind the snapshot's for a moment.
     distributed: ArcSwapOption<ResourceVersion>,
-    window: ArcSwapOption<Window>,
+    oldest: ArcSwapOption<ResourceVersion>,
     applied: Notify,
     health: SourceHealth,
     stats: InformerStats,
@@ -137,7 +149,9 @@ struct Writer<F: Frame> {
 #[derive(Debug)]
 struct Live<F: Frame> {
     indexer: Indexer,
-    window: Window,
+    history: History,
+    /// The state of the source that watches were last told of.
+    told_state: SyncState,
     broadcaster: Broadcaster<F>,
 }
 
@@ -152,8 +166,8 @@ const WAKE_EVENTS: usize = 64;
 const WAKE_BYTES: usize = 64 << 10;
 /// Joins that may wait for the task; more of them wait for a place.
 const COMMAND_QUEUE: usize = 1024;
-/// How often groups that nobody reads and events that are too old are looked for.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// How often groups that nobody reads, events that are too old, and a source that has turned stale are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl Informer ===
 
@@ -164,7 +178,7 @@ impl<F: Frame> Informer<F> {
             indexers: Arc::clone(&config.indexers),
             snapshot: ArcSwapOption::empty(),
             distributed: ArcSwapOption::empty(),
-            window: ArcSwapOption::empty(),
+            oldest: ArcSwapOption::empty(),
             applied: Notify::new(),
             health,
             stats: InformerStats::default(),
@@ -217,6 +231,13 @@ impl<F: Frame> Writer<F> {
     fn sweep(&mut self) {
         if let Some(live) = &mut self.live {
             live.broadcaster.sweep();
+            live.history.forget_old(Instant::now());
+            self.shared.measure_history(&live.history);
+            let state = self.shared.health.state();
+            if std::mem::replace(&mut live.told_state, state) != state {
+                tracing::info!(?state, "the state of the source has changed");
+                live.broadcaster.poke();
+            }
         }
     }
 
@@ -232,24 +253,23 @@ impl<F: Frame> Writer<F> {
 
     fn join(&mut self, start: &Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
         let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
-        let resume = match start {
-            Start::Now => Resume::Current,
-            Start::After(version) => live.window.check(version),
+        let backlog = match start {
+            Start::Now => Backlog::default(),
+            Start::After(version) => live.history.after(version).map_err(|error| {
+                let (oldest, current) = (live.history.oldest().clone(), live.history.current().clone());
+                match error {
+                    NotInHistory::Expired => JoinError::Expired { oldest, current },
+                    NotInHistory::Future => JoinError::TooLarge { current },
+                }
+            })?,
         };
-        match resume {
-            Resume::Current => {
-                Ok(Joined { snapshot: live.indexer.snapshot(), cursor: live.broadcaster.subscribe(subscribe) })
-            }
-            Resume::Future => Err(JoinError::TooLarge { current: live.window.current().clone() }),
-            // What lies inside the window is replayed from the history, when there is one.
-            Resume::Inside | Resume::Expired => {
-                Err(JoinError::Expired { oldest: live.window.oldest().clone(), current: live.window.current().clone() })
-            }
-        }
+        let cursor = (!backlog.has_more).then(|| live.broadcaster.subscribe(subscribe));
+        Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor })
     }
 
     /// Applies what was drained from the queue, then publishes it as one wake.
     fn apply(&mut self, deltas: Vec<Delta>) {
+        let now = Instant::now();
         let mut batches = Vec::with_capacity(deltas.len());
         for delta in deltas {
             match delta {
@@ -258,8 +278,8 @@ impl<F: Frame> Writer<F> {
                     // The Reflector always lists first.
                     let Some(live) = &mut self.live else { continue };
                     let is_bookmark = matches!(event, Event::Bookmark(_));
-                    let batch = live.indexer.apply(event);
-                    live.window.record(&batch, false);
+                    let batch = Arc::new(live.indexer.apply(event));
+                    live.history.record(Arc::clone(&batch), false, now);
                     if batch.changes.is_empty() && !is_bookmark {
                         self.shared.stats.unchanged.fetch_add(1, Ordering::Relaxed);
                     }
@@ -270,12 +290,12 @@ impl<F: Frame> Writer<F> {
         self.publish(&batches);
     }
 
-    fn replace(&mut self, list: List) -> Option<Batch> {
+    fn replace(&mut self, list: List) -> Option<Arc<Batch>> {
         self.shared.stats.replaces.fetch_add(1, Ordering::Relaxed);
         match &mut self.live {
             Some(live) if *live.indexer.version() <= list.version => {
-                let batch = live.indexer.replace(list);
-                live.window.record(&batch, true);
+                let batch = Arc::new(live.indexer.replace(list));
+                live.history.record(Arc::clone(&batch), true, Instant::now());
                 Some(batch)
             }
             Some(live) => {
@@ -287,7 +307,7 @@ impl<F: Frame> Writer<F> {
                 self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
                 let version = list.version.clone();
                 live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-                live.window = Window::new(version.clone());
+                live.history = History::new(self.config.history, version.clone());
                 live.broadcaster.restart(&End::HistoryChanged, version);
                 None
             }
@@ -297,27 +317,39 @@ impl<F: Frame> Writer<F> {
                 self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
                 let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
                 tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "synced");
-                self.live = Some(Live { indexer, window: Window::new(version), broadcaster });
+                self.live = Some(Live {
+                    indexer,
+                    history: History::new(self.config.history, version),
+                    told_state: SyncState::Synced,
+                    broadcaster,
+                });
                 None
             }
         }
     }
 
     /// Shows the new state to readers, then to watchers, then says how far watchers can have got.
-    fn publish(&mut self, batches: &[Batch]) {
+    fn publish(&mut self, batches: &[Arc<Batch>]) {
         let Some(live) = &mut self.live else { return };
-        // Nothing is kept for replay yet, so the window begins now.
-        let current = live.window.current().clone();
-        live.window.forget_before(&current);
-        self.shared.window.store(Some(Arc::new(live.window.clone())));
+        self.shared.measure_history(&live.history);
         self.shared.snapshot.store(Some(Arc::new(live.indexer.snapshot())));
         live.broadcaster.publish(batches);
-        self.shared.distributed.store(Some(Arc::new(current)));
+        self.shared.distributed.store(Some(Arc::new(live.history.current().clone())));
         self.shared.health.synced();
         self.shared.applied.notify_waiters();
 
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
         self.shared.stats.changes.fetch_add(changes as u64, Ordering::Relaxed);
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn measure_history(&self, history: &History) {
+        self.oldest.store(Some(Arc::new(history.oldest().clone())));
+        self.stats.history_events.store(history.events() as u64, Ordering::Relaxed);
+        self.stats.history_bytes.store(history.bytes() as u64, Ordering::Relaxed);
     }
 }
 
@@ -336,7 +368,7 @@ impl<F: Frame> InformerHandle<F> {
 
     /// The oldest version that a watch can go on from.
     pub fn oldest(&self) -> Option<ResourceVersion> {
-        self.shared.window.load().as_ref().map(|window| window.oldest().clone())
+        self.shared.oldest.load().as_ref().map(|oldest| ResourceVersion::clone(oldest))
     }
 
     /// How the source is doing.

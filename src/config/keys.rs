@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 26] = [
+const KEYS: [Key; 27] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -24,6 +24,7 @@ const KEYS: [Key; 26] = [
     key("watch.queue_bytes", "16MiB", "encoded bytes that make a client's queue full, whatever its length"),
     key("watch.block_timeout", "5s", "how long changes wait for clients under block"),
     key("watch.bookmark_interval", "30s", "how long a watch is silent before it gets a bookmark"),
+    key("watch.future_wait", "90s", "how long a watch from a version of the future waits for it"),
     key("watch.max_watchers", "100000", "watches open at the same time"),
     key("history.age", "5m", "the age of the oldest event that is kept, for each resource"),
     key("history.events", "100000", "the most events that are kept, for each resource"),
@@ -46,11 +47,10 @@ const KEYS: [Key; 26] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 15] = [
+const LATER: [&str; 14] = [
     "tls",
     "state_dir",
     "watch.batch_window",
-    "watch.future_wait",
     "watch.progress_timeout",
     "limits.connections",
     "limits.connections_per_peer",

@@ -98,6 +98,7 @@ pub(super) struct RawWatch {
     pub(super) queue_bytes: Option<Value>,
     pub(super) block_timeout: Option<Value>,
     pub(super) bookmark_interval: Option<Value>,
+    pub(super) future_wait: Option<Value>,
     pub(super) max_watchers: Option<Value>,
 }
 

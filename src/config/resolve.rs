@@ -125,6 +125,9 @@ fn resolve_watch(raw: &RawWatch, errors: &mut ConfigErrors) -> WatchConfig {
         block_timeout: errors
             .read("watch.block_timeout", raw.block_timeout.as_ref(), value::positive_duration)
             .unwrap_or(default.block_timeout),
+        future_wait: errors
+            .read("watch.future_wait", raw.future_wait.as_ref(), value::positive_duration)
+            .unwrap_or(default.future_wait),
         bookmark_interval: errors
             .read("watch.bookmark_interval", raw.bookmark_interval.as_ref(), value::positive_duration)
             .unwrap_or(default.bookmark_interval),

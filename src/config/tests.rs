@@ -53,7 +53,9 @@ fn defaults() {
     };
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 };
     assert_eq!(pods.queue_options(&config.watch), queue);
-    assert_eq!(config.broadcaster(), BroadcasterConfig::default());
+    let retention = Retention { size: 128 << 20, ..config.history };
+    assert_eq!(config.history(), retention, "half for the states, half for what is encoded");
+    assert_eq!(config.broadcaster(), BroadcasterConfig { retention, ..BroadcasterConfig::default() });
     let expected = Config {
         listen: "127.0.0.1:50051".parse().unwrap(),
         admin_listen: Some("127.0.0.1:9464".parse().unwrap()),
@@ -66,6 +68,7 @@ fn defaults() {
             queue_bytes: 16 << 20,
             block_timeout: Duration::from_secs(5),
             bookmark_interval: Duration::from_secs(30),
+            future_wait: Duration::from_secs(90),
             max_watchers: 100_000,
         },
         history: Retention { age: Duration::from_secs(300), events: 100_000, size: 256 << 20 },
@@ -106,7 +109,7 @@ listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
-         queue_bytes: 1MiB, block_timeout: 1s, bookmark_interval: 1m, max_watchers: 7 }
+         queue_bytes: 1MiB, block_timeout: 1s, bookmark_interval: 1m, future_wait: 2m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
 limits: { request_bytes: 1Ki, streams_per_connection: 3 }
 drain: { delay: 1s, period: 0 }
@@ -135,6 +138,7 @@ resources:
             queue_bytes: 1 << 20,
             block_timeout: Duration::from_secs(1),
             bookmark_interval: Duration::from_secs(60),
+            future_wait: Duration::from_secs(120),
             max_watchers: 7,
         }
     );
@@ -145,7 +149,7 @@ resources:
     assert_eq!(config.stale_after, Duration::from_millis(1));
     assert_eq!(
         config.broadcaster(),
-        BroadcasterConfig { retention: config.history, queue_size: 1 << 20, block_timeout: Duration::from_secs(1) }
+        BroadcasterConfig { retention: config.history(), queue_size: 1 << 20, block_timeout: Duration::from_secs(1) }
     );
 
     let indexers = Indexers::new([

@@ -39,6 +39,8 @@ pub struct ServiceConfig {
     pub max_queue_length: usize,
     /// How often a watch that is at the head gets a bookmark, unless it asks otherwise.
     pub bookmark_interval: Duration,
+    /// How long a watch from a version of the future waits for it.
+    pub future_wait: Duration,
     /// Watches at one time.
     pub max_watchers: usize,
     /// The largest request, in bytes.

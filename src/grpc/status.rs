@@ -89,12 +89,11 @@ impl Refusal {
     }
 
     /// Why a watch ended; `after` is the last version that was handed to the transport.
-    pub(crate) fn end(end: End, after: &ResourceVersion, current: Option<&ResourceVersion>) -> Self {
+    pub(crate) fn end(end: &End, after: &ResourceVersion) -> Self {
         match end {
             End::Stopped => Self::Draining,
             End::HistoryChanged => Self::HistoryChanged,
             End::SlowConsumer => Self::SlowConsumer { after: after.clone() },
-            End::Expired { oldest } => Self::VersionExpired { current: current.unwrap_or(&oldest).clone(), oldest },
         }
     }
 

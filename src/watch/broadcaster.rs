@@ -1,6 +1,7 @@
 //! The writing end: groups, encoding once, retention, and the wait for slow clients under BLOCK.
 
 use std::{
+    borrow::Borrow,
     collections::{HashMap, VecDeque},
     sync::{
         Arc,
@@ -86,7 +87,6 @@ type GroupKey<F> = (Arc<Selection>, <F as Frame>::Format);
 #[derive(Debug)]
 struct RetainedWake {
     wake: u64,
-    before: ResourceVersion,
     events: usize,
     size: usize,
     at: Instant,
@@ -155,9 +155,9 @@ impl<F: Frame> Broadcaster<F> {
     /// Publishes batches as one wake: every group gets its share, and is woken once. Ignored after [`Self::stop`].
     ///
     /// Call it only when [`Self::is_blocked`] says no; it never waits by itself.
-    pub fn publish(&mut self, batches: &[Batch]) {
+    pub fn publish<B: Borrow<Batch>>(&mut self, batches: &[B]) {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
-        self.version = last.after.clone();
+        self.version = last.borrow().after.clone();
         self.remove_vacant();
         let mut encoding = Encoding::new(batches);
         let changes = encoding.changes().len();
@@ -169,19 +169,18 @@ impl<F: Frame> Broadcaster<F> {
         let (arenas, size) = encoding.freeze();
         self.wake += 1;
         let now = Instant::now();
-        let before = batches[0].before.clone();
-        self.retained.push_back(RetainedWake { wake: self.wake, before, events: changes, size, at: now });
+        self.retained.push_back(RetainedWake { wake: self.wake, events: changes, size, at: now });
         self.retained_events += changes;
         self.retained_size += size;
         self.forget_old(now);
 
-        let (floor, oldest) = self.floor();
+        let floor = self.floor();
         let (mut wakers, mut full): (Vec<Waker>, Vec<usize>) = (Vec::new(), Vec::new());
         for (group, share) in shares {
             {
                 let mut log = group.log.lock();
                 push_runs(&mut log, self.wake, &arenas[&group.format], share);
-                log.trim_below(floor, &oldest);
+                log.trim_below(floor);
                 log.trim_read();
                 log.take_wakers(&mut wakers);
                 log.find_full(self.config.queue_size, now, &mut full);
@@ -222,14 +221,25 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
+    /// Wakes every cursor that waits, though nothing was published: there is something else to tell.
+    pub fn poke(&self) {
+        let mut wakers = Vec::new();
+        for (_, group) in &self.groups {
+            group.log.lock().take_wakers(&mut wakers);
+        }
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+
     /// Removes groups that nobody reads and events that are too old. To be called from time to time: a quiet resource
     /// is not published to.
     pub fn sweep(&mut self) {
         self.remove_vacant();
         self.forget_old(Instant::now());
-        let (floor, oldest) = self.floor();
+        let floor = self.floor();
         for (_, group) in &self.groups {
-            group.log.lock().trim_below(floor, &oldest);
+            group.log.lock().trim_below(floor);
         }
     }
 
@@ -344,10 +354,9 @@ impl<F: Frame> Broadcaster<F> {
         self.stats.retained_size.store(self.retained_size as u64, Ordering::Relaxed);
     }
 
-    /// The oldest wake that is retained, and the version before it.
-    fn floor(&self) -> (u64, ResourceVersion) {
-        let after_all = || (self.wake + 1, self.version.clone());
-        self.retained.front().map_or_else(after_all, |oldest| (oldest.wake, oldest.before.clone()))
+    /// The oldest wake that is retained.
+    fn floor(&self) -> u64 {
+        self.retained.front().map_or(self.wake + 1, |oldest| oldest.wake)
     }
 
     /// Evicts whoever has spent a budget. When the next one will be; `None` when nobody holds the writer back.

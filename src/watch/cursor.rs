@@ -34,6 +34,9 @@ pub enum Taken<F> {
         /// The last version before the hole: a watch from here gets them.
         after: ResourceVersion,
     },
+    /// What comes after [`Cursor::version`] is no longer retained here, and nothing was lost: a history may still have it.
+    /// The cursor yields nothing else any more.
+    Parked,
     /// Nothing more will come.
     Ended(End),
 }
@@ -162,7 +165,7 @@ fn take<F: Frame>(
     }
     let drops = log.slots[index].phase == Phase::Live && queue.policy == FullChannelPolicy::Drop;
     if is_gone && !drops {
-        return Some(Taken::Ended(End::Expired { oldest: log.oldest.clone() }));
+        return Some(Taken::Parked);
     }
     if drops && is_over && log.slots[index].frozen_at.is_none() {
         // One event larger than the whole queue leaves nothing out.

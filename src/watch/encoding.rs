@@ -1,9 +1,9 @@
 //! Encoding the changes of one wake, each at most once for each format and variant.
 
-use std::collections::HashMap;
+use std::{borrow::Borrow, collections::HashMap};
 
 use super::{Frame, Notice};
-use crate::model::{Batch, Cause, Change, EventType, ResourceVersion, Selection, Transition};
+use crate::model::{Batch, Cause, Change, ResourceVersion, Selection, Transition};
 
 /// The arenas of one wake, and where in them each event lies.
 pub(super) struct Encoding<'a, F: Frame> {
@@ -53,8 +53,9 @@ const ARENA_SIZE: usize = 128 << 10;
 // === impl Encoding ===
 
 impl<'a, F: Frame> Encoding<'a, F> {
-    pub(super) fn new(batches: &'a [Batch]) -> Self {
-        let changes = batches.iter().flat_map(|batch| batch.changes.iter().map(move |change| (batch, change)));
+    pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B]) -> Self {
+        let batches = batches.iter().map(Borrow::borrow);
+        let changes = batches.flat_map(|batch: &Batch| batch.changes.iter().map(move |change| (batch, change)));
         Self { changes: changes.collect(), formats: HashMap::new(), encoded: 0 }
     }
 
@@ -83,14 +84,9 @@ impl<'a, F: Frame> Encoding<'a, F> {
             let (batch, change) = all[at];
             let closes = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
             let version = if closes { &batch.after } else { &batch.before };
-            let is_deletion = transition.event_type == EventType::Deleted;
-            let object = if is_deletion { change.old.as_ref() } else { change.new.as_ref() };
-            let Some(object) = object else { continue };
+            let Some(notice) = Notice::new(change, transition, version) else { continue };
             let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
                 *encoded += 1;
-                let object_version = if is_deletion { &change.version } else { object.version() };
-                let Transition { event_type, cause } = transition;
-                let notice = Notice { event_type, cause, object, object_version, version };
                 encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)
             });
             share.push(Share { span: *span, version: version.clone() });

@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use crate::model::{Cause, EventType, Object, ResourceVersion};
+use crate::model::{Cause, Change, EventType, Object, ResourceVersion, Transition};
 
 /// A piece of a frozen arena: the encoded form of one or more events, one after the other. A clone is a reference count.
 ///
@@ -61,6 +61,24 @@ pub struct Delivery {
 pub struct Deliveries {
     events: Arc<[Delivery]>,
     range: Range<usize>,
+}
+
+// === impl Notice ===
+
+impl<'a> Notice<'a> {
+    /// What a change is to a group of watchers, at the version to resume from. `None` when the change has not the state
+    /// that the transition tells of, which no selection gives.
+    pub fn new(change: &'a Change, transition: Transition, version: &'a ResourceVersion) -> Option<Self> {
+        let Transition { event_type, cause } = transition;
+        let (object, object_version) = match event_type {
+            EventType::Deleted => (change.old.as_ref()?, &change.version),
+            EventType::Added | EventType::Modified => {
+                let new = change.new.as_ref()?;
+                (new, new.version())
+            }
+        };
+        Some(Self { event_type, cause, object, object_version, version })
+    }
 }
 
 // === impl Deliveries ===

@@ -36,8 +36,6 @@ pub(super) struct Log<F: Frame> {
     pub(super) head_size: u64,
     /// The version that is reached at the head.
     pub(super) head_version: ResourceVersion,
-    /// The oldest version that can be gone on from, as of when something was last forgotten unread.
-    pub(super) oldest: ResourceVersion,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
     pub(super) slots: Slab<Slot>,
@@ -122,7 +120,6 @@ impl<F: Frame> Group<F> {
             runs: VecDeque::new(),
             head: 0,
             head_size: 0,
-            oldest: head_version.clone(),
             head_version,
             end: None,
             slots: Slab::new(),
@@ -187,11 +184,10 @@ impl<F: Frame> Log<F> {
         self.trim_above = (self.runs.len() * 2).max(MIN_TRIM_RUNS);
     }
 
-    /// Forgets what is no longer retained, read or not; `oldest` is the version that can then be gone on from.
-    pub(super) fn trim_below(&mut self, floor: u64, oldest: &ResourceVersion) {
+    /// Forgets what is no longer retained, read or not.
+    pub(super) fn trim_below(&mut self, floor: u64) {
         while self.runs.front().is_some_and(|run| run.wake < floor) {
             self.runs.pop_front();
-            self.oldest.clone_from(oldest);
         }
     }
 

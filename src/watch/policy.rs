@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::model::ResourceVersion;
-
 /// What the Broadcaster does when a client's queue is full (apimachinery's `FullChannelBehavior`, and one better).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FullChannelPolicy {
@@ -14,7 +12,7 @@ pub enum FullChannelPolicy {
     /// it the client is ended ([`End::SlowConsumer`]).
     Block,
     /// Nobody waits and nothing is lost: the client keeps its position for as long as the events are retained. When they
-    /// have gone, it is ended ([`End::Expired`]).
+    /// have gone it is parked ([`super::Taken::Parked`]): it holds a version, and goes on from a history.
     Replay,
 }
 
@@ -60,11 +58,6 @@ pub enum End {
     HistoryChanged,
     /// The budget of BLOCK is spent; the queue was discarded.
     SlowConsumer,
-    /// What the cursor had not read is no longer retained; the oldest version that is.
-    Expired {
-        /// A watch can go on from here at the earliest.
-        oldest: ResourceVersion,
-    },
 }
 
 impl Default for BroadcasterConfig {

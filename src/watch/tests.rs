@@ -121,10 +121,11 @@ enum Item {
     /// Type, name and resume version.
     Event(EventType, String, u128),
     Dropped(u64, u128),
+    Parked,
     Ended(End),
 }
 
-use Item::{Dropped, Ended};
+use Item::{Dropped, Ended, Parked};
 
 fn event(event_type: EventType, name: &str, version: u128) -> Item {
     Item::Event(event_type, name.to_owned(), version)
@@ -142,6 +143,7 @@ fn items(taken: Taken<Deliveries>) -> Vec<Item> {
     match taken {
         Taken::Frames(frames) => frames.iter().flat_map(Deliveries::as_slice).map(item).collect(),
         Taken::Dropped { count, after } => vec![Dropped(count, after.number())],
+        Taken::Parked => vec![Parked],
         Taken::Ended(end) => vec![Ended(end)],
     }
 }
@@ -159,7 +161,7 @@ fn drain(cursor: &mut Cursor<Deliveries>) -> Vec<Item> {
     let mut all = Vec::new();
     loop {
         let taken = take(cursor, usize::MAX);
-        let is_over = taken.is_empty() || matches!(taken[..], [Ended(_)]);
+        let is_over = taken.is_empty() || matches!(taken[..], [Ended(_) | Parked]);
         all.extend(taken);
         if is_over {
             return all;
@@ -172,7 +174,7 @@ async fn read_to_end(mut cursor: Cursor<Deliveries>, max_size: usize) -> Vec<Ite
     let mut all = Vec::new();
     loop {
         all.extend(items(cursor.take(max_size).await));
-        if let Some(Ended(_)) = all.last() {
+        if let Some(Ended(_) | Parked) = all.last() {
             return all;
         }
     }

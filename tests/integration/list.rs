@@ -198,7 +198,7 @@ async fn min_resource_version_waits_for_the_write_and_not_for_ever() {
     assert_eq!((chunk.resource_version.as_str(), chunk.objects.len()), ("2", 5), "it reads its write");
 
     let mut late = tonic::Request::new(pb::ListRequest { min_resource_version: "99".to_owned(), ..list_pods() });
-    late.metadata_mut().insert("grpc-timeout", "100m".parse().unwrap());
+    late.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
     let status = client.list(late).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"));
 }
@@ -208,7 +208,7 @@ async fn a_resource_that_is_not_synced_says_why() {
     let sandbox = Sandbox::start_unsynced(Options::default()).await;
     sandbox.informer.health().failed("connection refused");
     let mut request = tonic::Request::new(list_pods());
-    request.metadata_mut().insert("grpc-timeout", "100m".parse().unwrap());
+    request.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
     let status = sandbox.client().await.list(request).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "NOT_SYNCED"));
     assert!(status.message().contains("connection refused"), "{}", status.message());

@@ -7,6 +7,7 @@ mod contract;
 mod files;
 mod list;
 mod refusals;
+mod resume;
 mod sandbox;
 mod slow_client;
 mod tidy;

@@ -15,7 +15,8 @@ async fn watch_status(sandbox: &Sandbox, request: pb::WatchRequest) -> Status {
 
 #[tokio::test]
 async fn every_bad_watch_is_refused_with_its_reason() {
-    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let options = Options { future_wait: std::time::Duration::from_millis(50), ..Options::default() };
+    let sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
     let duration = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let base = watch_pods;
     #[rustfmt::skip]

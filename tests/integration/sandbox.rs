@@ -8,7 +8,7 @@ use informerd::{
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{Event, IndexFunc, Indexers, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
-    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions},
+    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use tokio::{net::TcpListener, task::JoinSet};
 use tonic::{
@@ -34,6 +34,8 @@ pub(crate) struct Options {
     pub(crate) broadcaster: BroadcasterConfig,
     pub(crate) bookmark_interval: Duration,
     pub(crate) max_watchers: usize,
+    pub(crate) future_wait: Duration,
+    pub(crate) history: Retention,
 }
 
 impl Default for Options {
@@ -42,6 +44,8 @@ impl Default for Options {
             broadcaster: BroadcasterConfig::default(),
             bookmark_interval: Duration::from_secs(30),
             max_watchers: 100_000,
+            future_wait: Duration::from_secs(90),
+            history: BroadcasterConfig::default().retention,
         }
     }
 }
@@ -68,7 +72,11 @@ impl Sandbox {
         ]);
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
-        let config = InformerConfig { indexers: Arc::new(indexers.unwrap()), broadcaster: options.broadcaster };
+        let config = InformerConfig {
+            indexers: Arc::new(indexers.unwrap()),
+            broadcaster: options.broadcaster,
+            history: options.history,
+        };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
         let mut tasks = JoinSet::new();
         tasks.spawn(informer.run());
@@ -87,6 +95,7 @@ impl Sandbox {
                 allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
                 max_queue_length: 65_536,
                 bookmark_interval: options.bookmark_interval,
+                future_wait: options.future_wait,
                 max_watchers: options.max_watchers,
                 request_bytes: 64 << 10,
             },

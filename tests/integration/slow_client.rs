@@ -73,6 +73,10 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
     let mut last = "1".to_owned();
     let status = loop {
         let response = next(&mut slow).await;
+        if response.r#type() == pb::EventType::Bookmark {
+            assert_eq!(response.resource_version, last, "its own position, before the end");
+            continue;
+        }
         if response.r#type() == pb::EventType::Error {
             assert_eq!(response.resource_version, last, "the last version that it was handed");
             break end(&mut slow).await;
@@ -131,8 +135,8 @@ async fn under_replay_a_client_that_reads_late_gets_everything() {
 async fn under_replay_a_client_that_is_later_than_what_is_retained_is_ended_with_its_reason() {
     let retention = Retention { events: 200, size: 1 << 30, age: Duration::from_secs(300) };
     let broadcaster = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
-    let mut sandbox =
-        Sandbox::start_with(Options { broadcaster, ..Options::default() }, vec![pod("shop", "a", "")]).await;
+    let options = Options { broadcaster, history: retention, ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
     let mut slow = join(&sandbox, pb::FullChannelPolicy::Replay, true).await;
     let version = publish(&mut sandbox).await;
     sandbox.reached(&version).await;
@@ -141,6 +145,10 @@ async fn under_replay_a_client_that_is_later_than_what_is_retained_is_ended_with
     let mut version = 1;
     let status = loop {
         let response = next(&mut slow).await;
+        if response.r#type() == pb::EventType::Bookmark {
+            assert_eq!(response.resource_version, version.to_string(), "its own position, before the end");
+            continue;
+        }
         if response.r#type() == pb::EventType::Error {
             break end(&mut slow).await;
         }

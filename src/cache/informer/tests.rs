@@ -28,7 +28,7 @@ impl Running {
     fn with(broadcaster: BroadcasterConfig) -> Self {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
-        let config = InformerConfig { indexers: Arc::default(), broadcaster };
+        let config = InformerConfig { indexers: Arc::default(), broadcaster, history: broadcaster.retention };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
         Self { fifo, handle, task: tokio::spawn(informer.run()) }
     }
@@ -106,6 +106,10 @@ async fn taken(cursor: &mut Cursor<Deliveries>) -> Vec<String> {
         match tokio::time::timeout(Duration::ZERO, cursor.take(usize::MAX)).await {
             Ok(Taken::Frames(frames)) => all.extend(frames.iter().flat_map(Deliveries::as_slice).map(told)),
             Ok(Taken::Dropped { count, .. }) => all.push(format!("dropped {count}")),
+            Ok(Taken::Parked) => {
+                all.push("parked".to_owned());
+                return all;
+            }
             Ok(Taken::Ended(end)) => {
                 all.push(format!("{end:?}"));
                 return all;
@@ -133,25 +137,49 @@ async fn a_watch_before_the_first_list_is_told_that_there_is_none() {
     running.list(vec![object("a", 3)], version(5)).await;
     let joined = running.watch().await;
     assert_eq!((joined.snapshot.len(), joined.snapshot.version()), (1, &version(5)));
-    assert_eq!(joined.cursor.version(), &version(5));
+    assert_eq!(joined.cursor.unwrap().version(), &version(5));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_starts_after_the_current_version_and_no_other() {
+async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
     let running = Running::start();
     running.list(Vec::new(), version(5)).await;
     running.apply(put("a", 7)).await;
-    let after = |number| running.handle.join(Start::After(version(number)), replay());
-    let expired = JoinError::Expired { oldest: version(7), current: version(7) };
-    assert_eq!(after(6).await.unwrap_err(), expired);
+    running.apply(put("a", 9)).await;
+    let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
+    let missed = |joined: Joined<Deliveries>| {
+        assert!(joined.cursor.is_some() && !joined.backlog.has_more);
+        joined.backlog.batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>()
+    };
+    for (number, batches) in [(5, vec![7, 9]), (6, vec![7, 9]), (7, vec![9]), (8, vec![9]), (9, vec![])] {
+        assert_eq!(missed(after(number).await.unwrap()), batches, "{number}");
+    }
+    let expired = JoinError::Expired { oldest: version(5), current: version(9) };
     assert_eq!(after(4).await.unwrap_err(), expired);
-    assert_eq!(after(8).await.unwrap_err(), JoinError::TooLarge { current: version(7) });
+    assert_eq!(after(10).await.unwrap_err(), JoinError::TooLarge { current: version(9) });
     let foreign = Start::After("abc.7".parse().unwrap());
     assert_eq!(running.handle.join(foreign, replay()).await.unwrap_err(), expired);
-    let mut cursor = after(7).await.unwrap().cursor;
-    running.apply(put("a", 9)).await;
-    assert_eq!(taken(&mut cursor).await, ["~a 9"]);
-    assert_eq!(running.handle.oldest(), Some(version(9)));
+    assert_eq!(running.handle.oldest(), Some(version(5)));
+    let mut cursor = after(7).await.unwrap().cursor.unwrap();
+    running.apply(put("a", 11)).await;
+    assert_eq!(taken(&mut cursor).await, ["~a 11"], "the cursor begins where the backlog ends");
+}
+
+/// Invariant 5, and invariant 4: history survives a relist.
+#[tokio::test(start_paused = true)]
+async fn a_watch_resumes_from_before_a_relist_and_not_from_inside_it() {
+    let running = Running::start();
+    running.list(vec![object("a", 1)], version(5)).await;
+    running.apply(put("b", 6)).await;
+    running.list(vec![object("b", 6), object("c", 9)], version(10)).await;
+    let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
+    let changes = |joined: Joined<Deliveries>| joined.backlog.batches.iter().map(|b| b.changes.len()).sum::<usize>();
+    assert_eq!(changes(after(5).await.unwrap()), 3);
+    assert_eq!(changes(after(6).await.unwrap()), 2);
+    for inside in 7..10 {
+        assert!(matches!(after(inside).await, Err(JoinError::Expired { .. })), "{inside}");
+    }
+    assert_eq!(changes(after(10).await.unwrap()), 0);
 }
 
 /// Invariant 2: the state of a join and all that its cursor gives are, at any moment, the state of the store.
@@ -201,7 +229,8 @@ async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice(
 
 /// Follows a watch to its end; every event has to fit the state that it meets.
 async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey, Arc<Object>> {
-    let Joined { snapshot, mut cursor } = joined;
+    let Joined { snapshot, cursor, .. } = joined;
+    let mut cursor = cursor.unwrap();
     let mut state: BTreeMap<_, _> =
         snapshot.objects(None, None).map(|object| (object.key().clone(), Arc::clone(object))).collect();
     let mut reached = snapshot.version().clone();
@@ -235,7 +264,7 @@ async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey
 async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().await.cursor.unwrap();
     let handle = running.handle.clone();
     let is_done = Arc::new(AtomicBool::new(false));
     let done = Arc::clone(&is_done);
@@ -277,7 +306,7 @@ async fn a_join_that_is_given_up_leaves_no_watcher() {
 async fn a_relist_is_one_batch_and_watchers_stay_connected() {
     let running = Running::start();
     running.list(["a", "b", "c"].map(|name| object(name, 1)).into(), version(5)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().await.cursor.unwrap();
     running.list(vec![object("b", 1), object("c", 6), object("d", 7)], version(9)).await;
     assert_eq!(taken(&mut cursor).await, ["-a 5 inferred", "~c 5", "+d 9"], "only its end is a point to resume from");
     assert_eq!(cursor.version(), &version(9));
@@ -292,17 +321,17 @@ async fn a_relist_is_one_batch_and_watchers_stay_connected() {
 async fn a_bookmark_moves_the_version_and_changes_nothing() {
     let running = Running::start();
     running.list(vec![object("a", 1)], version(5)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().await.cursor.unwrap();
     running.apply(Event::Bookmark(version(50))).await;
     assert_eq!(taken(&mut cursor).await, [""; 0]);
     assert_eq!(*running.handle.distributed().unwrap(), version(50));
-    assert_eq!(running.handle.oldest(), Some(version(50)));
+    assert_eq!(running.handle.oldest(), Some(version(5)));
     let mut late = running.handle.join(Start::After(version(50)), replay()).await.unwrap();
-    assert_eq!((late.snapshot.version(), late.cursor.version()), (&version(50), &version(50)));
+    assert_eq!((late.snapshot.version(), late.cursor.as_ref().unwrap().version()), (&version(50), &version(50)));
     running.apply(Event::Deleted(object("unknown", 51))).await;
     running.apply(put("a", 52)).await;
     assert_eq!(taken(&mut cursor).await, ["~a 52"]);
-    assert_eq!(taken(&mut late.cursor).await, ["~a 52"]);
+    assert_eq!(taken(late.cursor.as_mut().unwrap()).await, ["~a 52"]);
     assert_eq!(count(&running.handle.stats().unchanged), 1, "the deletion, and not the bookmark");
 }
 
@@ -312,7 +341,8 @@ async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts
     for behind in [version(50), "abc.1".parse().unwrap()] {
         let running = Running::start();
         running.list(vec![object("a", 1), object("b", 1)], version(99)).await;
-        let (mut unread, mut idle) = (running.watch().await.cursor, running.watch().await.cursor);
+        let mut unread = running.watch().await.cursor.unwrap();
+        let mut idle = running.watch().await.cursor.unwrap();
         running.apply(put("a", 100)).await;
         assert_eq!(taken(&mut idle).await, ["~a 100"]);
         running.list(vec![Arc::new(object("b", 1).at_version(behind.clone()))], behind.clone()).await;
@@ -328,7 +358,7 @@ async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts
         assert_eq!(joined.snapshot.objects(None, None).map(|object| object.key().name()).collect::<Vec<_>>(), ["b"]);
         let next = behind.next();
         running.apply(Event::Added(Arc::new(object("z", 1).at_version(next.clone())))).await;
-        assert_eq!(taken(&mut joined.cursor).await, [format!("+z {next}")]);
+        assert_eq!(taken(joined.cursor.as_mut().unwrap()).await, [format!("+z {next}")]);
     }
 }
 
@@ -338,7 +368,8 @@ async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts
 async fn a_client_under_block_holds_the_next_batch_back_while_everything_else_goes_on() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut slow = running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor;
+    let mut slow =
+        running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor.unwrap();
     let started = tokio::time::Instant::now();
     running.apply(put("a", 2)).await;
     running.push(put("a", 3)).await;
@@ -350,7 +381,7 @@ async fn a_client_under_block_holds_the_next_batch_back_while_everything_else_go
     assert_eq!(taken(&mut slow).await, ["+a 2"]);
     settle().await;
     assert_eq!(running.handle.snapshot().unwrap().version(), &version(3));
-    assert_eq!(taken(&mut late.cursor).await, ["~a 3"]);
+    assert_eq!(taken(late.cursor.as_mut().unwrap()).await, ["~a 3"]);
     assert_eq!(started.elapsed(), Duration::ZERO);
 }
 
@@ -358,7 +389,8 @@ async fn a_client_under_block_holds_the_next_batch_back_while_everything_else_go
 async fn a_client_under_block_that_never_reads_is_evicted_and_the_resource_goes_on() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut slow = running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor;
+    let mut slow =
+        running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor.unwrap();
     let started = tokio::time::Instant::now();
     running.apply(put("a", 2)).await;
     running.apply(put("a", 3)).await;
@@ -372,10 +404,10 @@ async fn the_retention_is_kept_while_nothing_happens() {
     let retention = Retention { age: Duration::from_secs(60), ..BroadcasterConfig::default().retention };
     let running = Running::with(BroadcasterConfig { retention, ..BroadcasterConfig::default() });
     running.list(Vec::new(), version(1)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().await.cursor.unwrap();
     running.apply(put("a", 2)).await;
     tokio::time::sleep(Duration::from_secs(61) + SWEEP_INTERVAL).await;
-    assert_eq!(taken(&mut cursor).await, ["Expired { oldest: 2 }"]);
+    assert_eq!(taken(&mut cursor).await, ["parked"]);
     drop(cursor);
     tokio::time::sleep(SWEEP_INTERVAL * 2).await;
     let stats = running.handle.watch_stats().unwrap();
@@ -386,7 +418,7 @@ async fn the_retention_is_kept_while_nothing_happens() {
 async fn closing_the_queue_ends_cursors_after_they_have_read_everything() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().await.cursor.unwrap();
     for number in 2..100 {
         running.push(put("a", number)).await;
     }
@@ -404,7 +436,7 @@ async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
     fifo.push(Delta::Replace(List { objects: Vec::new(), version: version(1) })).await;
     let snapshot = handle.wait_for(|_| true).await;
     assert_eq!(snapshot.version(), &version(1));
-    let mut cursor = handle.join(Start::Now, replay()).await.unwrap().cursor;
+    let mut cursor = handle.join(Start::Now, replay()).await.unwrap().cursor.unwrap();
     drop((handle, snapshot));
     fifo.push(Delta::Event(put("a", 2))).await;
     settle().await;

@@ -1,13 +1,20 @@
 //! The body of one watch, polled by its connection.
 //!
-//! Order of what can be sent: what is ready already; the end, once it is known; the initial events; frames from the cursor;
-//! and when the cursor is at the head, a bookmark that is due. So a bookmark never overtakes an event (invariant 3), and
-//! draining and timeouts are noticed at every poll.
+//! Order of what can be sent: what is ready already; the end, once it is known; then what the stage of the stream has: the
+//! initial events, what was missed, or frames from the cursor; and when the cursor is at the head, a bookmark that is due.
+//! So a bookmark never overtakes an event (invariant 3), and draining and timeouts are noticed at every poll.
+//!
+//! ```text
+//!   InitialEvents ──▶ Live ◀──────────────── Replay ◀──┐
+//!                      │ parked                │ more   │
+//!                      └─────▶ Joining ◀───────┘        │
+//!                                 └─────────────────────┘
+//! ```
 
 use std::{
     fmt,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -29,18 +36,24 @@ use super::super::{
     status::Refusal,
 };
 use crate::{
-    cache::{InformerHandle, Joined, Snapshot},
+    cache::{InformerHandle, JoinError, Joined, Snapshot, Start, SyncState},
     model::{Cause, EventType, ObjectKey, ResourceVersion, Selection},
     proto::{self, PayloadFormat, pb},
-    watch::{Cursor, Taken},
+    watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
 
 /// One watch.
 pub(super) struct WatchBody {
+    resource: String,
     informer: InformerHandle<WireFrame>,
-    cursor: Cursor<WireFrame>,
-    initial: Option<InitialEvents>,
+    selection: Arc<Selection>,
     format: PayloadFormat,
+    queue: QueueOptions,
+    stage: Stage,
+    /// What is published; none while the watch holds only a version, and is told from the history.
+    cursor: Option<Cursor<WireFrame>>,
+    /// The state of the source that the client was last told of.
+    told_state: SyncState,
     bookmark_interval: Duration,
     bookmark_due: Pin<Box<Sleep>>,
     ends_at: Option<Pin<Box<Sleep>>>,
@@ -55,11 +68,13 @@ pub(super) struct WatchBody {
 
 /// A call that has been checked and joined.
 pub(super) struct Opened {
-    pub(super) begin: Begin,
-    pub(super) joined: Joined<WireFrame>,
+    pub(super) resource: String,
+    pub(super) informer: InformerHandle<WireFrame>,
     pub(super) selection: Arc<Selection>,
     pub(super) format: PayloadFormat,
-    pub(super) informer: InformerHandle<WireFrame>,
+    pub(super) queue: QueueOptions,
+    pub(super) begin: Begin,
+    pub(super) joined: Joined<WireFrame>,
     pub(super) bookmark_interval: Duration,
     /// With a bookmark, and OK.
     pub(super) ends_at: Option<Instant>,
@@ -70,81 +85,99 @@ pub(super) struct Opened {
 }
 
 /// How a stream begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Begin {
     /// With an ADDED for each object, and a bookmark at their end.
     InitialEvents,
     /// With a bookmark at the version where it joined.
     Bookmark,
-    /// With the next event.
+    /// With the next event after this version.
+    After(ResourceVersion),
+}
+
+/// Where a stream is.
+enum Stage {
+    /// Being given the state at which it joined.
+    InitialEvents(InitialEvents),
+    /// Being told what it has missed; without a cursor there is more of it.
+    Replay(Replay),
+    /// Joining again after a version: parked, or in the middle of what it has missed.
+    Joining(ResourceVersion, Joining),
+    /// Reading what is published.
     Live,
 }
+
+type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, JoinError>> + Send>>;
 
 /// The objects that are still to be sent, pulled from the snapshot at the client's own pace.
 #[derive(Debug)]
 struct InitialEvents {
     snapshot: Snapshot,
     scan: Scan,
-    selection: Arc<Selection>,
     looked_at: Option<ObjectKey>,
 }
 
 /// What one poll takes from the cursor at most: HTTP/2 writes are cheap when they are large.
 const CHUNK_BYTES: usize = 64 << 10;
-/// How many objects are looked at for initial events before others get their turn.
+/// How many objects or changes are looked at before others get their turn.
 const SCAN_OBJECTS: usize = 256;
 
 // === impl WatchBody ===
 
 impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
-        let Opened {
-            begin,
-            joined,
-            selection,
-            format,
-            informer,
-            bookmark_interval,
-            ends_at,
-            draining,
-            permit,
-            observer,
-        } = opened;
-        let Joined { snapshot, cursor } = joined;
+        let Opened { joined, begin, bookmark_interval, .. } = opened;
+        let Joined { snapshot, backlog, cursor } = joined;
+        let opened_state = opened.informer.health().state();
+        let is_bookmark_first = begin == Begin::Bookmark;
+        let stage = match begin {
+            Begin::InitialEvents => {
+                let scan = Scan::of(&opened.selection);
+                Stage::InitialEvents(InitialEvents { snapshot, scan, looked_at: None })
+            }
+            Begin::After(version) => Stage::Replay(Replay::new(backlog.batches, version)),
+            Begin::Bookmark => Stage::Live,
+        };
         let mut body = Self {
-            informer,
+            resource: opened.resource,
+            informer: opened.informer,
+            selection: opened.selection,
+            format: opened.format,
+            queue: opened.queue,
+            stage,
             cursor,
-            initial: None,
-            format,
+            told_state: opened_state,
             bookmark_interval,
             bookmark_due: Box::pin(tokio::time::sleep(bookmark_interval)),
-            ends_at: ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
-            drained: Box::pin(draining.cancelled_owned()),
+            ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
+            drained: Box::pin(opened.draining.cancelled_owned()),
             ready: None,
             end: None,
             is_over: false,
-            observer,
-            _permit: permit,
+            observer: opened.observer,
+            _permit: opened.permit,
         };
-        match begin {
-            Begin::InitialEvents => {
-                let scan = Scan::of(&selection);
-                body.initial = Some(InitialEvents { snapshot, scan, selection, looked_at: None });
-            }
-            Begin::Bookmark => body.send(&[body.bookmark(pb::Bookmark::default())]),
-            Begin::Live => {}
+        if is_bookmark_first {
+            let bookmark = body.bookmark(pb::Bookmark::default());
+            body.send(&[bookmark]);
         }
         body
     }
 
     /// The version to resume from; none while the initial events are not complete.
     fn position(&self) -> Option<&ResourceVersion> {
-        self.initial.is_none().then(|| self.cursor.version())
+        match &self.stage {
+            Stage::InitialEvents(_) => None,
+            Stage::Replay(replay) => Some(replay.version()),
+            Stage::Joining(version, _) => Some(version),
+            Stage::Live => self.cursor.as_ref().map(Cursor::version),
+        }
     }
 
     /// A bookmark at this client's own position, with the state of the source.
-    fn bookmark(&self, bookmark: pb::Bookmark) -> pb::WatchResponse {
+    fn bookmark(&mut self, bookmark: pb::Bookmark) -> pb::WatchResponse {
         let report = self.informer.health().report();
+        self.told_state = report.state;
         frame::bookmark(
             self.position(),
             pb::Bookmark {
@@ -163,20 +196,22 @@ impl WatchBody {
         self.ready = Some(buffer.freeze());
     }
 
-    /// Ends the stream: an ERROR as the last message, and the same status for the RPC.
-    fn end_with(&mut self, refusal: &Refusal, before: Option<pb::WatchResponse>) {
+    /// Ends the stream: a bookmark, an ERROR as the last message, and the same status for the RPC.
+    fn end_with(&mut self, refusal: &Refusal) {
+        let is_draining = *refusal == Refusal::Draining;
+        let bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
         let error = frame::error(self.position(), refusal.to_proto());
-        self.send(&before.into_iter().chain([error]).collect::<Vec<_>>());
+        // Where history changed there is nothing to resume from.
+        let is_resumable = *refusal != Refusal::HistoryChanged;
+        self.send(&is_resumable.then_some(bookmark).into_iter().chain([error]).collect::<Vec<_>>());
         self.end = Some(refusal.to_status());
-        tracing::debug!(?refusal, "watch ended");
+        tracing::debug!(resource = self.resource, ?refusal, "watch ended");
     }
 
     /// Whether something from outside ends the stream now.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
         if self.drained.as_mut().poll(cx).is_ready() {
-            let draining = pb::Bookmark { draining: true, ..Default::default() };
-            let bookmark = self.bookmark(draining);
-            self.end_with(&Refusal::Draining, Some(bookmark));
+            self.end_with(&Refusal::Draining);
             return;
         }
         if let Some(ends_at) = &mut self.ends_at
@@ -188,31 +223,89 @@ impl WatchBody {
         }
     }
 
-    /// Makes the next piece ready, or parks.
+    /// Makes the next piece ready or moves to the next stage, or parks.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.poll_end(cx);
         if self.end.is_some() {
             return Poll::Ready(());
         }
-        if self.initial.is_some() {
-            return self.poll_initial(cx);
+        match self.stage {
+            Stage::InitialEvents(_) => self.poll_initial_events(cx),
+            Stage::Replay(_) => self.poll_replay(cx),
+            Stage::Joining(..) => self.poll_joining(cx),
+            Stage::Live => self.poll_live(cx),
         }
+    }
+
+    fn poll_initial_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Stage::InitialEvents(initial) = &mut self.stage else { return Poll::Ready(()) };
+        let (mut buffer, is_complete) = initial.next(&self.selection, self.format);
+        if is_complete {
+            self.go_live();
+            let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
+            frame::append(&mut buffer, &self.bookmark(end));
+        }
+        self.hand_out(buffer, cx)
+    }
+
+    fn poll_replay(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Stage::Replay(replay) = &mut self.stage else { return Poll::Ready(()) };
+        let mut buffer = BytesMut::new();
+        let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut buffer, CHUNK_BYTES, SCAN_OBJECTS);
+        let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
+        self.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
+        match (is_done, has_cursor) {
+            (true, true) => self.go_live(),
+            (true, false) => self.join_after(version),
+            (false, _) => {}
+        }
+        if is_done && buffer.is_empty() {
+            return Poll::Ready(());
+        }
+        self.hand_out(buffer, cx)
+    }
+
+    fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Stage::Joining(version, joining) = &mut self.stage else { return Poll::Ready(()) };
+        match ready!(joining.as_mut().poll(cx)) {
+            Ok(Joined { backlog, cursor, .. }) => {
+                self.stage = Stage::Replay(Replay::new(backlog.batches, version.clone()));
+                self.cursor = cursor;
+            }
+            Err(error) => {
+                let refusal = Refusal::join(error, Some(version), &self.resource);
+                self.end_with(&refusal);
+            }
+        }
+        Poll::Ready(())
+    }
+
+    fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         // Read before seeing the cursor at the head: it may be ahead of the head by then, never of what was published.
         let distributed = self.informer.distributed();
-        match self.cursor.poll_take(cx, CHUNK_BYTES) {
+        match cursor.poll_take(cx, CHUNK_BYTES) {
             Poll::Ready(Taken::Frames(frames)) => self.ready = Some(join(&frames)),
             Poll::Ready(Taken::Dropped { count, after }) => {
-                let dropped = frame::dropped(self.cursor.version(), count, &after);
+                let dropped = frame::dropped(cursor.version(), count, &after);
                 self.send(&[dropped]);
             }
+            Poll::Ready(Taken::Parked) => {
+                let version = cursor.version().clone();
+                self.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
+                self.join_after(version);
+            }
             Poll::Ready(Taken::Ended(end)) => {
-                let refusal = Refusal::end(end, self.cursor.version(), distributed.as_deref());
-                self.end_with(&refusal, None);
+                let refusal = Refusal::end(&end, cursor.version());
+                self.end_with(&refusal);
             }
             Poll::Pending => {
-                ready!(self.bookmark_due.as_mut().poll(cx));
+                // What the client knows of the source is told at once, the version at the interval.
+                if self.informer.health().state() == self.told_state {
+                    ready!(self.bookmark_due.as_mut().poll(cx));
+                }
                 if let Some(distributed) = distributed {
-                    self.cursor.advance(ResourceVersion::clone(&distributed));
+                    cursor.advance(ResourceVersion::clone(&distributed));
                 }
                 let bookmark = self.bookmark(pb::Bookmark::default());
                 self.send(&[bookmark]);
@@ -222,22 +315,35 @@ impl WatchBody {
         Poll::Ready(())
     }
 
-    fn poll_initial(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(initial) = &mut self.initial else { return Poll::Ready(()) };
-        let (mut buffer, is_complete) = initial.next(self.format);
-        if is_complete {
-            self.initial = None;
-            self.cursor.go_live();
-            let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
-            frame::append(&mut buffer, &self.bookmark(end));
-        }
+    /// Hands out what was encoded; if there is none, many were looked at in vain, and others come first.
+    fn hand_out(&mut self, buffer: BytesMut, cx: &mut Context<'_>) -> Poll<()> {
         if buffer.is_empty() {
-            // Looked at many objects and found none: others first.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         self.ready = Some(buffer.freeze());
         Poll::Ready(())
+    }
+
+    /// Lets go of the cursor, if there is one: the watch holds a version, and is told from the history what comes after it.
+    fn join_after(&mut self, version: ResourceVersion) {
+        let subscribe = Subscribe {
+            selection: Arc::clone(&self.selection),
+            format: self.format,
+            queue: self.queue,
+            initial_events: true,
+        };
+        self.cursor = None;
+        let (informer, start) = (self.informer.clone(), Start::After(version.clone()));
+        self.stage = Stage::Joining(version, Box::pin(async move { informer.join(start, subscribe).await }));
+    }
+
+    /// Everything from before the cursor has been handed out.
+    fn go_live(&mut self) {
+        if let Some(cursor) = &mut self.cursor {
+            cursor.go_live();
+        }
+        self.stage = Stage::Live;
     }
 }
 
@@ -271,8 +377,9 @@ impl Body for WatchBody {
 impl fmt::Debug for WatchBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WatchBody")
-            .field("cursor", &self.cursor)
-            .field("initial", &self.initial)
+            .field("resource", &self.resource)
+            .field("selection", &self.selection)
+            .field("position", &self.position())
             .finish_non_exhaustive()
     }
 }
@@ -281,13 +388,13 @@ impl fmt::Debug for WatchBody {
 
 impl InitialEvents {
     /// The next initial events, encoded, and whether they were the last.
-    fn next(&mut self, format: PayloadFormat) -> (BytesMut, bool) {
+    fn next(&mut self, selection: &Selection, format: PayloadFormat) -> (BytesMut, bool) {
         let mut buffer = BytesMut::new();
         let after = self.looked_at.take();
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
         for _ in 0..SCAN_OBJECTS {
             let Some(object) = objects.next() else { return (buffer, true) };
-            if self.selection.matches(object) {
+            if selection.matches(object) {
                 let response = pb::WatchResponse {
                     r#type: proto::event_type(EventType::Added).into(),
                     object: Some(proto::object(object, object.version(), format)),

@@ -11,7 +11,7 @@ use tonic::body::Body;
 
 use super::{
     super::{
-        Service, frame,
+        Service, WireFrame, frame,
         metrics::RpcObserver,
         query::{self, Parts},
         service::{ServedResource, wait_of},
@@ -20,7 +20,7 @@ use super::{
     body::{Begin, Opened, WatchBody},
 };
 use crate::{
-    cache::{JoinError, Start},
+    cache::{JoinError, Joined, Start},
     model::ResourceVersion,
     proto::{self, pb},
     watch::{QueueOptions, Subscribe},
@@ -52,7 +52,7 @@ pub(super) async fn open(
     let format = query::format(request.format)?;
     let queue = queue(service, resource, request.queue.unwrap_or_default())?;
     let from = query::version("resource_version", &request.resource_version)?;
-    let begin = begin(&request, from.as_ref())?;
+    let begin = begin(&request, from.clone())?;
     let bookmark_interval =
         duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
     let timeout = duration("timeout", request.timeout)?;
@@ -64,26 +64,47 @@ pub(super) async fn open(
 
     service.snapshot(resource, min_version.as_ref(), wait_of(&metadata)).await?;
     let selection = Arc::new(selection);
-    let subscribe =
-        Subscribe { selection: Arc::clone(&selection), format, queue, initial_events: begin == Begin::InitialEvents };
-    let start = from.clone().map_or(Start::Now, Start::After);
-    let joined = resource.informer.join(start, subscribe).await;
-    let joined = joined.map_err(|error| refuse(error, from.as_ref(), resource))?;
-    tracing::debug!(
-        resource = resource.name, selection = %selection, resource_version = %joined.cursor.version(), "watch joined"
-    );
+    let joined = join(service, resource, from, || Subscribe {
+        selection: Arc::clone(&selection),
+        format,
+        queue,
+        initial_events: begin != Begin::Bookmark,
+    });
+    let joined = joined.await?;
+    tracing::debug!(resource = resource.name, selection = %selection, "watch joined");
     Ok(WatchBody::new(Opened {
-        begin,
-        joined,
+        resource: resource.name.clone(),
+        informer: resource.informer.clone(),
         selection,
         format,
-        informer: resource.informer.clone(),
+        queue,
+        begin,
+        joined,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         draining: service.draining().clone(),
         permit,
         observer,
     }))
+}
+
+/// Joins; after a version of the future once it has been reached (invariant 13: replicas are never equally far).
+async fn join(
+    service: &Service,
+    resource: &ServedResource,
+    from: Option<ResourceVersion>,
+    subscribe: impl Fn() -> Subscribe<WireFrame>,
+) -> Result<Joined<WireFrame>, Refusal> {
+    let start = from.clone().map_or(Start::Now, Start::After);
+    loop {
+        match (resource.informer.join(start.clone(), subscribe()).await, &from) {
+            (Ok(joined), _) => return Ok(joined),
+            (Err(JoinError::TooLarge { .. }), Some(from)) => {
+                service.snapshot(resource, Some(from), service.config().future_wait).await?;
+            }
+            (Err(error), _) => return Err(Refusal::join(error, from.as_ref(), &resource.name)),
+        }
+    }
 }
 
 /// Reads one message: a request of a Watch is not a stream.
@@ -112,7 +133,7 @@ async fn decode(body: Body, max_bytes: usize) -> Result<pb::WatchRequest, Refusa
 }
 
 /// How the stream begins.
-fn begin(request: &pb::WatchRequest, from: Option<&ResourceVersion>) -> Result<Begin, Refusal> {
+fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Begin, Refusal> {
     let invalid = |message: &str| Refusal::Invalid {
         reason: "INITIAL_EVENTS_INVALID",
         field: "initial_events",
@@ -124,7 +145,7 @@ fn begin(request: &pb::WatchRequest, from: Option<&ResourceVersion>) -> Result<B
         }
         (Ok(pb::InitialEvents::Send | pb::InitialEvents::Unspecified), None) => Ok(Begin::InitialEvents),
         (Ok(pb::InitialEvents::None), None) => Ok(Begin::Bookmark),
-        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(_)) => Ok(Begin::Live),
+        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => Ok(Begin::After(from)),
         (Err(_), _) => Err(invalid("there are INITIAL_EVENTS_SEND (1) and INITIAL_EVENTS_NONE (2)")),
     }
 }
@@ -176,7 +197,3 @@ fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Res
 
 /// Ten years: past it a timer says nothing.
 const MAX_DURATION: Duration = Duration::from_secs(3650 * 86_400);
-
-fn refuse(error: JoinError, from: Option<&ResourceVersion>, resource: &ServedResource) -> Refusal {
-    Refusal::join(error, from, &resource.name)
-}

@@ -74,6 +74,8 @@ const MAX_LIST_DEPTH: usize = 4;
 /// values; what aliases can add has bounds of its own.
 const MAX_DOCUMENTS: usize = 100_000;
 const MAX_NODES: usize = 8_000_000;
+/// What aliases may add to one YAML file: far more than anchors in manifests do, and a bomb is over in milliseconds.
+const MAX_REPLAYED_EVENTS: usize = 100_000;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
@@ -152,6 +154,7 @@ impl Decoder<'_> {
                 max_nodes: MAX_NODES,
                 max_events: 2 * MAX_NODES,
             },
+            alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPLAYED_EVENTS },
         };
         let documents: Vec<Value> =
             serde_saphyr::from_multiple_with_options(text, options).map_err(|error| one_line(&error.to_string()))?;

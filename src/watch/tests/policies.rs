@@ -293,19 +293,19 @@ fn replay_lags_without_a_bound_within_the_retention() {
 }
 
 #[test]
-fn past_the_retention_in_events_replay_is_expired() {
+fn past_the_retention_in_events_replay_is_parked() {
     let mut broadcaster = with_retention(Retention { events: 10, ..UNBOUNDED });
     let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
     let mut world = World::at(0);
     for _ in 0..4 {
         broadcaster.publish(&world.several(3));
     }
-    assert_eq!(drain(&mut cursor), [Ended(End::Expired { oldest: version(3) })], "wakes go whole: 4 to 12 are kept");
+    assert_eq!(drain(&mut cursor), [Parked], "wakes go whole: 4 to 12 are kept, 1 to 3 are not");
     assert_eq!(cursor.version(), &version(0));
 }
 
 #[test]
-fn past_the_retention_in_size_replay_is_expired() {
+fn past_the_retention_in_size_replay_is_parked() {
     let retention = Retention { size: 2500, ..UNBOUNDED };
     let mut broadcaster =
         Broadcaster::<Text>::new(BroadcasterConfig { retention, ..BroadcasterConfig::default() }, version(0));
@@ -315,11 +315,11 @@ fn past_the_retention_in_size_replay_is_expired() {
         broadcaster.publish(&[world.batch(|world| vec![world.put_sized("a", "web", 1000)])]);
     }
     assert!(broadcaster.stats().retained_size.load(Ordering::Relaxed) <= 2500);
-    assert_eq!(lines(&mut cursor, 1), ["Ended(Expired { oldest: 1 })"]);
+    assert_eq!(lines(&mut cursor, 1), ["Parked"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn past_the_retention_in_age_replay_is_expired_even_when_nothing_is_published() {
+async fn past_the_retention_in_age_replay_is_parked_even_when_nothing_is_published() {
     let mut broadcaster = with_retention(Retention { age: Duration::from_secs(60), ..UNBOUNDED });
     let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
     let mut world = World::at(0);
@@ -331,7 +331,7 @@ async fn past_the_retention_in_age_replay_is_expired_even_when_nothing_is_publis
     assert_eq!(take(&mut cursor, 1), modified([1]), "exactly at the bound it is kept");
     tokio::time::advance(Duration::from_millis(1)).await;
     broadcaster.sweep();
-    assert_eq!(take(&mut cursor, 1), [Ended(End::Expired { oldest: version(2) })]);
+    assert_eq!(take(&mut cursor, 1), [Parked]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -346,7 +346,7 @@ async fn a_wake_larger_than_every_bound_stays_until_it_is_old_or_another_follows
     broadcaster.sweep();
     assert_eq!(take(&mut cursor, 20), modified(21..=40));
     broadcaster.publish(&world.several(1));
-    assert_eq!(drain(&mut cursor), [Ended(End::Expired { oldest: version(50) })]);
+    assert_eq!(drain(&mut cursor), [Parked]);
 }
 
 // === The initial phase ===
@@ -382,6 +382,6 @@ fn the_retention_bounds_the_initial_phase_of_every_policy() {
         for batch in World::at(0).several(10) {
             broadcaster.publish(&[batch]);
         }
-        assert_eq!(drain(&mut cursor), [Ended(End::Expired { oldest: version(5) })], "{policy:?}");
+        assert_eq!(drain(&mut cursor), [Parked], "{policy:?}");
     }
 }

@@ -1,0 +1,91 @@
+//! What batches of the past are to one selection: how a client that was away, or was parked, is brought up to date.
+//!
+//! Off the writer, for one client, and bounded at each step. The versions are those that the client would have been given
+//! live: inside a batch the version before it, with the batch's last event in the selection the batch's own.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{Frame, Notice};
+use crate::model::{Batch, ResourceVersion, Selection, Transition};
+
+/// Batches that are still to be told, and how far the client has been told.
+#[derive(Debug)]
+pub struct Replay {
+    batches: VecDeque<Arc<Batch>>,
+    /// The next change of the first batch to be looked at.
+    at: usize,
+    /// Looked at and in the selection, but not told: whether it is the batch's last is not known yet.
+    held: Option<(usize, Transition)>,
+    version: ResourceVersion,
+}
+
+// === impl Replay ===
+
+impl Replay {
+    /// What came after `version`, in order.
+    pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, version: ResourceVersion) -> Self {
+        Self { batches: batches.into_iter().collect(), at: 0, held: None, version }
+    }
+
+    /// Safe to resume from after what was encoded up to now.
+    pub fn version(&self) -> &ResourceVersion {
+        &self.version
+    }
+
+    /// Whether everything has been told.
+    pub fn is_done(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// Encodes the next events of a selection, until the arena has `max_size` or `max_changes` were looked at. Returns how
+    /// many events were encoded. A selection and a format are to be the same for the whole replay.
+    pub fn encode<F: Frame>(
+        &mut self,
+        selection: &Selection,
+        format: F::Format,
+        arena: &mut F::Arena,
+        max_size: usize,
+        max_changes: usize,
+    ) -> u64 {
+        let mut encoded = 0;
+        for _ in 0..max_changes {
+            let Some(batch) = self.batches.front().cloned() else { break };
+            if F::size(arena) >= max_size {
+                break;
+            }
+            let Some(change) = batch.changes.get(self.at) else {
+                encoded += self.tell::<F>(&batch, &batch.after, format, arena);
+                self.version.clone_from(&batch.after);
+                self.batches.pop_front();
+                self.at = 0;
+                continue;
+            };
+            if let Some(transition) = selection.transition(change) {
+                // A client may come back in between the versions of two batches: it never goes back.
+                let before = if batch.before < self.version { self.version.clone() } else { batch.before.clone() };
+                encoded += self.tell::<F>(&batch, &before, format, arena);
+                self.held = Some((self.at, transition));
+            }
+            self.at += 1;
+        }
+        encoded
+    }
+
+    /// Encodes the event that was held back, at a version.
+    fn tell<F: Frame>(
+        &mut self,
+        batch: &Batch,
+        version: &ResourceVersion,
+        format: F::Format,
+        arena: &mut F::Arena,
+    ) -> u64 {
+        let Some((at, transition)) = self.held.take() else { return 0 };
+        let Some(notice) = Notice::new(&batch.changes[at], transition, version) else { return 0 };
+        F::encode(arena, format, &notice);
+        self.version.clone_from(version);
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! What a replay tells is what a cursor would have been given live, wherever it is cut.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    model::{Cause, Change, LabelSelector, Object},
+    watch::{
+        Broadcaster, BroadcasterConfig, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Subscribe, Taken,
+    },
+};
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+fn object(name: u8, is_web: bool, number: u128) -> Arc<Object> {
+    let app = if is_web { "web" } else { "db" };
+    let json = format!(r#"{{"metadata":{{"name":"o{name}","labels":{{"app":"{app}"}}}},"at":{number}}}"#);
+    Arc::new(Object::from_json(Bytes::from(json), "x", version(number)).unwrap())
+}
+
+/// Batches of changes `(name, what becomes of it)`, applied one after the other.
+fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<Batch>> {
+    let mut held: std::collections::BTreeMap<u8, Arc<Object>> = std::collections::BTreeMap::new();
+    let mut at = 1;
+    let mut all = Vec::new();
+    for changes in script {
+        let (before, after) = (version(at), version(at + 2));
+        let change = |&(name, what): &(u8, Option<bool>)| {
+            let old = held.get(&name).cloned();
+            let new = what.map(|is_web| object(name, is_web, at + 2));
+            match &new {
+                Some(new) => drop(held.insert(name, Arc::clone(new))),
+                None => drop(held.remove(&name)),
+            }
+            (old.is_some() || new.is_some()).then(|| Change { old, new, version: after.clone(), cause: Cause::Change })
+        };
+        all.push(Arc::new(Batch {
+            before,
+            after: after.clone(),
+            changes: changes.iter().filter_map(change).collect(),
+        }));
+        at += 2;
+    }
+    all
+}
+
+fn selection(selector: &str) -> Arc<Selection> {
+    Arc::new(Selection { labels: LabelSelector::parse(selector).unwrap(), ..Selection::default() })
+}
+
+fn events(frames: &[Deliveries]) -> Vec<Delivery> {
+    frames.iter().flat_map(Deliveries::as_slice).cloned().collect()
+}
+
+fn live(broadcaster: &mut Broadcaster<Deliveries>, selection: &Arc<Selection>) -> Cursor<Deliveries> {
+    broadcaster.subscribe(Subscribe {
+        selection: Arc::clone(selection),
+        format: (),
+        queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1 },
+        initial_events: false,
+    })
+}
+
+fn taken(cursor: &mut Cursor<Deliveries>) -> Vec<Delivery> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match cursor.poll_take(&mut context, usize::MAX) {
+        std::task::Poll::Ready(Taken::Frames(frames)) => events(&frames),
+        _ => Vec::new(),
+    }
+}
+
+/// Encodes everything, in steps of these bounds.
+fn replayed(replay: &mut Replay, selection: &Selection, max_size: usize, max_changes: usize) -> Vec<Delivery> {
+    let mut all = Vec::new();
+    while !replay.is_done() {
+        let mut arena = Vec::new();
+        let encoded = replay.encode::<Deliveries>(selection, (), &mut arena, max_size, max_changes);
+        assert_eq!(encoded as usize, arena.len());
+        if let Some(last) = arena.last() {
+            assert!(*replay.version() >= last.version);
+        }
+        all.extend(arena);
+    }
+    all
+}
+
+#[test]
+fn inside_a_batch_there_is_no_point_to_resume_from() {
+    let batches = batches(&[vec![(1, Some(true)), (2, Some(false)), (3, Some(true))], vec![(2, Some(false))]]);
+    let told = |selector| {
+        let mut replay = Replay::new(batches.clone(), version(1));
+        let events = replayed(&mut replay, &selection(selector), 100, 100);
+        assert_eq!(replay.version(), &version(5), "to the end, whatever was told");
+        let line = |event: &Delivery| format!("{}@{}", event.object.key(), event.version);
+        events.iter().map(line).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(told(""), "o1@1 o2@1 o3@3 o2@5");
+    assert_eq!(told("app=web"), "o1@1 o3@3", "the last of the selection carries the batch's version");
+    assert_eq!(told("app=none"), "");
+}
+
+#[test]
+fn a_version_between_two_batches_never_goes_back() {
+    let batches = batches(&[vec![(1, Some(true)), (2, Some(true))]]);
+    let mut replay = Replay::new(batches, version(2));
+    let versions: Vec<_> = replayed(&mut replay, &selection(""), 1, 1).into_iter().map(|event| event.version).collect();
+    assert_eq!(versions, [version(2), version(3)]);
+}
+
+proptest! {
+    #[test]
+    fn a_replay_is_what_was_published(
+        script in prop::collection::vec(
+            prop::collection::vec((0_u8..4, prop::option::weighted(0.8, any::<bool>())), 0..5), 0..12),
+        from in 0_usize..12,
+        max_size in 1_usize..6,
+        max_changes in 1_usize..6,
+    ) {
+        let batches = batches(&script);
+        let from = from.min(batches.len());
+        for selection in [selection(""), selection("app=web"), selection("app!=web")] {
+            let start = batches.get(from).map_or_else(|| version(1 + 2 * batches.len() as u128), |b| b.before.clone());
+            let mut broadcaster = Broadcaster::new(BroadcasterConfig::default(), start.clone());
+            let mut cursor = live(&mut broadcaster, &selection);
+            broadcaster.publish(&batches[from..]);
+            let published = taken(&mut cursor);
+            let mut replay = Replay::new(batches[from..].to_vec(), start);
+            prop_assert_eq!(replayed(&mut replay, &selection, max_size, max_changes), published);
+        }
+    }
+}

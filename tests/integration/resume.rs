@@ -1,0 +1,205 @@
+//! Watches that come back: from the history, across relists, from the future, and after being parked.
+
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
+
+use informerd::{
+    model::{Event, ResourceVersion},
+    proto::pb,
+    watch::{BroadcasterConfig, Retention},
+};
+use tonic::Code;
+
+use crate::sandbox::{
+    DEADLINE, Options, Sandbox, end, fold, next, pod, pod_at, queue, reason, watch_from_now, watch_pods, words,
+};
+
+fn from(version: &str) -> pb::WatchRequest {
+    pb::WatchRequest { resource_version: version.to_owned(), ..watch_pods() }
+}
+
+async fn take(watch: &mut tonic::Streaming<pb::WatchResponse>, count: usize) -> Vec<String> {
+    let mut seen = Vec::new();
+    for _ in 0..count {
+        seen.push(words(&next(watch).await));
+    }
+    seen
+}
+
+#[tokio::test]
+async fn a_watch_resumes_after_any_version_and_gets_exactly_what_came_after() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut live = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
+    next(&mut live).await;
+    for at in 0..5 {
+        sandbox.put("shop", &format!("p{}", at % 2), &format!(r#""n":{at}"#)).await;
+    }
+    let seen = take(&mut live, 5).await;
+    assert_eq!(seen[4], "MODIFIED p0 @6");
+    let mut resumed = Vec::new();
+    for start in 1..=6_usize {
+        let mut watch = sandbox.client().await.watch(from(&start.to_string())).await.unwrap().into_inner();
+        assert_eq!(take(&mut watch, 6 - start).await, seen[start - 1..], "after {start}");
+        resumed.push(watch);
+    }
+    sandbox.put("shop", "p9", "").await;
+    for watch in &mut resumed {
+        assert_eq!(take(watch, 1).await, ["ADDED p9 @7"], "then live");
+    }
+}
+
+/// Invariants 4 and 5.
+#[tokio::test]
+async fn a_watch_resumes_across_a_relist_and_not_from_inside_it() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    let version = ResourceVersion::decimal(9);
+    let relisted = vec![pod_at("shop", "b", r#""x":1"#, &version), pod_at("shop", "c", "", &version)];
+    sandbox.list(relisted, 10).await;
+    let mut watch = sandbox.client().await.watch(from("1")).await.unwrap().into_inner();
+    assert_eq!(take(&mut watch, 3).await, ["DELETED INFERRED a @1", "MODIFIED b @1", "ADDED c @10"]);
+    for inside in ["2", "5", "9"] {
+        let status = sandbox.client().await.watch(from(inside)).await.unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"));
+    }
+    let mut watch = sandbox.client().await.watch(from("10")).await.unwrap().into_inner();
+    sandbox.push(Event::Deleted(pod_at("shop", "c", "", &ResourceVersion::decimal(11)))).await;
+    assert_eq!(take(&mut watch, 1).await, ["DELETED c @11"]);
+}
+
+/// Invariant 13: replicas are never equally far.
+#[tokio::test]
+async fn a_version_of_the_future_is_awaited_and_what_came_before_it_is_never_sent() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut client = sandbox.client().await;
+    let opening = tokio::spawn(async move { client.watch(from("3")).await });
+    for at in 0..4 {
+        sandbox.put("shop", "a", &format!(r#""n":{at}"#)).await;
+    }
+    let mut watch = tokio::time::timeout(DEADLINE, opening).await.unwrap().unwrap().unwrap().into_inner();
+    assert_eq!(take(&mut watch, 2).await, ["MODIFIED a @4", "MODIFIED a @5"]);
+
+    let options = Options { future_wait: Duration::from_millis(50), ..Options::default() };
+    let sandbox = Sandbox::start_with(options, Vec::new()).await;
+    let status = sandbox.client().await.watch(from("9")).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"));
+}
+
+/// REPLAY beyond what is kept encoded: parked, told from the history, live again, and nothing is missing or repeated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parked_watch_is_told_everything_and_becomes_live_again() {
+    const EVENTS: u64 = 20_000;
+    let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
+    let options = Options {
+        broadcaster: BroadcasterConfig { retention: few, ..BroadcasterConfig::default() },
+        history: Retention { events: 1 << 20, ..few },
+        ..Options::default()
+    };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let mut watches = Vec::new();
+    for selector in ["", "app in (p1,p2,p3)"] {
+        let request = pb::WatchRequest {
+            queue: Some(queue(pb::FullChannelPolicy::Replay, 10)),
+            label_selector: selector.to_owned(),
+            ..watch_from_now()
+        };
+        let mut watch = sandbox.slow_client().await.watch(request).await.unwrap().into_inner();
+        next(&mut watch).await;
+        watches.push(watch);
+    }
+    for at in 0..EVENTS {
+        sandbox.put("shop", &format!("p{}", at % 100), &format!(r#""filler":"{}""#, "x".repeat(1000))).await;
+    }
+    sandbox.reached(&ResourceVersion::decimal(u128::from(EVENTS) + 1)).await;
+    let mut all = watches.remove(0);
+    for at in 0..EVENTS {
+        assert_eq!(next(&mut all).await.resource_version, (at + 2).to_string(), "in order, none missing, none twice");
+    }
+    let mut some = watches.remove(0);
+    for round in 0..EVENTS / 100 {
+        for name in 1..=3 {
+            let response = next(&mut some).await;
+            assert_eq!(response.object.as_ref().unwrap().name, format!("p{name}"));
+            assert_eq!(response.resource_version, (round * 100 + name + 2).to_string());
+        }
+    }
+    sandbox.put("shop", "p1", r#""x":1"#).await;
+    for watch in [&mut all, &mut some] {
+        assert_eq!(words(&next(watch).await), format!("MODIFIED p1 @{}", EVENTS + 2), "live again");
+    }
+    let stats = sandbox.informer.stats();
+    assert!(stats.parked.load(Ordering::Relaxed) > 0 && stats.replayed.load(Ordering::Relaxed) > EVENTS / 2);
+}
+
+/// §5: what DROP lost can be had again from the version that it names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hole_is_healed_by_a_resume_from_the_version_before_it() {
+    const EVENTS: u64 = 5_000;
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let request = pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Drop, 10)), ..watch_from_now() };
+    let mut watch = sandbox.slow_client().await.watch(request).await.unwrap().into_inner();
+    next(&mut watch).await;
+    for at in 0..EVENTS {
+        sandbox.put("shop", &format!("p{}", at % 10), &format!(r#""filler":"{}""#, "x".repeat(1000))).await;
+    }
+    sandbox.reached(&ResourceVersion::decimal(u128::from(EVENTS) + 1)).await;
+    let hole = loop {
+        if let Some(hole) = next(&mut watch).await.dropped {
+            break hole;
+        }
+    };
+    let first: u64 = hole.after_resource_version.parse().unwrap();
+    let mut healed = sandbox.client().await.watch(from(&hole.after_resource_version)).await.unwrap().into_inner();
+    for missing in 0..hole.count {
+        assert_eq!(next(&mut healed).await.resource_version, (first + missing + 1).to_string());
+    }
+}
+
+/// However often a client comes back, what it holds is the state of the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_is_cut_again_and_again_folds_to_the_state() {
+    const EVENTS: usize = 3_000;
+    let mut sandbox = Sandbox::start((0..20).map(|at| pod("shop", &format!("p{at}"), "")).collect()).await;
+    let mut client = sandbox.client().await;
+    let last = (EVENTS + 1).to_string();
+    let reader = tokio::spawn(async move {
+        let (mut view, mut version, mut cuts) = (BTreeMap::new(), String::new(), 0_u32);
+        loop {
+            let mut watch = client.watch(from(&version)).await.unwrap().into_inner();
+            // Cut after a few events, but not before the initial events are complete.
+            for at in 0.. {
+                let response = next(&mut watch).await;
+                fold(&mut view, &response);
+                version.clone_from(&response.resource_version);
+                if version == last {
+                    return (view, cuts);
+                }
+                if !version.is_empty() && at > cuts as usize % 37 {
+                    cuts += 1;
+                    break;
+                }
+            }
+        }
+    });
+    for at in 0..EVENTS {
+        sandbox.put("shop", &format!("p{}", at * 7 % 30), &format!(r#""n":{at}"#)).await;
+    }
+    let (view, cuts) = tokio::time::timeout(DEADLINE, reader).await.unwrap().unwrap();
+    let snapshot = sandbox.informer.snapshot().unwrap();
+    let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.body().clone()));
+    assert_eq!(view, held.collect());
+    assert!(cuts > 10, "{cuts}");
+}
+
+/// A bookmark comes at once when the source's state changes, and before any close.
+#[tokio::test]
+async fn the_state_of_the_source_is_told_when_it_changes_and_the_position_before_the_end() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut watch = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
+    let first = next(&mut watch).await;
+    assert_eq!(first.bookmark.unwrap().source(), pb::SyncState::Stale, "nobody has said that the upstream is alive");
+    sandbox.informer.health().alive();
+    let told = next(&mut watch).await;
+    assert_eq!((words(&told).as_str(), told.bookmark.unwrap().source()), ("BOOKMARK @1", pb::SyncState::Synced));
+    sandbox.lifecycle.draining.cancel();
+    assert!(next(&mut watch).await.bookmark.unwrap().draining);
+    assert_eq!(end(&mut watch).await.code(), Code::Unavailable);
+}
