@@ -203,3 +203,120 @@ async fn the_state_of_the_source_is_told_when_it_changes_and_the_position_before
     assert!(next(&mut watch).await.bookmark.unwrap().draining);
     assert_eq!(end(&mut watch).await.code(), Code::Unavailable);
 }
+
+/// One step of a script, and what a client of everything is told of it.
+struct Step {
+    before: u128,
+    after: u128,
+    told: Vec<String>,
+}
+
+/// A source that relists now and then, and knows what it did.
+struct Script {
+    held: BTreeMap<String, std::sync::Arc<informerd::model::Object>>,
+    version: u128,
+    random: u64,
+}
+
+impl Script {
+    fn draw(&mut self, below: u64) -> u64 {
+        // Numerical Recipes' linear congruential generator: the same run each time.
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % below
+    }
+
+    async fn change(&mut self, sandbox: &Sandbox) -> Step {
+        let before = self.version;
+        self.version += 1 + u128::from(self.draw(2));
+        let version = ResourceVersion::decimal(self.version);
+        let name = format!("p{:02}", self.draw(12));
+        let is_deletion = self.held.contains_key(&name) && self.draw(3) == 0;
+        let event_type = match (self.held.contains_key(&name), is_deletion) {
+            (_, true) => "DELETED",
+            (true, false) => "MODIFIED",
+            (false, false) => "ADDED",
+        };
+        if is_deletion {
+            let last = self.held.remove(&name).unwrap();
+            sandbox.push(Event::Deleted(std::sync::Arc::new(last.at_version(version.clone())))).await;
+        } else {
+            let pod = pod_at("shop", &name, &format!(r#""n":{}"#, self.version), &version);
+            self.held.insert(name.clone(), pod.clone());
+            sandbox.push(Event::Modified(pod)).await;
+        }
+        Step { before, after: self.version, told: vec![format!("{event_type} {name} @{version}")] }
+    }
+
+    /// A list of what has become of everything in the meantime.
+    async fn relist(&mut self, sandbox: &Sandbox) -> Step {
+        let before = self.version;
+        self.version += 10;
+        let version = ResourceVersion::decimal(self.version);
+        let (mut gone, mut changed) = (Vec::new(), Vec::new());
+        for at in 0..12 {
+            let name = format!("p{at:02}");
+            let is_held = self.held.contains_key(&name);
+            match self.draw(4) {
+                0 if is_held => {
+                    self.held.remove(&name);
+                    gone.push(format!("DELETED INFERRED {name}"));
+                }
+                1 | 2 => {
+                    let pod = pod_at("shop", &name, &format!(r#""n":{}"#, self.version), &version);
+                    self.held.insert(name.clone(), pod);
+                    changed.push(format!("{} {name}", if is_held { "MODIFIED" } else { "ADDED" }));
+                }
+                _ => {}
+            }
+        }
+        let told: Vec<String> = gone.into_iter().chain(changed).collect();
+        let last = told.len().saturating_sub(1);
+        let at = |index| if index == last { self.version } else { before };
+        let told = told.into_iter().enumerate().map(|(index, told)| format!("{told} @{}", at(index))).collect();
+        sandbox.list(self.held.values().cloned().collect(), self.version).await;
+        Step { before, after: self.version, told }
+    }
+}
+
+/// Nothing is lost, and nothing is repeated but a batch that the client left in the middle: that one comes whole.
+#[tokio::test]
+async fn two_thousand_rounds_of_disconnect_and_resume_across_fifty_relists_lose_and_repeat_nothing() {
+    const ROUNDS: usize = 2_000;
+    const RELISTS: usize = 50;
+    let sandbox = Sandbox::start(Vec::new()).await;
+    let mut script = Script { held: BTreeMap::new(), version: 1, random: 42 };
+    let mut steps: Vec<Step> = Vec::new();
+    // Where the client is: its version, and the step that it is told next.
+    let (mut version, mut at) = (1_u128, 0_usize);
+    let (mut events, mut repeated) = (0, 0);
+    for round in 0..ROUNDS {
+        let step = match round % (ROUNDS / RELISTS) {
+            0 => script.relist(&sandbox).await,
+            _ => script.change(&sandbox).await,
+        };
+        steps.push(step);
+        sandbox.reached(&ResourceVersion::decimal(script.version)).await;
+        // A connection of its own: h2's client closes one on which it has cut a thousand streams under fire.
+        let mut watch = sandbox.client().await.watch(from(&version.to_string())).await.unwrap().into_inner();
+        let available: Vec<&String> = steps[at..].iter().flat_map(|step| &step.told).collect();
+        let count = script.draw(available.len() as u64 + 1) as usize;
+        let last_round = round + 1 == ROUNDS;
+        let count = if last_round { available.len() } else { count };
+        for expected in &available[..count] {
+            let response = next(&mut watch).await;
+            assert_eq!(words(&response), **expected, "round {round}, from {version}");
+            version = response.resource_version.parse().unwrap();
+            events += 1;
+        }
+        // Left inside a batch, the client's version is still the one before it.
+        let reached = steps.iter().position(|step| step.after > version).unwrap_or(steps.len());
+        let in_full: usize = steps[at..reached.max(at)].iter().map(|step| step.told.len()).sum();
+        repeated += count.saturating_sub(in_full);
+        at = reached.max(at);
+        assert!(steps.get(at).is_none_or(|step| step.before <= version), "nothing was skipped");
+    }
+    assert_eq!((version, at), (script.version, steps.len()), "at the end it has been told everything");
+    let told: usize = steps.iter().map(|step| step.told.len()).sum();
+    assert_eq!(events, told + repeated);
+    assert!(repeated > 20, "batches were left in the middle: {repeated}");
+}
