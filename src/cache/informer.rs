@@ -60,6 +60,14 @@ pub enum Start {
     Now,
     /// Strictly after this version.
     After(ResourceVersion),
+    /// Strictly after this version, on behalf of a watch that has joined before: not if history has changed since, however
+    /// the versions look now.
+    Again {
+        /// What the watch has reached.
+        after: ResourceVersion,
+        /// [`Joined::epoch`].
+        epoch: u64,
+    },
 }
 
 /// A watch that has joined: where it starts, and every later event.
@@ -71,6 +79,8 @@ pub struct Joined<F: Frame> {
     pub backlog: Backlog,
     /// What comes after the snapshot. `None` when the backlog has more: join again after its last version.
     pub cursor: Option<Cursor<F>>,
+    /// Counts how often the upstream's history has changed.
+    pub epoch: u64,
 }
 
 /// Why a watch cannot start where it was asked to.
@@ -93,6 +103,9 @@ pub enum JoinError {
         /// The applied version.
         current: ResourceVersion,
     },
+    /// The upstream's history has changed since the watch joined.
+    #[error("the upstream's history has changed")]
+    HistoryChanged,
     /// The informer has ended.
     #[error(transparent)]
     Stopped(#[from] Stopped),
@@ -150,6 +163,7 @@ struct Writer<F: Frame> {
 struct Live<F: Frame> {
     indexer: Indexer,
     history: History,
+    epoch: u64,
     /// The state of the source that watches were last told of.
     told_state: SyncState,
     broadcaster: Broadcaster<F>,
@@ -255,16 +269,19 @@ impl<F: Frame> Writer<F> {
         let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
         let backlog = match start {
             Start::Now => Backlog::default(),
-            Start::After(version) => live.history.after(version).map_err(|error| {
-                let (oldest, current) = (live.history.oldest().clone(), live.history.current().clone());
-                match error {
-                    NotInHistory::Expired => JoinError::Expired { oldest, current },
-                    NotInHistory::Future => JoinError::TooLarge { current },
-                }
-            })?,
+            Start::Again { epoch, .. } if *epoch != live.epoch => return Err(JoinError::HistoryChanged),
+            Start::After(version) | Start::Again { after: version, .. } => {
+                live.history.after(version).map_err(|error| {
+                    let (oldest, current) = (live.history.oldest().clone(), live.history.current().clone());
+                    match error {
+                        NotInHistory::Expired => JoinError::Expired { oldest, current },
+                        NotInHistory::Future => JoinError::TooLarge { current },
+                    }
+                })?
+            }
         };
         let cursor = (!backlog.has_more).then(|| live.broadcaster.subscribe(subscribe));
-        Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor })
+        Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor, epoch: live.epoch })
     }
 
     /// Applies what was drained from the queue, then publishes it as one wake.
@@ -308,6 +325,7 @@ impl<F: Frame> Writer<F> {
                 let version = list.version.clone();
                 live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
                 live.history = History::new(self.config.history, version.clone());
+                live.epoch += 1;
                 live.broadcaster.restart(&End::HistoryChanged, version);
                 None
             }
@@ -320,6 +338,7 @@ impl<F: Frame> Writer<F> {
                 self.live = Some(Live {
                     indexer,
                     history: History::new(self.config.history, version),
+                    epoch: 0,
                     told_state: SyncState::Synced,
                     broadcaster,
                 });

@@ -362,6 +362,20 @@ async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_joins_again_hears_of_a_history_that_changed_however_the_versions_look() {
+    let running = Running::start();
+    running.list(vec![object("a", 1)], version(99)).await;
+    let Joined { epoch, .. } = running.watch().await;
+    let again = || running.handle.join(Start::Again { after: version(99), epoch }, replay());
+    assert!(again().await.is_ok());
+    running.list(vec![object("a", 1)], version(50)).await;
+    assert_eq!(again().await.unwrap_err(), JoinError::HistoryChanged, "not a version of the future");
+    running.list(vec![object("a", 1)], version(99)).await;
+    running.apply(put("a", 120)).await;
+    assert_eq!(again().await.unwrap_err(), JoinError::HistoryChanged, "not one of this history");
+}
+
 // === BLOCK, and the end ===
 
 #[tokio::test(start_paused = true)]

@@ -52,6 +52,8 @@ pub(super) struct WatchBody {
     stage: Stage,
     /// What is published; none while the watch holds only a version, and is told from the history.
     cursor: Option<Cursor<WireFrame>>,
+    /// Of the history that the watch has joined.
+    epoch: u64,
     /// The state of the source that the client was last told of.
     told_state: SyncState,
     bookmark_interval: Duration,
@@ -127,7 +129,7 @@ const SCAN_OBJECTS: usize = 256;
 impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
         let Opened { joined, begin, bookmark_interval, .. } = opened;
-        let Joined { snapshot, backlog, cursor } = joined;
+        let Joined { snapshot, backlog, cursor, epoch } = joined;
         let opened_state = opened.informer.health().state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
@@ -146,6 +148,7 @@ impl WatchBody {
             queue: opened.queue,
             stage,
             cursor,
+            epoch,
             told_state: opened_state,
             bookmark_interval,
             bookmark_due: Box::pin(tokio::time::sleep(bookmark_interval)),
@@ -334,7 +337,7 @@ impl WatchBody {
             initial_events: true,
         };
         self.cursor = None;
-        let (informer, start) = (self.informer.clone(), Start::After(version.clone()));
+        let (informer, start) = (self.informer.clone(), Start::Again { after: version.clone(), epoch: self.epoch });
         self.stage = Stage::Joining(version, Box::pin(async move { informer.join(start, subscribe).await }));
     }
 
