@@ -1,15 +1,29 @@
 //! The command line: what the user types, and how each command ends.
 //!
 //! Data goes to stdout, notes and logs to stderr. Exit codes: 0 done; 1 it failed at run time; 2 the command line or the
-//! configuration is wrong; 130 and 143 when a second SIGINT or SIGTERM cut an orderly end short.
+//! configuration is wrong; 130 and 143 when a second SIGINT or SIGTERM cut an orderly end short. The client commands also
+//! have 3, not found; 4, unavailable or too late; 5, not allowed.
 
+mod by_index;
 mod check;
+mod client_flags;
+mod failure;
+mod get;
+mod list;
+mod print;
+mod resources;
 mod serve;
+mod values;
+mod watch;
 
-use std::process::ExitCode;
+use std::{
+    io::{self, BufWriter, StdoutLock, Write},
+    process::ExitCode,
+};
 
 use clap::{Parser, Subcommand};
 
+use self::failure::Failure;
 use crate::config::ServeFlags;
 
 /// Shared informer caches as a network service: every upstream is listed and watched once, and any number of clients watch,
@@ -29,18 +43,51 @@ enum Command {
     /// Check a configuration and whether its sources can be read, and say what would be served
     #[command(after_help = check::EXAMPLES)]
     Check(ServeFlags),
+    /// Show what a server serves
+    #[command(after_help = resources::EXAMPLES)]
+    Resources(resources::ResourcesFlags),
+    /// List the objects of a resource
+    #[command(after_help = list::EXAMPLES)]
+    List(list::ListFlags),
+    /// Get objects by name
+    #[command(after_help = get::EXAMPLES)]
+    Get(get::GetFlags),
+    /// List the objects under a value of an index
+    #[command(after_help = by_index::EXAMPLES)]
+    ByIndex(by_index::ByIndexFlags),
+    /// List the values of an index, with the number of objects under each
+    #[command(after_help = values::EXAMPLES)]
+    Values(values::ValuesFlags),
+    /// Show the objects of a resource and every change to them
+    #[command(after_help = watch::EXAMPLES)]
+    Watch(watch::WatchFlags),
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  informerd serve --files pods=./manifests@Pod
   informerd serve --config examples/shop.yaml
-  informerd check --config examples/shop.yaml";
+  informerd serve --files pods=./manifests@Pod
+  informerd resources
+  informerd list pods -l app=web
+  informerd watch pods";
 
 /// It failed at run time.
 const FAILED: u8 = 1;
 /// The command line or the configuration is wrong; clap's own code for it.
 const WRONG_USAGE: u8 = 2;
+
+/// The end of the help of a client command.
+macro_rules! with_exit_codes {
+    ($examples:literal) => {
+        concat!(
+            $examples,
+            "\n\n\
+             Exit codes: 0 done; 1 it failed at run time; 2 wrong usage; 3 no such resource or object; \
+             4 the server is unavailable or too late; 5 not allowed."
+        )
+    };
+}
+use with_exit_codes;
 
 // === impl Cli ===
 
@@ -50,13 +97,41 @@ impl Cli {
         match self.command {
             Command::Serve(flags) => serve::run(&flags),
             Command::Check(flags) => check::run(&flags),
+            Command::Resources(flags) => call(flags.timeout.limit(resources::run(&flags))),
+            Command::List(flags) => call(flags.timeout.limit(list::run(&flags))),
+            Command::Get(flags) => call(flags.timeout.limit(get::run(&flags))),
+            Command::ByIndex(flags) => call(flags.timeout.limit(by_index::run(&flags))),
+            Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),
+            Command::Watch(flags) => call(watch::run(&flags)),
         }
     }
 }
 
+/// Carries out a command that calls a server.
+fn call(command: impl Future<Output = Result<(), Failure>>) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            complain(&format_args!("cannot start: {error}"));
+            return FAILED.into();
+        }
+    };
+    match runtime.block_on(command) {
+        Ok(()) | Err(Failure::Closed) => ExitCode::SUCCESS,
+        Err(failure) => {
+            complain(&failure);
+            failure.exit_code().into()
+        }
+    }
+}
+
+/// Where data goes: written in blocks, and read by nobody before it is flushed.
+fn stdout() -> BufWriter<StdoutLock<'static>> {
+    BufWriter::new(io::stdout().lock())
+}
+
 /// One line for the user on stderr.
 fn complain(message: &dyn std::fmt::Display) {
-    use std::io::Write;
     // A closed stderr leaves nobody to tell.
-    drop(writeln!(std::io::stderr(), "error: {message}"));
+    drop(writeln!(io::stderr(), "error: {message}"));
 }

@@ -5,6 +5,8 @@
 //!  upstream ──▶ source ──▶ Reflector ──▶ queue ──▶ informer task ──▶ Indexer (snapshots) ──▶ List, ByIndex, Get
 //!   (files)   ListerWatcher list+watch  ordered     one writer  │
 //!                                       deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
+//!
+//!  server ──▶ client: lists, and watches that resume by themselves
 //! ```
 //!
 //! The rooms, in reading order:
@@ -16,12 +18,14 @@
 //! - [`proto`]: the generated messages, and the only way between them and the model.
 //! - [`source`]: the upstreams. Today: a directory of manifests.
 //! - [`grpc`]: requests into queries, snapshots and cursors into answers.
+//! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.
 //! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
 //! - [`app`] and [`cli`]: everything connected, and the command line.
 //!
 //! Imports point inward, and a test reads the sources to enforce it:
-//! `main → cli → app → {config, telemetry, admin, grpc, source} → proto → {cache, watch} → model`. `model`, `watch` and
-//! `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers.
+//! `main → cli → {app, client}`, `app → {config, telemetry, admin, grpc, source} → proto → {cache, watch} → model`,
+//! `client → proto`. `model`, `watch` and `cache` never name tonic, prost, clap or hyper; `grpc`, `source` and `client` never
+//! import each other; only `app` sees all layers of the server.
 //!
 //! What holds everywhere: one writer per resource; a watch is joined exactly; whatever a client is not sent, it is told of in
 //! band; everything has a bound.
@@ -30,6 +34,7 @@ pub mod admin;
 pub mod app;
 pub mod cache;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod grpc;
 pub mod model;

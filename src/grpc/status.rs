@@ -24,6 +24,8 @@ pub(crate) enum Refusal {
     ObjectNotFound { resource: String, key: String },
     /// A field of the request has a value that it cannot have. The reason is one for each field.
     Invalid { reason: &'static str, field: &'static str, message: String },
+    /// The resource has no such index.
+    IndexNotFound { field: &'static str, index: String, known: Vec<String> },
     /// Part of the contract, and not of this version of the server.
     NotImplemented { what: &'static str },
     /// The snapshot that a page token goes on in is gone.
@@ -65,9 +67,8 @@ impl Refusal {
 
     /// An index that the resource does not have.
     pub(crate) fn index(field: &'static str, index: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {
-        let known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
-        let message = format!("there is no index {index:?}; there are: {}", known.join(", "));
-        Self::Invalid { reason: "INDEX_NOT_FOUND", field, message }
+        let known = known.map(|name| name.as_ref().to_owned()).collect();
+        Self::IndexNotFound { field, index: index.to_owned(), known }
     }
 
     /// An object that the cache does not hold.
@@ -104,6 +105,7 @@ impl Refusal {
             Self::ResourceNotFound { .. } => (Code::NotFound, "RESOURCE_NOT_FOUND"),
             Self::ObjectNotFound { .. } => (Code::NotFound, "OBJECT_NOT_FOUND"),
             Self::Invalid { reason, .. } => (Code::InvalidArgument, reason),
+            Self::IndexNotFound { .. } => (Code::InvalidArgument, "INDEX_NOT_FOUND"),
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
@@ -127,6 +129,9 @@ impl Refusal {
             }
             Self::ObjectNotFound { resource, key } => format!("there is no {key:?} in {resource}"),
             Self::Invalid { field, message, .. } => format!("{field}: {message}"),
+            Self::IndexNotFound { field, index, known } => {
+                format!("{field}: there is no index {index:?}; there are: {}", known.join(", "))
+            }
             Self::NotImplemented { what } => format!("{what} is not served by this version of informerd"),
             Self::PageTokenExpired => {
                 "page_token: the snapshot of this list is gone; list again from the first page".to_owned()
@@ -161,6 +166,9 @@ impl Refusal {
             }
             Self::ObjectNotFound { resource, key } => vec![("resource", resource.clone()), ("key", key.clone())],
             Self::Invalid { field, .. } => vec![("field", (*field).to_owned())],
+            Self::IndexNotFound { field, index, known } => {
+                vec![("field", (*field).to_owned()), ("index", index.clone()), ("known", known.join(","))]
+            }
             Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
             Self::VersionExpired { oldest, current } => {
                 vec![("oldest", oldest.to_string()), ("current", current.to_string())]
@@ -185,6 +193,7 @@ impl Refusal {
             Self::ResourceNotFound { .. }
             | Self::ObjectNotFound { .. }
             | Self::Invalid { .. }
+            | Self::IndexNotFound { .. }
             | Self::NotImplemented { .. }
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }

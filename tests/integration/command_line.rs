@@ -10,7 +10,7 @@ use std::{
 
 use tempfile::TempDir;
 
-fn informerd(arguments: &[&str]) -> Command {
+pub(crate) fn informerd(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
     command.args(arguments).stdin(Stdio::null());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INFORMERD")) {
@@ -126,7 +126,7 @@ fn serve(directory: &TempDir, arguments: &[&str]) -> (Child, BufReader<std::proc
     (child, log, format!("http://127.0.0.1:{address}"))
 }
 
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod client;
+mod client_commands;
 mod command_line;
 mod contract;
 mod files;
@@ -12,3 +14,4 @@ mod sandbox;
 mod slow_client;
 mod tidy;
 mod watch;
+mod wire;

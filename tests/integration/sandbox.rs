@@ -25,6 +25,7 @@ pub(crate) struct Sandbox {
     pub(crate) lifecycle: Lifecycle,
     fifo: Arc<RealFifo>,
     address: String,
+    lineage: Option<Arc<str>>,
     next: u128,
     tasks: JoinSet<()>,
 }
@@ -36,6 +37,8 @@ pub(crate) struct Options {
     pub(crate) max_watchers: usize,
     pub(crate) future_wait: Duration,
     pub(crate) history: Retention,
+    /// Of the versions; none for decimals.
+    pub(crate) lineage: Option<&'static str>,
 }
 
 impl Default for Options {
@@ -46,6 +49,7 @@ impl Default for Options {
             max_watchers: 100_000,
             future_wait: Duration::from_secs(90),
             history: BroadcasterConfig::default().retention,
+            lineage: None,
         }
     }
 }
@@ -108,7 +112,13 @@ impl Sandbox {
         tasks.spawn(async move {
             Server::builder().add_service(Routes::new(service)).serve_with_incoming(incoming).await.unwrap();
         });
-        Self { informer: handle, lifecycle, fifo, address, next: 1, tasks }
+        let lineage = options.lineage.map(Arc::from);
+        Self { informer: handle, lifecycle, fifo, address, lineage, next: 1, tasks }
+    }
+
+    /// Where the server is.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
     }
 
     /// A client on a connection of its own.
@@ -126,7 +136,7 @@ impl Sandbox {
 
     /// Lists at a version, and waits until it has been applied.
     pub(crate) async fn list(&self, objects: Vec<Arc<Object>>, version: u128) {
-        let version = ResourceVersion::decimal(version);
+        let version = self.numbered(version);
         self.fifo.push(Delta::Replace(List { objects, version: version.clone() })).await;
         self.reached(&version).await;
     }
@@ -134,7 +144,14 @@ impl Sandbox {
     /// The next version.
     pub(crate) fn version(&mut self) -> ResourceVersion {
         self.next += 1;
-        ResourceVersion::decimal(self.next)
+        self.numbered(self.next)
+    }
+
+    fn numbered(&self, number: u128) -> ResourceVersion {
+        match &self.lineage {
+            Some(lineage) => ResourceVersion::of_lineage(Arc::clone(lineage), number),
+            None => ResourceVersion::decimal(number),
+        }
     }
 
     pub(crate) async fn push(&self, event: Event) {

@@ -1,0 +1,274 @@
+//! How a client command fails: one line for the user, and the exit code.
+
+use std::{fmt, io};
+
+use tonic::Code;
+
+use super::{FAILED, WRONG_USAGE, print::escape};
+use crate::client::ClientError;
+
+/// Why a client command ends without having done what it was told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Whoever reads stdout has seen enough; this is an end like any other.
+    Closed,
+    /// What the user is told, and what the shell is.
+    Told {
+        /// The first line is the error; further ones are what to choose from.
+        message: String,
+        exit_code: u8,
+    },
+}
+
+/// There is no such resource or object.
+pub(super) const NOT_FOUND: u8 = 3;
+/// The server cannot be reached or does not answer in time.
+pub(super) const UNAVAILABLE: u8 = 4;
+/// The server does not let this user.
+pub(super) const NOT_ALLOWED: u8 = 5;
+
+/// More names than these are not listed in a message.
+const MAX_KNOWN: usize = 20;
+
+// === impl Failure ===
+
+impl Failure {
+    pub(super) fn new(exit_code: u8, message: impl Into<String>) -> Self {
+        Self::Told { message: message.into(), exit_code }
+    }
+
+    pub(super) fn usage(message: impl Into<String>) -> Self {
+        Self::new(WRONG_USAGE, message)
+    }
+
+    pub(super) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Closed => 0,
+            Self::Told { exit_code, .. } => *exit_code,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("stdout is closed"),
+            Self::Told { message, .. } => f.write_str(message),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::new(FAILED, format!("cannot write: {error}")),
+        }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        let message = unknown_name(&error).unwrap_or_else(|| match &error {
+            ClientError::Refused(status) if status.reason.is_none() && status.code == Code::Unimplemented => {
+                format!("{error}; is this server an informerd?")
+            }
+            // The words that our server has for these say it all.
+            ClientError::Refused(status)
+                if status.reason.is_some() && matches!(status.code, Code::NotFound | Code::InvalidArgument) =>
+            {
+                status.message.clone()
+            }
+            error => error.to_string(),
+        });
+        Self::new(exit_code(error.code()), escape(&message))
+    }
+}
+
+/// The exit code for a gRPC status; the table is in every command's help.
+pub(super) fn exit_code(code: Code) -> u8 {
+    match code {
+        Code::Ok => 0,
+        Code::InvalidArgument => WRONG_USAGE,
+        Code::NotFound => NOT_FOUND,
+        Code::Unavailable | Code::DeadlineExceeded => UNAVAILABLE,
+        Code::PermissionDenied | Code::Unauthenticated => NOT_ALLOWED,
+        Code::Cancelled
+        | Code::Unknown
+        | Code::AlreadyExists
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::DataLoss => FAILED,
+    }
+}
+
+/// What is said of a resource or an index that the server does not have.
+fn unknown_name(error: &ClientError) -> Option<String> {
+    let what = match error.reason()? {
+        "RESOURCE_NOT_FOUND" => "resource",
+        "INDEX_NOT_FOUND" => "index",
+        _ => return None,
+    };
+    let wanted = error.metadata(what)?;
+    let known: Vec<&str> = error.metadata("known")?.split(',').filter(|name| !name.is_empty()).collect();
+    let meant = nearest(wanted, &known).map(|name| format!("; did you mean {name:?}?")).unwrap_or_default();
+    let more = known.len().saturating_sub(MAX_KNOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let listed = known[..known.len().min(MAX_KNOWN)].join(", ");
+    Some(format!("there is no {what} {wanted:?}{meant} (there are: {listed}{more})"))
+}
+
+/// The known name that was probably meant: the same in another case or number, kubectl's short name for it, one that
+/// begins so, or one that is but a few letters away.
+fn nearest<'a>(wanted: &str, known: &[&'a str]) -> Option<&'a str> {
+    let wanted = wanted.to_lowercase();
+    if wanted.is_empty() {
+        return None;
+    }
+    let find = |is: &dyn Fn(&str) -> bool| known.iter().find(|name| is(&name.to_lowercase())).copied();
+    let short = SHORT_NAMES.iter().find(|(short, _)| *short == wanted).map(|(_, name)| *name);
+    find(&|name| name == wanted)
+        .or_else(|| find(&|name| plurals(&wanted).contains(&name.to_owned()) || plurals(name).contains(&wanted)))
+        .or_else(|| find(&|name| Some(name) == short))
+        .or_else(|| find(&|name| wanted.len() > 1 && name.starts_with(&wanted)))
+        .or_else(|| {
+            let distance = |name: &&str| strsim::damerau_levenshtein(&wanted, &name.to_lowercase());
+            let name = known.iter().min_by_key(|name| distance(name))?;
+            (distance(name) <= (wanted.chars().count() / 3).max(1)).then_some(*name)
+        })
+}
+
+fn plurals(name: &str) -> [String; 3] {
+    let ies = name.strip_suffix('y').map_or_else(String::new, |stem| format!("{stem}ies"));
+    [format!("{name}s"), format!("{name}es"), ies]
+}
+
+/// Those of kubectl that the names do not begin with.
+const SHORT_NAMES: &[(&str, &str)] = &[
+    ("cm", "configmaps"),
+    ("cj", "cronjobs"),
+    ("crd", "customresourcedefinitions"),
+    ("ds", "daemonsets"),
+    ("ep", "endpoints"),
+    ("hpa", "horizontalpodautoscalers"),
+    ("ing", "ingresses"),
+    ("netpol", "networkpolicies"),
+    ("ns", "namespaces"),
+    ("pdb", "poddisruptionbudgets"),
+    ("pv", "persistentvolumes"),
+    ("pvc", "persistentvolumeclaims"),
+    ("rs", "replicasets"),
+    ("sa", "serviceaccounts"),
+    ("sts", "statefulsets"),
+    ("svc", "services"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::ServerStatus;
+
+    const KNOWN: [&str; 5] = ["configmaps", "deployments", "networkpolicies", "pods", "services"];
+
+    fn refused(code: Code, reason: Option<&str>, metadata: &[(&str, &str)]) -> (String, u8) {
+        let error = ClientError::Refused(Box::new(ServerStatus {
+            code,
+            message: "as the server says it".to_owned(),
+            reason: reason.map(str::to_owned),
+            metadata: metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            retry_after: None,
+        }));
+        match Failure::from(error) {
+            Failure::Told { message, exit_code } => (message, exit_code),
+            Failure::Closed => panic!("closed"),
+        }
+    }
+
+    #[test]
+    fn the_name_that_was_meant_is_found() {
+        let table = [
+            ("pod", Some("pods")),
+            ("Pods", Some("pods")),
+            ("POD", Some("pods")),
+            ("podss", Some("pods")),
+            ("pdos", Some("pods")),
+            ("po", Some("pods")),
+            ("deploy", Some("deployments")),
+            ("deploymnets", Some("deployments")),
+            ("svc", Some("services")),
+            ("cm", Some("configmaps")),
+            ("networkpolicy", Some("networkpolicies")),
+            ("netpol", Some("networkpolicies")),
+            ("ns", None),
+            ("nodes", None),
+            ("x", None),
+            ("", None),
+        ];
+        for (wanted, expected) in table {
+            assert_eq!(nearest(wanted, &KNOWN), expected, "{wanted}");
+        }
+        assert_eq!(nearest("pods", &["pod"]), Some("pod"));
+        assert_eq!(nearest("pod", &[]), None);
+    }
+
+    #[test]
+    fn an_unknown_name_is_told_with_what_there_is() {
+        let known = [("resource", "pod"), ("known", "pods,services")];
+        let (message, exit_code) = refused(Code::NotFound, Some("RESOURCE_NOT_FOUND"), &known);
+        assert_eq!(message, "there is no resource \"pod\"; did you mean \"pods\"? (there are: pods, services)");
+        assert_eq!(exit_code, NOT_FOUND);
+        let known = [("index", "zone"), ("known", "app,namespace")];
+        let (message, exit_code) = refused(Code::InvalidArgument, Some("INDEX_NOT_FOUND"), &known);
+        assert_eq!(message, "there is no index \"zone\" (there are: app, namespace)");
+        assert_eq!(exit_code, WRONG_USAGE);
+        let many = (0..30).map(|n| format!("r{n:02}")).collect::<Vec<_>>().join(",");
+        let (message, _) =
+            refused(Code::NotFound, Some("RESOURCE_NOT_FOUND"), &[("resource", "pods"), ("known", &many)]);
+        assert!(message.ends_with("r18, r19 and 10 more)"), "{message}");
+    }
+
+    #[test]
+    fn everything_else_is_told_in_the_servers_own_words() {
+        let own = "as the server says it";
+        let index = refused(Code::InvalidArgument, Some("INDEX_NOT_FOUND"), &[("field", "index")]);
+        assert_eq!(index, (own.to_owned(), WRONG_USAGE), "of a server that does not tell what there is");
+        assert_eq!(refused(Code::NotFound, Some("OBJECT_NOT_FOUND"), &[]), (own.to_owned(), NOT_FOUND));
+        let draining = refused(Code::Unavailable, Some("DRAINING"), &[]);
+        assert_eq!(draining, (format!("{own} (UNAVAILABLE / DRAINING)"), UNAVAILABLE));
+        let (message, exit_code) = refused(Code::Unimplemented, None, &[]);
+        assert!(message.ends_with("is this server an informerd?"), "{message}");
+        assert_eq!(exit_code, FAILED);
+    }
+
+    #[test]
+    fn a_status_becomes_an_exit_code() {
+        let table = [
+            (Code::Ok, 0),
+            (Code::Internal, 1),
+            (Code::OutOfRange, 1),
+            (Code::Unimplemented, 1),
+            (Code::ResourceExhausted, 1),
+            (Code::InvalidArgument, 2),
+            (Code::NotFound, 3),
+            (Code::Unavailable, 4),
+            (Code::DeadlineExceeded, 4),
+            (Code::PermissionDenied, 5),
+            (Code::Unauthenticated, 5),
+        ];
+        for (code, expected) in table {
+            assert_eq!(exit_code(code), expected, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_cannot_act_on_the_terminal_and_a_closed_pipe_is_no_error() {
+        let failure = Failure::from(ClientError::Request { problem: "a\nb\u{1b}[2J".to_owned() });
+        assert_eq!(failure.to_string(), "a\\nb\\u{1b}[2J");
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)), Failure::Closed);
+        assert!(matches!(Failure::from(io::Error::other("full")), Failure::Told { exit_code: 1, .. }));
+    }
+}

@@ -1,0 +1,241 @@
+//! `informerd get`: objects by name, wherever they are.
+
+use clap::Args;
+
+use super::{
+    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags, TimeoutFlags},
+    complain,
+    failure::{Failure, NOT_FOUND},
+    list::{self, ListFlags},
+    print::{ObjectPrinter, escape, reference, write_one},
+    stdout,
+};
+use crate::{
+    client::{Client, ClientError, Query},
+    proto::pb::{self, SyncState},
+};
+
+pub(super) const EXAMPLES: &str = super::with_exit_codes!(
+    "\
+Examples, with a server of examples/shop.yaml:
+  informerd get deployments web
+  informerd get services platform/edge -o yaml
+  informerd get configmaps feature-flags -n platform -o json
+  informerd get pods $(informerd list pods -l app=cart -o name) -o wide
+
+A NAME without a namespace is looked up in all of them; if several have it, they are told instead. \
+Without a NAME, get is list."
+);
+
+/// What to get.
+#[derive(Debug, Clone, Args)]
+pub(super) struct GetFlags {
+    /// A name from `informerd resources`
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// NAME or NAMESPACE/NAME, as `-o name` prints it; /NAME for an object without namespace
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    #[command(flatten)]
+    scope: ScopeFlags,
+    #[command(flatten)]
+    selectors: SelectorFlags,
+    #[command(flatten)]
+    format: FormatFlags,
+    #[command(flatten)]
+    columns: ColumnFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+    #[command(flatten)]
+    pub(super) timeout: TimeoutFlags,
+}
+
+/// What a name on the command line means.
+#[derive(Debug, PartialEq, Eq)]
+enum Target<'a> {
+    /// The object with this key.
+    Key { namespace: &'a str, name: &'a str },
+    /// The object of this name, in whichever namespace.
+    Anywhere { name: &'a str },
+}
+
+/// Why there is not one object.
+#[derive(Debug, PartialEq, Eq)]
+enum Miss {
+    /// It is this name; others may be found.
+    Name(Failure),
+    /// Nothing can be got.
+    Call(Failure),
+}
+
+/// Looks objects of one resource up.
+struct Finder<'a> {
+    client: Client,
+    resource: &'a str,
+    server: &'a ServerFlags,
+}
+
+pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
+    let GetFlags { resource, names, scope, selectors, format, columns, server, .. } = flags;
+    if names.is_empty() {
+        return list::run(&ListFlags {
+            resource: resource.clone(),
+            scope: scope.clone(),
+            selectors: selectors.clone(),
+            format: format.clone(),
+            columns: columns.clone(),
+            server: server.clone(),
+            timeout: flags.timeout.clone(),
+        })
+        .await;
+    }
+    if !selectors.is_empty() {
+        return Err(Failure::usage("selectors choose among all objects: leave out the names, or the selectors"));
+    }
+    let options = format.object_options(columns, scope);
+    let client = server.connect().await?;
+    let finder = Finder { client, resource, server };
+    if let [name] = names.as_slice() {
+        let object = finder.find(name, scope.namespace()).await?;
+        return Ok(write_one(object, stdout(), &options)?);
+    }
+    let mut printer = ObjectPrinter::new(stdout(), &options);
+    let mut missing = Vec::new();
+    for name in names {
+        match finder.find(name, scope.namespace()).await {
+            Ok(object) => printer.push(object)?,
+            Err(Miss::Name(failure)) => missing.push(failure),
+            Err(Miss::Call(failure)) => return Err(failure),
+        }
+    }
+    printer.finish()?;
+    let last = missing.pop();
+    for failure in &missing {
+        complain(failure);
+    }
+    last.map_or(Ok(()), Err)
+}
+
+// === impl Target ===
+
+impl<'a> Target<'a> {
+    fn parse(name: &'a str, namespace: Option<&'a str>) -> Self {
+        match (namespace, name.split_once('/')) {
+            // A name may hold a slash: only its own namespace is taken off.
+            (Some(namespace), Some((prefix, name))) if prefix == namespace => Self::Key { namespace, name },
+            (Some(namespace), _) => Self::Key { namespace, name },
+            (None, Some((namespace, name))) => Self::Key { namespace, name },
+            (None, None) => Self::Anywhere { name },
+        }
+    }
+}
+
+// === impl Miss ===
+
+impl From<ClientError> for Miss {
+    fn from(error: ClientError) -> Self {
+        let is_object = error.reason() == Some("OBJECT_NOT_FOUND");
+        if is_object { Self::Name(error.into()) } else { Self::Call(error.into()) }
+    }
+}
+
+impl From<Miss> for Failure {
+    fn from(miss: Miss) -> Self {
+        match miss {
+            Miss::Name(failure) | Miss::Call(failure) => failure,
+        }
+    }
+}
+
+// === impl Finder ===
+
+impl Finder<'_> {
+    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, Miss> {
+        match Target::parse(text, namespace) {
+            Target::Anywhere { name } => self.look_up(name).await,
+            Target::Key { namespace: of, name } => match self.get(of, name).await {
+                // A path is a name as well: that of an object which says none of its own.
+                Err(miss @ Miss::Name(_)) if namespace.is_none() => match self.look_up(text).await {
+                    Err(Miss::Name(_)) => Err(miss),
+                    found => found,
+                },
+                found => found,
+            },
+        }
+    }
+
+    async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, Miss> {
+        let got = self.client.get(self.resource, namespace, name, pb::PayloadFormat::Raw).await?;
+        self.note_stale(got.source, got.source_seen_at);
+        Ok(got.object)
+    }
+
+    async fn look_up(&self, name: &str) -> Result<pb::Object, Miss> {
+        let format = pb::PayloadFormat::Raw;
+        let query = Query { name: Some(name.to_owned()), format, ..Query::of(self.resource) };
+        let listed = self.client.list(&query).await?;
+        let found = one_of(self.resource, name, listed.objects).map_err(Miss::Name)?;
+        self.note_stale(listed.source, listed.source_seen_at);
+        Ok(found)
+    }
+
+    fn note_stale(&self, source: SyncState, seen_at: Option<prost_types::Timestamp>) {
+        self.server.note_stale(self.resource, source, seen_at);
+    }
+}
+
+/// The only one of the objects with a name.
+fn one_of(resource: &str, name: &str, mut found: Vec<pb::Object>) -> Result<pb::Object, Failure> {
+    match (found.len(), found.pop()) {
+        (1, Some(object)) => Ok(object),
+        (_, None) => {
+            Err(Failure::new(NOT_FOUND, escape(&format!("there is no {name:?} in {resource}, in any namespace"))))
+        }
+        (count, Some(last)) => {
+            let mut message = escape(&format!(
+                "{resource} has {count} objects of the name {name:?}; say which with -n NAMESPACE, or as one of these:"
+            ))
+            .into_owned();
+            for object in found.iter().chain([&last]) {
+                message.push_str("\n  ");
+                // Of an object without namespace too: the name alone would be looked up everywhere again.
+                let slash = if object.namespace.is_empty() && !object.name.contains('/') { "/" } else { "" };
+                message.push_str(slash);
+                message.push_str(&escape(&reference(object)));
+            }
+            Err(Failure::usage(message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_where_it_is_or_is_looked_up_everywhere() {
+        let key = |namespace, name| Target::Key { namespace, name };
+        assert_eq!(Target::parse("web", None), Target::Anywhere { name: "web" });
+        assert_eq!(Target::parse("shop/web", None), key("shop", "web"));
+        assert_eq!(Target::parse("/dir/flags.json", None), key("", "dir/flags.json"));
+        assert_eq!(Target::parse("web", Some("shop")), key("shop", "web"));
+        assert_eq!(Target::parse("shop/web", Some("shop")), key("shop", "web"));
+        assert_eq!(Target::parse("a/b", Some("shop")), key("shop", "a/b"));
+    }
+
+    #[test]
+    fn a_name_that_several_have_is_an_error_with_the_candidates() {
+        let object = |namespace: &str| pb::Object {
+            namespace: namespace.to_owned(),
+            name: "web".to_owned(),
+            ..Default::default()
+        };
+        assert_eq!(one_of("pods", "web", vec![object("shop")]), Ok(object("shop")));
+        let failure = one_of("pods", "web", vec![object(""), object("orders"), object("shop")]).unwrap_err();
+        let expected = "pods has 3 objects of the name \"web\"; say which with -n NAMESPACE, or as one of these:\n  \
+                        /web\n  orders/web\n  shop/web";
+        assert_eq!(failure.to_string(), expected);
+        let failure = one_of("pods", "web", Vec::new()).unwrap_err();
+        assert_eq!(failure, Failure::new(NOT_FOUND, "there is no \"web\" in pods, in any namespace"));
+    }
+}

@@ -1,0 +1,298 @@
+//! The events of a watch, in every form.
+//!
+//! A table holds the initial events back until they are complete, so that its columns fit them; then each event is a row
+//! at once. A wider cell pushes the others on; an object that cannot stand in these columns begins another table.
+
+use std::{
+    io::{self, Write},
+    time::SystemTime,
+};
+
+use anstyle::Style;
+
+use super::{
+    GREEN, Output, PrintOptions, RED, YELLOW,
+    columns::Layout,
+    document, escape,
+    json::Document,
+    reference,
+    table::{Cell, Table, Widths},
+};
+use crate::proto::pb;
+
+/// A change to an object, as it is written.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Event {
+    /// ADDED, MODIFIED or DELETED.
+    pub(crate) change: pb::EventType,
+    pub(crate) cause: pb::Cause,
+    /// Where a watch can go on; empty during initial events.
+    pub(crate) resource_version: String,
+    pub(crate) object: pb::Object,
+}
+
+/// Writes events one after the other.
+pub(crate) struct EventPrinter<'o, W> {
+    out: W,
+    options: &'o PrintOptions,
+    /// The initial events, for a table, while they are not complete.
+    waiting: Option<Vec<Event>>,
+    columns: Option<Columns>,
+}
+
+/// The table that is being written.
+struct Columns {
+    layout: Layout,
+    widths: Widths,
+    /// An object for each layout that there has been, so that a further table suits them all.
+    samples: Vec<pb::Object>,
+}
+
+/// MODIFIED, which will come.
+const EVENT_WIDTH: usize = 8;
+
+// === impl EventPrinter ===
+
+impl<'o, W: Write> EventPrinter<'o, W> {
+    pub(crate) fn new(out: W, options: &'o PrintOptions) -> Self {
+        let waiting = options.output.is_table().then(Vec::new);
+        Self { out, options, waiting, columns: None }
+    }
+
+    pub(crate) fn push(&mut self, event: Event) -> io::Result<()> {
+        match (self.options.output, &mut self.waiting) {
+            (Output::Table | Output::Wide, Some(waiting)) => {
+                waiting.push(event);
+                Ok(())
+            }
+            (Output::Table | Output::Wide, None) => self.rows(&[event]),
+            _ => self.document(&event),
+        }
+    }
+
+    /// The initial events are complete, or are not going to be.
+    pub(crate) fn synced(&mut self) -> io::Result<()> {
+        match self.waiting.take() {
+            Some(waiting) if !waiting.is_empty() => self.rows(&waiting),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    fn document(&mut self, event: &Event) -> io::Result<()> {
+        let mut text = String::new();
+        match self.options.output {
+            Output::Name => {
+                text.push_str(&escape(&reference(&event.object)));
+                text.push('\n');
+            }
+            output => {
+                text.push_str(if output == Output::Yaml { "---\n" } else { "" });
+                document(&event.document(), output, &mut text);
+            }
+        }
+        self.out.write_all(text.as_bytes())
+    }
+
+    fn rows(&mut self, events: &[Event]) -> io::Result<()> {
+        let now = SystemTime::now();
+        let suits =
+            |columns: &Columns| events.iter().all(|event| columns.layout.suits(&event.object, &self.options.columns));
+        let is_new = !self.columns.as_ref().is_some_and(suits);
+        if is_new {
+            self.columns = Some(self.other_columns(events));
+        }
+        let Some(columns) = &mut self.columns else { return Ok(()) };
+        let mut table = Table::default();
+        if is_new && !self.options.no_headers {
+            table.push(std::iter::once(Cell::new("EVENT")).chain(columns.layout.header()));
+        }
+        for event in events {
+            table.push(std::iter::once(event.cell()).chain(columns.layout.row(&event.object, now)));
+        }
+        if is_new {
+            columns.widths = table.widths().at_least(EVENT_WIDTH);
+        }
+        let mut text = String::new();
+        table.write(&columns.widths, self.options.colors, &mut text);
+        self.out.write_all(text.as_bytes())
+    }
+
+    /// Columns that suit these objects, and those before them.
+    fn other_columns(&mut self, events: &[Event]) -> Columns {
+        let mut samples = self.columns.take().map(|columns| columns.samples).unwrap_or_default();
+        let objects: Vec<&pb::Object> = samples.iter().chain(events.iter().map(|event| &event.object)).collect();
+        let layout = Layout::of(&objects, &self.options.columns);
+        samples.extend(events.first().map(|event| event.object.clone()));
+        Columns { layout, widths: Widths::default(), samples }
+    }
+}
+
+// === impl Event ===
+
+impl Event {
+    /// `{"type", "cause", "resourceVersion", "object"}`, without what is not set.
+    fn document(&self) -> Document<'_> {
+        let text = |text: &str| Document::from_value(&text.into());
+        let mut parts = vec![("type", text(self.type_name()))];
+        if self.cause != pb::Cause::Unspecified {
+            parts.push(("cause", text(self.cause.as_str_name().trim_start_matches("CAUSE_"))));
+        }
+        if !self.resource_version.is_empty() {
+            parts.push(("resourceVersion", text(&self.resource_version)));
+        }
+        parts.push(("object", Document::of(&self.object)));
+        Document::from_parts(parts)
+    }
+
+    /// The type, and the cause where it says something.
+    fn cell(&self) -> Cell {
+        let cause = match self.cause {
+            pb::Cause::Unspecified => "",
+            pb::Cause::Initial => " initial",
+            pb::Cause::EnteredSelection => " entered selection",
+            pb::Cause::LeftSelection => " left selection",
+            pb::Cause::Inferred => " inferred",
+        };
+        let style = match self.change {
+            pb::EventType::Added => GREEN,
+            pb::EventType::Modified => YELLOW,
+            pb::EventType::Deleted => RED,
+            _ => Style::new(),
+        };
+        Cell::styled(&format!("{}{cause}", self.type_name()), style)
+    }
+
+    fn type_name(&self) -> &'static str {
+        self.change.as_str_name().trim_start_matches("EVENT_TYPE_")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::print::{
+        ColumnOptions,
+        tests::{config_map, object},
+    };
+
+    fn event(change: pb::EventType, cause: pb::Cause, object: pb::Object) -> Event {
+        let resource_version = if cause == pb::Cause::Initial { String::new() } else { "x.8".to_owned() };
+        Event { change, cause, resource_version, object }
+    }
+
+    fn initial(namespace: &str, name: &str) -> Event {
+        event(pb::EventType::Added, pb::Cause::Initial, config_map(namespace, name))
+    }
+
+    fn options(output: Output) -> PrintOptions {
+        let columns = ColumnOptions { namespace: true, ..ColumnOptions::default() };
+        PrintOptions { output, columns, ..PrintOptions::default() }
+    }
+
+    /// What is written for initial events, the sync and what follows.
+    fn printed(initial: Vec<Event>, later: Vec<Event>, options: &PrintOptions) -> String {
+        let mut out = Vec::new();
+        let mut printer = EventPrinter::new(&mut out, options);
+        for event in initial {
+            printer.push(event).unwrap();
+        }
+        printer.synced().unwrap();
+        for event in later {
+            printer.push(event).unwrap();
+        }
+        printer.flush().unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_table_fits_the_initial_events_and_goes_on_with_rows() {
+        use pb::{Cause, EventType};
+        let later = vec![
+            event(EventType::Modified, Cause::Unspecified, config_map("shop", "a")),
+            event(EventType::Deleted, Cause::LeftSelection, config_map("shop", "settings")),
+            event(EventType::Deleted, Cause::Inferred, config_map("shop", "a")),
+            event(EventType::Added, Cause::EnteredSelection, config_map("shop", "b")),
+        ];
+        let expected = "\
+EVENT           NAMESPACE   NAME       DATA
+ADDED initial   shop        a          2
+ADDED initial   shop        settings   2
+MODIFIED        shop        a          2
+DELETED left selection   shop        settings   2
+DELETED inferred   shop        a          2
+ADDED entered selection   shop        b          2
+";
+        let first = vec![initial("shop", "a"), initial("shop", "settings")];
+        assert_eq!(printed(first, later, &options(Output::Table)), expected);
+    }
+
+    #[test]
+    fn initial_events_wait_for_the_last_of_them() {
+        let options = options(Output::Table);
+        let mut out = Vec::new();
+        let mut printer = EventPrinter::new(&mut out, &options);
+        printer.push(initial("shop", "a")).unwrap();
+        assert!(printer.out.is_empty());
+        printer.synced().unwrap();
+        assert!(!printer.out.is_empty());
+    }
+
+    #[test]
+    fn without_initial_events_the_first_one_sizes_the_columns() {
+        let later = vec![
+            event(pb::EventType::Added, pb::Cause::Unspecified, config_map("shop", "a")),
+            event(pb::EventType::Modified, pb::Cause::Unspecified, config_map("shop", "a")),
+        ];
+        let expected =
+            "EVENT      NAMESPACE   NAME   DATA\nADDED      shop        a      2\nMODIFIED   shop        a      2\n";
+        assert_eq!(printed(Vec::new(), later, &options(Output::Table)), expected);
+    }
+
+    #[test]
+    fn an_object_of_another_kind_begins_one_more_table_and_not_one_each_time() {
+        let added = |object| event(pb::EventType::Added, pb::Cause::Unspecified, object);
+        let pod = || object(r#"{"kind":"Pod","metadata":{"name":"web"}}"#);
+        let later = vec![added(pod()), added(config_map("", "b")), added(pod()), added(config_map("shop", "c"))];
+        let expected = "\
+EVENT           NAME   DATA
+ADDED initial   a      2
+EVENT      NAME   KIND
+ADDED      web    Pod
+ADDED      b      ConfigMap
+ADDED      web    Pod
+EVENT      NAMESPACE   NAME   KIND
+ADDED      shop        c      ConfigMap
+";
+        assert_eq!(printed(vec![initial("", "a")], later, &options(Output::Table)), expected);
+    }
+
+    #[test]
+    fn deletions_are_red() {
+        let deleted = vec![event(pb::EventType::Deleted, pb::Cause::Unspecified, config_map("", "a"))];
+        let options = PrintOptions { colors: true, no_headers: true, ..options(Output::Table) };
+        assert_eq!(printed(Vec::new(), deleted, &options), "\u{1b}[31mDELETED\u{1b}[0m    a   2\n");
+    }
+
+    #[test]
+    fn programs_get_a_document_for_each_event() {
+        let body = r#"{"metadata":{"name":"a"},"n":9007199254740993}"#;
+        let first = || vec![event(pb::EventType::Added, pb::Cause::Initial, object(body))];
+        let later = || vec![event(pb::EventType::Modified, pb::Cause::Unspecified, object(body))];
+        let expected = format!(
+            "{{\"type\":\"ADDED\",\"cause\":\"INITIAL\",\"object\":{body}}}\n\
+             {{\"type\":\"MODIFIED\",\"resourceVersion\":\"x.8\",\"object\":{body}}}\n"
+        );
+        assert_eq!(printed(first(), later(), &options(Output::Jsonl)), expected);
+        assert_eq!(printed(first(), later(), &options(Output::Name)), "a\na\n");
+        let yaml =
+            "---\ntype: MODIFIED\nresourceVersion: x.8\nobject:\n  metadata:\n    name: a\n  \"n\": 9007199254740993\n";
+        assert_eq!(printed(Vec::new(), later(), &options(Output::Yaml)), yaml);
+        let json = printed(first(), later(), &options(Output::Json));
+        assert!(json.starts_with("{\n    \"type\": \"ADDED\",\n") && json.ends_with("\n}\n"), "{json}");
+        assert_eq!(serde_json::Deserializer::from_str(&json).into_iter::<serde_json::Value>().count(), 2);
+    }
+}

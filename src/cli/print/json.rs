@@ -1,0 +1,307 @@
+//! JSON text as it is, in another layout: token by token, so that numbers keep every digit and keys their order.
+//!
+//! What is printed means what was served. Only control and direction characters inside strings are written as escapes,
+//! because the text may go to a terminal.
+
+use std::borrow::Cow;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::de::IgnoredAny;
+
+use super::is_unsafe;
+use crate::proto::pb;
+
+/// Text that is known to be one JSON value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Document<'a>(Cow<'a, str>);
+
+/// The parts of JSON text, without the blanks.
+#[derive(Debug, Clone)]
+pub(crate) struct Tokens<'a>(&'a str);
+
+/// A part of JSON text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Token<'a> {
+    /// `{` or `[`.
+    Open(char),
+    /// `}` or `]`.
+    Close(char),
+    Comma,
+    Colon,
+    /// A string, a key's too, with its quotes.
+    Text(&'a str),
+    /// A number, `true`, `false` or `null`.
+    Scalar(&'a str),
+}
+
+/// From this depth on everything stands in one line: indentation must not make an object a thousand times as long.
+pub(crate) const MAX_DEPTH: usize = 32;
+
+const INDENT: &str = "    ";
+const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
+
+// === impl Document ===
+
+impl<'a> Document<'a> {
+    /// The text, if it is one JSON value.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        serde_json::from_str::<IgnoredAny>(text).ok()?;
+        Some(Self(text.into()))
+    }
+
+    /// What is printed for an object: its body, or what is known of it when the body is not JSON.
+    pub(crate) fn of(object: &'a pb::Object) -> Self {
+        let raw = match &object.body {
+            Some(pb::object::Body::Raw(raw)) => Some(raw),
+            _ => None,
+        };
+        let is_json = object.media_type.is_empty() || object.media_type.contains("json");
+        if let Some(document) = raw.filter(|_| is_json).and_then(|raw| Self::parse(raw)) {
+            return document;
+        }
+        let mut map = serde_json::Map::new();
+        let mut put = |key: &str, value: &str| map.insert(key.to_owned(), value.into());
+        put("namespace", &object.namespace);
+        put("name", &object.name);
+        put("mediaType", &object.media_type);
+        if let Some(raw) = raw {
+            put("data", &STANDARD.encode(raw));
+        }
+        Self::from_value(&map.into())
+    }
+
+    /// The text of a value that was built here.
+    pub(crate) fn from_value(value: &serde_json::Value) -> Self {
+        Self(value.to_string().into())
+    }
+
+    /// An object of these keys, each with a document as its value.
+    pub(crate) fn from_parts<'b>(parts: impl IntoIterator<Item = (&'b str, Document<'b>)>) -> Self {
+        let mut text = String::from("{");
+        for (key, value) in parts {
+            if text.len() > 1 {
+                text.push(',');
+            }
+            text.push_str(&serde_json::Value::from(key).to_string());
+            text.push(':');
+            text.push_str(&value.0);
+        }
+        text.push('}');
+        Self(text.into())
+    }
+
+    /// An array of documents.
+    pub(crate) fn from_items<'b>(items: impl IntoIterator<Item = Document<'b>>) -> Self {
+        let mut text = String::from("[");
+        for item in items {
+            if text.len() > 1 {
+                text.push(',');
+            }
+            text.push_str(&item.0);
+        }
+        text.push(']');
+        Self(text.into())
+    }
+
+    pub(crate) fn tokens(&self) -> Tokens<'_> {
+        Tokens(&self.0)
+    }
+
+    /// In one line, without blanks.
+    pub(crate) fn compact(&self, out: &mut String) {
+        for token in self.tokens() {
+            token.write(out);
+        }
+    }
+
+    /// In lines, as kubectl does it. The first one is not indented: the cursor stands where it belongs.
+    pub(crate) fn pretty(&self, level: usize, out: &mut String) {
+        let mut depth = level;
+        let mut tokens = self.tokens().peekable();
+        while let Some(token) = tokens.next() {
+            match token {
+                Token::Open(_) => {
+                    token.write(out);
+                    if let Some(close) = tokens.next_if(|next| matches!(next, Token::Close(_))) {
+                        close.write(out);
+                    } else {
+                        depth += 1;
+                        new_line(depth, out);
+                    }
+                }
+                Token::Close(_) => {
+                    depth -= 1;
+                    new_line(depth, out);
+                    token.write(out);
+                }
+                Token::Comma => {
+                    token.write(out);
+                    new_line(depth, out);
+                }
+                Token::Colon => out.push_str(": "),
+                Token::Text(_) | Token::Scalar(_) => token.write(out),
+            }
+        }
+    }
+}
+
+// === impl Tokens ===
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = Token<'a>;
+
+    fn next(&mut self) -> Option<Token<'a>> {
+        let rest = self.0.trim_start_matches(BLANKS);
+        let first = rest.chars().next()?;
+        let (token, end) = match first {
+            '{' | '[' => (Token::Open(first), 1),
+            '}' | ']' => (Token::Close(first), 1),
+            ',' => (Token::Comma, 1),
+            ':' => (Token::Colon, 1),
+            '"' => {
+                let end = string_end(rest);
+                (Token::Text(&rest[..end]), end)
+            }
+            _ => {
+                let is_end = |c: char| matches!(c, ',' | ':' | ']' | '}') || BLANKS.contains(&c);
+                let end = rest.find(is_end).unwrap_or(rest.len());
+                (Token::Scalar(&rest[..end]), end)
+            }
+        };
+        self.0 = &rest[end..];
+        Some(token)
+    }
+}
+
+/// Where the string ends that `text` begins with.
+fn string_end(text: &str) -> usize {
+    let mut bytes = text.bytes().enumerate().skip(1);
+    while let Some((at, byte)) = bytes.next() {
+        match byte {
+            b'"' => return at + 1,
+            b'\\' => drop(bytes.next()),
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+// === impl Token ===
+
+impl Token<'_> {
+    /// Writes it with nothing around it.
+    pub(crate) fn write(self, out: &mut String) {
+        match self {
+            Self::Open(c) | Self::Close(c) => out.push(c),
+            Self::Comma => out.push(','),
+            Self::Colon => out.push(':'),
+            Self::Text(text) => push_string(text, out),
+            Self::Scalar(text) => out.push_str(text),
+        }
+    }
+}
+
+/// Writes a string of JSON. What would act on a terminal stands there as the escape that means the same.
+fn push_string(text: &str, out: &mut String) {
+    for part in text.split_inclusive(is_unsafe) {
+        let plain = part.trim_end_matches(is_unsafe);
+        out.push_str(plain);
+        for c in part[plain.len()..].chars() {
+            out.push_str(&unicode_escape(c));
+        }
+    }
+}
+
+/// For JSON and YAML alike; none of the characters that need one lies above U+FFFF.
+pub(crate) fn unicode_escape(c: char) -> String {
+    format!("\\u{:04x}", u32::from(c))
+}
+
+fn new_line(depth: usize, out: &mut String) {
+    if depth <= MAX_DEPTH {
+        out.push('\n');
+        (0..depth).for_each(|_| out.push_str(INDENT));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pretty(json: &str) -> String {
+        let mut out = String::new();
+        Document::parse(json.as_bytes()).unwrap().pretty(0, &mut out);
+        out
+    }
+
+    fn compact(json: &str) -> String {
+        let mut out = String::new();
+        Document::parse(json.as_bytes()).unwrap().compact(&mut out);
+        out
+    }
+
+    #[test]
+    fn it_is_laid_out_as_kubectl_does_it() {
+        let json = r#" {"a":{"b":[1, {"c":[]} , "x,]}\"\\"],"d":{ }}, "e":null}"#;
+        let expected = r#"{
+    "a": {
+        "b": [
+            1,
+            {
+                "c": []
+            },
+            "x,]}\"\\"
+        ],
+        "d": {}
+    },
+    "e": null
+}"#;
+        assert_eq!(pretty(json), expected);
+        assert_eq!(pretty(" 1 "), "1");
+    }
+
+    #[test]
+    fn numbers_keys_and_escapes_stay_as_they_are() {
+        let json = r#"{"z":9007199254740993,"a":1.10,"b":1E400,"a":-0,"e":"\u00e9\/\ud83d"}"#;
+        assert_eq!(compact(json), json);
+        assert_eq!(compact("{ \"a\" :\n [ 1 ,\ttrue ] }\r\n"), r#"{"a":[1,true]}"#);
+    }
+
+    #[test]
+    fn what_would_act_on_a_terminal_is_escaped_and_means_the_same() {
+        let json = "{\"a\":\"\u{9b}31m\u{7f}\u{202e}x\"}";
+        let out = compact(json);
+        assert_eq!(out, r#"{"a":"\u009b31m\u007f\u202ex"}"#);
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(value(&out), value(json));
+    }
+
+    #[test]
+    fn an_object_nested_too_deep_does_not_explode() {
+        let depth = 100_000;
+        let json = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(pretty(&json).len() < 3 * depth);
+    }
+
+    #[test]
+    fn a_body_that_is_not_json_is_shown_as_what_is_known_of_it() {
+        let raw = |bytes: &'static [u8], media_type: &str| pb::Object {
+            name: "n".to_owned(),
+            media_type: media_type.to_owned(),
+            body: Some(pb::object::Body::Raw(bytes::Bytes::from_static(bytes))),
+            ..Default::default()
+        };
+        let shown = |object: &pb::Object| {
+            let mut out = String::new();
+            Document::of(object).compact(&mut out);
+            serde_json::from_str::<serde_json::Value>(&out).unwrap()
+        };
+        let expected = |media_type: &str, data: &str| serde_json::json!({"namespace": "", "name": "n", "mediaType": media_type, "data": data});
+        assert_eq!(shown(&raw(b"\xff\x00", "")), expected("", "/wA="));
+        assert_eq!(shown(&raw(b"{", "application/json")), expected("application/json", "ew=="));
+        assert_eq!(shown(&raw(b"123", "text/plain")), expected("text/plain", "MTIz"));
+        assert_eq!(shown(&raw(b"123", "application/json")), 123);
+        assert!(shown(&pb::Object::default()).get("data").is_none());
+    }
+}

@@ -1,0 +1,214 @@
+//! What a table shows of the kinds that everybody knows. It shows what is in the object, and nothing of a Secret's data.
+
+use serde_json::Value;
+
+/// A column of one kind: its header, and what it shows of a body.
+pub(crate) struct KindColumn {
+    pub(crate) header: &'static str,
+    /// Whether it is shown under `-o wide` alone.
+    pub(crate) wide: bool,
+    pub(crate) show: fn(&Value) -> String,
+}
+
+/// What stands where there is nothing.
+pub(crate) const NONE: &str = "<none>";
+
+/// The columns of a kind; none for one that is not known here.
+pub(crate) fn columns(api_version: &str, kind: &str) -> &'static [KindColumn] {
+    // Without a slash it is the core group; manifests may leave it out.
+    let group = api_version.split_once('/').map_or("", |(group, _)| group);
+    match (group, kind) {
+        ("", "Pod") => POD,
+        ("", "Service") => SERVICE,
+        ("", "ConfigMap") => CONFIG_MAP,
+        ("", "Secret") => SECRET,
+        ("", "Node") => NODE,
+        ("", "Namespace") => NAMESPACE,
+        ("apps", "Deployment" | "StatefulSet" | "ReplicaSet") => REPLICAS,
+        ("apps", "DaemonSet") => DAEMON_SET,
+        ("batch", "Job") => JOB,
+        ("", _) if api_version.is_empty() => columns_without_group(kind),
+        _ => &[],
+    }
+}
+
+/// A manifest without apiVersion, of a kind whose group everybody knows.
+fn columns_without_group(kind: &str) -> &'static [KindColumn] {
+    match kind {
+        "Deployment" | "StatefulSet" | "ReplicaSet" => REPLICAS,
+        "DaemonSet" => DAEMON_SET,
+        "Job" => JOB,
+        _ => &[],
+    }
+}
+
+const POD: &[KindColumn] = &[
+    narrow("STATUS", |body| text(body, "/status/phase")),
+    narrow("NODE", |body| text(body, "/spec/nodeName")),
+    wide("IP", |body| text(body, "/status/podIP")),
+    wide("IMAGES", |body| images(body, "/spec/containers")),
+];
+const SERVICE: &[KindColumn] = &[
+    // The API's own default, for manifests that leave it out.
+    narrow("TYPE", |body| text_or(body, "/spec/type", "ClusterIP")),
+    narrow("CLUSTER-IP", |body| text(body, "/spec/clusterIP")),
+    narrow("PORT(S)", ports),
+    wide("SELECTOR", |body| pairs(body.pointer("/spec/selector"))),
+];
+const CONFIG_MAP: &[KindColumn] = &[narrow("DATA", data)];
+const SECRET: &[KindColumn] = &[narrow("TYPE", |body| text_or(body, "/type", "Opaque")), narrow("DATA", data)];
+const NODE: &[KindColumn] = &[
+    narrow("STATUS", node_status),
+    wide("INTERNAL-IP", internal_ip),
+    wide("KUBELET", |body| text(body, "/status/nodeInfo/kubeletVersion")),
+];
+const NAMESPACE: &[KindColumn] = &[narrow("STATUS", |body| text(body, "/status/phase"))];
+const REPLICAS: &[KindColumn] = &[
+    // One replica is the API's own default.
+    narrow("READY", |body| of(body, "/status/readyReplicas", "/spec/replicas", "1")),
+    wide("IMAGES", |body| images(body, "/spec/template/spec/containers")),
+];
+const DAEMON_SET: &[KindColumn] = &[
+    narrow("READY", |body| of(body, "/status/numberReady", "/status/desiredNumberScheduled", "0")),
+    wide("IMAGES", |body| images(body, "/spec/template/spec/containers")),
+];
+const JOB: &[KindColumn] = &[
+    narrow("COMPLETIONS", |body| of(body, "/status/succeeded", "/spec/completions", "1")),
+    wide("IMAGES", |body| images(body, "/spec/template/spec/containers")),
+];
+
+const fn narrow(header: &'static str, show: fn(&Value) -> String) -> KindColumn {
+    KindColumn { header, wide: false, show }
+}
+
+const fn wide(header: &'static str, show: fn(&Value) -> String) -> KindColumn {
+    KindColumn { header, wide: true, show }
+}
+
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) if !text.is_empty() => Some(text.clone()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+fn text_or(body: &Value, pointer: &str, default: &str) -> String {
+    body.pointer(pointer).and_then(scalar).unwrap_or_else(|| default.to_owned())
+}
+
+fn text(body: &Value, pointer: &str) -> String {
+    text_or(body, pointer, NONE)
+}
+
+/// How many of how many.
+fn of(body: &Value, part: &str, whole: &str, default: &str) -> String {
+    format!("{}/{}", text_or(body, part, "0"), text_or(body, whole, default))
+}
+
+fn items<'a>(body: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
+    body.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn join(parts: impl Iterator<Item = String>) -> String {
+    let joined = parts.collect::<Vec<_>>().join(",");
+    if joined.is_empty() { NONE.to_owned() } else { joined }
+}
+
+/// How many keys.
+fn data(body: &Value) -> String {
+    let keys = |key: &str| body.get(key).and_then(Value::as_object).map_or(0, serde_json::Map::len);
+    (keys("data") + keys("binaryData") + keys("stringData")).to_string()
+}
+
+fn images(body: &Value, containers: &str) -> String {
+    join(items(body, containers).filter_map(|container| container.get("image").and_then(scalar)))
+}
+
+fn pairs(map: Option<&Value>) -> String {
+    let entries = map.and_then(Value::as_object).into_iter().flatten();
+    join(entries.filter_map(|(key, value)| Some(format!("{key}={}", scalar(value)?))))
+}
+
+/// As kubectl: 80/TCP, or 80:30080/TCP with a port of the nodes.
+fn ports(body: &Value) -> String {
+    join(items(body, "/spec/ports").map(|port| {
+        let node = port.get("nodePort").and_then(scalar).map(|node| format!(":{node}")).unwrap_or_default();
+        format!("{}{node}/{}", text(port, "/port"), text_or(port, "/protocol", "TCP"))
+    }))
+}
+
+fn node_status(body: &Value) -> String {
+    let is_ready = |condition: &&Value| condition.get("type").is_some_and(|of| of == "Ready");
+    let status = match items(body, "/status/conditions").find(is_ready).map(|ready| text(ready, "/status")).as_deref() {
+        Some("True") => "Ready",
+        Some("False") => "NotReady",
+        _ => "Unknown",
+    };
+    let is_cordoned = body.pointer("/spec/unschedulable").and_then(Value::as_bool) == Some(true);
+    if is_cordoned { format!("{status},SchedulingDisabled") } else { status.to_owned() }
+}
+
+fn internal_ip(body: &Value) -> String {
+    let is_internal = |address: &&Value| address.get("type").is_some_and(|of| of == "InternalIP");
+    items(body, "/status/addresses").find(is_internal).map_or(NONE.to_owned(), |address| text(address, "/address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn show(api_version: &str, kind: &str, body: &Value) -> Vec<String> {
+        let show = |column: &KindColumn| format!("{}={}", column.header, (column.show)(body));
+        columns(api_version, kind).iter().map(show).collect()
+    }
+
+    #[test]
+    fn each_kind_shows_what_is_in_the_object() {
+        let pod = json!({"spec": {"nodeName": "node-a", "containers": [{"image": "a:1"}, {"name": "x"}, {"image": "b:2"}]},
+            "status": {"phase": "Running", "podIP": "10.0.0.1"}});
+        assert_eq!(show("v1", "Pod", &pod), ["STATUS=Running", "NODE=node-a", "IP=10.0.0.1", "IMAGES=a:1,b:2"]);
+        let deployment = json!({"spec": {"replicas": 3, "template": {"spec": {"containers": [{"image": "a:1"}]}}},
+            "status": {"readyReplicas": 2}});
+        assert_eq!(show("apps/v1", "Deployment", &deployment), ["READY=2/3", "IMAGES=a:1"]);
+        assert_eq!(show("", "Deployment", &json!({})), ["READY=0/1", "IMAGES=<none>"]);
+        let service = json!({"spec": {"type": "NodePort", "clusterIP": "10.1.0.1", "selector": {"app": "web"},
+            "ports": [{"port": 80, "nodePort": 30080}, {"port": 53, "protocol": "UDP"}]}});
+        let expected = ["TYPE=NodePort", "CLUSTER-IP=10.1.0.1", "PORT(S)=80:30080/TCP,53/UDP", "SELECTOR=app=web"];
+        assert_eq!(show("v1", "Service", &service), expected);
+        assert_eq!(show("v1", "ConfigMap", &json!({"data": {"a": "1", "b": ""}, "binaryData": {"c": ""}})), ["DATA=3"]);
+        let daemon_set = json!({"status": {"numberReady": 2, "desiredNumberScheduled": 3}});
+        assert_eq!(show("apps/v1", "DaemonSet", &daemon_set)[0], "READY=2/3");
+        assert_eq!(show("batch/v1", "Job", &json!({"status": {"succeeded": 1}}))[0], "COMPLETIONS=1/1");
+        assert_eq!(show("v1", "Namespace", &json!({"status": {"phase": "Active"}})), ["STATUS=Active"]);
+        let node = json!({"spec": {"unschedulable": true}, "status": {"conditions": [{"type": "DiskPressure", "status": "True"},
+            {"type": "Ready", "status": "False"}], "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}]}});
+        let expected = ["STATUS=NotReady,SchedulingDisabled", "INTERNAL-IP=10.0.0.2", "KUBELET=<none>"];
+        assert_eq!(show("v1", "Node", &node), expected);
+    }
+
+    #[test]
+    fn a_secret_shows_how_much_it_holds_and_never_what() {
+        let secret =
+            json!({"type": "kubernetes.io/tls", "data": {"tls.key": "c2VjcmV0"}, "stringData": {"x": "secret"}});
+        assert_eq!(show("v1", "Secret", &secret), ["TYPE=kubernetes.io/tls", "DATA=2"]);
+    }
+
+    #[test]
+    fn another_groups_kind_of_the_same_name_is_another_kind() {
+        assert!(columns("serving.knative.dev/v1", "Service").is_empty());
+        assert!(columns("v1", "Deployment").is_empty() && columns("", "Widget").is_empty());
+    }
+
+    #[test]
+    fn fields_of_unexpected_types_do_no_harm() {
+        for body in [json!(null), json!([]), json!("x"), json!({"spec": [], "status": 5, "data": "x"})] {
+            for kind in ["Pod", "Service", "ConfigMap", "Secret", "Node", "Namespace", "Deployment", "DaemonSet", "Job"]
+            {
+                assert!(show("", kind, &body).iter().all(|cell| !cell.is_empty()));
+            }
+        }
+    }
+}

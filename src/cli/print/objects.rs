@@ -1,0 +1,222 @@
+//! Lists of objects, in every form.
+
+use std::{
+    io::{self, Write},
+    time::SystemTime,
+};
+
+use super::{Output, PrintOptions, columns::Layout, document, escape, json::Document, reference, table::Table, yaml};
+use crate::proto::pb;
+
+/// Writes objects one after the other; a table waits for the last, because its columns must suit them all.
+pub(crate) struct ObjectPrinter<'o, W> {
+    out: W,
+    options: &'o PrintOptions,
+    count: usize,
+    buffer: String,
+    waiting: Vec<pb::Object>,
+}
+
+// === impl ObjectPrinter ===
+
+impl<'o, W: Write> ObjectPrinter<'o, W> {
+    pub(crate) fn new(out: W, options: &'o PrintOptions) -> Self {
+        Self { out, options, count: 0, buffer: String::new(), waiting: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, object: pb::Object) -> io::Result<()> {
+        let is_first = self.count == 0;
+        self.count += 1;
+        let buffer = &mut self.buffer;
+        buffer.clear();
+        match self.options.output {
+            Output::Table | Output::Wide => {
+                self.waiting.push(object);
+                return Ok(());
+            }
+            Output::Json => {
+                buffer.push_str(if is_first { JSON_HEAD } else { "," });
+                buffer.push_str("\n        ");
+                Document::of(&object).pretty(2, buffer);
+            }
+            Output::Yaml => {
+                buffer.push_str(if is_first { YAML_HEAD } else { "" });
+                buffer.push_str("- ");
+                yaml::write(&Document::of(&object), 2, buffer);
+            }
+            Output::Jsonl => document(&Document::of(&object), Output::Jsonl, buffer),
+            Output::Name => {
+                buffer.push_str(&escape(&reference(&object)));
+                buffer.push('\n');
+            }
+        }
+        self.out.write_all(buffer.as_bytes())
+    }
+
+    /// Writes the rest, and says how many objects there were.
+    pub(crate) fn finish(mut self) -> io::Result<usize> {
+        let text = match (self.options.output, self.count) {
+            (Output::Table | Output::Wide, 1..) => table(&self.waiting, self.options),
+            (Output::Json, 0) => {
+                "{\n    \"apiVersion\": \"v1\",\n    \"kind\": \"List\",\n    \"items\": []\n}\n".to_owned()
+            }
+            (Output::Json, 1..) => "\n    ]\n}\n".to_owned(),
+            (Output::Yaml, 0) => "apiVersion: v1\nkind: List\nitems: []\n".to_owned(),
+            _ => String::new(),
+        };
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()?;
+        Ok(self.count)
+    }
+}
+
+/// Writes one object: itself in the forms for programs, and a row otherwise.
+pub(crate) fn write_one(object: pb::Object, out: impl Write, options: &PrintOptions) -> io::Result<()> {
+    let mut printer = ObjectPrinter::new(out, options);
+    if let Output::Json | Output::Yaml = options.output {
+        document(&Document::of(&object), options.output, &mut printer.buffer);
+        printer.out.write_all(printer.buffer.as_bytes())?;
+        return printer.out.flush();
+    }
+    printer.push(object)?;
+    printer.finish().map(drop)
+}
+
+fn table(objects: &[pb::Object], options: &PrintOptions) -> String {
+    let now = SystemTime::now();
+    let layout = Layout::of(&Vec::from_iter(objects), &options.columns);
+    let mut table = Table::default();
+    if !options.no_headers {
+        table.push(layout.header());
+    }
+    for object in objects {
+        table.push(layout.row(object, now));
+    }
+    let mut out = String::new();
+    table.write(&table.widths(), options.colors, &mut out);
+    out
+}
+
+const JSON_HEAD: &str = "{\n    \"apiVersion\": \"v1\",\n    \"kind\": \"List\",\n    \"items\": [";
+const YAML_HEAD: &str = "apiVersion: v1\nkind: List\nitems:\n";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cli::print::tests::{config_map, object};
+
+    fn printed(objects: &[pb::Object], output: Output) -> String {
+        let options = PrintOptions { output, ..PrintOptions::default() };
+        let mut out = Vec::new();
+        let mut printer = ObjectPrinter::new(&mut out, &options);
+        for object in objects {
+            printer.push(object.clone()).unwrap();
+        }
+        assert_eq!(printer.finish().unwrap(), objects.len());
+        String::from_utf8(out).unwrap()
+    }
+
+    fn one(object: pb::Object, output: Output) -> String {
+        let options = PrintOptions { output, ..PrintOptions::default() };
+        let mut out = Vec::new();
+        write_one(object, &mut out, &options).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn big() -> pb::Object {
+        object(r#"{"n":9007199254740993, "metadata":{"name":"big"}}"#)
+    }
+
+    #[test]
+    fn a_list_is_a_document_with_the_bodies_as_they_are() {
+        let objects = [config_map("shop", "a"), big()];
+        let expected = r#"{
+    "apiVersion": "v1",
+    "kind": "List",
+    "items": [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "namespace": "shop",
+                "name": "a"
+            },
+            "data": {
+                "a": "010",
+                "n": "yes"
+            }
+        },
+        {
+            "n": 9007199254740993,
+            "metadata": {
+                "name": "big"
+            }
+        }
+    ]
+}
+"#;
+        assert_eq!(printed(&objects, Output::Json), expected);
+        let yaml = "\
+apiVersion: v1
+kind: List
+items:
+- apiVersion: v1
+  kind: ConfigMap
+  metadata:
+    namespace: shop
+    name: a
+  data:
+    a: \"010\"
+    \"n\": \"yes\"
+- \"n\": 9007199254740993
+  metadata:
+    name: big
+";
+        assert_eq!(printed(&objects, Output::Yaml), yaml);
+        let (json, yaml): (Value, Value) =
+            (serde_json::from_str(expected).unwrap(), serde_saphyr::from_str(yaml).unwrap());
+        assert_eq!(json, yaml);
+    }
+
+    #[test]
+    fn an_empty_list_is_still_a_document_and_an_empty_table_is_nothing() {
+        let empty = json!({"apiVersion": "v1", "kind": "List", "items": []});
+        assert_eq!(serde_json::from_str::<Value>(&printed(&[], Output::Json)).unwrap(), empty);
+        assert_eq!(serde_saphyr::from_str::<Value>(&printed(&[], Output::Yaml)).unwrap(), empty);
+        for output in [Output::Table, Output::Wide, Output::Jsonl, Output::Name] {
+            assert_eq!(printed(&[], output), "");
+        }
+    }
+
+    #[test]
+    fn one_line_for_each_object() {
+        let objects = [config_map("shop", "a"), big()];
+        assert_eq!(printed(&objects, Output::Name), "shop/a\nbig\n");
+        let jsonl = printed(&objects, Output::Jsonl);
+        assert_eq!(jsonl.lines().nth(1), Some(r#"{"n":9007199254740993,"metadata":{"name":"big"}}"#));
+        assert_eq!(jsonl.lines().count(), 2);
+        assert_eq!(printed(&objects, Output::Table), "NAME   KIND\na      ConfigMap\nbig    <none>\n");
+    }
+
+    #[test]
+    fn one_object_is_itself_and_not_a_list() {
+        assert_eq!(
+            one(big(), Output::Json),
+            "{\n    \"n\": 9007199254740993,\n    \"metadata\": {\n        \"name\": \"big\"\n    }\n}\n"
+        );
+        assert_eq!(one(big(), Output::Yaml), "\"n\": 9007199254740993\nmetadata:\n  name: big\n");
+        assert_eq!(one(big(), Output::Jsonl), "{\"n\":9007199254740993,\"metadata\":{\"name\":\"big\"}}\n");
+        assert_eq!(one(config_map("shop", "a"), Output::Name), "shop/a\n");
+        assert_eq!(one(config_map("shop", "a"), Output::Table), "NAME   DATA\na      2\n");
+    }
+
+    #[test]
+    fn there_need_be_no_header() {
+        let options = PrintOptions { no_headers: true, ..PrintOptions::default() };
+        let mut out = Vec::new();
+        write_one(config_map("", "settings"), &mut out, &options).unwrap();
+        assert_eq!(out, b"settings   2\n");
+    }
+}

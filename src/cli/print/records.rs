@@ -1,0 +1,94 @@
+//! Lists of what are not objects of a resource: the values of an index, the resources themselves.
+
+use std::io::{self, Write};
+
+use super::{
+    Output, PrintOptions, document, escape,
+    json::Document,
+    table::{Cell, Table},
+};
+
+/// One of them, in every form.
+pub(crate) struct Record {
+    pub(crate) name: String,
+    /// As many as there are columns.
+    pub(crate) cells: Vec<Cell>,
+    pub(crate) document: Document<'static>,
+}
+
+/// Writes all of them. As one document they are the array `key` of an object.
+pub(crate) fn write_records(
+    mut out: impl Write,
+    options: &PrintOptions,
+    (key, header): (&str, &[&str]),
+    records: Vec<Record>,
+) -> io::Result<()> {
+    let mut text = String::new();
+    match options.output {
+        Output::Table | Output::Wide if records.is_empty() => {}
+        Output::Table | Output::Wide => {
+            let mut table = Table::default();
+            if !options.no_headers {
+                table.push(header);
+            }
+            for record in records {
+                table.push(record.cells);
+            }
+            table.write(&table.widths(), options.colors, &mut text);
+        }
+        Output::Json | Output::Yaml => {
+            let items = Document::from_items(records.into_iter().map(|record| record.document));
+            document(&Document::from_parts([(key, items)]), options.output, &mut text);
+        }
+        Output::Jsonl => records.iter().for_each(|record| document(&record.document, Output::Jsonl, &mut text)),
+        Output::Name => {
+            for record in &records {
+                text.push_str(&escape(&record.name));
+                text.push('\n');
+            }
+        }
+    }
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(output: Output, values: &[(&str, u64)]) -> String {
+        let records = values.iter().map(|(value, objects)| Record {
+            name: (*value).to_owned(),
+            cells: vec![Cell::new(value), Cell::new(&objects.to_string())],
+            document: Document::from_parts([
+                ("value", Document::from_value(&(*value).into())),
+                ("objects", Document::from_value(&(*objects).into())),
+            ]),
+        });
+        let mut out = Vec::new();
+        let options = PrintOptions { output, ..PrintOptions::default() };
+        write_records(&mut out, &options, ("values", &["VALUE", "OBJECTS"]), records.collect()).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn every_form_has_them_all() {
+        let values = [("node-a", 12), ("443", 1)];
+        assert_eq!(printed(Output::Table, &values), "VALUE    OBJECTS\nnode-a   12\n443      1\n");
+        assert_eq!(
+            printed(Output::Yaml, &values),
+            "values:\n- value: node-a\n  objects: 12\n- value: \"443\"\n  objects: 1\n"
+        );
+        assert_eq!(
+            printed(Output::Jsonl, &values),
+            "{\"value\":\"node-a\",\"objects\":12}\n{\"value\":\"443\",\"objects\":1}\n"
+        );
+        assert_eq!(printed(Output::Name, &values), "node-a\n443\n");
+    }
+
+    #[test]
+    fn nothing_is_an_empty_document_and_no_header() {
+        assert_eq!(printed(Output::Table, &[]), "");
+        assert_eq!(printed(Output::Json, &[]), "{\n    \"values\": []\n}\n");
+    }
+}

@@ -1,0 +1,157 @@
+//! Rows in columns: each as wide as its widest cell, three blanks between them, none at the end of a line.
+
+use anstyle::Style;
+
+use super::escape;
+
+/// A cell whose text can be printed: what would act on a terminal has been escaped.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cell {
+    text: String,
+    style: Style,
+}
+
+/// Rows, the header's among them, that are aligned with each other.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    rows: Vec<Vec<Cell>>,
+}
+
+/// How wide the columns are.
+#[derive(Debug, Default)]
+pub(crate) struct Widths(Vec<usize>);
+
+const GAP: usize = 3;
+
+// === impl Cell ===
+
+impl Cell {
+    pub(crate) fn new(text: &str) -> Self {
+        Self { text: escape(text).into_owned(), style: Style::new() }
+    }
+
+    pub(crate) fn styled(text: &str, style: Style) -> Self {
+        Self { style, ..Self::new(text) }
+    }
+
+    /// In characters, which is how wide they are but for those of East Asia and those that combine.
+    fn width(&self) -> usize {
+        self.text.chars().count()
+    }
+}
+
+impl<T: AsRef<str>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::new(text.as_ref())
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    pub(crate) fn push<C: Into<Cell>>(&mut self, row: impl IntoIterator<Item = C>) {
+        self.rows.push(row.into_iter().map(Into::into).collect());
+    }
+
+    pub(crate) fn widths(&self) -> Widths {
+        let mut widths = Vec::new();
+        for row in &self.rows {
+            widths.resize(widths.len().max(row.len()), 0);
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.width());
+            }
+        }
+        Widths(widths)
+    }
+
+    /// All rows, in columns of these widths.
+    pub(crate) fn write(&self, widths: &Widths, colors: bool, out: &mut String) {
+        for row in &self.rows {
+            widths.write(row, colors, out);
+        }
+    }
+}
+
+// === impl Widths ===
+
+impl Widths {
+    /// The same with a first column of at least this width.
+    pub(crate) fn at_least(mut self, first: usize) -> Self {
+        if let Some(width) = self.0.first_mut() {
+            *width = (*width).max(first);
+        }
+        self
+    }
+
+    /// One line. A cell that is too wide pushes the others on.
+    fn write(&self, row: &[Cell], colors: bool, out: &mut String) {
+        let end = row.iter().rposition(|cell| !cell.text.is_empty()).map_or(0, |last| last + 1);
+        for (at, cell) in row[..end].iter().enumerate() {
+            if colors && cell.style != Style::new() {
+                out.push_str(&cell.style.render().to_string());
+                out.push_str(&cell.text);
+                out.push_str(&cell.style.render_reset().to_string());
+            } else {
+                out.push_str(&cell.text);
+            }
+            if at + 1 < end {
+                let width = self.0.get(at).copied().unwrap_or_default();
+                out.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.width()) + GAP));
+            }
+        }
+        out.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anstyle::AnsiColor;
+
+    use super::*;
+
+    fn text(table: &Table, colors: bool) -> String {
+        let mut out = String::new();
+        table.write(&table.widths(), colors, &mut out);
+        out
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_and_no_line_ends_with_blanks() {
+        let mut table = Table::default();
+        table.push(["NAMESPACE", "NAME", "APP"]);
+        table.push(["shop", "web-with-a-long-name", ""]);
+        table.push(["", "é", "x"]);
+        assert_eq!(
+            text(&table, false),
+            "NAMESPACE   NAME                   APP\nshop        web-with-a-long-name\n            é                      x\n"
+        );
+    }
+
+    #[test]
+    fn a_color_takes_no_room() {
+        let mut table = Table::default();
+        table.push([Cell::new("A"), Cell::new("B")]);
+        table.push([Cell::styled("red", AnsiColor::Red.on_default()), Cell::new("x")]);
+        assert_eq!(text(&table, true), "A     B\n\u{1b}[31mred\u{1b}[0m   x\n");
+        assert_eq!(text(&table, false), "A     B\nred   x\n");
+    }
+
+    #[test]
+    fn a_cell_cannot_act_on_the_terminal_or_begin_another_line() {
+        let mut table = Table::default();
+        table.push(["a\u{1b}[2Jb\nc\u{9b}\u{202e}d\te"]);
+        assert_eq!(text(&table, true), "a\\u{1b}[2Jb\\nc\\u{9b}\\u{202e}d\\te\n");
+    }
+
+    #[test]
+    fn a_cell_that_came_later_and_is_wider_pushes_the_others_on() {
+        let mut first = Table::default();
+        first.push(["NAME", "AGE"]);
+        let widths = first.widths();
+        let mut later = Table::default();
+        later.push(["longer-name", "5s"]);
+        let mut out = String::new();
+        later.write(&widths, false, &mut out);
+        assert_eq!(out, "longer-name   5s\n");
+    }
+}

@@ -1,0 +1,149 @@
+//! `informerd resources`.
+
+use std::time::SystemTime;
+
+use anstyle::Style;
+use clap::Args;
+use serde_json::Value;
+
+use super::{
+    client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
+    failure::Failure,
+    print::{Output, RED, Record, YELLOW, age::age_of, json::Document, table::Cell, write_records},
+    stdout,
+};
+use crate::proto::pb::{self, SyncState};
+
+pub(super) const EXAMPLES: &str = super::with_exit_codes!(
+    "\
+Examples, with a server of examples/shop.yaml:
+  informerd resources
+  informerd resources -o wide
+  informerd resources -o json"
+);
+
+/// How to show what is served.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ResourcesFlags {
+    #[command(flatten)]
+    format: FormatFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+    #[command(flatten)]
+    pub(super) timeout: TimeoutFlags,
+}
+
+const HEADER: &[&str] = &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES"];
+const WIDE_HEADER: &[&str] =
+    &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES", "SEEN", "VERSION", "OLDEST", "ERROR"];
+
+pub(super) async fn run(flags: &ResourcesFlags) -> Result<(), Failure> {
+    let ResourcesFlags { format, server, .. } = flags;
+    let resources = server.connect().await?.resources().await?;
+    let options = format.options();
+    let header = if options.output == Output::Wide { WIDE_HEADER } else { HEADER };
+    let now = SystemTime::now();
+    let records = resources.iter().map(|resource| record(resource, now, header.len())).collect();
+    write_records(stdout(), &options, ("resources", header), records)?;
+    if options.output == Output::Table {
+        for resource in resources.iter().filter(|resource| !resource.last_error.is_empty()) {
+            server.note(&format_args!("# {}: {}", resource.name, resource.last_error));
+        }
+    }
+    Ok(())
+}
+
+fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
+    let style = match resource.state() {
+        SyncState::Stale => RED,
+        SyncState::Syncing => YELLOW,
+        SyncState::Synced | SyncState::Unspecified => Style::new(),
+    };
+    let state = resource.state().as_str_name().trim_start_matches("SYNC_STATE_");
+    let seen_at = resource.source_seen_at.and_then(|seen_at| SystemTime::try_from(seen_at).ok());
+    let seen = seen_at.map_or_else(|| "never".to_owned(), |seen_at| format!("{} ago", age_of(seen_at, now)));
+    let or_none = |text: &str| Cell::new(if text.is_empty() { "<none>" } else { text });
+    let mut cells = vec![
+        Cell::new(&resource.name),
+        Cell::new(&resource.source),
+        Cell::styled(state, style),
+        Cell::new(&resource.objects.to_string()),
+        Cell::new(&resource.watchers.to_string()),
+        or_none(&resource.indexes.join(",")),
+        Cell::new(&seen),
+        or_none(&resource.resource_version),
+        or_none(&resource.oldest_resource_version),
+        or_none(&resource.last_error),
+    ];
+    cells.truncate(columns);
+    Record { name: resource.name.clone(), cells, document: to_document(resource, state) }
+}
+
+/// The names of the contract's JSON; what is empty is left out, and numbers are numbers.
+fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
+    let seen_at = resource.source_seen_at.map(|seen_at| seen_at.to_string()).unwrap_or_default();
+    let parts: [(&str, Value); 10] = [
+        ("name", resource.name.as_str().into()),
+        ("source", resource.source.as_str().into()),
+        ("state", state.into()),
+        ("resourceVersion", resource.resource_version.as_str().into()),
+        ("oldestResourceVersion", resource.oldest_resource_version.as_str().into()),
+        ("objects", resource.objects.into()),
+        ("watchers", resource.watchers.into()),
+        ("indexes", resource.indexes.clone().into()),
+        ("sourceSeenAt", seen_at.into()),
+        ("lastError", resource.last_error.as_str().into()),
+    ];
+    let is_set = |(_, value): &&(&str, Value)| value.as_str() != Some("");
+    Document::from_parts(parts.iter().filter(is_set).map(|(key, value)| (*key, Document::from_value(value))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cli::print::PrintOptions;
+
+    fn printed(output: Output) -> String {
+        let seen_at = prost_types::Timestamp { seconds: 1_000_000_000, nanos: 0 };
+        let pods = pb::Resource {
+            name: "pods".to_owned(),
+            source: "files".to_owned(),
+            state: SyncState::Stale.into(),
+            resource_version: "x.7".to_owned(),
+            oldest_resource_version: "x.1".to_owned(),
+            objects: 24,
+            watchers: 2,
+            indexes: vec!["namespace".to_owned(), "node".to_owned()],
+            source_seen_at: Some(seen_at),
+            last_error: "no\u{1b}".to_owned(),
+        };
+        let new = pb::Resource { name: "new".to_owned(), state: SyncState::Syncing.into(), ..Default::default() };
+        let header = if output == Output::Wide { WIDE_HEADER } else { HEADER };
+        let now = SystemTime::try_from(seen_at).unwrap() + Duration::from_secs(42);
+        let records = [new, pods].iter().map(|resource| record(resource, now, header.len())).collect();
+        let mut out = Vec::new();
+        let options = PrintOptions { output, ..PrintOptions::default() };
+        write_records(&mut out, &options, ("resources", header), records).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn resources_are_shown_with_their_state() {
+        let expected = "\
+NAME   SOURCE   STATE     OBJECTS   WATCHERS   INDEXES
+new             SYNCING   0         0          <none>
+pods   files    STALE     24        2          namespace,node
+";
+        assert_eq!(printed(Output::Table), expected);
+        let wide = printed(Output::Wide);
+        assert!(wide.contains("42s ago") && wide.contains("x.7") && wide.ends_with("no\\u{1b}\n"), "{wide}");
+        let jsonl = printed(Output::Jsonl);
+        let expected = r#"{"name":"pods","source":"files","state":"STALE","resourceVersion":"x.7","oldestResourceVersion":"x.1","objects":24,"watchers":2,"indexes":["namespace","node"],"sourceSeenAt":"2001-09-09T01:46:40Z","lastError":"no\u001b"}"#;
+        assert_eq!(jsonl.lines().nth(1), Some(expected));
+        assert!(
+            printed(Output::Json).starts_with("{\n    \"resources\": [\n        {\n            \"name\": \"new\",\n")
+        );
+    }
+}

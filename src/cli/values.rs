@@ -1,0 +1,58 @@
+//! `informerd values`.
+
+use clap::Args;
+
+use super::{
+    client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
+    failure::Failure,
+    print::{Record, json::Document, table::Cell, write_records},
+    stdout,
+};
+use crate::proto::pb;
+
+pub(super) const EXAMPLES: &str = super::with_exit_codes!(
+    "\
+Examples, with a server of examples/shop.yaml:
+  informerd values pods phase
+  informerd values pods node -o json
+  informerd values deployments image -o name"
+);
+
+/// Which index.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ValuesFlags {
+    /// A name from `informerd resources`
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// One of its indexes
+    #[arg(value_name = "INDEX")]
+    index: String,
+    #[command(flatten)]
+    format: FormatFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+    #[command(flatten)]
+    pub(super) timeout: TimeoutFlags,
+}
+
+pub(super) async fn run(flags: &ValuesFlags) -> Result<(), Failure> {
+    let ValuesFlags { resource, index, format, server, .. } = flags;
+    let values = server.connect().await?.values(resource, index).await?;
+    let (is_empty, options) = (values.is_empty(), format.options());
+    write_records(stdout(), &options, ("values", &["VALUE", "OBJECTS"]), values.into_iter().map(record).collect())?;
+    if is_empty && !options.output.is_document() {
+        server.note(&"No values found.");
+    }
+    Ok(())
+}
+
+fn record(pb::IndexValue { value, objects }: pb::IndexValue) -> Record {
+    Record {
+        cells: vec![Cell::new(&value), Cell::new(&objects.to_string())],
+        document: Document::from_parts([
+            ("value", Document::from_value(&value.as_str().into())),
+            ("objects", Document::from_value(&objects.into())),
+        ]),
+        name: value,
+    }
+}

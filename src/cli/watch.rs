@@ -1,0 +1,251 @@
+//! `informerd watch`: rows on stdout, what happens to the watch on stderr.
+
+use std::{io::Write, pin::pin};
+
+use clap::{Args, builder::BoolishValueParser};
+use futures_util::FutureExt;
+
+use super::{
+    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags},
+    failure::Failure,
+    print::{Event, EventPrinter, Output},
+    stdout,
+};
+use crate::{
+    client::{Client, Note, Progress, Query, Update, WatchOptions},
+    proto::pb::{self, SyncState},
+};
+
+pub(super) const EXAMPLES: &str = super::with_exit_codes!(
+    "\
+Examples, with a server of examples/shop.yaml (edit a file below examples/manifests and see it):
+  informerd watch pods
+  informerd watch pods -l app=web --watch-only
+  informerd watch configmaps platform/feature-flags -o yaml
+  informerd watch pods -n orders -o jsonl | jq .object.status.phase
+
+It goes on when the server goes away and comes back, and misses nothing. Ctrl-C ends it with 0."
+);
+
+/// What to watch.
+#[derive(Debug, Clone, Args)]
+pub(super) struct WatchFlags {
+    /// A name from `informerd resources`
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// Only the objects of this name; NAMESPACE/NAME is one
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    /// Whether the current objects come first
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = clap::ArgAction::Set,
+        default_value_t = true,
+        value_parser = BoolishValueParser::new(),
+        hide_possible_values = true,
+        help_heading = "Selection"
+    )]
+    initial: bool,
+    /// Changes only: the same as --initial=false
+    #[arg(long, help_heading = "Selection")]
+    watch_only: bool,
+    #[command(flatten)]
+    scope: ScopeFlags,
+    #[command(flatten)]
+    selectors: SelectorFlags,
+    #[command(flatten)]
+    format: FormatFlags,
+    #[command(flatten)]
+    columns: ColumnFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// What has been told of a watch.
+struct Teller<'a, W> {
+    printer: EventPrinter<'a, W>,
+    flags: &'a WatchFlags,
+    with_initial: bool,
+    is_synced: bool,
+    is_stale: bool,
+    objects: u64,
+}
+
+pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
+    let options = flags.format.object_options(&flags.columns, &flags.scope);
+    let query = query(flags);
+    let watch_options = WatchOptions {
+        // What is deleted is shown as it last was.
+        keep_objects: options.output != Output::Name,
+        fail_fast: true,
+        ..WatchOptions::default()
+    };
+    let mut watch = Client::connect_lazy(&flags.server.server)?.watch(&query, &watch_options);
+    let mut teller = Teller {
+        printer: EventPrinter::new(stdout(), &options),
+        flags,
+        with_initial: flags.initial && !flags.watch_only,
+        is_synced: false,
+        is_stale: false,
+        objects: 0,
+    };
+    let mut interrupted = pin!(tokio::signal::ctrl_c());
+    loop {
+        // As long as there is something to write, nothing is flushed.
+        let update = if let Some(update) = watch.next().now_or_never() {
+            update
+        } else {
+            teller.printer.flush()?;
+            tokio::select! {
+                // Cancel-safe: the signal stays pinned, and a watch loses nothing when another arm wins.
+                _ = &mut interrupted => return teller.end(),
+                update = watch.next() => update,
+            }
+        };
+        match update {
+            Some(Ok(update)) => teller.tell(update)?,
+            Some(Err(error)) => {
+                teller.end()?;
+                return Err(error.into());
+            }
+            None => return teller.end(),
+        }
+    }
+}
+
+fn query(flags: &WatchFlags) -> Query {
+    let mut query = flags.selectors.query(&flags.resource, &flags.scope);
+    match flags.name.as_deref().map(|name| (name, name.split_once('/'))) {
+        Some((_, Some((namespace, name)))) if query.namespace.as_deref().is_none_or(|other| other == namespace) => {
+            query.name = Some(name.to_owned());
+            query.namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
+        }
+        Some((name, _)) => query.name = Some(name.to_owned()),
+        None => {}
+    }
+    query
+}
+
+// === impl Teller ===
+
+impl<W: Write> Teller<'_, W> {
+    fn tell(&mut self, update: Update) -> Result<(), Failure> {
+        match update {
+            Update::Event { event_type, cause, object, resource_version } => {
+                match event_type {
+                    pb::EventType::Added => self.objects += 1,
+                    pb::EventType::Deleted => self.objects = self.objects.saturating_sub(1),
+                    _ => {}
+                }
+                if self.is_synced || self.with_initial {
+                    self.printer.push(Event { change: event_type, cause, resource_version, object })?;
+                }
+            }
+            Update::Synced(progress) => {
+                self.printer.synced()?;
+                if !std::mem::replace(&mut self.is_synced, true) {
+                    let count = self.objects;
+                    let objects = if count == 1 { "object" } else { "objects" };
+                    self.note(&format_args!("# synced: {count} {objects} at {}", progress.resource_version))?;
+                }
+                self.note_source(&progress)?;
+            }
+            Update::Bookmark(progress) => self.note_source(&progress)?,
+            Update::Dropped { count, after } => {
+                self.note(&format_args!("# {count} events are missing after {after}"))?;
+            }
+            Update::Note(note) => self.note(&words(&note))?,
+        }
+        Ok(())
+    }
+
+    /// A change of what is known of the upstream.
+    fn note_source(&mut self, progress: &Progress) -> Result<(), Failure> {
+        let is_stale = progress.source == SyncState::Stale;
+        if std::mem::replace(&mut self.is_stale, is_stale) != is_stale {
+            let resource = &self.flags.resource;
+            let what = if is_stale { "the server cannot reach its upstream" } else { "the upstream is back" };
+            self.note(&format_args!("# {resource}: {what}"))?;
+        }
+        Ok(())
+    }
+
+    /// A note comes after the rows that came before it.
+    fn note(&mut self, note: &dyn std::fmt::Display) -> Result<(), Failure> {
+        self.printer.flush()?;
+        self.flags.server.note(note);
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<(), Failure> {
+        self.printer.synced()?;
+        Ok(self.printer.flush()?)
+    }
+}
+
+fn words(note: &Note) -> String {
+    match note {
+        Note::Reconnecting { error, delay } => format!("# reconnecting in {:.1}s: {error}", delay.as_secs_f64()),
+        Note::Resumed { resource_version } => format!("# resumed at {resource_version}"),
+        Note::Relisted { changes, .. } => {
+            format!("# listed again: {changes} {}", if *changes == 1 { "change" } else { "changes" })
+        }
+        Note::Healing { count, delay, .. } => {
+            format!("# {count} events were dropped; asking for them again in {:.1}s", delay.as_secs_f64())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::client::ClientError;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        flags: WatchFlags,
+    }
+
+    fn parse(arguments: &[&str]) -> WatchFlags {
+        Command::try_parse_from([&["watch"], arguments].concat()).unwrap().flags
+    }
+
+    #[test]
+    fn a_name_may_say_its_namespace() {
+        let chosen = |arguments: &[&str]| {
+            let query = query(&parse(arguments));
+            (query.namespace.unwrap_or_default(), query.name.unwrap_or_default())
+        };
+        let pair = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
+        assert_eq!(chosen(&["pods"]), pair("", ""));
+        assert_eq!(chosen(&["pods", "web"]), pair("", "web"));
+        assert_eq!(chosen(&["pods", "shop/web"]), pair("shop", "web"));
+        assert_eq!(chosen(&["pods", "shop/web", "-n", "shop"]), pair("shop", "web"));
+        assert_eq!(chosen(&["pods", "dir/web", "-n", "shop"]), pair("shop", "dir/web"));
+        assert_eq!(chosen(&["pods", "/dir/web"]), pair("", "dir/web"));
+    }
+
+    #[test]
+    fn initial_events_can_be_left_out() {
+        assert!(parse(&["pods"]).initial && !parse(&["pods", "--initial=false"]).initial);
+        assert!(parse(&["pods", "--watch-only"]).watch_only);
+    }
+
+    #[test]
+    fn notes_are_one_line() {
+        let error = ClientError::Request { problem: "x".to_owned() };
+        let note = Note::Reconnecting { error, delay: Duration::from_millis(812) };
+        assert_eq!(words(&note), "# reconnecting in 0.8s: x");
+        let relisted = |changes| words(&Note::Relisted { resource_version: "a.1".to_owned(), changes });
+        assert_eq!(
+            (relisted(0), relisted(1)),
+            ("# listed again: 0 changes".to_owned(), "# listed again: 1 change".to_owned())
+        );
+    }
+}

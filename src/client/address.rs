@@ -1,0 +1,175 @@
+//! Where a server is.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use http::uri::Authority;
+
+/// The address of a server: `127.0.0.1:50051`, `informerd.example:50051`, `http://127.0.0.1:50051`, `[::1]:50051` or
+/// `unix:/run/informerd.sock`.
+///
+/// A port is required, and a path of a Unix socket is absolute and has at most 107 bytes. It is printed as it is parsed, with
+/// `http://` left out. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct ServerAddress(Kind);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Kind {
+    /// Host and port.
+    Tcp(Arc<str>),
+    /// An absolute path.
+    Unix(Arc<str>),
+}
+
+/// Indicates a text that is not the address of a server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{problem}: {text:?} is not the address of a server, as 127.0.0.1:50051, http://informerd.example:50051 \
+     or unix:/run/informerd.sock is"
+)]
+pub struct AddressError {
+    text: String,
+    problem: &'static str,
+}
+
+/// `sun_path` of Linux without its final NUL.
+const MAX_UNIX_PATH_BYTES: usize = 107;
+/// What an error repeats of a text at most.
+const MAX_QUOTED_CHARS: usize = 80;
+
+// === impl ServerAddress ===
+
+impl ServerAddress {
+    /// What the transport is asked to connect to.
+    pub(super) fn endpoint_uri(&self) -> String {
+        match &self.0 {
+            Kind::Tcp(authority) => format!("http://{authority}"),
+            Kind::Unix(path) => format!("unix:{path}"),
+        }
+    }
+
+    /// Whether it is a Unix socket, which has no authority of its own.
+    pub fn is_unix(&self) -> bool {
+        matches!(self.0, Kind::Unix(_))
+    }
+}
+
+impl FromStr for ServerAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let error = |problem| AddressError { text: text.chars().take(MAX_QUOTED_CHARS).collect(), problem };
+        if let Some(path) = text.strip_prefix("unix:") {
+            // gRPC's own spelling is unix:///absolute/path.
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return check_path(path).map(|()| Self(Kind::Unix(path.into()))).map_err(error);
+        }
+        let authority = match text.split_once("://") {
+            None => text,
+            Some(("http", rest)) => rest.strip_suffix('/').unwrap_or(rest),
+            Some(("https", _)) => return Err(error("TLS is not served")),
+            Some(_) => return Err(error("the scheme is neither http nor unix")),
+        };
+        check_authority(authority).map(|()| Self(Kind::Tcp(authority.into()))).map_err(error)
+    }
+}
+
+fn check_path(path: &str) -> Result<(), &'static str> {
+    if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') {
+        return Err("the path of the socket is not absolute");
+    }
+    if path.len() > MAX_UNIX_PATH_BYTES {
+        return Err("the path of a Unix socket has at most 107 bytes");
+    }
+    Ok(())
+}
+
+fn check_authority(text: &str) -> Result<(), &'static str> {
+    if text.contains(['/', '?', '#', '@']) {
+        return Err("there is more than a host and a port");
+    }
+    // More than one colon and no brackets.
+    if !text.starts_with('[') && text.matches(':').count() > 1 {
+        return Err("an IPv6 address is written in brackets");
+    }
+    let authority = text.parse::<Authority>().map_err(|_| "the host is not a name and not an IP address")?;
+    if authority.host().is_empty() {
+        return Err("there is no host");
+    }
+    match authority.port_u16() {
+        Some(0) => Err("nobody listens on port 0"),
+        Some(_) => Ok(()),
+        None if text.ends_with(|c: char| c.is_ascii_digit()) && text.contains(':') && !text.ends_with(']') => {
+            Err("a port is at most 65535")
+        }
+        None => Err("there is no port"),
+    }
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Tcp(authority) => f.write_str(authority),
+            Kind::Unix(path) => write!(f, "unix:{path}"),
+        }
+    }
+}
+
+impl fmt::Debug for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_parsed_and_printed() {
+        for (text, printed, uri) in [
+            ("127.0.0.1:50051", "127.0.0.1:50051", "http://127.0.0.1:50051"),
+            ("http://127.0.0.1:50051", "127.0.0.1:50051", "http://127.0.0.1:50051"),
+            ("http://informerd:50051/", "informerd:50051", "http://informerd:50051"),
+            ("[::1]:1", "[::1]:1", "http://[::1]:1"),
+            ("localhost:65535", "localhost:65535", "http://localhost:65535"),
+            ("unix:/run/a.sock", "unix:/run/a.sock", "unix:/run/a.sock"),
+            ("unix:///run/a b.sock", "unix:/run/a b.sock", "unix:/run/a b.sock"),
+        ] {
+            let address: ServerAddress = text.parse().unwrap();
+            assert_eq!((address.to_string().as_str(), address.endpoint_uri().as_str()), (printed, uri), "{text}");
+            assert_eq!(printed.parse(), Ok(address));
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_in_one_line_with_examples() {
+        for (text, problem) in [
+            ("", "the host is not"),
+            ("50051", "there is no port"),
+            (":50051", "there is no host"),
+            ("localhost", "there is no port"),
+            ("http://localhost", "there is no port"),
+            ("[::1]", "there is no port"),
+            ("::1:50051", "an IPv6 address"),
+            ("localhost:0", "nobody listens"),
+            ("localhost:65536", "a port is at most"),
+            ("localhost:", "there is no port"),
+            ("a b:1", "the host is not"),
+            ("https://localhost:1", "TLS is not served"),
+            ("ftp://localhost:1", "the scheme is neither"),
+            ("http://localhost:1/pods", "there is more than"),
+            ("me@localhost:1", "there is more than"),
+            ("unix:a.sock", "the path of the socket is not absolute"),
+            ("unix:/run/", "the path of the socket is not absolute"),
+        ] {
+            let error = text.parse::<ServerAddress>().unwrap_err().to_string();
+            assert!(error.starts_with(problem), "{text}: {error}");
+            assert!(
+                error.contains("127.0.0.1:50051") && error.contains("unix:/run") && !error.contains('\n'),
+                "{error}"
+            );
+        }
+        assert!(format!("unix:/{}", "a".repeat(106)).parse::<ServerAddress>().is_ok());
+        assert!(format!("unix:/{}", "a".repeat(107)).parse::<ServerAddress>().is_err());
+    }
+}

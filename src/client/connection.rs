@@ -1,0 +1,270 @@
+//! A connection to one server, and the calls with one answer.
+
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use prost_types::Timestamp;
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint},
+};
+
+use super::{ClientError, Query, ServerAddress, Watch, WatchOptions};
+use crate::proto::pb::{self, informer_service_client::InformerServiceClient};
+
+/// A connection to one server. A clone shares it; it is made anew when it breaks.
+///
+/// The calls have no deadline of their own: wrap them in `tokio::time::timeout` to have one. Every future here may be dropped
+/// at any time, which cancels the call.
+#[derive(Debug, Clone)]
+pub struct Client {
+    address: ServerAddress,
+    endpoint: Endpoint,
+    service: InformerServiceClient<Channel>,
+}
+
+/// The objects of one snapshot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// Of the snapshot.
+    pub resource_version: String,
+    /// Sorted by namespace and name.
+    pub objects: Vec<pb::Object>,
+    /// Whether the server's upstream can be reached.
+    pub source: pb::SyncState,
+    /// When the upstream last proved itself alive.
+    pub source_seen_at: Option<Timestamp>,
+}
+
+/// One object of a snapshot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Got {
+    /// Of the snapshot; the object has its own.
+    pub resource_version: String,
+    /// The object.
+    pub object: pb::Object,
+    /// Whether the server's upstream can be reached.
+    pub source: pb::SyncState,
+    /// When the upstream last proved itself alive.
+    pub source_seen_at: Option<Timestamp>,
+}
+
+/// A person waits for it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A peer that is gone without a word is noticed by the kernel.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// Above what a server sends: the largest object (8 MiB) with its Struct's overhead.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
+/// The largest that HTTP/2 has: one stream that is not read must not take the window of all the others (ENGINE.md, pitfalls).
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+/// What a server may send ahead on one stream.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// The snapshot of a token lives for minutes; to lose it more often than this is no accident.
+const MAX_STARTS: usize = 3;
+
+// === impl Client ===
+
+impl Client {
+    /// Connects, within 5 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Unreachable`] says who was called and why it failed.
+    pub async fn connect(address: &ServerAddress) -> Result<Self, ClientError> {
+        let endpoint = endpoint(address)?;
+        let unreachable = |problem| ClientError::Unreachable { address: address.clone(), problem };
+        // The endpoint's own timeout does not cover Unix sockets.
+        let channel = tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect())
+            .await
+            .map_err(|_| unreachable(format!("no connection within {CONNECT_TIMEOUT:?}")))?
+            .map_err(|error| ClientError::from_connect(address, &error))?;
+        Ok(Self { address: address.clone(), service: service(channel), endpoint })
+    }
+
+    /// A client that connects when it is first used, for a watch that is to outlive a server which is not there yet.
+    ///
+    /// # Errors
+    ///
+    /// None for an address that was parsed.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn connect_lazy(address: &ServerAddress) -> Result<Self, ClientError> {
+        let endpoint = endpoint(address)?;
+        Ok(Self { address: address.clone(), service: service(endpoint.connect_lazy()), endpoint })
+    }
+
+    /// Who is called.
+    pub fn address(&self) -> &ServerAddress {
+        &self.address
+    }
+
+    /// What the server serves, sorted by name.
+    pub async fn resources(&self) -> Result<Vec<pb::Resource>, ClientError> {
+        let mut service = self.service.clone();
+        let answer = service.list_resources(pb::ListResourcesRequest {}).await;
+        Ok(answer.map_err(|status| self.error(&status))?.into_inner().resources)
+    }
+
+    /// The objects that a query chooses, from one snapshot.
+    pub async fn list(&self, query: &Query) -> Result<Listed, ClientError> {
+        let answer = self.service.clone().list(query.list_request()).await;
+        self.collect(answer.map_err(|status| self.error(&status))?.into_inner()).await
+    }
+
+    /// The objects that a query chooses among those with a value of an index, from one snapshot. The query names no index of
+    /// its own.
+    pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<Listed, ClientError> {
+        if query.index.is_some() {
+            let problem = "a lookup by an index takes one index; leave that of the query out".to_owned();
+            return Err(ClientError::Request { problem });
+        }
+        let answer = self.service.clone().by_index(query.by_index_request(index, value)).await;
+        let chunks = answer.map_err(|status| self.error(&status))?.into_inner();
+        self.collect(chunks.map_ok(|chunk| pb::ListResponse {
+            resource_version: chunk.resource_version,
+            objects: chunk.objects,
+            next_page_token: chunk.next_page_token,
+            source: chunk.source,
+            source_seen_at: chunk.source_seen_at,
+        }))
+        .await
+    }
+
+    /// One object. `namespace` is empty for objects that have none.
+    ///
+    /// # Errors
+    ///
+    /// `NOT_FOUND` / `OBJECT_NOT_FOUND` when there is none.
+    pub async fn get(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        format: pb::PayloadFormat,
+    ) -> Result<Got, ClientError> {
+        let request = pb::GetRequest {
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            format: format.into(),
+            ..Default::default()
+        };
+        let answer = self.service.clone().get(request).await;
+        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
+        let source = answer.source();
+        Ok(Got {
+            resource_version: answer.resource_version,
+            object: answer.object.ok_or_else(|| ClientError::contract("a Get without an object"))?,
+            source,
+            source_seen_at: answer.source_seen_at,
+        })
+    }
+
+    /// Every value of an index with the number of objects under it, sorted, from one snapshot.
+    pub async fn values(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
+        for _ in 1..MAX_STARTS {
+            match self.all_pages(resource, index).await {
+                Err(error) if error.reason() == Some("PAGE_TOKEN_EXPIRED") => {}
+                answer => return answer,
+            }
+        }
+        self.all_pages(resource, index).await
+    }
+
+    /// Watches what a query chooses, until the watch is dropped or has failed for good. Nothing is sent before the first poll.
+    pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
+        Watch::new(self.clone(), query, options)
+    }
+
+    async fn all_pages(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
+        let mut request =
+            pb::ListIndexValuesRequest { resource: resource.to_owned(), index: index.to_owned(), ..Default::default() };
+        let (mut values, mut version) = (Vec::new(), None);
+        loop {
+            let page = self.service.clone().list_index_values(request.clone()).await;
+            let page = page.map_err(|status| self.error(&status))?.into_inner();
+            check_version(&mut version, page.resource_version)?;
+            values.extend(page.values);
+            if page.next_page_token.is_empty() {
+                return Ok(values);
+            }
+            if page.next_page_token == request.page_token {
+                return Err(ClientError::contract("a page follows itself"));
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+
+    async fn collect(
+        &self,
+        chunks: impl Stream<Item = Result<pb::ListResponse, Status>>,
+    ) -> Result<Listed, ClientError> {
+        let mut chunks = std::pin::pin!(chunks);
+        let (mut objects, mut version, mut last) = (Vec::new(), None, None);
+        while let Some(chunk) = chunks.next().await {
+            let mut chunk = chunk.map_err(|status| self.error(&status))?;
+            check_version(&mut version, std::mem::take(&mut chunk.resource_version))?;
+            objects.append(&mut chunk.objects);
+            last = Some(chunk);
+        }
+        let (Some(resource_version), Some(last)) = (version, last) else {
+            return Err(ClientError::contract("a list without a chunk"));
+        };
+        if !last.next_page_token.is_empty() {
+            return Err(ClientError::contract("a list with more pages than were asked for"));
+        }
+        Ok(Listed { resource_version, objects, source: last.source(), source_seen_at: last.source_seen_at })
+    }
+
+    /// Opens one stream of a watch.
+    pub(super) async fn open(
+        &self,
+        request: pb::WatchRequest,
+    ) -> Result<tonic::Streaming<pb::WatchResponse>, ClientError> {
+        let answer = self.service.clone().watch(request).await;
+        Ok(answer.map_err(|status| self.error(&status))?.into_inner())
+    }
+
+    /// Leaves the connection to whoever shares it; the next call makes one of its own.
+    pub(super) fn leave_connection(&mut self) {
+        self.service = service(self.endpoint.connect_lazy());
+    }
+
+    pub(super) fn error(&self, status: &Status) -> ClientError {
+        ClientError::from_status(&self.address, status)
+    }
+}
+
+fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
+    let invalid = |error: tonic::transport::Error| ClientError::Request { problem: format!("{address}: {error}") };
+    let mut endpoint = Endpoint::from_shared(address.endpoint_uri()).map_err(invalid)?;
+    if address.is_unix() {
+        // HTTP/2 refuses a path as an authority, even percent-encoded.
+        endpoint = endpoint.origin(http::Uri::from_static("http://localhost"));
+    }
+    let endpoint = endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .tcp_keepalive(Some(TCP_KEEPALIVE))
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES);
+    endpoint.user_agent(concat!("informerd/", env!("CARGO_PKG_VERSION"))).map_err(invalid)
+}
+
+fn service(channel: Channel) -> InformerServiceClient<Channel> {
+    InformerServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+/// One answer is of one snapshot.
+fn check_version(version: &mut Option<String>, found: String) -> Result<(), ClientError> {
+    match version {
+        None => *version = Some(found),
+        Some(version) if *version == found => {}
+        Some(version) => {
+            return Err(ClientError::contract(format!("one answer carries the versions {version} and {found}")));
+        }
+    }
+    Ok(())
+}

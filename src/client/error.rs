@@ -1,0 +1,353 @@
+//! Why a call failed: the one place on this side that reads a status.
+
+use std::{collections::BTreeMap, error::Error, fmt, time::Duration};
+
+use prost::Message;
+use tonic::{Code, ConnectError, Status};
+use tonic_types::StatusExt;
+
+use super::ServerAddress;
+
+/// Why a call failed, by what its caller does next. Its text is one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody could be connected to. Try again, or elsewhere.
+    #[error("cannot connect to {address}: {problem}; is informerd serving there?")]
+    Unreachable {
+        /// Who was called.
+        address: ServerAddress,
+        /// What the system says.
+        problem: String,
+    },
+    /// The connection or the stream broke without an answer. Try again.
+    #[error("the connection to {address} broke: {problem}")]
+    Broken {
+        /// Who was called.
+        address: ServerAddress,
+        /// What the transport says.
+        problem: String,
+    },
+    /// The server said nothing for longer than it had promised to. Try again, on another connection.
+    #[error("nothing was heard from {address} for {after:?}")]
+    Silent {
+        /// Who was called.
+        address: ServerAddress,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The server answered with an error.
+    #[error("{0}")]
+    Refused(Box<ServerStatus>),
+    /// The server does not keep to its contract. Trying again does not help; it may be another version.
+    #[error("the server does not keep to its contract: {problem}")]
+    Contract {
+        /// What was found.
+        problem: String,
+    },
+    /// The call cannot be made as it was asked for.
+    #[error("{problem}")]
+    Request {
+        /// What cannot be.
+        problem: String,
+    },
+}
+
+/// An error that a server answered with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerStatus {
+    /// The gRPC code.
+    pub code: Code,
+    /// What the server says, in one line.
+    pub message: String,
+    /// The reason of its `google.rpc.ErrorInfo`, for example `RESOURCE_NOT_FOUND`; none when it is not informerd's.
+    pub reason: Option<String>,
+    /// The metadata of the same.
+    pub metadata: BTreeMap<String, String>,
+    /// How long to wait before the next try, from `google.rpc.RetryInfo`.
+    pub retry_after: Option<Duration>,
+}
+
+/// What a watch does after an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recovery {
+    /// Go on from the last safe version.
+    Resume,
+    /// That version is no longer one: begin with the initial events.
+    Relist,
+    /// End with the error.
+    GiveUp,
+}
+
+/// The domain of the reasons that are ours.
+const DOMAIN: &str = "informerd";
+const DRAINING: &str = "DRAINING";
+const EXPIRED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED"];
+
+// === impl ClientError ===
+
+impl ClientError {
+    /// What a call's status means.
+    pub(super) fn from_status(address: &ServerAddress, status: &Status) -> Self {
+        // Only what was made on this side has a source.
+        let Some(source) = status.source() else { return Self::Refused(Box::new(ServerStatus::from_status(status))) };
+        let (address, problem) = (address.clone(), root_cause(source));
+        if chain(source).any(<dyn Error>::is::<ConnectError>) {
+            Self::Unreachable { address, problem }
+        } else {
+            Self::Broken { address, problem }
+        }
+    }
+
+    /// Why the first connection was not made.
+    pub(super) fn from_connect(address: &ServerAddress, error: &tonic::transport::Error) -> Self {
+        Self::Unreachable { address: address.clone(), problem: root_cause(error) }
+    }
+
+    /// The status in the last message of a watch.
+    pub(super) fn from_proto(status: &tonic_types::Status) -> Self {
+        let details = status.encode_to_vec().into();
+        let status = Status::with_details(Code::from(status.code), status.message.clone(), details);
+        Self::Refused(Box::new(ServerStatus::from_status(&status)))
+    }
+
+    /// What a bookmark with `draining` means.
+    pub(super) fn draining() -> Self {
+        Self::Refused(Box::new(ServerStatus {
+            code: Code::Unavailable,
+            message: "the server is about to close this stream".to_owned(),
+            reason: Some(DRAINING.to_owned()),
+            metadata: BTreeMap::new(),
+            retry_after: None,
+        }))
+    }
+
+    pub(super) fn contract(problem: impl Into<String>) -> Self {
+        Self::Contract { problem: problem.into() }
+    }
+
+    /// The gRPC code: the server's, or the one that fits best.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Unreachable { .. } | Self::Broken { .. } => Code::Unavailable,
+            Self::Silent { .. } => Code::DeadlineExceeded,
+            Self::Refused(status) => status.code,
+            Self::Contract { .. } => Code::Internal,
+            Self::Request { .. } => Code::InvalidArgument,
+        }
+    }
+
+    /// The server's reason, one of those that the README lists.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Refused(status) => status.reason.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// One entry of what the server says along with its reason, for example `known` with `RESOURCE_NOT_FOUND`.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        match self {
+            Self::Refused(status) => status.metadata.get(key).map(String::as_str),
+            _ => None,
+        }
+    }
+
+    /// How long the server asks to wait before the next try.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(status) => status.retry_after,
+            _ => None,
+        }
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. } => true,
+            Self::Contract { .. } | Self::Request { .. } => false,
+            Self::Refused(status) => match status.code {
+                Code::Unavailable
+                | Code::ResourceExhausted
+                | Code::Internal
+                | Code::Unknown
+                | Code::Cancelled
+                | Code::Aborted
+                | Code::DeadlineExceeded => true,
+                Code::Ok
+                | Code::InvalidArgument
+                | Code::NotFound
+                | Code::AlreadyExists
+                | Code::PermissionDenied
+                | Code::FailedPrecondition
+                | Code::OutOfRange
+                | Code::Unimplemented
+                | Code::DataLoss
+                | Code::Unauthenticated => false,
+            },
+        }
+    }
+
+    /// What a watch does now.
+    pub(super) fn recovery(&self) -> Recovery {
+        if self.code() == Code::OutOfRange && self.reason().is_some_and(|reason| EXPIRED.contains(&reason)) {
+            Recovery::Relist
+        } else if self.is_retryable() {
+            Recovery::Resume
+        } else {
+            Recovery::GiveUp
+        }
+    }
+
+    /// Whether nobody was reached at all.
+    pub(super) fn is_about_connection(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. })
+    }
+
+    /// Whether the connection itself is to be left: it is dead, or its server is going.
+    pub(super) fn spoils_connection(&self) -> bool {
+        matches!(self, Self::Silent { .. }) || self.reason() == Some(DRAINING)
+    }
+}
+
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    let mut next = Some(error);
+    std::iter::from_fn(move || {
+        let error = next?;
+        next = error.source();
+        Some(error)
+    })
+}
+
+/// What lies at the bottom: the layers above only say that it is a transport error.
+fn root_cause(error: &(dyn Error + 'static)) -> String {
+    chain(error).last().map(|root| one_line(&root.to_string())).unwrap_or_default()
+}
+
+fn one_line(text: &str) -> String {
+    text.split(char::is_control).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+// === impl ServerStatus ===
+
+impl ServerStatus {
+    fn from_status(status: &Status) -> Self {
+        let info = status.get_details_error_info().filter(|info| info.domain == DOMAIN);
+        let (reason, metadata) = info.map(|info| (info.reason, info.metadata)).unzip();
+        Self {
+            code: status.code(),
+            message: one_line(status.message()),
+            reason,
+            metadata: metadata.into_iter().flatten().collect(),
+            retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
+        }
+    }
+}
+
+impl fmt::Display for ServerStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.message.is_empty() {
+            write!(f, "{} ", self.message)?;
+        }
+        match &self.reason {
+            Some(reason) => write!(f, "({} / {reason})", code_name(self.code)),
+            None => write!(f, "({})", code_name(self.code)),
+        }
+    }
+}
+
+/// As gRPC's documents write it.
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_types::ErrorDetails;
+
+    use super::*;
+
+    fn address() -> ServerAddress {
+        "127.0.0.1:1".parse().unwrap()
+    }
+
+    fn refused(code: Code, reason: &str) -> ClientError {
+        let details = ErrorDetails::with_error_info(reason, DOMAIN, [("known".to_owned(), "pods".to_owned())]);
+        ClientError::from_status(&address(), &Status::with_error_details(code, "not\nhere", details))
+    }
+
+    #[test]
+    fn an_answer_keeps_its_code_reason_and_metadata_and_is_one_line() {
+        let error = refused(Code::NotFound, "RESOURCE_NOT_FOUND");
+        assert_eq!((error.code(), error.reason()), (Code::NotFound, Some("RESOURCE_NOT_FOUND")));
+        assert_eq!((error.metadata("known"), error.metadata("x")), (Some("pods"), None));
+        assert_eq!(error.to_string(), "not here (NOT_FOUND / RESOURCE_NOT_FOUND)");
+        let mut details = ErrorDetails::with_error_info("X", "example.com", []);
+        details.set_retry_info(Some(Duration::from_secs(3)));
+        let foreign = Status::with_error_details(Code::Unavailable, "", details);
+        let foreign = ClientError::from_status(&address(), &foreign);
+        assert_eq!((foreign.reason(), foreign.retry_after()), (None, Some(Duration::from_secs(3))));
+        assert_eq!(foreign.to_string(), "(UNAVAILABLE)");
+    }
+
+    #[test]
+    fn the_last_message_of_a_watch_means_what_its_status_means() {
+        let status = Status::with_error_details(
+            Code::OutOfRange,
+            "gone",
+            ErrorDetails::with_error_info("HISTORY_CHANGED", DOMAIN, []),
+        );
+        let proto = tonic_types::Status::decode(status.details()).unwrap();
+        assert_eq!(ClientError::from_proto(&proto), ClientError::from_status(&address(), &status));
+    }
+
+    /// SEMANTICS 1.12, `RetryWatcher`: what is tried again, what is listed again, what ends.
+    #[test]
+    fn what_follows_is_decided_by_code_and_reason() {
+        use Recovery::{GiveUp, Relist, Resume};
+        for (code, reason, recovery) in [
+            (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", Relist),
+            (Code::OutOfRange, "HISTORY_CHANGED", Relist),
+            (Code::OutOfRange, "PAGE_TOKEN_EXPIRED", GiveUp),
+            (Code::Unavailable, "DRAINING", Resume),
+            (Code::Unavailable, "NOT_SYNCED", Resume),
+            (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", Resume),
+            (Code::ResourceExhausted, "SLOW_CONSUMER", Resume),
+            (Code::ResourceExhausted, "TOO_MANY_WATCHERS", Resume),
+            (Code::Internal, "INTERNAL", Resume),
+            (Code::Unknown, "", Resume),
+            (Code::Cancelled, "", Resume),
+            (Code::InvalidArgument, "LABEL_SELECTOR_INVALID", GiveUp),
+            (Code::NotFound, "RESOURCE_NOT_FOUND", GiveUp),
+            (Code::Unimplemented, "NOT_IMPLEMENTED", GiveUp),
+            (Code::PermissionDenied, "", GiveUp),
+            (Code::Unauthenticated, "", GiveUp),
+        ] {
+            let error = refused(code, reason);
+            assert_eq!(error.recovery(), recovery, "{code:?} {reason}");
+            assert_eq!(error.is_retryable(), recovery == Resume, "{code:?} {reason}");
+        }
+        let silent = ClientError::Silent { address: address(), after: Duration::from_secs(90) };
+        assert_eq!((silent.recovery(), silent.spoils_connection()), (Resume, true));
+        assert_eq!(ClientError::contract("x").recovery(), GiveUp);
+        assert!(ClientError::draining().spoils_connection());
+    }
+}

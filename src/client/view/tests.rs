@@ -1,0 +1,187 @@
+//! A view, one stream at a time; `model` runs it against a server of its own.
+
+use bytes::Bytes;
+
+use super::*;
+
+mod model;
+
+fn object(name: &str, (uid, body, version): &(String, Bytes, String)) -> pb::Object {
+    pb::Object {
+        namespace: "shop".to_owned(),
+        name: name.to_owned(),
+        uid: uid.clone(),
+        resource_version: version.clone(),
+        body: Some(pb::object::Body::Raw(body.clone())),
+        ..Default::default()
+    }
+}
+
+fn bookmark(version: String, initial_events_end: bool) -> pb::WatchResponse {
+    pb::WatchResponse {
+        r#type: pb::EventType::Bookmark.into(),
+        resource_version: version,
+        bookmark: Some(pb::Bookmark { initial_events_end, ..Default::default() }),
+        ..Default::default()
+    }
+}
+
+/// The messages of one stream, and the updates that they become, in words.
+fn told(view: &mut View, messages: impl IntoIterator<Item = pb::WatchResponse>) -> Vec<String> {
+    let mut updates = VecDeque::new();
+    for message in messages {
+        view.apply(message, &mut updates).unwrap();
+    }
+    let words = updates.into_iter().map(|update| match update {
+        Update::Event { event_type, cause, object, resource_version } => {
+            let event_type = event_type.as_str_name().trim_start_matches("EVENT_TYPE_");
+            let cause = cause.as_str_name().trim_start_matches("CAUSE_").replace("UNSPECIFIED", "");
+            format!("{event_type} {cause} {} {} @{resource_version}", object.name, object.resource_version)
+        }
+        Update::Note(Note::Relisted { resource_version, changes }) => format!("{changes} changes @{resource_version}"),
+        Update::Synced(progress) => format!("SYNCED @{}", progress.resource_version),
+        other => format!("{other:?}"),
+    });
+    words.map(|words| words.replace("  ", " ")).collect()
+}
+
+fn added(name: &str, uid: &str, body: &'static str, version: &str) -> pb::WatchResponse {
+    let held = (uid.to_owned(), Bytes::from_static(body.as_bytes()), version.to_owned());
+    pb::WatchResponse {
+        r#type: pb::EventType::Added.into(),
+        cause: pb::Cause::Initial.into(),
+        object: Some(object(name, &held)),
+        ..Default::default()
+    }
+}
+
+fn end(version: &str) -> pb::WatchResponse {
+    bookmark(version.to_owned(), true)
+}
+
+#[test]
+fn a_relist_in_another_lineage_tells_the_difference() {
+    let mut view = View::new(true, true);
+    view.begin();
+    let first = [("gone", "x"), ("new-uid", "x"), ("other", "x"), ("same", "x")];
+    let messages = first.map(|(name, body)| added(name, "1", body, "a.1"));
+    let words = told(&mut view, messages.into_iter().chain([end("a.1")]));
+    assert_eq!(words[0], "ADDED INITIAL gone a.1 @");
+    assert_eq!(words[4], "SYNCED @a.1");
+    view.expire();
+    view.begin();
+    let messages = [added("new-uid", "2", "x", "b.4"), added("other", "1", "y", "b.5"), added("same", "1", "x", "b.6")];
+    let words = told(&mut view, messages.into_iter().chain([added("zoe", "1", "x", "b.7"), end("b.9")]));
+    assert_eq!(
+        words,
+        [
+            "DELETED INFERRED new-uid b.4 @",
+            "ADDED new-uid b.4 @",
+            "MODIFIED other b.5 @",
+            "ADDED zoe b.7 @",
+            "DELETED INFERRED gone b.9 @",
+            "5 changes @b.9",
+            "SYNCED @b.9",
+        ]
+    );
+}
+
+#[test]
+fn a_list_that_is_cut_off_deletes_nothing_and_is_not_told_twice() {
+    let mut view = View::new(false, true);
+    view.begin();
+    assert_eq!(told(&mut view, [added("a", "", "x", "a.1"), added("b", "", "x", "a.1")]).len(), 2);
+    view.begin();
+    assert_eq!(told(&mut view, [added("a", "", "x", "a.1")]), Vec::<String>::new());
+    view.begin();
+    let words = told(&mut view, [added("a", "", "x", "a.1"), added("c", "", "x", "a.2"), end("a.3")]);
+    assert_eq!(words, ["ADDED INITIAL c a.2 @", "DELETED INFERRED b a.3 @", "SYNCED @a.3"]);
+}
+
+/// What is not repeated in its order is no repetition: `a` goes back, and must come forward again.
+#[test]
+fn a_batch_in_another_order_is_folded_to_its_end() {
+    let event = |name: &str, body: &'static str, version: &str| {
+        let mut message = added(name, "1", body, version);
+        message.resource_version = "a.1".to_owned();
+        message
+    };
+    let mut view = View::new(true, true);
+    view.begin();
+    told(&mut view, [end("a.1")]);
+    view.begin();
+    told(&mut view, [event("a", "1", "a.2"), event("z", "1", "a.3"), event("a", "2", "a.4")]);
+    view.begin();
+    let mut last = event("z", "1", "a.3");
+    last.resource_version = "a.5".to_owned();
+    told(&mut view, [event("x", "1", "a.5"), event("a", "1", "a.2"), event("a", "2", "a.4"), last]);
+    let held = &view.known[&Key { namespace: "shop".to_owned(), name: "a".to_owned() }];
+    assert_eq!((held.object.resource_version.as_str(), view.position(), view.len()), ("a.4", Some("a.5"), 3));
+}
+
+/// Without a body, the version is all there is to compare.
+#[test]
+fn without_bodies_a_version_is_a_change() {
+    let metadata = |version: &str| {
+        let mut message = added("a", "", "", version);
+        message.object.as_mut().unwrap().body = None;
+        message
+    };
+    let mut view = View::new(false, true);
+    view.begin();
+    told(&mut view, [metadata("a.1"), end("a.1")]);
+    view.expire();
+    view.begin();
+    assert_eq!(told(&mut view, [metadata("b.1"), end("b.1")])[0], "MODIFIED a b.1 @");
+}
+
+/// A user that acts on the first half only may not resume after the second.
+#[test]
+fn another_object_under_a_key_is_a_deletion_before_the_version_of_its_addition() {
+    let mut view = View::new(false, true);
+    view.begin();
+    told(&mut view, [added("a", "1", "x", "a.1"), end("a.1")]);
+    let mut message = added("a", "2", "x", "a.2");
+    message.resource_version = "a.2".to_owned();
+    message.cause = pb::Cause::Unspecified.into();
+    assert_eq!(told(&mut view, [message]), ["DELETED INFERRED a a.2 @a.1", "ADDED a a.2 @a.2"]);
+}
+
+#[test]
+fn a_hole_that_is_not_healed_is_told_and_lasts_until_the_next_list() {
+    let mut view = View::new(false, false);
+    view.begin();
+    told(&mut view, [added("a", "1", "x", "a.1"), end("a.1")]);
+    let dropped = pb::Dropped { count: 3, after_resource_version: "a.1".to_owned() };
+    let dropped = pb::WatchResponse {
+        r#type: pb::EventType::Dropped.into(),
+        resource_version: "a.4".to_owned(),
+        dropped: Some(dropped),
+        ..Default::default()
+    };
+    let mut updates = VecDeque::new();
+    assert_eq!(view.apply(dropped, &mut updates), Ok(Next::GoOn));
+    assert_eq!(updates, [Update::Dropped { count: 3, after: "a.1".to_owned() }]);
+    assert_eq!((view.position(), view.has_hole), (Some("a.4"), true));
+    // Of the object that the hole has hidden: what is held under its key is gone all the same.
+    let mut deleted = added("a", "2", "x", "a.5");
+    deleted.r#type = pb::EventType::Deleted.into();
+    deleted.resource_version = "a.5".to_owned();
+    assert_eq!(told(&mut view, [deleted]).len(), 1);
+    assert_eq!(view.len(), 0);
+}
+
+#[test]
+fn what_no_server_sends_is_refused() {
+    let mut view = View::new(false, true);
+    view.begin();
+    let mut updates = VecDeque::new();
+    let mut refused = |message| matches!(view.apply(message, &mut updates), Err(ClientError::Contract { .. }));
+    assert!(refused(pb::WatchResponse { r#type: 77, ..Default::default() }));
+    assert!(refused(pb::WatchResponse { object: None, ..added("a", "", "", "a.1") }));
+    assert!(refused(end("")));
+    assert!(refused(pb::WatchResponse { r#type: pb::EventType::Error.into(), ..Default::default() }));
+    assert!(!refused(end("a.1")));
+    assert!(refused(added("a", "", "", "a.2")), "a live event without a version");
+    assert!(refused(bookmark(String::new(), false)));
+}

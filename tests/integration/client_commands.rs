@@ -1,0 +1,411 @@
+//! The client commands as their users meet them: the binary against a server of the same binary.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::TcpListener,
+    path::Path,
+    process::{Child, ChildStderr, ChildStdout, Command, Stdio},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::command_line::{informerd, signal};
+
+/// A server in a process of its own, for as long as this lives.
+struct Server {
+    child: Child,
+    address: String,
+    _log: BufReader<ChildStderr>,
+}
+
+impl Server {
+    fn start(arguments: &[&str]) -> Self {
+        Self::start_at("127.0.0.1:0", arguments)
+    }
+
+    fn start_at(listen: &str, arguments: &[&str]) -> Self {
+        let mut command = informerd(&["serve", "--listen", listen, "--admin-listen", "none"]);
+        let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("grpc listening") {
+            line.clear();
+            assert!(log.read_line(&mut line).unwrap() > 0, "the server has ended");
+        }
+        let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
+        Self { child, address: format!("127.0.0.1:{port}"), _log: log }
+    }
+
+    fn shop() -> Self {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/shop.yaml");
+        Self::start(&["--config", config.to_str().unwrap()])
+    }
+
+    /// Everything below a directory as `things`, its Pods as `pods`.
+    fn of(directory: &TempDir) -> Self {
+        let path = directory.path().display();
+        Self::start(&["--files", &format!("things={path}"), "--files", &format!("pods={path}@Pod")])
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = informerd(arguments);
+        command.env("INFORMERD_SERVER", &self.address);
+        command
+    }
+
+    /// Exit code, stdout and stderr.
+    fn run(&self, arguments: &[&str]) -> (i32, String, String) {
+        let output = self.command(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    /// What a command that succeeds and has nothing to add writes.
+    fn out(&self, arguments: &[&str]) -> String {
+        let (code, out, err) = self.run(arguments);
+        assert_eq!((code, err.as_str()), (0, ""), "{arguments:?}");
+        out
+    }
+
+    /// What a command that fails says.
+    fn error(&self, arguments: &[&str]) -> (i32, String) {
+        let (code, out, err) = self.run(arguments);
+        assert_eq!(out, "", "{arguments:?}");
+        (code, err)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A watch that is read line by line.
+struct Watch {
+    child: Child,
+    rows: BufReader<ChildStdout>,
+    notes: BufReader<ChildStderr>,
+}
+
+impl Watch {
+    fn start(server: &Server, arguments: &[&str]) -> Self {
+        let mut command = server.command(&[&["watch"], arguments].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let rows = BufReader::new(child.stdout.take().unwrap());
+        let notes = BufReader::new(child.stderr.take().unwrap());
+        Self { child, rows, notes }
+    }
+
+    fn row(&mut self) -> String {
+        line(&mut self.rows)
+    }
+
+    fn note(&mut self) -> String {
+        line(&mut self.notes)
+    }
+
+    /// Ctrl-C: exit code, and what was not read.
+    fn interrupt(mut self) -> (Option<i32>, String, String) {
+        signal(&self.child, "-INT");
+        let (mut out, mut err) = (String::new(), String::new());
+        self.rows.read_to_string(&mut out).unwrap();
+        self.notes.read_to_string(&mut err).unwrap();
+        (self.child.wait().unwrap().code(), out, err)
+    }
+}
+
+fn line(from: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    assert!(from.read_line(&mut line).unwrap() > 0, "the watch has ended");
+    line.trim_end_matches('\n').to_owned()
+}
+
+fn write(directory: &TempDir, name: &str, text: &str) {
+    // In one step, as editors do it.
+    let path = directory.path().join(name);
+    let hidden = directory.path().join(format!(".{name}.new"));
+    fs::write(&hidden, text).unwrap();
+    fs::rename(hidden, path).unwrap();
+}
+
+fn pod(namespace: &str, name: &str, phase: &str) -> String {
+    format!(
+        r#"{{"apiVersion": "v1", "kind": "Pod",
+  "metadata": {{"namespace": "{namespace}", "name": "{name}", "labels": {{"app": "{name}"}}}},
+  "spec": {{"n": 9007199254740993}}, "status": {{"phase": "{phase}"}}}}"#
+    )
+}
+
+/// Pods a/web, b/db and b/web, and a file without a name of its own.
+fn things() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    write(&directory, "1.json", &pod("a", "web", "Running"));
+    write(&directory, "2.json", &pod("b", "web", "Pending"));
+    write(&directory, "3.json", &pod("b", "db", "Running"));
+    fs::create_dir(directory.path().join("flags")).unwrap();
+    fs::write(directory.path().join("flags/dark.json"), r#"{"on": "yes", "since": "010"}"#).unwrap();
+    directory
+}
+
+#[test]
+fn the_examples_in_the_help_are_true() {
+    let server = Server::shop();
+    let binary = Path::new(env!("CARGO_BIN_EXE_informerd"));
+    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut count = 0;
+    for command in ["resources", "list", "get", "by-index", "values", "watch"] {
+        let help = server.out(&[command, "--help"]);
+        assert!(help.contains("Exit codes: 0 done"), "{help}");
+        let (_, examples) = help.split_once("Examples").unwrap();
+        let examples: Vec<&str> = examples.lines().filter(|line| line.starts_with("  informerd ")).collect();
+        assert!((2..=5).contains(&examples.len()), "{help}");
+        for example in examples {
+            count += 1;
+            if command == "watch" {
+                // Up to the pipe; it has no end of its own.
+                let arguments: Vec<&str> = example.split('|').next().unwrap().split_whitespace().skip(2).collect();
+                let mut watch = Watch::start(&server, &arguments);
+                let note = watch.note();
+                assert!(note.starts_with("# synced: ") && !note.starts_with("# synced: 0 "), "{example}: {note}");
+                assert_eq!(watch.interrupt().0, Some(0), "{example}");
+                continue;
+            }
+            let mut shell = Command::new("sh");
+            shell.args(["-c", example]).env("PATH", &path).env("INFORMERD_SERVER", &server.address);
+            let output = shell.output().unwrap();
+            let err = String::from_utf8_lossy(&output.stderr);
+            assert_eq!((output.status.code(), &*err), (Some(0), ""), "{example}");
+            assert!(!output.stdout.is_empty(), "{example}: nothing");
+        }
+    }
+    assert!(count > 15, "{count} examples");
+}
+
+#[test]
+fn objects_are_listed_in_every_form() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let table = "NAMESPACE   NAME   STATUS    NODE\na           web    Running   <none>\nb           db     Running   <none>\nb           web    Pending   <none>\n";
+    assert_eq!(server.out(&["list", "pods"]), table);
+    assert_eq!(server.out(&["list", "pods", "-A"]), table);
+    assert_eq!(server.out(&["get", "pods"]), table, "as kubectl does it");
+    let of_b = "NAME   STATUS    NODE     APP\ndb     Running   <none>   db\n";
+    assert_eq!(server.out(&["list", "pods", "-n", "b", "-l", "app!=web", "-L", "app"]), of_b);
+    let pending = server.out(&["list", "pods", "--field-selector", "status.phase=Pending", "--no-headers"]);
+    assert_eq!(pending, "b   web   Pending   <none>\n");
+    assert!(server.out(&["list", "pods", "-o", "wide", "--show-labels"]).lines().all(|line| !line.ends_with(' ')));
+    let mixed = server.out(&["list", "things"]);
+    assert!(mixed.contains("            flags/dark.json   <none>\n"), "{mixed}");
+
+    let names = server.out(&["list", "things", "-o", "name"]);
+    assert_eq!(names, "/flags/dark.json\na/web\nb/db\nb/web\n");
+    let arguments: Vec<&str> = ["get", "things"].into_iter().chain(names.lines()).chain(["-o", "name"]).collect();
+    assert_eq!(server.out(&arguments), names, "what is printed is taken");
+
+    let json = server.out(&["list", "pods", "-o", "json"]);
+    assert!(json.starts_with("{\n    \"apiVersion\": \"v1\",\n    \"kind\": \"List\",\n    \"items\": [\n        {\n"));
+    assert_eq!(json.matches("\"n\": 9007199254740993").count(), 3, "{json}");
+    let yaml = server.out(&["list", "pods", "-o", "yaml"]);
+    let read: Value = serde_saphyr::from_str(&yaml).unwrap();
+    assert_eq!(read, serde_json::from_str::<Value>(&json).unwrap());
+    let jsonl = server.out(&["list", "pods", "-o", "jsonl"]);
+    let bodies: Vec<Value> = jsonl.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(Value::from(bodies), read["items"]);
+}
+
+#[test]
+fn one_object_is_got_by_its_name_wherever_it_is() {
+    let directory = things();
+    let server = Server::of(&directory);
+    assert_eq!(server.out(&["get", "pods", "db", "-o", "name"]), "b/db\n");
+    let body: Value = serde_json::from_str(&server.out(&["get", "pods", "a/web", "-o", "json"])).unwrap();
+    assert_eq!((&body["kind"], &body["metadata"]["namespace"]), (&"Pod".into(), &"a".into()));
+    assert_eq!(server.out(&["get", "pods", "web", "-n", "b", "-o", "name"]), "b/web\n");
+    for name in ["flags/dark.json", "/flags/dark.json"] {
+        assert_eq!(server.out(&["get", "things", name, "-o", "yaml"]), "\"on\": \"yes\"\nsince: \"010\"\n");
+    }
+    let (code, error) = server.error(&["get", "pods", "web"]);
+    let expected = "error: pods has 2 objects of the name \"web\"; say which with -n NAMESPACE, or as one of these:\n  a/web\n  b/web\n";
+    assert_eq!((code, error.as_str()), (2, expected));
+    let (code, error) = server.error(&["get", "pods", "nobody"]);
+    assert_eq!((code, error.as_str()), (3, "error: there is no \"nobody\" in pods, in any namespace\n"));
+    assert_eq!(server.error(&["get", "pods", "a/db"]), (3, "error: there is no \"a/db\" in pods\n".to_owned()));
+    let (code, out, err) = server.run(&["get", "pods", "db", "nobody", "a/web", "-o", "name"]);
+    assert_eq!((code, out.as_str()), (3, "b/db\na/web\n"), "what there is, is printed");
+    assert_eq!(err, "error: there is no \"nobody\" in pods, in any namespace\n");
+    assert_eq!(server.error(&["get", "pods", "db", "-l", "app=db"]).0, 2);
+}
+
+#[test]
+fn indexes_and_resources_are_shown() {
+    let server = Server::shop();
+    assert_eq!(server.out(&["values", "pods", "phase"]), "VALUE     OBJECTS\nFailed    1\nPending   1\nRunning   19\n");
+    let values: Value = serde_json::from_str(&server.out(&["values", "pods", "node", "-o", "json"])).unwrap();
+    assert_eq!(values["values"][0], serde_json::json!({"value": "node-a", "objects": 5}));
+    assert_eq!(server.out(&["by-index", "pods", "node", "node-a", "-o", "name"]).lines().count(), 5);
+    assert_eq!(server.out(&["by-index", "pods", "node", "node-a", "-n", "platform"]).lines().count(), 2);
+    let (code, out, err) = server.run(&["by-index", "pods", "node", "nowhere"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "", "No objects found.\n"));
+    let resources = server.out(&["resources"]);
+    let row: Vec<&str> = resources.lines().nth(3).unwrap().split_whitespace().collect();
+    assert_eq!(row, ["pods", "files", "SYNCED", "21", "0", "app,image,namespace,node,phase"]);
+    assert_eq!(server.out(&["resources", "-o", "name"]), "configmaps\ndeployments\npods\nservices\n");
+    let resources: Value = serde_saphyr::from_str(&server.out(&["resources", "-o", "yaml"])).unwrap();
+    assert_eq!(resources["resources"][2]["objects"], 21);
+}
+
+#[test]
+fn nothing_found_is_no_error_and_a_note_that_can_be_silenced() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let empty = (0, String::new(), "No objects found in namespace \"c\".\n".to_owned());
+    assert_eq!(server.run(&["list", "pods", "-n", "c"]), empty);
+    assert_eq!(server.run(&["list", "pods", "-n", "c", "-q"]), (0, String::new(), String::new()));
+    assert_eq!(server.run(&["list", "pods", "-n", "c", "-o", "jsonl"]), (0, String::new(), String::new()));
+    assert_eq!(server.out(&["list", "pods", "-n", "c", "-o", "yaml"]), "apiVersion: v1\nkind: List\nitems: []\n");
+}
+
+/// One line on stderr, and the exit code that the help promises.
+#[test]
+fn what_cannot_be_done_is_told_in_one_line() {
+    let server = Server::shop();
+    // Whoever connects to it waits.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = listener.local_addr().unwrap().to_string();
+    let table: &[(&[&str], i32, &str)] = &[
+        (
+            &["list", "pod"],
+            3,
+            "there is no resource \"pod\"; did you mean \"pods\"? (there are: configmaps, deployments, pods, services)",
+        ),
+        (&["watch", "Pods"], 3, "did you mean \"pods\"?"),
+        (&["get", "deploy", "web"], 3, "did you mean \"deployments\"?"),
+        (
+            &["values", "pods", "nodes"],
+            2,
+            "there is no index \"nodes\"; did you mean \"node\"? (there are: app, image, namespace, node, phase)",
+        ),
+        (
+            &["by-index", "pods", "zone", "x"],
+            2,
+            "there is no index \"zone\" (there are: app, image, namespace, node, phase)",
+        ),
+        (&["list", "pods", "-l", "a in"], 2, "label_selector: expected '('"),
+        (&["watch", "pods", "--field-selector", "a"], 2, "field_selector: "),
+        (&["list", "pods", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
+        (&["list", "pods", "--server", &silent, "--timeout", "100ms"], 4, "no complete answer within 100ms"),
+        (&["watch", "pods", "--server", "unix:/no/such.sock"], 4, "cannot connect to unix:/no/such.sock"),
+        (&["resources", "--server", "https://localhost:1"], 2, "TLS is not served"),
+        (&["list"], 2, "<RESOURCE>"),
+        (&["list", "pods", "-o", "xml"], 2, "jsonl"),
+    ];
+    for (arguments, expected, hint) in table {
+        let (code, error) = server.error(arguments);
+        assert_eq!(code, *expected, "{arguments:?}: {error}");
+        assert!(error.starts_with("error: ") && error.contains(hint), "{arguments:?}: {hint} is not in {error}");
+        if !error.contains("--help") {
+            assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_watch_shows_the_state_and_every_change() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let mut watch = Watch::start(&server, &["pods", "-l", "app=web"]);
+    assert_eq!(watch.row(), "EVENT           NAMESPACE   NAME   STATUS    NODE");
+    assert_eq!(watch.row(), "ADDED initial   a           web    Running   <none>");
+    assert_eq!(watch.row(), "ADDED initial   b           web    Pending   <none>");
+    assert!(watch.note().starts_with("# synced: 2 objects at "));
+    write(&directory, "2.json", &pod("b", "web", "Failed"));
+    assert_eq!(watch.row(), "MODIFIED        b           web    Failed    <none>");
+    fs::remove_file(directory.path().join("1.json")).unwrap();
+    assert_eq!(watch.row(), "DELETED         a           web    Running   <none>");
+    write(&directory, "2.json", &pod("b", "web", "Failed").replace(r#""app": "web""#, r#""app": "other""#));
+    assert_eq!(watch.row(), "DELETED left selection   b           web    Failed    <none>");
+    write(&directory, "2.json", &pod("b", "web", "Running"));
+    assert_eq!(watch.row(), "ADDED entered selection   b           web    Running   <none>");
+    assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
+}
+
+#[test]
+fn a_watch_for_changes_alone_and_for_programs() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let mut rows = Watch::start(&server, &["pods", "b/web", "--watch-only"]);
+    let mut lines = Watch::start(&server, &["pods", "-n", "b", "-o", "jsonl", "--initial=false"]);
+    let mut names = Watch::start(&server, &["pods", "-o", "name", "-q", "--color", "always"]);
+    assert_eq!([names.row(), names.row(), names.row()], ["a/web", "b/db", "b/web"]);
+    assert!(rows.note().starts_with("# synced: 1 object at ") && lines.note().starts_with("# synced: 2 objects at "));
+    write(&directory, "2.json", &pod("b", "web", "Failed"));
+    assert_eq!(rows.row(), "EVENT      NAMESPACE   NAME   STATUS   NODE");
+    assert_eq!(rows.row(), "MODIFIED   b           web    Failed   <none>");
+    let event: Value = serde_json::from_str(&lines.row()).unwrap();
+    assert_eq!((&event["type"], &event["object"]["status"]["phase"]), (&"MODIFIED".into(), &"Failed".into()));
+    assert!(event["resourceVersion"].is_string() && event.get("cause").is_none(), "{event}");
+    assert_eq!(names.row(), "b/web");
+    for watch in [rows, lines, names] {
+        assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
+    }
+}
+
+/// Nothing is missed while there is no server, and only the difference is told.
+#[test]
+fn a_watch_outlives_its_server() {
+    let directory = things();
+    let files = format!("pods={}@Pod", directory.path().display());
+    let server = Server::start(&["--files", &files]);
+    let address = server.address.clone();
+    let mut watch = Watch::start(&server, &["pods", "--no-headers"]);
+    assert_eq!([watch.row(), watch.row(), watch.row()].map(|row| row[..13].to_owned()), ["ADDED initial"; 3]);
+    assert!(watch.note().starts_with("# synced: 3 objects at "));
+    drop(server);
+    let note = watch.note();
+    assert!(note.starts_with("# reconnecting in "), "{note}");
+    fs::remove_file(directory.path().join("1.json")).unwrap();
+    write(&directory, "3.json", &pod("b", "db", "Failed"));
+    let _server = Server::start_at(&address, &["--files", &files]);
+    let mut rows = [watch.row(), watch.row()];
+    rows.sort_unstable();
+    let expected = ["DELETED inferred   a   web   Running   <none>", "MODIFIED        b   db    Failed    <none>"];
+    assert_eq!(rows, expected);
+    let relisted = std::iter::repeat_with(|| watch.note()).find(|note| !note.starts_with("# reconnecting in "));
+    assert_eq!(relisted.as_deref(), Some("# listed again: 2 changes"));
+    assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
+}
+
+#[test]
+fn a_closed_pipe_is_a_quiet_end() {
+    let directory = TempDir::new().unwrap();
+    for n in 0..500 {
+        write(&directory, &format!("{n}.json"), &pod("a", &format!("p{n}"), &"x".repeat(1000)));
+    }
+    let server = Server::of(&directory);
+    for arguments in [&["list", "pods"][..], &["list", "pods", "-o", "yaml"], &["watch", "pods", "-o", "jsonl", "-q"]] {
+        let mut child = server.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{arguments:?}");
+    }
+}
+
+/// What is in an object cannot act on the terminal, and colour is only there when it is wanted.
+#[test]
+fn only_our_own_escapes_reach_a_terminal() {
+    let directory = TempDir::new().unwrap();
+    write(&directory, "1.json", &pod("a", "web", r"\u001b[2J\nx"));
+    let server = Server::of(&directory);
+    assert!(!server.out(&["list", "pods"]).contains('\u{1b}'), "not a terminal");
+    let table = server.out(&["list", "pods", "--no-headers", "--color", "always"]);
+    assert_eq!(table, "a   web   \\u{1b}[2J\\nx   <none>\n");
+    let mut watch = Watch::start(&server, &["pods", "--no-headers", "--color", "always", "--watch-only"]);
+    watch.note();
+    fs::remove_file(directory.path().join("1.json")).unwrap();
+    assert_eq!(watch.row(), "\u{1b}[31mDELETED\u{1b}[0m    a   web   \\u{1b}[2J\\nx   <none>");
+    assert_eq!(watch.interrupt().0, Some(0));
+}
