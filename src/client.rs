@@ -23,6 +23,21 @@
 //!   what the server asks for up to 60 s). What a watch holds grows with the objects of its selection, not with their
 //!   changes.
 //!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use informerd::client::{Client, Query, Update, WatchOptions};
+//!
+//! let client = Client::connect(&"127.0.0.1:50051".parse()?).await?;
+//! let mut watch = client.watch(&Query::of("pods"), &WatchOptions::default());
+//! while let Some(update) = watch.next().await {
+//!     if let Update::Event { event_type, object, .. } = update? {
+//!         println!("{event_type:?} {}/{}", object.namespace, object.name);
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Deliberately not here: a cache to look things up in (fold the updates, or run an `Informer`), TLS, and watches that begin
 //! without the initial events.
 

@@ -157,6 +157,61 @@ async fn a_watch_whose_connection_breaks_resumes_without_a_list() {
 }
 
 #[tokio::test]
+async fn what_happens_during_a_break_is_told_after_it() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let wire = Wire::to(sandbox.address()).await;
+    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    until(&mut watch, "SYNCED @1").await;
+    wire.lead_nowhere();
+    wire.cut();
+    until(&mut watch, "reconnecting").await;
+    let created = sandbox.put("shop", "b", "").await;
+    sandbox.put("shop", "a", r#""x":1"#).await;
+    sandbox.delete(&created).await;
+    wire.lead_to(sandbox.address());
+    let seen = until(&mut watch, "DELETED").await;
+    assert_eq!(seen[seen.len() - 4..], ["resumed @1", "ADDED b @2", "MODIFIED a @3", "DELETED b @4"]);
+}
+
+/// A relist upstream is one batch: there is nowhere to resume from inside it, and it is repeated from its beginning.
+#[tokio::test]
+async fn a_batch_that_is_cut_off_is_told_once() {
+    const PODS: usize = 10_000;
+    let filler = |at: usize| format!(r#""n":{at},"filler":"{}""#, "x".repeat(2_000));
+    let at = |version: u128, n: usize| -> Vec<Arc<Object>> {
+        let version = ResourceVersion::decimal(version);
+        (0..PODS).map(|name| pod_at("shop", &format!("p{name}"), &filler(n), &version)).collect()
+    };
+    let sandbox = Sandbox::start(at(1, 0)).await;
+    let wire = Wire::to(sandbox.address()).await;
+    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let mut view = BTreeMap::new();
+    while !matches!(watch_and_fold(&mut watch, &mut view).await, Update::Synced(_)) {}
+    sandbox.list(at(9, 1), 10).await;
+    let (mut events, mut resumed) = (0, 0);
+    loop {
+        let update = watch_and_fold(&mut watch, &mut view).await;
+        match &update {
+            Update::Event { .. } => events += 1,
+            Update::Note(Note::Resumed { resource_version }) => {
+                assert_eq!(resource_version, "1");
+                resumed += 1;
+            }
+            Update::Note(Note::Reconnecting { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        if version(&update) == "10" {
+            break;
+        }
+        if events == 500 {
+            wire.cut();
+        }
+    }
+    assert_eq!((events, view), (PODS, held_by(&sandbox).await));
+    assert!(resumed > 0, "the cut came in time");
+}
+
+#[tokio::test]
 async fn a_watch_moves_from_a_server_that_drains_to_the_next() {
     let before = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut after = Sandbox::start(vec![pod("shop", "a", "")]).await;

@@ -1,0 +1,168 @@
+"""Carries out the code blocks of the README's start section in a clone, and checks what they print."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BUILD_SECONDS = 1800
+SECONDS = 30
+
+
+def fail(message):
+    print(f"FAILED  {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+def ok(message):
+    print(f"ok  {message}", flush=True)
+
+
+def until(what, condition, seconds=SECONDS):
+    """Waits until something is so, and gives what it was."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    fail(f"not within {seconds} s: {what}")
+
+
+class Background:
+    """A command of the README that goes on until it is told to end."""
+
+    def __init__(self, command, clone):
+        self.command, self.clone = command, clone
+        self.log = clone.parent / f"log-{time.monotonic_ns()}"
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                ["bash", "-c", command], cwd=clone, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def text(self):
+        return self.log.read_text(encoding="utf-8")
+
+    def servers(self):
+        """The informerd processes of this command's session, without cargo and the shell."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if (entry / "comm").read_text().strip() == "informerd" and os.getsid(int(entry.name)) == self.process.pid:
+                    found.append(int(entry.name))
+            except (OSError, ValueError):
+                continue
+        return found
+
+    def end(self, number):
+        for pid in self.servers():
+            os.kill(pid, number)
+        return self.process.wait(SECONDS)
+
+
+def blocks(readme):
+    section = readme.split("\n## Start\n")[1].split("\n## ")[0]
+    return [block.strip() for block in re.findall(r"```sh\n(.*?)```", section, re.S)]
+
+
+def is_ready():
+    answer = subprocess.run(["curl", "-fsS", "http://127.0.0.1:9464/readyz"], capture_output=True, check=False)
+    return answer.returncode == 0
+
+
+def main():
+    clone = Path(sys.argv[1])
+    found = blocks((clone / "README.md").read_text(encoding="utf-8"))
+    if len(found) != 6:
+        fail(f"the start section has {len(found)} blocks of commands, and this knows 6")
+    serve, ask, watch, edit, grpcurl, directory = found
+
+    if is_ready():
+        fail("something answers on 127.0.0.1:9464 already; the README's ports must be free")
+    server = Background(serve, clone)
+    until("the server is ready", lambda: server.process.poll() is not None or is_ready(), BUILD_SECONDS)
+    if server.process.poll() is not None:
+        fail(f"the server has ended:\n{server.text()}")
+    ok(f"{serve}: ready")
+
+    prelude = [line for line in ask.splitlines() if line.startswith("export ")]
+
+    def run(line):
+        command = ["bash", "-c", "\n".join([*prelude, line])]
+        return subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+    expected = {
+        "informerd resources": (0, "pods          files    SYNCED"),
+        "informerd list pods": (0, "checkout-nmchhpcx9g-6rxrs"),
+        "informerd list pods -n orders -l tier=backend -o wide": (0, "registry.example.com/shop/checkout"),
+        "informerd by-index pods node node-a": (0, "node-a"),
+        "informerd values pods phase": (0, "Running   19"),
+        "informerd get service edge -o yaml": (3, 'did you mean "services"?'),
+    }
+    for line in ask.splitlines():
+        if line in prelude:
+            continue
+        if line not in expected:
+            fail(f"not known here: {line}")
+        code, words = expected.pop(line)
+        done = run(line)
+        if done.returncode != code or words not in done.stdout + done.stderr:
+            fail(f"{line}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        ok(f"{line}: {words}")
+    if expected:
+        fail(f"not in the README: {list(expected)}")
+
+    watching = Background("\n".join([*prelude, f"exec {watch}"]), clone)
+    until("the watch is synced", lambda: "# synced: 8 objects" in watching.text())
+    ok(f"{watch}: synced")
+    subprocess.run(["bash", "-c", edit], cwd=clone, check=True)
+
+    def changed():
+        return [line for line in watching.text().splitlines() if line.startswith(("MODIFIED", "DELETED"))]
+
+    until("the change is watched", lambda: len(changed()) == 1 and "Running" in changed()[0])
+    ok(f"{edit}: {changed()[0]}")
+
+    server.end(signal.SIGKILL)
+    until("the watch has noticed", lambda: "# reconnecting" in watching.text())
+    subprocess.run(["git", "checkout", "--quiet", "examples/manifests"], cwd=clone, check=True)
+    server = Background(serve, clone)
+    until("the server is ready again", is_ready)
+    until("the watch is told", lambda: len(changed()) == 2)
+    until("the watch is synced again", lambda: "# listed again: 1 change" in watching.text())
+    if "Pending" not in changed()[1]:
+        fail(f"not what changed meanwhile:\n{watching.text()}")
+    ok(f"kill -9, and start again: the watch prints exactly what has changed: {changed()[1]}")
+    watching.process.send_signal(signal.SIGINT)
+    if watching.process.wait(SECONDS) != 0:
+        fail(f"Ctrl-C ended the watch with {watching.process.returncode}\n{watching.text()}")
+    ok("Ctrl-C ends the watch with 0")
+
+    if shutil.which("grpcurl"):
+        for line in grpcurl.splitlines():
+            words = "Streams the current objects" if "describe" in line else '"orders"'
+            if line.endswith("/Watch"):
+                line, words = f"timeout 3 {line} || true", "EVENT_TYPE_ADDED"
+            done = run(line)
+            if words not in done.stdout:
+                fail(f"{line}\n{done.stdout}{done.stderr}")
+            ok(f"{line}: {words}")
+    else:
+        ok("skipped: grpcurl is not here")
+
+    other = Background("\n".join([*prelude, f"exec {directory}"]), clone)
+    ask_it = "informerd list pods --server 127.0.0.1:50052"
+    until("the server of a directory answers", lambda: "checkout" in run(ask_it).stdout)
+    ok(directory)
+    for each in (other, server):
+        each.end(signal.SIGTERM)
+        if each.process.returncode != 0:
+            fail(f"SIGTERM ended it with {each.process.returncode}: {each.command}\n{each.text()}")
+    ok("SIGTERM ends the servers with 0")
+
+
+main()
