@@ -127,6 +127,7 @@ impl App {
                 max_queue_length: config.watch.max_queue_length,
                 bookmark_interval: config.watch.bookmark_interval,
                 future_wait: config.watch.future_wait,
+                drain_period: config.drain.period,
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
             },

@@ -15,6 +15,7 @@ mod resources;
 mod serve;
 mod values;
 mod watch;
+mod watchers;
 
 use std::{
     io::{self, BufWriter, StdoutLock, Write},
@@ -61,6 +62,9 @@ enum Command {
     /// Show the objects of a resource and every change to them
     #[command(after_help = watch::EXAMPLES)]
     Watch(watch::WatchFlags),
+    /// Show who watches what, and how far behind
+    #[command(after_help = watchers::EXAMPLES)]
+    Watchers(watchers::WatchersFlags),
 }
 
 const EXAMPLES: &str = "\
@@ -103,6 +107,7 @@ impl Cli {
             Command::ByIndex(flags) => call(flags.timeout.limit(by_index::run(&flags))),
             Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),
             Command::Watch(flags) => call(watch::run(&flags)),
+            Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
         }
     }
 }

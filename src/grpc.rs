@@ -16,6 +16,7 @@ mod scan;
 mod service;
 mod status;
 mod watch;
+mod watchers;
 
 pub use frame::WireFrame;
 pub use metrics::RpcMetrics;

@@ -123,6 +123,15 @@ pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, i32
     }
 }
 
+/// The name of a policy.
+pub fn full_channel_policy_name(policy: FullChannelPolicy) -> pb::FullChannelPolicy {
+    match policy {
+        FullChannelPolicy::Drop => pb::FullChannelPolicy::Drop,
+        FullChannelPolicy::Block => pb::FullChannelPolicy::Block,
+        FullChannelPolicy::Replay => pb::FullChannelPolicy::Replay,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;

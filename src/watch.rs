@@ -31,7 +31,7 @@ mod room;
 mod routes;
 
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
-pub use cursor::{Cursor, Taken};
+pub use cursor::{Cursor, CursorGauge, Taken};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
 pub use replay::Replay;

@@ -10,7 +10,9 @@ use tonic::{
 };
 
 use super::{ClientError, Query, ServerAddress, Watch, WatchOptions};
-use crate::proto::pb::{self, informer_service_client::InformerServiceClient};
+use crate::proto::pb::{
+    self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
+};
 
 /// A connection to one server. A clone shares it; it is made anew when it breaks.
 ///
@@ -21,6 +23,7 @@ pub struct Client {
     address: ServerAddress,
     endpoint: Endpoint,
     service: InformerServiceClient<Channel>,
+    admin: AdminServiceClient<Channel>,
 }
 
 /// The objects of one snapshot.
@@ -78,7 +81,7 @@ impl Client {
             .await
             .map_err(|_| unreachable(format!("no connection within {CONNECT_TIMEOUT:?}")))?
             .map_err(|error| ClientError::from_connect(address, &error))?;
-        Ok(Self { address: address.clone(), service: service(channel), endpoint })
+        Ok(Self::over(address, endpoint, channel))
     }
 
     /// A client that connects when it is first used, for a watch that is to outlive a server which is not there yet.
@@ -92,7 +95,13 @@ impl Client {
     /// Outside a tokio runtime.
     pub fn connect_lazy(address: &ServerAddress) -> Result<Self, ClientError> {
         let endpoint = endpoint(address)?;
-        Ok(Self { address: address.clone(), service: service(endpoint.connect_lazy()), endpoint })
+        let channel = endpoint.connect_lazy();
+        Ok(Self::over(address, endpoint, channel))
+    }
+
+    fn over(address: &ServerAddress, endpoint: Endpoint, channel: Channel) -> Self {
+        let admin = AdminServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Self { address: address.clone(), endpoint, service: service(channel), admin }
     }
 
     /// Who is called.
@@ -105,6 +114,24 @@ impl Client {
         let mut service = self.service.clone();
         let answer = service.list_resources(pb::ListResourcesRequest {}).await;
         Ok(answer.map_err(|status| self.error(&status))?.into_inner().resources)
+    }
+
+    /// The open watches of the server, of one resource or (empty) of all, sorted by id.
+    pub async fn watchers(&self, resource: &str) -> Result<Vec<pb::Watcher>, ClientError> {
+        let mut request = pb::ListWatchersRequest { resource: resource.to_owned(), ..Default::default() };
+        let mut watchers = Vec::new();
+        loop {
+            let page = self.admin.clone().list_watchers(request.clone()).await;
+            let page = page.map_err(|status| self.error(&status))?.into_inner();
+            watchers.extend(page.watchers);
+            if page.next_page_token.is_empty() {
+                return Ok(watchers);
+            }
+            if page.next_page_token == request.page_token {
+                return Err(ClientError::contract("a page follows itself"));
+            }
+            request.page_token = page.next_page_token;
+        }
     }
 
     /// The objects that a query chooses, from one snapshot.

@@ -2,11 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, codegen::BoxStream};
 
-use super::{discovery, list, metrics::RpcMetrics, page::Pages, query, status::Refusal};
+use super::{discovery, list, metrics::RpcMetrics, page::Pages, query, status::Refusal, watchers::Watchers};
 use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
@@ -41,6 +40,8 @@ pub struct ServiceConfig {
     pub bookmark_interval: Duration,
     /// How long a watch from a version of the future waits for it.
     pub future_wait: Duration,
+    /// Over which watches end when the server drains.
+    pub drain_period: Duration,
     /// Watches at one time.
     pub max_watchers: usize,
     /// The largest request, in bytes.
@@ -67,7 +68,7 @@ struct Inner {
     resources: BTreeMap<String, ServedResource>,
     config: ServiceConfig,
     pages: Pages,
-    watchers: Arc<Semaphore>,
+    watchers: Arc<Watchers>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
 }
@@ -85,7 +86,7 @@ impl Service {
         lifecycle: Lifecycle,
         metrics: Arc<RpcMetrics>,
     ) -> Self {
-        let watchers = Arc::new(Semaphore::new(config.max_watchers.min(Semaphore::MAX_PERMITS)));
+        let watchers = Arc::new(Watchers::new(config.max_watchers));
         let resources = resources.into_iter().map(|resource| (resource.name.clone(), resource)).collect();
         let inner = Inner { resources, config, pages: Pages::new(), watchers, lifecycle, metrics };
         Self { inner: Arc::new(inner) }
@@ -122,7 +123,7 @@ impl Service {
         &self.inner.pages
     }
 
-    pub(super) fn watchers(&self) -> &Arc<Semaphore> {
+    pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.inner.watchers
     }
 
@@ -215,9 +216,13 @@ impl pb::informer_service_server::InformerService for Service {
 impl pb::admin_service_server::AdminService for Service {
     async fn list_watchers(
         &self,
-        _: Request<pb::ListWatchersRequest>,
+        request: Request<pb::ListWatchersRequest>,
     ) -> Result<Response<pb::ListWatchersResponse>, Status> {
-        Err(Refusal::NotImplemented { what: "ListWatchers" }.to_status())
+        let request = request.into_inner();
+        if !request.resource.is_empty() {
+            self.resource(&request.resource)?;
+        }
+        Ok(Response::new(self.watchers().list(&request)?))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, future,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     task::{Context, Poll, Waker},
 };
 
@@ -20,6 +20,15 @@ pub struct Cursor<F: Frame> {
     stats: Arc<BroadcasterStats>,
     queue_size: usize,
     version: ResourceVersion,
+    taken: u64,
+}
+
+/// Reads how far a cursor lags, from outside.
+#[derive(Debug, Clone)]
+pub struct CursorGauge<F: Frame> {
+    group: Weak<Group<F>>,
+    slot: usize,
+    id: u64,
 }
 
 /// What a cursor yields.
@@ -52,7 +61,7 @@ impl<F: Frame> Cursor<F> {
         version: ResourceVersion,
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
-        Self { group, slot, stats, queue_size, version }
+        Self { group, slot, stats, queue_size, version, taken: 0 }
     }
 
     /// The version of what was taken last, a safe point to resume from; at first, where the cursor joined.
@@ -65,6 +74,17 @@ impl<F: Frame> Cursor<F> {
         if self.version < version {
             self.version = version;
         }
+    }
+
+    /// How many events were taken.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// A view of this cursor that does not keep it alive.
+    pub fn gauge(&self) -> CursorGauge<F> {
+        let id = self.group.log.lock().slots[self.slot].id;
+        CursorGauge { group: Arc::downgrade(&self.group), slot: self.slot, id }
     }
 
     /// Ends the time in which every policy behaves as REPLAY: the initial events have been handed out. The policy acts
@@ -90,7 +110,9 @@ impl<F: Frame> Cursor<F> {
             let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.version);
             if let Some(taken) = taken {
                 if let Taken::Frames(_) = taken {
-                    self.stats.delivered.fetch_add(log.slots[self.slot].position - before, Ordering::Relaxed);
+                    let events = log.slots[self.slot].position - before;
+                    self.taken += events;
+                    self.stats.delivered.fetch_add(events, Ordering::Relaxed);
                 }
                 has_made_room = log.release(self.slot, self.queue_size);
                 Poll::Ready(taken)
@@ -116,6 +138,18 @@ impl<F: Frame> Cursor<F> {
     /// Nothing is lost when the future is dropped.
     pub async fn take(&mut self, max_size: usize) -> Taken<F> {
         future::poll_fn(|cx| self.poll_take(cx, max_size)).await
+    }
+}
+
+// === impl CursorGauge ===
+
+impl<F: Frame> CursorGauge<F> {
+    /// How many events the cursor is behind the newest of its selection; `None` when it is gone.
+    pub fn lag(&self) -> Option<u64> {
+        let group = self.group.upgrade()?;
+        let log = group.log.lock();
+        let slot = log.slots.get(self.slot).filter(|slot| slot.id == self.id)?;
+        Some(log.head - slot.position)
     }
 }
 

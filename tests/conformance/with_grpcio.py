@@ -171,6 +171,10 @@ def changes(client, manifests):
         "grpcio: with INITIAL_EVENTS_NONE a Watch begins with a BOOKMARK where it joins",
     )
 
+    answer = as_dict(client.call("ListWatchers", _service="informerd.v1.AdminService", resource="pods"))
+    policies = [each.get("policy") for each in answer.get("watchers", [])]
+    equal(policies, ["FULL_CHANNEL_POLICY_REPLAY"] * 2, "grpcio: ListWatchers has the two, of the default policy")
+
     # One pod of a file that has several objects; sed writes another file and renames it over the first.
     pod = next(name for name in manifests.keys("Pod") if pods[name]["metadata"]["labels"]["app"] == "checkout")
     path, before, address = manifests.files["Pod", pod], pods[pod], pods[pod]["status"]["podIP"]

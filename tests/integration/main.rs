@@ -8,6 +8,7 @@ mod command_line;
 mod contract;
 mod files;
 mod list;
+mod operators;
 mod refusals;
 mod resume;
 mod sandbox;

@@ -36,6 +36,7 @@ pub(crate) struct Options {
     pub(crate) bookmark_interval: Duration,
     pub(crate) max_watchers: usize,
     pub(crate) future_wait: Duration,
+    pub(crate) drain_period: Duration,
     pub(crate) history: Retention,
     /// Of the versions; none for decimals.
     pub(crate) lineage: Option<&'static str>,
@@ -48,6 +49,7 @@ impl Default for Options {
             bookmark_interval: Duration::from_secs(30),
             max_watchers: 100_000,
             future_wait: Duration::from_secs(90),
+            drain_period: Duration::from_secs(5),
             history: BroadcasterConfig::default().retention,
             lineage: None,
         }
@@ -100,6 +102,7 @@ impl Sandbox {
                 max_queue_length: 65_536,
                 bookmark_interval: options.bookmark_interval,
                 future_wait: options.future_wait,
+                drain_period: options.drain_period,
                 max_watchers: options.max_watchers,
                 request_bytes: 64 << 10,
             },
@@ -110,7 +113,9 @@ impl Sandbox {
         let address = format!("http://{}", listener.local_addr().unwrap());
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         tasks.spawn(async move {
-            Server::builder().add_service(Routes::new(service)).serve_with_incoming(incoming).await.unwrap();
+            let admin = pb::admin_service_server::AdminServiceServer::new(service.clone());
+            let server = Server::builder().add_service(admin).add_service(Routes::new(service));
+            server.serve_with_incoming(incoming).await.unwrap();
         });
         let lineage = options.lineage.map(Arc::from);
         Self { informer: handle, lifecycle, fifo, address, lineage, next: 1, tasks }

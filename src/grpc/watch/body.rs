@@ -22,10 +22,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame as BodyFrame};
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, Sleep},
-};
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Code, Status};
 
@@ -34,6 +31,7 @@ use super::super::{
     metrics::RpcObserver,
     scan::Scan,
     status::Refusal,
+    watchers::WatcherEntry,
 };
 use crate::{
     cache::{InformerHandle, JoinError, Joined, Snapshot, Start, SyncState},
@@ -60,12 +58,15 @@ pub(super) struct WatchBody {
     bookmark_due: Pin<Box<Sleep>>,
     ends_at: Option<Pin<Box<Sleep>>>,
     drained: Pin<Box<WaitForCancellationFutureOwned>>,
+    drain_period: Duration,
+    /// When this watch ends; known once the server drains.
+    drain_at: Option<Pin<Box<Sleep>>>,
     /// Encoded, and not yet handed to the connection.
     ready: Option<Bytes>,
     end: Option<Status>,
     is_over: bool,
     observer: RpcObserver,
-    _permit: OwnedSemaphorePermit,
+    watcher: WatcherEntry,
 }
 
 /// A call that has been checked and joined.
@@ -81,8 +82,9 @@ pub(super) struct Opened {
     /// With a bookmark, and OK.
     pub(super) ends_at: Option<Instant>,
     pub(super) draining: CancellationToken,
-    /// Held for as long as the watch lives.
-    pub(super) permit: OwnedSemaphorePermit,
+    /// Over which watches end when the server drains.
+    pub(super) drain_period: Duration,
+    pub(super) watcher: WatcherEntry,
     pub(super) observer: RpcObserver,
 }
 
@@ -154,12 +156,15 @@ impl WatchBody {
             bookmark_due: Box::pin(tokio::time::sleep(bookmark_interval)),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: Box::pin(opened.draining.cancelled_owned()),
+            drain_period: opened.drain_period,
+            drain_at: None,
             ready: None,
             end: None,
             is_over: false,
             observer: opened.observer,
-            _permit: opened.permit,
+            watcher: opened.watcher,
         };
+        body.watcher.reads(body.cursor.as_ref().map(Cursor::gauge));
         if is_bookmark_first {
             let bookmark = body.bookmark(pb::Bookmark::default());
             body.send(&[bookmark]);
@@ -213,7 +218,12 @@ impl WatchBody {
 
     /// Whether something from outside ends the stream now.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
-        if self.drained.as_mut().poll(cx).is_ready() {
+        if self.drain_at.is_none() && self.drained.as_mut().poll(cx).is_ready() {
+            self.drain_at = Some(Box::pin(tokio::time::sleep(self.watcher.drain_delay(self.drain_period))));
+        }
+        if let Some(drain_at) = &mut self.drain_at
+            && drain_at.as_mut().poll(cx).is_ready()
+        {
             self.end_with(&Refusal::Draining);
             return;
         }
@@ -242,7 +252,8 @@ impl WatchBody {
 
     fn poll_initial_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::InitialEvents(initial) = &mut self.stage else { return Poll::Ready(()) };
-        let (mut buffer, is_complete) = initial.next(&self.selection, self.format);
+        let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format);
+        self.watcher.sent(events, None);
         if is_complete {
             self.go_live();
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
@@ -257,6 +268,7 @@ impl WatchBody {
         let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut buffer, CHUNK_BYTES, SCAN_OBJECTS);
         let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
         self.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
+        self.watcher.sent(told, Some(&version));
         match (is_done, has_cursor) {
             (true, true) => self.go_live(),
             (true, false) => self.join_after(version),
@@ -273,6 +285,7 @@ impl WatchBody {
         match ready!(joining.as_mut().poll(cx)) {
             Ok(Joined { backlog, cursor, .. }) => {
                 self.stage = Stage::Replay(Replay::new(backlog.batches, version.clone()));
+                self.watcher.reads(cursor.as_ref().map(Cursor::gauge));
                 self.cursor = cursor;
             }
             Err(error) => {
@@ -287,9 +300,14 @@ impl WatchBody {
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         // Read before seeing the cursor at the head: it may be ahead of the head by then, never of what was published.
         let distributed = self.informer.distributed();
+        let taken = cursor.taken();
         match cursor.poll_take(cx, CHUNK_BYTES) {
-            Poll::Ready(Taken::Frames(frames)) => self.ready = Some(join(&frames)),
+            Poll::Ready(Taken::Frames(frames)) => {
+                self.watcher.sent(cursor.taken() - taken, Some(cursor.version()));
+                self.ready = Some(join(&frames));
+            }
             Poll::Ready(Taken::Dropped { count, after }) => {
+                self.watcher.dropped(count);
                 let dropped = frame::dropped(cursor.version(), count, &after);
                 self.send(&[dropped]);
             }
@@ -337,6 +355,7 @@ impl WatchBody {
             initial_events: true,
         };
         self.cursor = None;
+        self.watcher.reads(None);
         let (informer, start) = (self.informer.clone(), Start::Again { after: version.clone(), epoch: self.epoch });
         self.stage = Stage::Joining(version, Box::pin(async move { informer.join(start, subscribe).await }));
     }
@@ -390,13 +409,13 @@ impl fmt::Debug for WatchBody {
 // === impl InitialEvents ===
 
 impl InitialEvents {
-    /// The next initial events, encoded, and whether they were the last.
-    fn next(&mut self, selection: &Selection, format: PayloadFormat) -> (BytesMut, bool) {
-        let mut buffer = BytesMut::new();
+    /// The next initial events, encoded, how many they are, and whether they were the last.
+    fn next(&mut self, selection: &Selection, format: PayloadFormat) -> (BytesMut, u64, bool) {
+        let (mut buffer, mut events) = (BytesMut::new(), 0);
         let after = self.looked_at.take();
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
         for _ in 0..SCAN_OBJECTS {
-            let Some(object) = objects.next() else { return (buffer, true) };
+            let Some(object) = objects.next() else { return (buffer, events, true) };
             if selection.matches(object) {
                 let response = pb::WatchResponse {
                     r#type: proto::event_type(EventType::Added).into(),
@@ -405,13 +424,14 @@ impl InitialEvents {
                     ..Default::default()
                 };
                 frame::append(&mut buffer, &response);
+                events += 1;
             }
             self.looked_at = Some(object.key().clone());
             if buffer.len() >= CHUNK_BYTES {
                 break;
             }
         }
-        (buffer, false)
+        (buffer, events, false)
     }
 }
 

@@ -7,7 +7,10 @@ use http::Request;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use prost::Message;
 use tokio::time::Instant;
-use tonic::body::Body;
+use tonic::{
+    body::Body,
+    transport::server::{TcpConnectInfo, UdsConnectInfo},
+};
 
 use super::{
     super::{
@@ -16,6 +19,7 @@ use super::{
         query::{self, Parts},
         service::{ServedResource, wait_of},
         status::Refusal,
+        watchers::WatcherInfo,
     },
     body::{Begin, Opened, WatchBody},
 };
@@ -36,6 +40,7 @@ pub(super) async fn open(
     observer: RpcObserver,
 ) -> Result<WatchBody, Refusal> {
     let metadata = tonic::metadata::MetadataMap::from_headers(request.headers().clone());
+    let peer = peer(&request);
     let request = decode(request.into_body(), service.config().request_bytes).await?;
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
@@ -58,12 +63,11 @@ pub(super) async fn open(
     let timeout = duration("timeout", request.timeout)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
-    let limit = service.config().max_watchers;
-    let permit = Arc::clone(service.watchers()).try_acquire_owned();
-    let permit = permit.map_err(|_| Refusal::TooManyWatchers { limit })?;
+    let selection = Arc::new(selection);
+    let info = WatcherInfo { resource: resource.name.clone(), peer, selection: Arc::clone(&selection), queue };
+    let watcher = service.watchers().enter(info)?;
 
     service.snapshot(resource, min_version.as_ref(), wait_of(&metadata)).await?;
-    let selection = Arc::new(selection);
     let joined = join(service, resource, from, || Subscribe {
         selection: Arc::clone(&selection),
         format,
@@ -83,9 +87,21 @@ pub(super) async fn open(
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         draining: service.draining().clone(),
-        permit,
+        drain_period: service.config().drain_period,
+        watcher,
         observer,
     }))
+}
+
+/// Where the client is, as far as the transport knows.
+fn peer(request: &Request<Body>) -> String {
+    let extensions = request.extensions();
+    let tcp = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+    match tcp {
+        Some(address) => address.to_string(),
+        None if extensions.get::<UdsConnectInfo>().is_some() => "unix".to_owned(),
+        None => String::new(),
+    }
 }
 
 /// Joins; after a version of the future once it has been reached (invariant 13: replicas are never equally far).

@@ -1,0 +1,201 @@
+//! Who is watching: the open watches of the server, for operators, and their bound.
+//!
+//! Each watch is written by its own body; read by `ListWatchers`. How far a watch lags is read from its cursor when somebody asks:
+//! a client that has stopped is not polled, and could not say so itself.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::Mutex;
+
+use super::{frame::WireFrame, status::Refusal};
+use crate::{
+    model::{ResourceVersion, Selection},
+    proto::{self, pb},
+    watch::{CursorGauge, QueueOptions},
+};
+
+/// The open watches.
+#[derive(Debug)]
+pub(super) struct Watchers {
+    limit: usize,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    last_id: u64,
+    watchers: BTreeMap<u64, Arc<Watcher>>,
+}
+
+/// One open watch; it is not open any more when this is dropped.
+#[derive(Debug)]
+pub(super) struct WatcherEntry {
+    id: u64,
+    watcher: Arc<Watcher>,
+    watchers: Arc<Watchers>,
+}
+
+/// What is known of a watch from its beginning.
+#[derive(Debug)]
+pub(super) struct WatcherInfo {
+    pub(super) resource: String,
+    pub(super) peer: String,
+    pub(super) selection: Arc<Selection>,
+    pub(super) queue: QueueOptions,
+}
+
+#[derive(Debug)]
+struct Watcher {
+    info: WatcherInfo,
+    since: SystemTime,
+    sent: AtomicU64,
+    dropped: AtomicU64,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    at: SystemTime,
+    version: Option<ResourceVersion>,
+    /// Of the cursor; a parked watch has none.
+    gauge: Option<CursorGauge<WireFrame>>,
+}
+
+/// Draining ends a thousand watches a second, if its period allows.
+const DRAIN_STEP: Duration = Duration::from_millis(1);
+/// The part of the drain's period over which watches end; the rest is for what they still have to send.
+const DRAIN_SHARE: f64 = 0.8;
+/// Into so many places the spread is divided.
+const DRAIN_PLACES: u64 = 10_007;
+
+/// Watches in one answer, at most and by default.
+const MAX_WATCHERS: usize = 10_000;
+
+// === impl Watchers ===
+
+impl Watchers {
+    /// None yet, and at most `limit`.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, open: Mutex::default() }
+    }
+
+    /// Opens one.
+    pub(super) fn enter(self: &Arc<Self>, info: WatcherInfo) -> Result<WatcherEntry, Refusal> {
+        let now = SystemTime::now();
+        let progress = Mutex::new(Progress { at: now, version: None, gauge: None });
+        let (sent, dropped) = (AtomicU64::new(0), AtomicU64::new(0));
+        let watcher = Arc::new(Watcher { info, since: now, sent, dropped, progress });
+        let mut open = self.open.lock();
+        if open.watchers.len() >= self.limit {
+            return Err(Refusal::TooManyWatchers { limit: self.limit });
+        }
+        open.last_id += 1;
+        let id = open.last_id;
+        open.watchers.insert(id, Arc::clone(&watcher));
+        Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self) })
+    }
+
+    /// Answers ListWatchers.
+    pub(super) fn list(&self, request: &pb::ListWatchersRequest) -> Result<pb::ListWatchersResponse, Refusal> {
+        let after: u64 = match request.page_token.as_str() {
+            "" => 0,
+            token => token.parse().map_err(|_| Refusal::Invalid {
+                reason: "PAGE_TOKEN_INVALID",
+                field: "page_token",
+                message: "not a token of this server; take next_page_token as it is".to_owned(),
+            })?,
+        };
+        let page_size = match request.page_size as usize {
+            0 => MAX_WATCHERS,
+            size => size.min(MAX_WATCHERS),
+        };
+        let is_asked_for = |watcher: &Watcher| request.resource.is_empty() || watcher.info.resource == request.resource;
+        let mut found: Vec<(u64, Arc<Watcher>)> = {
+            let open = self.open.lock();
+            let following = open.watchers.range((Bound::Excluded(after), Bound::Unbounded));
+            let chosen = following.filter(|(_, watcher)| is_asked_for(watcher));
+            chosen.take(page_size + 1).map(|(id, watcher)| (*id, Arc::clone(watcher))).collect()
+        };
+        let has_more = found.len() > page_size;
+        found.truncate(page_size);
+        let next_page_token = found.last().filter(|_| has_more).map(|(id, _)| id.to_string()).unwrap_or_default();
+        let watchers = found.iter().map(|(id, watcher)| watcher.to_proto(*id)).collect();
+        Ok(pb::ListWatchersResponse { watchers, next_page_token })
+    }
+}
+
+// === impl WatcherEntry ===
+
+impl WatcherEntry {
+    /// So many events were handed to the transport, up to this version.
+    pub(super) fn sent(&self, events: u64, version: Option<&ResourceVersion>) {
+        self.watcher.sent.fetch_add(events, Ordering::Relaxed);
+        let mut progress = self.watcher.progress.lock();
+        progress.at = SystemTime::now();
+        if let Some(version) = version {
+            progress.version = Some(version.clone());
+        }
+    }
+
+    /// When this watch ends after draining has begun, at most `period`: few watches end at once, and many are spread, so that
+    /// their clients do not come back together.
+    pub(super) fn drain_delay(&self, period: Duration) -> Duration {
+        let open = self.watchers.open.lock().watchers.len();
+        let spread = (DRAIN_STEP * u32::try_from(open).unwrap_or(u32::MAX)).min(period.mul_f64(DRAIN_SHARE));
+        // Neighbours in number come from one client, more often than not; a prime keeps them apart.
+        spread.mul_f64((self.id * 7919 % DRAIN_PLACES) as f64 / DRAIN_PLACES as f64)
+    }
+
+    /// So many events were lost under DROP.
+    pub(super) fn dropped(&self, events: u64) {
+        self.watcher.dropped.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// The watch reads this cursor from now on; with none, it is parked.
+    pub(super) fn reads(&self, gauge: Option<CursorGauge<WireFrame>>) {
+        self.watcher.progress.lock().gauge = gauge;
+    }
+}
+
+impl Drop for WatcherEntry {
+    fn drop(&mut self) {
+        self.watchers.open.lock().watchers.remove(&self.id);
+    }
+}
+
+// === impl Watcher ===
+
+impl Watcher {
+    fn to_proto(&self, id: u64) -> pb::Watcher {
+        let WatcherInfo { resource, peer, selection, queue } = &self.info;
+        let (at, version, gauge) = {
+            let progress = self.progress.lock();
+            (progress.at, progress.version.clone(), progress.gauge.clone())
+        };
+        let lag = gauge.as_ref().and_then(CursorGauge::lag);
+        pb::Watcher {
+            id,
+            resource: resource.clone(),
+            peer: peer.clone(),
+            identity: String::new(),
+            selection: selection.to_string(),
+            policy: proto::full_channel_policy_name(queue.policy).into(),
+            queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),
+            queued: lag.map_or(0, |lag| u32::try_from(lag).unwrap_or(u32::MAX)),
+            sent: self.sent.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+            resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
+            since: Some(proto::timestamp(self.since)),
+            last_progress: Some(proto::timestamp(at)),
+            parked: gauge.is_none(),
+        }
+    }
+}

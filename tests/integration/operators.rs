@@ -1,0 +1,109 @@
+//! For operators: who watches what, and how a server with many watches ends.
+
+use std::time::Duration;
+
+use informerd::proto::pb::{self, admin_service_client::AdminServiceClient};
+use tokio::time::Instant;
+use tonic::Code;
+
+use crate::sandbox::{DEADLINE, Options, Sandbox, end, next, pod, queue, reason, watch_from_now, watch_pods};
+
+async fn watchers(sandbox: &Sandbox, request: pb::ListWatchersRequest) -> pb::ListWatchersResponse {
+    let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
+    admin.list_watchers(request).await.unwrap().into_inner()
+}
+
+/// Waits until the watchers are so.
+async fn until(sandbox: &Sandbox, is_so: impl Fn(&[pb::Watcher]) -> bool) -> Vec<pb::Watcher> {
+    let waited = async {
+        loop {
+            let found = watchers(sandbox, pb::ListWatchersRequest::default()).await.watchers;
+            if is_so(&found) {
+                return found;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, waited).await.expect("it is so in time")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_lag() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    let mut all = sandbox.client().await.watch(watch_pods()).await.unwrap().into_inner();
+    for _ in 0..3 {
+        next(&mut all).await;
+    }
+    let request = pb::WatchRequest {
+        label_selector: "app=a".to_owned(),
+        queue: Some(queue(pb::FullChannelPolicy::Drop, 10)),
+        ..watch_from_now()
+    };
+    let mut stopped = sandbox.slow_client().await.watch(request).await.unwrap().into_inner();
+    next(&mut stopped).await;
+    for at in 0..2_000 {
+        sandbox.put("shop", "a", &format!(r#""n":{at},"filler":"{}""#, "x".repeat(4_000))).await;
+        next(&mut all).await;
+    }
+    let found = until(&sandbox, |found| found[0].sent == 2_002 && found[1].queued > 10).await;
+    let [all_of_it, web] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((all_of_it.id, all_of_it.resource.as_str(), all_of_it.queued), (1, "pods", 0));
+    assert_eq!((all_of_it.selection.as_str(), all_of_it.policy()), ("everything", pb::FullChannelPolicy::Replay));
+    assert_eq!(all_of_it.resource_version, "2001", "the last that was handed to the transport");
+    assert!(all_of_it.peer.starts_with("127.0.0.1:") && !all_of_it.parked);
+    assert_eq!((web.selection.as_str(), web.policy()), ("labels=app=a", pb::FullChannelPolicy::Drop));
+    assert_eq!(web.queue_length, 10);
+    assert!(web.last_progress.is_some() && web.since.is_some() && web.sent + u64::from(web.queued) == 2_000);
+
+    let page = watchers(&sandbox, pb::ListWatchersRequest { page_size: 1, ..Default::default() }).await;
+    assert_eq!(page.watchers[0].id, 1);
+    let request = pb::ListWatchersRequest { page_token: page.next_page_token, page_size: 1, ..Default::default() };
+    let page = watchers(&sandbox, request).await;
+    assert_eq!((page.watchers[0].id, page.next_page_token.as_str()), (2, ""));
+
+    drop(all);
+    until(&sandbox, |found| found.iter().map(|watcher| watcher.id).eq([2])).await;
+    let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
+    for (request, expected) in [
+        (pb::ListWatchersRequest { resource: "none".into(), ..Default::default() }, "RESOURCE_NOT_FOUND"),
+        (pb::ListWatchersRequest { page_token: "x".into(), ..Default::default() }, "PAGE_TOKEN_INVALID"),
+    ] {
+        assert_eq!(reason(&admin.list_watchers(request).await.unwrap_err()), expected);
+    }
+}
+
+/// A thousand watches a second: few end at once, and many are spread over the period.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_spreads_the_ends_of_many_watches() {
+    const WATCHES: usize = 300;
+    let options = Options { drain_period: Duration::from_secs(5), ..Options::default() };
+    let sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let mut watches = Vec::new();
+    for at in 0..WATCHES {
+        // HTTP/2's own bound of streams on one connection is near.
+        if at % 100 == 0 {
+            watches.push((sandbox.client().await, Vec::new()));
+        }
+        let (client, open) = watches.last_mut().unwrap();
+        let mut watch = client.watch(watch_from_now()).await.unwrap().into_inner();
+        next(&mut watch).await;
+        open.push(watch);
+    }
+    sandbox.lifecycle.draining.cancel();
+    let started = Instant::now();
+    let mut ends = tokio::task::JoinSet::new();
+    for watch in watches.into_iter().flat_map(|(_, open)| open) {
+        ends.spawn(async move {
+            let mut watch = watch;
+            let bookmark = next(&mut watch).await;
+            let at = started.elapsed();
+            assert!(bookmark.bookmark.unwrap().draining && bookmark.resource_version == "1");
+            let status = end(&mut watch).await;
+            assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+            at
+        });
+    }
+    let ends = tokio::time::timeout(DEADLINE, ends.join_all()).await.expect("all of them end");
+    assert_eq!(ends.len(), WATCHES);
+    let first_half = ends.iter().filter(|at| **at < Duration::from_millis(WATCHES as u64 / 2)).count();
+    assert!(first_half < WATCHES * 9 / 10, "not all at once: {first_half}");
+}
