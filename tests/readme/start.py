@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 BUILD_SECONDS = 1800
@@ -70,8 +71,11 @@ def blocks(readme):
 
 
 def is_ready():
-    answer = subprocess.run(["curl", "-fsS", "http://127.0.0.1:9464/readyz"], capture_output=True, check=False)
-    return answer.returncode == 0
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:9464/readyz", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
 
 
 def main():
