@@ -189,7 +189,12 @@ impl Default for WatchConfig {
         let broadcaster = BroadcasterConfig::default();
         Self {
             full_channel_policy: FullChannelPolicy::Replay,
-            allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+            allowed_policies: vec![
+                FullChannelPolicy::Drop,
+                FullChannelPolicy::Block,
+                FullChannelPolicy::Replay,
+                FullChannelPolicy::Coalesce,
+            ],
             queue_length: 1024,
             max_queue_length: 65_536,
             queue_bytes: broadcaster.queue_size,

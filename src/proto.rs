@@ -119,7 +119,8 @@ pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, i32
         Ok(pb::FullChannelPolicy::Drop) => Ok(Some(FullChannelPolicy::Drop)),
         Ok(pb::FullChannelPolicy::Block) => Ok(Some(FullChannelPolicy::Block)),
         Ok(pb::FullChannelPolicy::Replay) => Ok(Some(FullChannelPolicy::Replay)),
-        Ok(pb::FullChannelPolicy::Coalesce) | Err(_) => Err(policy),
+        Ok(pb::FullChannelPolicy::Coalesce) => Ok(Some(FullChannelPolicy::Coalesce)),
+        Err(_) => Err(policy),
     }
 }
 
@@ -129,6 +130,7 @@ pub fn full_channel_policy_name(policy: FullChannelPolicy) -> pb::FullChannelPol
         FullChannelPolicy::Drop => pb::FullChannelPolicy::Drop,
         FullChannelPolicy::Block => pb::FullChannelPolicy::Block,
         FullChannelPolicy::Replay => pb::FullChannelPolicy::Replay,
+        FullChannelPolicy::Coalesce => pb::FullChannelPolicy::Coalesce,
     }
 }
 
@@ -164,7 +166,8 @@ mod tests {
         assert_eq!(PayloadFormat::from_proto(0), Some(PayloadFormat::Struct));
         assert_eq!(PayloadFormat::from_proto(9), None);
         assert_eq!(full_channel_policy(0), Ok(None));
-        assert_eq!(full_channel_policy(4), Err(4));
+        assert_eq!(full_channel_policy(4), Ok(Some(FullChannelPolicy::Coalesce)));
+        assert_eq!(full_channel_policy(5), Err(5));
         assert_eq!(full_channel_policy(-1), Err(-1));
     }
 }

@@ -21,6 +21,7 @@
 
 mod broadcaster;
 mod budget;
+mod coalesce;
 mod cursor;
 mod encoding;
 mod frame;

@@ -18,7 +18,7 @@ const KEYS: [Key; 27] = [
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
     key("watch.full_channel_policy", "replay", "when a client's queue is full, unless it asks otherwise"),
-    key("watch.allowed_policies", "[drop, block, replay]", "what a client may ask for"),
+    key("watch.allowed_policies", "[drop, block, replay, coalesce]", "what a client may ask for"),
     key("watch.queue_length", "1024", "events that make a client's queue full, unless it asks otherwise"),
     key("watch.max_queue_length", "65536", "the most that a client may ask for"),
     key("watch.queue_bytes", "16MiB", "encoded bytes that make a client's queue full, whatever its length"),

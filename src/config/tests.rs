@@ -62,7 +62,12 @@ fn defaults() {
         insecure: false,
         watch: WatchConfig {
             full_channel_policy: FullChannelPolicy::Replay,
-            allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+            allowed_policies: vec![
+                FullChannelPolicy::Drop,
+                FullChannelPolicy::Block,
+                FullChannelPolicy::Replay,
+                FullChannelPolicy::Coalesce,
+            ],
             queue_length: 1024,
             max_queue_length: 65_536,
             queue_bytes: 16 << 20,
@@ -277,7 +282,7 @@ fn every_problem_is_told_at_once() {
     let yaml = "
 listen: here
 admin: 5
-watch: { queue_length: many, queue_lenght: 5, allowed_policies: [coalesce] }
+watch: { queue_length: many, queue_lenght: 5, allowed_policies: [merge] }
 history: { age: 0s }
 resources:
   Pods: { source: { files: { path: a, kind: 5 } } }

@@ -48,8 +48,12 @@ const MAX_KIND_BYTES: usize = 63;
 /// How much of a user's text an error repeats.
 const MAX_QUOTE_CHARS: usize = 60;
 
-const POLICIES: [(&str, FullChannelPolicy); 3] =
-    [("drop", FullChannelPolicy::Drop), ("block", FullChannelPolicy::Block), ("replay", FullChannelPolicy::Replay)];
+const POLICIES: [(&str, FullChannelPolicy); 4] = [
+    ("drop", FullChannelPolicy::Drop),
+    ("block", FullChannelPolicy::Block),
+    ("replay", FullChannelPolicy::Replay),
+    ("coalesce", FullChannelPolicy::Coalesce),
+];
 
 // === impl ValueError ===
 
@@ -189,20 +193,17 @@ pub(super) fn parse_admin_listen(text: &str) -> Result<Option<SocketAddr>, Value
 }
 
 pub(super) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
-    let name = text(value).map_err(|_| ValueError::expected("drop, block or replay", found(value)))?;
+    let name = text(value).map_err(|_| ValueError::expected("drop, block, replay or coalesce", found(value)))?;
     if let Some((_, policy)) = POLICIES.iter().find(|(known, _)| *known == name) {
         return Ok(*policy);
     }
-    if name == "coalesce" {
-        return Err(ValueError::new("`coalesce` is not served by this version; choose drop, block or replay"));
-    }
-    Err(ValueError::expected("drop, block or replay", found(value)))
+    Err(ValueError::expected("drop, block, replay or coalesce", found(value)))
 }
 
 /// Each once, in the order of the text; at least one.
 pub(super) fn policies(value: &Value) -> Result<Vec<FullChannelPolicy>, ValueError> {
     let Some(list) = value.as_array().filter(|list| !list.is_empty()) else {
-        let what = "a list with at least one of drop, block and replay";
+        let what = "a list with at least one of drop, block, replay and coalesce";
         return Err(ValueError::expected(what, if value.is_array() { "none".to_owned() } else { found(value) }));
     };
     let mut policies = Vec::new();
@@ -220,6 +221,7 @@ pub(super) fn policy_name(policy: FullChannelPolicy) -> &'static str {
         FullChannelPolicy::Drop => "drop",
         FullChannelPolicy::Block => "block",
         FullChannelPolicy::Replay => "replay",
+        FullChannelPolicy::Coalesce => "coalesce",
     }
 }
 

@@ -28,6 +28,7 @@ impl Frame for WireFrame {
             resource_version: notice.version.to_string(),
             object: Some(proto::object(notice.object, notice.object_version, format)),
             cause: proto::cause(notice.cause).into(),
+            coalesced: notice.coalesced,
             ..Default::default()
         };
         append(arena, &response);
@@ -106,6 +107,7 @@ mod tests {
                 object: &object,
                 object_version: &deleted_at,
                 version: &batch,
+                coalesced: 0,
             };
             WireFrame::encode(&mut arena, PayloadFormat::Raw, &notice);
         }

@@ -160,17 +160,17 @@ impl<F: Frame> Broadcaster<F> {
         self.version = last.borrow().after.clone();
         self.remove_vacant();
         let mut encoding = Encoding::new(batches);
-        let changes = encoding.changes().len();
-        if changes == 0 || self.groups.is_empty() {
+        let events = encoding.changes().len();
+        if events == 0 || self.groups.is_empty() {
             return;
         }
         let shares = self.shares(&mut encoding);
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
-        let (arenas, size) = encoding.freeze();
+        let (arenas, size, changes) = encoding.freeze();
         self.wake += 1;
         let now = Instant::now();
-        self.retained.push_back(RetainedWake { wake: self.wake, events: changes, size, at: now });
-        self.retained_events += changes;
+        self.retained.push_back(RetainedWake { wake: self.wake, events, size, at: now });
+        self.retained_events += events;
         self.retained_size += size;
         self.forget_old(now);
 
@@ -179,6 +179,11 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             {
                 let mut log = group.log.lock();
+                if log.is_coalescing() {
+                    for Share { at, transition, .. } in &share {
+                        log.merge(changes[*at].1, *transition);
+                    }
+                }
                 push_runs(&mut log, self.wake, &arenas[&group.format], share);
                 log.trim_below(floor);
                 log.trim_read();

@@ -9,6 +9,7 @@ use std::{
 use super::{
     End, Frame, FullChannelPolicy,
     broadcaster::BroadcasterStats,
+    coalesce::Telling,
     group::{Group, Log, Phase, Slot},
 };
 use crate::model::ResourceVersion;
@@ -21,6 +22,8 @@ pub struct Cursor<F: Frame> {
     queue_size: usize,
     version: ResourceVersion,
     taken: u64,
+    /// Under COALESCE: the generation that is being told.
+    telling: Option<Telling>,
 }
 
 /// Reads how far a cursor lags, from outside.
@@ -61,7 +64,7 @@ impl<F: Frame> Cursor<F> {
         version: ResourceVersion,
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
-        Self { group, slot, stats, queue_size, version, taken: 0 }
+        Self { group, slot, stats, queue_size, version, taken: 0, telling: None }
     }
 
     /// The version of what was taken last, a safe point to resume from; at first, where the cursor joined.
@@ -104,8 +107,23 @@ impl<F: Frame> Cursor<F> {
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
         let mut displaced: Option<Waker> = None;
         let mut has_made_room = false;
-        let polled = {
+        let polled = loop {
+            if let Some(told) = self.tell(max_size) {
+                return Poll::Ready(told);
+            }
             let mut log = self.group.log.lock();
+            match coalesced(&mut log, self.slot, &mut self.version) {
+                Some(Coalesced::Frames(frames, events)) => {
+                    self.taken += events;
+                    self.stats.delivered.fetch_add(events, Ordering::Relaxed);
+                    return Poll::Ready(Taken::Frames(frames));
+                }
+                Some(Coalesced::Generation(telling)) => {
+                    self.telling = Some(telling);
+                    continue;
+                }
+                None => {}
+            }
             let before = log.slots[self.slot].position;
             let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.version);
             if let Some(taken) = taken {
@@ -115,11 +133,10 @@ impl<F: Frame> Cursor<F> {
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
                 }
                 has_made_room = log.release(self.slot, self.queue_size);
-                Poll::Ready(taken)
-            } else {
-                displaced = log.park(self.slot, cx.waker());
-                Poll::Pending
+                break Poll::Ready(taken);
             }
+            displaced = log.park(self.slot, cx.waker());
+            break Poll::Pending;
         };
         drop(displaced);
         if has_made_room {
@@ -129,6 +146,25 @@ impl<F: Frame> Cursor<F> {
             self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
         }
         polled
+    }
+
+    /// The next part of the generation that is being told, encoded outside of any lock.
+    fn tell(&mut self, max_size: usize) -> Option<Taken<F>> {
+        let telling = self.telling.as_mut()?;
+        if telling.is_done() {
+            // Reached also when everything in it has vanished.
+            self.version = telling.after().clone();
+            self.telling = None;
+            return None;
+        }
+        let (frame, events) = telling.encode::<F>(self.group.format, max_size);
+        if telling.is_done() {
+            self.version = telling.after().clone();
+            self.telling = None;
+        }
+        self.taken += events;
+        self.stats.delivered.fetch_add(events, Ordering::Relaxed);
+        Some(Taken::Frames(vec![frame]))
     }
 
     /// Waits for the next of what [`Cursor::poll_take`] yields.
@@ -179,6 +215,29 @@ impl<F: Frame> fmt::Debug for Cursor<F> {
     }
 }
 
+/// What a slot has that lags under COALESCE.
+enum Coalesced<F> {
+    Frames(Vec<F>, u64),
+    Generation(Telling),
+}
+
+/// What a slot that lags under COALESCE gets next: what its queue held, then generation after generation. `None` when nothing has
+/// happened meanwhile: then it follows the log again.
+fn coalesced<F: Frame>(log: &mut Log<F>, index: usize, version: &mut ResourceVersion) -> Option<Coalesced<F>> {
+    let head_version = log.head_version.clone();
+    let coalescing = log.slots[index].coalescing.as_mut()?;
+    if let Some((frames, events, reached)) = coalescing.sending.pop_front() {
+        *version = reached;
+        return Some(Coalesced::Frames(frames, events));
+    }
+    let filling = std::mem::take(&mut coalescing.filling);
+    if filling.len() == 0 {
+        log.end_coalescing(index);
+        return None;
+    }
+    Some(Coalesced::Generation(filling.tell(version.clone(), head_version)))
+}
+
 /// Decides what a slot gets next; `None` when there is nothing yet.
 fn take<F: Frame>(
     log: &mut Log<F>,
@@ -223,7 +282,7 @@ fn take<F: Frame>(
 
 /// Where a full queue ends: as many events as its length, and no more than its size, but at least one.
 fn frozen_end<F: Frame>(log: &Log<F>, index: usize, queue_size: usize) -> u64 {
-    let slot: &Slot = &log.slots[index];
+    let slot: &Slot<F> = &log.slots[index];
     let by_length = slot.position + slot.queue.length.max(1) as u64;
     let by_size = log.position_at_size(slot.position_size + queue_size as u64);
     by_length.min(by_size).max(slot.position + 1).min(log.head)

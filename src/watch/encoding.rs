@@ -17,6 +17,9 @@ pub(super) struct Share {
     pub(super) span: Span,
     /// Safe to resume from once the event has been seen.
     pub(super) version: ResourceVersion,
+    /// The change, by its place in the wake, and what it is to the group.
+    pub(super) at: usize,
+    pub(super) transition: Transition,
 }
 
 /// An event's place: arena, start, end.
@@ -89,7 +92,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)
             });
-            share.push(Share { span: *span, version: version.clone() });
+            share.push(Share { span: *span, version: version.clone(), at, transition });
         }
         share
     }
@@ -99,8 +102,8 @@ impl<'a, F: Frame> Encoding<'a, F> {
         self.encoded
     }
 
-    /// The arenas, and the size of all of them.
-    pub(super) fn freeze(self) -> (Arenas<F>, usize) {
+    /// The arenas, the size of all of them, and the changes.
+    pub(super) fn freeze(self) -> (Arenas<F>, usize, Vec<(&'a Batch, &'a Change)>) {
         let mut size = 0;
         let frozen = self.formats.into_iter().map(|(format, mut arenas)| {
             size += arenas.size + F::size(&arenas.open);
@@ -108,7 +111,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             (format, arenas.full)
         });
         let frozen = frozen.collect();
-        (frozen, size)
+        (frozen, size, self.changes)
     }
 }
 

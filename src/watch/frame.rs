@@ -39,6 +39,8 @@ pub struct Notice<'a> {
     pub object_version: &'a ResourceVersion,
     /// Safe to resume from once this event has been seen.
     pub version: &'a ResourceVersion,
+    /// Under COALESCE: how many further events this one stands for.
+    pub coalesced: u32,
 }
 
 /// One event, as a user of the library gets it.
@@ -54,6 +56,8 @@ pub struct Delivery {
     pub object_version: ResourceVersion,
     /// Safe to resume from once this event has been seen.
     pub version: ResourceVersion,
+    /// Under COALESCE: how many further events this one stands for.
+    pub coalesced: u32,
 }
 
 /// Events by reference: the [`Frame`] of the library. Its unit of size is the event.
@@ -77,7 +81,7 @@ impl<'a> Notice<'a> {
                 (new, new.version())
             }
         };
-        Some(Self { event_type, cause, object, object_version, version })
+        Some(Self { event_type, cause, object, object_version, version, coalesced: 0 })
     }
 }
 
@@ -101,6 +105,7 @@ impl Frame for Deliveries {
             object: Arc::clone(notice.object),
             object_version: notice.object_version.clone(),
             version: notice.version.clone(),
+            coalesced: notice.coalesced,
         });
     }
 

@@ -12,8 +12,10 @@ use parking_lot::Mutex;
 use slab::Slab;
 use tokio::time::Instant;
 
-use super::{Frame, FullChannelPolicy, QueueOptions, budget::TimeBudget, policy::End, room::Room};
-use crate::model::{ResourceVersion, Selection};
+use super::{
+    Frame, FullChannelPolicy, QueueOptions, budget::TimeBudget, coalesce::Generation, policy::End, room::Room,
+};
+use crate::model::{Change, ResourceVersion, Selection, Transition};
 
 /// Watchers with the same selection and format.
 #[derive(Debug)]
@@ -38,17 +40,19 @@ pub(super) struct Log<F: Frame> {
     pub(super) head_version: ResourceVersion,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
-    pub(super) slots: Slab<Slot>,
+    pub(super) slots: Slab<Slot<F>>,
     parked: Vec<usize>,
     /// The log is trimmed when it has more runs than this; doubled each time that trimming frees little.
     trim_above: usize,
-    /// No slot that can block lies below this; a bound that only a scan makes exact.
-    block_low: Option<BlockLow>,
+    /// No slot that acts on being full lies below this; a bound that only a scan makes exact.
+    low: Option<Low>,
+    /// Slots that merge what is pushed.
+    coalescing: Vec<usize>,
 }
 
-/// Lower bounds over the slots that can block, which decide whether a scan for full ones is worth it.
+/// Lower bounds over the slots under BLOCK and COALESCE, which decide whether a scan for full ones is worth it.
 #[derive(Debug, Clone, Copy)]
-struct BlockLow {
+struct Low {
     position: u64,
     size: u64,
     length: u64,
@@ -77,7 +81,7 @@ pub(super) struct Mark {
 
 /// One reader.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Slot<F: Frame> {
     /// Unique within the Broadcaster: the slab reuses indexes.
     pub(super) id: u64,
     pub(super) position: u64,
@@ -90,8 +94,18 @@ pub(super) struct Slot {
     /// Under BLOCK: since when the writer waits for it.
     pub(super) blocked_since: Option<Instant>,
     pub(super) evicted: bool,
+    /// Under COALESCE, while it lags.
+    pub(super) coalescing: Option<Box<Coalescing<F>>>,
     pub(super) budget: TimeBudget,
     waker: Option<Waker>,
+}
+
+/// What a slot under COALESCE holds while it lags.
+#[derive(Debug)]
+pub(super) struct Coalescing<F> {
+    /// What its queue held when it became full: parts with the number of their events and the version that they lead to.
+    pub(super) sending: VecDeque<(Vec<F>, u64, ResourceVersion)>,
+    pub(super) filling: Generation,
 }
 
 /// Whether the policy acts on the slot yet.
@@ -105,6 +119,8 @@ pub(super) enum Phase {
 }
 
 const MIN_TRIM_RUNS: usize = 4;
+/// Into such parts a queue is divided when it is taken out of the log.
+const SENDING_SIZE: usize = 64 << 10;
 
 // === impl Group ===
 
@@ -125,7 +141,8 @@ impl<F: Frame> Group<F> {
             slots: Slab::new(),
             parked: Vec::new(),
             trim_above: MIN_TRIM_RUNS,
-            block_low: None,
+            low: None,
+            coalescing: Vec::new(),
         };
         Self { id, selection, format, log: Mutex::new(log), room }
     }
@@ -149,6 +166,7 @@ impl<F: Frame> Log<F> {
             frozen_at: None,
             blocked_since: None,
             evicted: false,
+            coalescing: None,
             budget,
             waker: None,
         };
@@ -175,7 +193,7 @@ impl<F: Frame> Log<F> {
         }
         // Slots that have been passed, or will read nothing more, keep nothing.
         let tail = self.tail();
-        let reads = |slot: &&Slot| slot.position >= tail && !slot.evicted;
+        let reads = |slot: &&Slot<F>| slot.position >= tail && !slot.evicted && slot.coalescing.is_none();
         let low = self.slots.iter().map(|(_, slot)| slot).filter(reads).map(|slot| slot.position).min();
         let low = low.unwrap_or(self.head);
         while self.runs.front().is_some_and(|run| run.end() <= low) {
@@ -261,8 +279,9 @@ impl<F: Frame> Log<F> {
     }
 
     /// Frees a slot. The waker is to be dropped once the lock is free.
-    pub(super) fn unsubscribe(&mut self, index: usize) -> Slot {
+    pub(super) fn unsubscribe(&mut self, index: usize) -> Slot<F> {
         let slot = self.slots.remove(index);
+        self.coalescing.retain(|coalescing| *coalescing != index);
         // Indexes of slots that have gone may stay in the list: waking takes the waker, so neither they nor a slot that
         // reuses the index are woken twice. They are only kept from piling up.
         if self.parked.len() > 2 * self.slots.len() + MIN_TRIM_RUNS {
@@ -276,33 +295,83 @@ impl<F: Frame> Log<F> {
     pub(super) fn go_live(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.phase = Phase::Live;
-        if slot.queue.policy == FullChannelPolicy::Block {
-            let low = BlockLow::of(slot);
-            self.block_low = Some(self.block_low.map_or(low, |other| low.min(other)));
+        if matches!(slot.queue.policy, FullChannelPolicy::Block | FullChannelPolicy::Coalesce) {
+            let low = Low::of(slot);
+            self.low = Some(self.low.map_or(low, |other| low.min(other)));
         }
     }
 
-    /// Marks the slots that have become full under BLOCK, and tells which.
+    /// Merges a change into the slots that lag under COALESCE.
+    pub(super) fn merge(&mut self, change: &Change, transition: Transition) {
+        for index in &self.coalescing {
+            if let Some(coalescing) = self.slots.get_mut(*index).and_then(|slot| slot.coalescing.as_mut()) {
+                coalescing.filling.merge(change, transition);
+            }
+        }
+    }
+
+    /// Whether any slot merges what is pushed.
+    pub(super) fn is_coalescing(&self) -> bool {
+        !self.coalescing.is_empty()
+    }
+
+    /// From now on changes merge for this slot: it takes what its queue holds out of the log.
+    fn begin_coalescing(&mut self, index: usize) {
+        let (mut position, mut version) = (self.slots[index].position, self.head_version.clone());
+        let mut sending = VecDeque::new();
+        while position < self.head {
+            let (frames, end, _) = self.read(position, self.head, SENDING_SIZE, &mut version);
+            sending.push_back((frames, end - position, version.clone()));
+            position = end;
+        }
+        let slot = &mut self.slots[index];
+        (slot.position, slot.position_size) = (self.head, self.head_size);
+        slot.coalescing = Some(Box::new(Coalescing { sending, filling: Generation::default() }));
+        self.coalescing.push(index);
+    }
+
+    /// The slot has taken everything that was merged, and follows the log again.
+    pub(super) fn end_coalescing(&mut self, index: usize) {
+        self.coalescing.retain(|coalescing| *coalescing != index);
+        let (head, head_size) = (self.head, self.head_size);
+        let slot = &mut self.slots[index];
+        slot.coalescing = None;
+        (slot.position, slot.position_size) = (head, head_size);
+        self.go_live(index);
+    }
+
+    /// Marks the slots that have become full under BLOCK, and tells which; those under COALESCE begin to merge.
     pub(super) fn find_full(&mut self, queue_size: usize, now: Instant, full: &mut Vec<usize>) {
-        let Some(low) = self.block_low else { return };
+        let Some(low) = self.low else { return };
         let may_be_full =
             self.head - low.position >= low.length.max(1) || self.head_size - low.size >= queue_size as u64;
         if !may_be_full {
             return;
         }
-        self.block_low = None;
+        self.low = None;
+        let mut coalesce = Vec::new();
+        let tail = self.tail();
         for (index, slot) in &mut self.slots {
-            if slot.evicted || slot.phase != Phase::Live || slot.queue.policy != FullChannelPolicy::Block {
+            let acts = matches!(slot.queue.policy, FullChannelPolicy::Block | FullChannelPolicy::Coalesce);
+            if slot.evicted || slot.phase != Phase::Live || !acts || slot.coalescing.is_some() {
                 continue;
             }
-            let low = BlockLow::of(slot);
-            self.block_low = Some(self.block_low.map_or(low, |other| low.min(other)));
+            let low = Low::of(slot);
+            self.low = Some(self.low.map_or(low, |other| low.min(other)));
             let is_full = self.head - slot.position >= low.length.max(1)
                 || self.head_size - slot.position_size >= queue_size as u64;
-            if is_full && slot.blocked_since.is_none() {
-                slot.blocked_since = Some(now);
-                full.push(index);
+            match slot.queue.policy {
+                // What is not retained any more cannot be taken over: such a slot is parked at its next poll.
+                FullChannelPolicy::Coalesce if is_full && slot.position >= tail => coalesce.push(index),
+                FullChannelPolicy::Block if is_full && slot.blocked_since.is_none() => {
+                    slot.blocked_since = Some(now);
+                    full.push(index);
+                }
+                _ => {}
             }
+        }
+        for index in coalesce {
+            self.begin_coalescing(index);
         }
     }
 
@@ -334,10 +403,10 @@ impl<F: Frame> Log<F> {
     }
 }
 
-// === impl BlockLow ===
+// === impl Low ===
 
-impl BlockLow {
-    fn of(slot: &Slot) -> Self {
+impl Low {
+    fn of<F: Frame>(slot: &Slot<F>) -> Self {
         Self { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 }
     }
 

@@ -14,6 +14,8 @@ pub enum FullChannelPolicy {
     /// Nobody waits and nothing is lost: the client keeps its position for as long as the events are retained. When they
     /// have gone it is parked ([`super::Taken::Parked`]): it holds a version, and goes on from a history.
     Replay,
+    /// Changes merge per key until the client takes them: it is told the latest states, and how many events each stands for.
+    Coalesce,
 }
 
 /// The queue of one client.

@@ -35,7 +35,6 @@ async fn every_bad_watch_is_refused_with_its_reason() {
         (pb::WatchRequest { format: 9, ..base() }, Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "there are STRUCT"),
         (pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Drop, 65_537)), ..base() }, Code::InvalidArgument, "QUEUE_LENGTH_INVALID", "65536"),
         (pb::WatchRequest { queue: Some(pb::QueueOptions { policy: 77, length: 0 }), ..base() }, Code::InvalidArgument, "POLICY_INVALID", "there are DROP"),
-        (pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Coalesce, 0)), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "COALESCE"),
         (pb::WatchRequest { expression: "true".into(), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "expression"),
         (pb::WatchRequest { index: Some(index("nodes", &["a"])), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "there are: app, namespace, node"),
         (pb::WatchRequest { index: Some(index("node", &[])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),

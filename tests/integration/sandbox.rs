@@ -98,7 +98,12 @@ impl Sandbox {
         let service = Service::new(
             [resource],
             ServiceConfig {
-                allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+                allowed_policies: vec![
+                    FullChannelPolicy::Drop,
+                    FullChannelPolicy::Block,
+                    FullChannelPolicy::Replay,
+                    FullChannelPolicy::Coalesce,
+                ],
                 max_queue_length: 65_536,
                 bookmark_interval: options.bookmark_interval,
                 future_wait: options.future_wait,

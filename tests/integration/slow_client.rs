@@ -1,6 +1,6 @@
 //! Clients that do not read, under each policy: what they cost the others, and what they are told.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use informerd::{
     proto::pb,
@@ -9,7 +9,7 @@ use informerd::{
 use tokio::time::Instant;
 use tonic::{Code, Streaming};
 
-use crate::sandbox::{DEADLINE, Options, Sandbox, end, next, pod, queue, reason, watch_from_now};
+use crate::sandbox::{DEADLINE, Options, Sandbox, end, fold, next, pod, queue, reason, watch_from_now};
 
 /// Each about 1 KiB, so that what lies in the buffers below the cursor is a small part of them.
 const EVENTS: u64 = 8_000;
@@ -186,4 +186,34 @@ async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nob
             assert_eq!(response.resource_version, (at + 2).to_string());
         }
     }
+}
+
+/// §5: each key's last state exactly once for each generation, deletions and recreations true to what the client held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_coalesce_a_client_that_does_not_read_is_told_the_latest_states() {
+    let few = Retention { events: 500, size: 1 << 30, age: Duration::from_secs(300) };
+    let broadcaster = BroadcasterConfig { retention: few, ..BroadcasterConfig::default() };
+    let options = Options { broadcaster, history: few, ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let mut slow = join(&sandbox, pb::FullChannelPolicy::Coalesce, true).await;
+    let last = publish(&mut sandbox).await;
+    sandbox.reached(&last).await;
+    assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
+
+    let (mut view, mut events, mut accounted, mut version) = (BTreeMap::new(), 0, 0, 1);
+    view.insert("a".to_owned(), pod("shop", "a", "").body().clone());
+    while version < EVENTS + 1 {
+        let response = next(&mut slow).await;
+        fold(&mut view, &response);
+        events += 1;
+        accounted += 1 + u64::from(response.coalesced);
+        let reached: u64 = response.resource_version.parse().unwrap();
+        assert!(reached >= version, "versions never go back");
+        version = reached;
+    }
+    assert_eq!(accounted, EVENTS, "every event is accounted for");
+    assert!(events < EVENTS / 2, "{events} of {EVENTS} were sent");
+    let snapshot = sandbox.informer.snapshot().unwrap();
+    let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.body().clone()));
+    assert_eq!(view, held.collect());
 }

@@ -151,21 +151,21 @@ fn policies_paths_and_addresses() {
             (json!("drop"), Ok(FullChannelPolicy::Drop)),
             (json!("block"), Ok(FullChannelPolicy::Block)),
             (json!("replay"), Ok(FullChannelPolicy::Replay)),
-            (json!("coalesce"), Err("`coalesce` is not served by this version; choose drop, block or replay")),
-            (json!("Drop"), Err("expected drop, block or replay, found the text \"Drop\"")),
-            (json!(1), Err("expected drop, block or replay, found the number 1")),
+            (json!("coalesce"), Ok(FullChannelPolicy::Coalesce)),
+            (json!("Drop"), Err("expected drop, block, replay or coalesce, found the text \"Drop\"")),
+            (json!(1), Err("expected drop, block, replay or coalesce, found the number 1")),
         ],
     );
     table(
         policies,
         [
             (json!(["replay", "drop", "replay"]), Ok(vec![FullChannelPolicy::Replay, FullChannelPolicy::Drop])),
-            (json!([]), Err("expected a list with at least one of drop, block and replay, found none")),
+            (json!([]), Err("expected a list with at least one of drop, block, replay and coalesce, found none")),
             (
                 json!("drop"),
-                Err("expected a list with at least one of drop, block and replay, found the text \"drop\""),
+                Err("expected a list with at least one of drop, block, replay and coalesce, found the text \"drop\""),
             ),
-            (json!(["x"]), Err("expected drop, block or replay, found the text \"x\"")),
+            (json!(["x"]), Err("expected drop, block, replay or coalesce, found the text \"x\"")),
         ],
     );
     table(

@@ -171,14 +171,13 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
     let config = service.config();
     let policy = match proto::full_channel_policy(asked.policy) {
         Ok(policy) => policy.unwrap_or(resource.queue.policy),
-        Err(policy) if policy == pb::FullChannelPolicy::Coalesce as i32 => {
-            return Err(Refusal::NotImplemented { what: "FULL_CHANNEL_POLICY_COALESCE" });
-        }
         Err(policy) => {
             return Err(Refusal::Invalid {
                 reason: "POLICY_INVALID",
                 field: "queue.policy",
-                message: format!("there is no policy {policy}; there are DROP (1), BLOCK (2), REPLAY (3)"),
+                message: format!(
+                    "there is no policy {policy}; there are DROP (1), BLOCK (2), REPLAY (3), COALESCE (4)"
+                ),
             });
         }
     };

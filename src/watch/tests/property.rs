@@ -211,6 +211,7 @@ impl Reader {
                 object: object.as_ref().unwrap(),
                 object_version: &change.version,
                 version,
+                coalesced: 0,
             };
             let line = text::line(Letter(self.client.format), &notice);
             lines.insert(line.clone());

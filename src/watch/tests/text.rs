@@ -12,7 +12,7 @@ pub(super) struct Text(Bytes);
 
 /// What a line says.
 pub(super) fn line(format: Letter, notice: &Notice<'_>) -> String {
-    let Notice { event_type, cause, object, object_version, version } = notice;
+    let Notice { event_type, cause, object, object_version, version, .. } = notice;
     let (name, app) = (object.key().name(), object.labels().get("app").unwrap_or_default());
     let body = String::from_utf8_lossy(object.body());
     let of = object.version();

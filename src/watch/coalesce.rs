@@ -1,0 +1,189 @@
+//! COALESCE: what a client that lags is told of each key at last.
+//!
+//! While such a client lags, changes merge per key into its filling [`Generation`]; when it has been handed what it was being
+//! sent, the filling generation becomes the next to be sent. What is told of a key is decided by what the client has and the
+//! latest state: none, then some is ADDED; same uid MODIFIED; other uid DELETED and ADDED; some, then none DELETED, with the
+//! state that the client has; none, then none nothing. Entering and leaving a selection are the same algebra.
+//!
+//! Written by the writer (merging, under the group's lock) until it is taken; then read by one cursor, without any lock.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use super::{Frame, Notice};
+use crate::model::{Cause, Change, EventType, Object, ObjectKey, ResourceVersion, Transition};
+
+/// Changes merged by key.
+#[derive(Debug, Default)]
+pub(super) struct Generation {
+    pending: HashMap<ObjectKey, Pending, foldhash::fast::RandomState>,
+    /// Counts the merged events, for the order of the keys.
+    merged: u64,
+}
+
+/// What became of one key.
+#[derive(Debug)]
+struct Pending {
+    /// What the client has.
+    had: Option<Arc<Object>>,
+    /// What there is now, in its selection.
+    now: Option<Arc<Object>>,
+    /// Of the last change.
+    version: ResourceVersion,
+    /// Of the last change.
+    cause: Cause,
+    events: u32,
+    /// The last change's place among all.
+    place: u64,
+}
+
+/// A generation that is being told.
+#[derive(Debug)]
+pub(super) struct Telling {
+    told: VecDeque<Told>,
+    /// What every event but the last carries.
+    before: ResourceVersion,
+    /// What the last one carries: the generation is complete.
+    after: ResourceVersion,
+}
+
+#[derive(Debug)]
+struct Told {
+    event_type: EventType,
+    cause: Cause,
+    object: Arc<Object>,
+    object_version: ResourceVersion,
+    coalesced: u32,
+}
+
+// === impl Generation ===
+
+impl Generation {
+    /// How many keys wait.
+    pub(super) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Adds what a change is to the client's selection.
+    pub(super) fn merge(&mut self, change: &Change, transition: Transition) {
+        let now = match transition.event_type {
+            EventType::Deleted => None,
+            EventType::Added | EventType::Modified => change.new.clone(),
+        };
+        self.merged += 1;
+        let place = self.merged;
+        let pending = self.pending.entry(change.object().key().clone()).or_insert_with(|| Pending {
+            had: change.old.clone().filter(|_| transition.event_type != EventType::Added),
+            now: None,
+            version: change.version.clone(),
+            cause: transition.cause,
+            events: 0,
+            place,
+        });
+        pending.now = now;
+        pending.version.clone_from(&change.version);
+        pending.cause = transition.cause;
+        pending.events = pending.events.saturating_add(1);
+        pending.place = place;
+    }
+
+    /// Everything that waits, by each key's last change. Events that vanished without a trace are counted with the last one.
+    pub(super) fn tell(self, before: ResourceVersion, after: ResourceVersion) -> Telling {
+        let mut pending: Vec<Pending> = self.pending.into_values().collect();
+        pending.sort_unstable_by_key(|pending| pending.place);
+        let (mut told, mut vanished) = (VecDeque::with_capacity(pending.len()), 0_u32);
+        for pending in pending {
+            vanished = vanished.saturating_add(pending.tell(&mut told));
+        }
+        if let Some(Told { coalesced, .. }) = told.back_mut() {
+            *coalesced = coalesced.saturating_add(vanished);
+        }
+        Telling { told, before, after }
+    }
+}
+
+// === impl Pending ===
+
+impl Pending {
+    /// Tells what the client has to know. Returns how many events left no trace.
+    fn tell(self, told: &mut VecDeque<Told>) -> u32 {
+        let Self { had, now, version, cause, events, .. } = self;
+        let count = told.len();
+        let is_same_uid = |a: &Object, b: &Object| a.uid() == b.uid() || a.uid().is_empty() || b.uid().is_empty();
+        let deleted = |object, cause, version| Told {
+            event_type: EventType::Deleted,
+            cause,
+            object,
+            object_version: version,
+            coalesced: 0,
+        };
+        let upserted = |event_type, object: Arc<Object>, cause| Told {
+            event_type,
+            cause,
+            object_version: object.version().clone(),
+            object,
+            coalesced: 0,
+        };
+        // A cause belongs to the type that it was given with.
+        let of_added = if cause == Cause::EnteredSelection { cause } else { Cause::Change };
+        let of_deleted = if matches!(cause, Cause::LeftSelection | Cause::Inferred) { cause } else { Cause::Change };
+        match (had, now) {
+            (None, None) => {}
+            (None, Some(now)) => told.push_back(upserted(EventType::Added, now, of_added)),
+            (Some(had), None) => told.push_back(deleted(had, of_deleted, version)),
+            // Left and entered again as it was, or changed back: nothing is new to the client.
+            (Some(had), Some(now)) if Arc::ptr_eq(&had, &now) => {}
+            (Some(had), Some(now)) if is_same_uid(&had, &now) => {
+                told.push_back(upserted(EventType::Modified, now, Cause::Change));
+            }
+            (Some(had), Some(now)) => {
+                told.push_back(deleted(had, Cause::Change, now.version().clone()));
+                told.push_back(upserted(EventType::Added, now, Cause::Change));
+            }
+        }
+        let told_now = u32::try_from(told.len() - count).unwrap_or(u32::MAX);
+        let further = events.saturating_sub(told_now);
+        match told.back_mut().filter(|_| told_now > 0) {
+            Some(last) => {
+                last.coalesced = further;
+                0
+            }
+            None => events,
+        }
+    }
+}
+
+// === impl Telling ===
+
+impl Telling {
+    /// Whether everything has been told.
+    pub(super) fn is_done(&self) -> bool {
+        self.told.is_empty()
+    }
+
+    /// What is reached when everything has been told.
+    pub(super) fn after(&self) -> &ResourceVersion {
+        &self.after
+    }
+
+    /// Encodes the next events, until there is `max_size` of them, but at least one. Returns how many they are.
+    pub(super) fn encode<F: Frame>(&mut self, format: F::Format, max_size: usize) -> (F, u64) {
+        let (mut arena, mut events) = (F::Arena::default(), 0);
+        while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
+            let version = if self.told.is_empty() { &self.after } else { &self.before };
+            let notice =
+                Notice { event_type, cause, object: &object, object_version: &object_version, version, coalesced };
+            F::encode(&mut arena, format, &notice);
+            events += 1;
+            if F::size(&arena) >= max_size {
+                break;
+            }
+        }
+        (F::freeze(arena), events)
+    }
+}
+
+#[cfg(test)]
+mod tests;
