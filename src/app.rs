@@ -37,7 +37,10 @@ use crate::{
     config::{Config, ListenAddr, ResourceConfig, SourceConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
-    source::files::{DirectoryError, FilesConfig, FilesSource},
+    source::{
+        files::{DirectoryError, FilesConfig, FilesSource},
+        stream::{self, StreamConfig, StreamError, StreamPath, StreamSource},
+    },
     telemetry::{self, ObservedResource},
 };
 
@@ -61,6 +64,14 @@ pub enum AppError {
         resource: String,
         /// What to do about it.
         error: DirectoryError,
+    },
+    /// A stream cannot be read.
+    #[error("resource {resource}: {error}")]
+    Stream {
+        /// The name of the resource.
+        resource: String,
+        /// What to do about it.
+        error: StreamError,
     },
     /// An address cannot be listened on.
     #[error("cannot listen on {address} for {what}: {error}; {hint}")]
@@ -106,7 +117,7 @@ impl App {
     ///
     /// # Errors
     ///
-    /// When a directory cannot be served or an address cannot be listened on.
+    /// When a source cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, AppError> {
         check_sources(&config)?;
         let grpc = GrpcListener::bind(&config.listen).await?;
@@ -299,19 +310,40 @@ async fn remove_stale_socket(path: &Path) {
 /// The first one that cannot.
 pub fn check_sources(config: &Config) -> Result<(), AppError> {
     for ResourceConfig { name, source, .. } in config.resources.values() {
-        let SourceConfig::Files { path, .. } = source;
-        FilesSource::check(path).map_err(|error| AppError::Directory { resource: name.clone(), error })?;
+        let resource = || name.clone();
+        match source {
+            SourceConfig::Files { path, .. } => {
+                FilesSource::check(path).map_err(|error| AppError::Directory { resource: resource(), error })?;
+            }
+            SourceConfig::Stream { path } => {
+                let checked = StreamSource::check(&stream_path(path.as_deref()));
+                checked.map_err(|error| AppError::Stream { resource: resource(), error })?;
+            }
+        }
     }
     Ok(())
 }
 
 /// Connects one resource: source, Reflector, queue, informer.
 fn spawn_resource(tasks: &mut JoinSet<Ended>, config: &Config, resource: &ResourceConfig) -> ObservedResource {
-    let SourceConfig::Files { path, kind } = &resource.source;
-    let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
-    let health = SourceHealth::new(files.rescan, config.stale_after);
-    let source = FilesSource::new(files, health.clone());
-    connect(tasks, config, resource, "files", source, health)
+    match &resource.source {
+        SourceConfig::Files { path, kind } => {
+            let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
+            let health = SourceHealth::new(files.rescan, config.stale_after);
+            let source = FilesSource::new(files, health.clone());
+            connect(tasks, config, resource, "files", source, health)
+        }
+        SourceConfig::Stream { path } => {
+            let stream = StreamConfig { path: stream_path(path.as_deref()), resource: resource.name.clone() };
+            let health = SourceHealth::new(stream::HEARTBEAT, config.stale_after);
+            let source = StreamSource::new(stream, health.clone());
+            connect(tasks, config, resource, "stream", source, health)
+        }
+    }
+}
+
+fn stream_path(path: Option<&Path>) -> StreamPath {
+    path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.to_owned()))
 }
 
 fn connect<S: ListerWatcher>(

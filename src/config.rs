@@ -138,6 +138,11 @@ pub enum SourceConfig {
         /// Only objects of this kind, such as `Pod`; with `None`, all of them.
         kind: Option<String>,
     },
+    /// Watch events as JSON.
+    Stream {
+        /// A file or a named pipe, relative as above; with `None`, standard input, which one resource at most has.
+        path: Option<PathBuf>,
+    },
 }
 
 // === impl Config ===

@@ -1,3 +1,7 @@
 //! The upstreams: each is a [`ListerWatcher`](crate::cache::ListerWatcher) of its own, and knows nothing of who reads it.
 
 pub mod files;
+pub mod stream;
+
+mod lineage;
+mod text;

@@ -18,6 +18,8 @@
 //!
 //! Deliberately not here: where the events come from (`cache`), and what a frame looks like on the wire (`grpc`): the
 //! engine is generic over the [`Frame`]. [`Deliveries`] is the frame for users of the library.
+//!
+//! Also here, and apart from all that: [`StreamWatcher`], a byte stream as an upstream watch.
 
 mod broadcaster;
 mod budget;
@@ -30,12 +32,14 @@ mod policy;
 mod replay;
 mod room;
 mod routes;
+mod stream_watcher;
 
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
 pub use cursor::{Cursor, CursorGauge, Taken};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
 pub use replay::Replay;
+pub use stream_watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent};
 
 #[cfg(test)]
 mod tests;

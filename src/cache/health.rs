@@ -48,6 +48,8 @@ struct Shared {
     /// What `seen_micros` counts from.
     base: Instant,
     synced: AtomicBool,
+    /// The source has said that its upstream is gone.
+    lost: AtomicBool,
     /// When the upstream was last seen; [`NEVER`] before it was. Read without the lock, by every watch that is idle.
     seen_micros: AtomicU64,
     record: Mutex<Record>,
@@ -65,13 +67,14 @@ const NEVER: u64 = u64::MAX;
 // === impl SourceHealth ===
 
 impl SourceHealth {
-    /// The health of a source that has not been heard of yet. `heartbeat` is how often it proves itself alive, and
-    /// `stale_after` how far past that it may be silent.
+    /// The health of a source that has not been heard of yet. `heartbeat` is how often it proves itself alive
+    /// ([`Duration::MAX`] if it may be silent for ever), and `stale_after` how far past that it may be silent.
     pub fn new(heartbeat: Duration, stale_after: Duration) -> Self {
         let shared = Shared {
             silence_bound: heartbeat.saturating_add(stale_after),
             base: Instant::now(),
             synced: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             seen_micros: AtomicU64::new(NEVER),
             record: Mutex::default(),
         };
@@ -80,10 +83,16 @@ impl SourceHealth {
 
     /// The upstream answered: a list, an event, a bookmark.
     pub fn alive(&self) {
+        self.shared.lost.store(false, Ordering::Relaxed);
         self.shared.seen_micros.store(self.shared.base.elapsed().as_micros() as u64, Ordering::Relaxed);
         let mut record = self.shared.record.lock();
         record.seen_at = Some(SystemTime::now());
         record.failure = None;
+    }
+
+    /// The upstream is gone for certain: STALE from now on, until it is alive.
+    pub fn lost(&self) {
+        self.shared.lost.store(true, Ordering::Relaxed);
     }
 
     /// A list or a watch failed. The state turns STALE by time, not by this.
@@ -105,7 +114,8 @@ impl SourceHealth {
     pub fn state(&self) -> SyncState {
         let seen_micros = self.shared.seen_micros.load(Ordering::Relaxed);
         let silence = || self.shared.base.elapsed().saturating_sub(Duration::from_micros(seen_micros));
-        let is_silent = seen_micros == NEVER || silence() > self.shared.silence_bound;
+        let is_lost = seen_micros == NEVER || self.shared.lost.load(Ordering::Relaxed);
+        let is_silent = is_lost || silence() > self.shared.silence_bound;
         match (self.shared.synced.load(Ordering::Relaxed), is_silent) {
             (false, _) => SyncState::Syncing,
             (true, false) => SyncState::Synced,
@@ -151,6 +161,19 @@ mod tests {
         health.alive();
         let report = health.report();
         assert_eq!((report.state, report.last_error), (SyncState::Synced, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_that_may_be_silent_is_stale_only_when_it_is_lost() {
+        let health = SourceHealth::new(Duration::MAX, STALE_AFTER);
+        health.alive();
+        health.synced();
+        tokio::time::advance(Duration::from_secs(1 << 30)).await;
+        assert_eq!(health.state(), SyncState::Synced);
+        health.lost();
+        assert_eq!(health.report().state, SyncState::Stale, "at once");
+        health.alive();
+        assert_eq!(health.state(), SyncState::Synced);
     }
 
     #[tokio::test(start_paused = true)]

@@ -62,12 +62,12 @@ impl Indexer {
     }
 
     /// Applies one live event. The store decides whether an object is added or modified; another uid under the same key is
-    /// a deletion and an addition; a repeated version and a deletion of what is not there change nothing.
+    /// a deletion and an addition; what is unchanged and a deletion of what is not there change nothing.
     pub fn apply(&mut self, event: Event) -> Batch {
         let after = event.version().clone();
         let changes = match event {
             Event::Added(new) | Event::Modified(new) => match self.state.objects.get(new.key()).cloned() {
-                Some(old) if is_same(&old, &new) => Vec::new(),
+                Some(old) if is_unchanged(&old, &new) => Vec::new(),
                 Some(old) if is_replaced(&old, &new) => {
                     let deletion = self.delete(&old, &after, Cause::Change);
                     deletion.into_iter().chain([self.upsert(None, new)]).collect()
@@ -157,9 +157,11 @@ fn is_same(old: &Object, new: &Object) -> bool {
     old.version() == new.version() && !is_replaced(old, new)
 }
 
-/// Unchanged at a relist: the same version; for sources without versions of their own, the same bytes.
+/// Unchanged, live and at a relist: the same version; for sources without versions of their own, the same bytes of the same
+/// type (which a list may imply). What is held keeps its version.
 fn is_unchanged(old: &Object, new: &Object) -> bool {
-    is_same(old, new) || (new.version().lineage().is_some() && old.body() == new.body())
+    let is_equal = || old.body() == new.body() && old.kind() == new.kind() && old.api_version() == new.api_version();
+    is_same(old, new) || (new.version().lineage().is_some() && !is_replaced(old, new) && is_equal())
 }
 
 /// Another object under the same key. A source that has no uids cannot show it.

@@ -43,17 +43,17 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
         None => writeln!(out, "ok: gRPC on {}", config.listen)?,
     }
     for resource in config.resources.values() {
-        let SourceConfig::Files { path, kind } = &resource.source;
-        let kind = kind.as_deref().map(|kind| format!(" of kind {kind}")).unwrap_or_default();
+        let source = match &resource.source {
+            SourceConfig::Files { path, kind } => {
+                let kind = kind.as_deref().map(|kind| format!(" of kind {kind}")).unwrap_or_default();
+                format!("files below {}{kind}", path.display())
+            }
+            SourceConfig::Stream { path: Some(path) } => format!("watch events of {}", path.display()),
+            SourceConfig::Stream { path: None } => "watch events of standard input".to_owned(),
+        };
         let indexes: Vec<&str> = resource.indexers.names().collect();
         let optional = if resource.optional { ", optional" } else { "" };
-        writeln!(
-            out,
-            "{}: files below {}{kind}, indexed by {}{optional}",
-            resource.name,
-            path.display(),
-            indexes.join(", ")
-        )?;
+        writeln!(out, "{}: {source}, indexed by {}{optional}", resource.name, indexes.join(", "))?;
     }
     out.flush()
 }

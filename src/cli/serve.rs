@@ -17,6 +17,10 @@ Examples:
   informerd serve --files pods=./manifests@Pod
   grpcurl -plaintext -d '{\"resource\":\"pods\"}' 127.0.0.1:50051 informerd.v1.InformerService/Watch
 
+  # what a recorded or piped watch adds up to
+  informerd serve --stream events=events.jsonl
+  kubectl get pods -A -w --output-watch-events -o json | informerd serve --stream pods=-
+
   # several resources with indexes
   informerd serve --config examples/shop.yaml
 

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 27] = [
+const KEYS: [Key; 28] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -39,6 +39,10 @@ const KEYS: [Key; 27] = [
         "a directory of .json, .yaml and .yml files; relative to the configuration file",
     ),
     no_default("resources.<name>.source.files.kind", "only objects of this kind; all of them if left out"),
+    no_default(
+        "resources.<name>.source.stream.path",
+        "a file or named pipe of JSON watch events, relative to the configuration file; or - for standard input",
+    ),
     no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
     no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),
     key("resources.<name>.optional", "false", "be ready without it"),
@@ -47,7 +51,7 @@ const KEYS: [Key; 27] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 14] = [
+const LATER: [&str; 13] = [
     "tls",
     "state_dir",
     "watch.batch_window",
@@ -57,7 +61,6 @@ const LATER: [&str; 14] = [
     "limits.memory",
     "resources.<name>.source.kube",
     "resources.<name>.source.etcd",
-    "resources.<name>.source.stream",
     "resources.<name>.source.informerd",
     "resources.<name>.indexes.<index>.expression",
     "resources.<name>.drop_fields",
@@ -90,7 +93,7 @@ pub(super) fn unread(path: &[String]) -> ConfigError {
     if LATER.iter().any(|later| is_at(later, path) && later.split('.').count() == path.len()) {
         let problem = match parents {
             [_, resource, source] if source == "source" => format!(
-                "source `{shown}` of resource `{}` is not supported by this version; use `files`",
+                "source `{shown}` of resource `{}` is not supported by this version; use `files` or `stream`",
                 segment(resource)
             ),
             _ => format!("`{shown}` is not supported by this version; remove it"),
@@ -200,7 +203,9 @@ mod tests {
             let key = pattern.replace("<name>", "pods").replace("<index>", "owner");
             let name = key.rsplit('.').next().unwrap();
             let expected = if key.contains(".source.") {
-                format!("{key}: source `{name}` of resource `pods` is not supported by this version; use `files`")
+                format!(
+                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `files` or `stream`"
+                )
             } else {
                 format!("{key}: `{name}` is not supported by this version; remove it")
             };

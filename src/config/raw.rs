@@ -45,6 +45,11 @@ pub struct ServeFlags {
     #[arg(long, value_name = "NAME=DIR[@KIND]")]
     pub files: Vec<String>,
 
+    /// Serve what the JSON watch events of FILE, or of standard input for `-`, add up to as resource NAME; for example
+    /// `kubectl get pods -A -w --output-watch-events -o json | informerd serve --stream pods=-`. Can be repeated
+    #[arg(long, value_name = "NAME=FILE|-")]
+    pub stream: Vec<String>,
+
     /// Write the log in this format
     #[arg(long, value_name = "FORMAT", env = "INFORMERD_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -143,6 +148,7 @@ pub(super) struct RawResource {
 #[serde(default)]
 pub(super) struct RawSource {
     pub(super) files: Option<Section<RawFiles>>,
+    pub(super) stream: Option<Section<RawStream>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -151,6 +157,13 @@ pub(super) struct RawSource {
 pub(super) struct RawFiles {
     pub(super) path: Option<Value>,
     pub(super) kind: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawStream {
+    pub(super) path: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -186,6 +199,7 @@ impl Default for ServeFlags {
             admin_listen: None,
             insecure: None,
             files: Vec::new(),
+            stream: Vec::new(),
             log_format: LogFormat::default(),
             log: DEFAULT_LOG.to_owned(),
         }

@@ -16,7 +16,10 @@ use super::{
     ResourceConfig, SourceConfig, WatchConfig,
     error::ConfigErrors,
     keys,
-    raw::{RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawWatch, Section, ServeFlags},
+    raw::{
+        RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawStream, RawWatch, Section,
+        ServeFlags,
+    },
     value,
 };
 use crate::{
@@ -178,7 +181,12 @@ fn resolve_resources(
     errors: &mut ConfigErrors,
 ) -> BTreeMap<String, ResourceConfig> {
     let raw = errors.section("resources", raw).unwrap_or_default();
-    if raw.is_empty() && flags.files.is_empty() && is_file_read && !errors.has_at("resources") {
+    if raw.is_empty()
+        && flags.files.is_empty()
+        && flags.stream.is_empty()
+        && is_file_read
+        && !errors.has_at("resources")
+    {
         let problem = "there is none to serve: name one with `--files pods=./manifests@Pod`, or under `resources` in the \
                        file that --config (or INFORMERD_CONFIG) names";
         errors.add("resources", problem);
@@ -193,26 +201,50 @@ fn resolve_resources(
         resources.extend(resource.map(|resource| (name.clone(), resource)));
         in_file.insert(name);
     }
-    for text in &flags.files {
-        let Some(flag) = errors.check("--files", value::parse_files_flag(text)) else {
-            continue;
-        };
+    for (flag, name, source) in flagged_sources(flags, errors) {
         let resource = ResourceConfig {
-            name: flag.name.to_owned(),
-            source: SourceConfig::Files { path: flag.path, kind: flag.kind },
+            name: name.clone(),
+            source,
             indexers: Arc::default(),
             optional: false,
             full_channel_policy: None,
             queue_length: None,
         };
-        if in_file.contains(flag.name) {
-            let problem = format!("the resource `{0}` is also in the file, as resources.{0}; keep one", flag.name);
-            errors.add("--files", problem);
-        } else if resources.insert(flag.name.to_owned(), resource).is_some() {
-            errors.add("--files", format!("the resource `{}` is given twice; keep one", flag.name));
+        if in_file.contains(&name) {
+            errors.add(flag, format!("the resource `{name}` is also in the file, as resources.{name}; keep one"));
+        } else if resources.insert(name.clone(), resource).is_some() {
+            errors.add(flag, format!("the resource `{name}` is given twice; keep one"));
         }
     }
+    check_stdin(&resources, errors);
     resources
+}
+
+/// The flag, the resource that it names, and its source.
+fn flagged_sources(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'static str, String, SourceConfig)> {
+    let mut sources = Vec::new();
+    for text in &flags.files {
+        if let Some(flag) = errors.check("--files", value::parse_files_flag(text)) {
+            let source = SourceConfig::Files { path: flag.path, kind: flag.kind };
+            sources.push(("--files", flag.name.to_owned(), source));
+        }
+    }
+    for text in &flags.stream {
+        if let Some(flag) = errors.check("--stream", value::parse_stream_flag(text)) {
+            sources.push(("--stream", flag.name.to_owned(), SourceConfig::Stream { path: flag.path }));
+        }
+    }
+    sources
+}
+
+/// There is one standard input.
+fn check_stdin(resources: &BTreeMap<String, ResourceConfig>, errors: &mut ConfigErrors) {
+    let is_stdin = |resource: &&ResourceConfig| resource.source == SourceConfig::Stream { path: None };
+    let mut readers = resources.values().filter(is_stdin).map(|resource| &resource.name);
+    if let (Some(first), Some(second)) = (readers.next(), readers.next()) {
+        let problem = format!("both `{first}` and `{second}` read standard input (`-`); give one of them a file");
+        errors.add("resources", problem);
+    }
 }
 
 fn resolve_resource(
@@ -230,15 +262,27 @@ fn resolve_resource(
     check_queue(key, policy, queue_length, watch, errors);
     let indexers = Arc::new(resolve_indexes(&at("indexes"), raw.indexes, errors));
     let source = errors.section(&at("source"), raw.source)?;
-    let Some(files) = source.files else {
-        // A source that is not known has been named already.
-        if !errors.has_at(&at("source")) {
-            errors.add(&at("source"), "is missing; write for example `source: { files: { path: ./manifests } }`");
+    let source = match (source.files, source.stream) {
+        (Some(files), None) => {
+            let files = errors.section(&at("source.files"), files)?;
+            resolve_files(&at("source.files"), &files, directory, errors)?
         }
-        return None;
+        (None, Some(stream)) => {
+            let stream = errors.section(&at("source.stream"), stream)?;
+            resolve_stream(&at("source.stream"), &stream, directory, errors)?
+        }
+        (Some(_), Some(_)) => {
+            errors.add(&at("source"), "has both `files` and `stream`; keep one");
+            return None;
+        }
+        (None, None) => {
+            // A source that is not known has been named already.
+            if !errors.has_at(&at("source")) {
+                errors.add(&at("source"), "is missing; write for example `source: { files: { path: ./manifests } }`");
+            }
+            return None;
+        }
     };
-    let files = errors.section(&at("source.files"), files)?;
-    let source = resolve_files(&at("source.files"), &files, directory, errors)?;
     Some(ResourceConfig { name, source, indexers, optional, full_channel_policy: policy, queue_length })
 }
 
@@ -251,6 +295,15 @@ fn resolve_files(key: &str, raw: &RawFiles, directory: &Path, errors: &mut Confi
     // Without the dots that were written in between.
     let path: PathBuf = directory.join(path).components().collect();
     Some(SourceConfig::Files { path, kind })
+}
+
+fn resolve_stream(key: &str, raw: &RawStream, directory: &Path, errors: &mut ConfigErrors) -> Option<SourceConfig> {
+    if raw.path.is_none() {
+        let problem = "is missing; write the path of a file such as ./events.jsonl, or - for standard input";
+        errors.add(&format!("{key}.path"), problem);
+    }
+    let path = errors.read(&format!("{key}.path"), raw.path.as_ref(), value::stream_path)?;
+    Some(SourceConfig::Stream { path: path.map(|path| directory.join(path).components().collect()) })
 }
 
 fn resolve_indexes(

@@ -278,6 +278,46 @@ fn relative_paths_are_relative_to_the_file() {
 }
 
 #[test]
+fn streams() {
+    let stream = |path: Option<PathBuf>| SourceConfig::Stream { path };
+    let yaml =
+        "resources: { a: { source: { stream: { path: ../a.jsonl } } }, b: { source: { stream: { path: '-' } } } }";
+    let (directory, flags) = file(yaml, &["--stream=c=c.jsonl", "--files=d=.", "--stream", "e=/dev/fd/3"]);
+    let config = Config::load(&flags).unwrap();
+    let source = |name: &str| config.resources[name].source.clone();
+    assert_eq!(source("a"), stream(Some(directory.path().join("../a.jsonl"))));
+    assert_eq!((source("b"), source("c")), (stream(None), stream(Some("c.jsonl".into()))));
+    assert_eq!(config.resources.len(), 5);
+    assert!(load("{}", &["--stream=a=-"]).is_ok(), "nothing else is needed");
+    for (yaml, args, problem) in [
+        ("{}", ["--stream=a=-", "--stream=b=-"], "resources: both `a` and `b` read standard input (`-`); give one"),
+        (yaml, ["--stream=c=-", "--files=d=."], "resources: both `b` and `c` read standard input"),
+        (yaml, ["--stream=a=x", "--files=d=."], "--stream: the resource `a` is also in the file, as resources.a; keep"),
+        ("{}", ["--stream=a=x", "--files=a=."], "--stream: the resource `a` is given twice; keep one"),
+        ("{}", ["--stream=x", "--files=a=."], "--stream: expected NAME=FILE or NAME=- such as"),
+        (
+            "resources: { x: { source: { files: { path: a }, stream: { path: b } } } }",
+            ["--files=a=.", "--files=b=."],
+            "resources.x.source: has both `files` and `stream`; keep one",
+        ),
+        ("resources: { x: { source: { stream: } } }", ["--files=a=.", "--files=b=."], "resources.x.source: is missing"),
+        (
+            "resources: { x: { source: { stream: { path: } } } }",
+            ["--files=a=.", "--files=b=."],
+            "resources.x.source.stream.path: is missing; write the path of a file such as",
+        ),
+        (
+            "resources: { x: { source: { stream: { path: 5 } } } }",
+            ["--files=a=.", "--files=b=."],
+            "resources.x.source.stream.path: expected a text",
+        ),
+    ] {
+        let found = load(yaml, &args).unwrap_err().to_string();
+        assert!(found.starts_with(problem) && found.lines().count() == 1, "{problem}\n{found}");
+    }
+}
+
+#[test]
 fn every_problem_is_told_at_once() {
     let yaml = "
 listen: here

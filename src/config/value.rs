@@ -23,6 +23,14 @@ pub(super) struct FilesFlag<'a> {
     pub(super) kind: Option<String>,
 }
 
+/// `--stream NAME=FILE|-`, read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct StreamFlag<'a> {
+    pub(super) name: &'a str,
+    /// `None` for standard input.
+    pub(super) path: Option<PathBuf>,
+}
+
 /// The longest duration that can be configured: one year. Any instant may be added to it.
 pub const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -236,6 +244,19 @@ fn parse_path(text: &str) -> Result<PathBuf, ValueError> {
     Ok(text.into())
 }
 
+/// A file; `None` for standard input.
+pub(super) fn stream_path(value: &Value) -> Result<Option<PathBuf>, ValueError> {
+    parse_stream_path(text(value)?)
+}
+
+fn parse_stream_path(text: &str) -> Result<Option<PathBuf>, ValueError> {
+    if text.is_empty() || text.contains('\0') {
+        let what = "the path of a file such as ./events.jsonl, or - for standard input";
+        return Err(ValueError::expected(what, quote(text)));
+    }
+    Ok((text != "-").then(|| text.into()))
+}
+
 pub(super) fn kind(value: &Value) -> Result<String, ValueError> {
     parse_kind(text(value)?)
 }
@@ -299,6 +320,15 @@ pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> 
         _ => (rest, None),
     };
     Ok(FilesFlag { name, path: parse_path(path)?, kind })
+}
+
+/// Reads `NAME=FILE|-`. A file of the name `-` is `./-`.
+pub(super) fn parse_stream_flag(text: &str) -> Result<StreamFlag<'_>, ValueError> {
+    let Some((name, path)) = text.split_once('=') else {
+        return Err(ValueError::expected("NAME=FILE or NAME=- such as pods=./events.jsonl", quote(text)));
+    };
+    check_resource_name(name)?;
+    Ok(StreamFlag { name, path: parse_stream_path(path)? })
 }
 
 /// What was written instead, in words.

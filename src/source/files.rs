@@ -33,16 +33,14 @@ mod problems;
 mod read;
 mod root;
 mod scan;
-mod text;
 
 #[cfg(test)]
 mod tests;
 
 use std::{
-    hash::{BuildHasher, RandomState},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -55,6 +53,7 @@ use self::{
     notices::{Notices, Subscribe},
     root::Root,
 };
+use super::{lineage::new_lineage, text};
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::ResourceVersion,
@@ -174,23 +173,4 @@ impl From<Failure> for SourceError {
             Failure::Outage(reason) => Self::Unavailable(reason),
         }
     }
-}
-
-/// A text of `[a-z0-9]` that no earlier start has had: the time in milliseconds, and random digits for two starts in the
-/// same one.
-fn new_lineage() -> Arc<str> {
-    let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    // The standard library's hash keys are random for each instance.
-    let random = RandomState::new().hash_one(std::process::id());
-    // Four digits of base 36.
-    format!("{}{:0>4}", base36(millis), base36(random % 36_u64.pow(4))).into()
-}
-
-fn base36(mut number: u64) -> String {
-    let mut digits = Vec::new();
-    while number > 0 || digits.is_empty() {
-        digits.push(char::from_digit((number % 36) as u32, 36).unwrap_or('0'));
-        number /= 36;
-    }
-    digits.into_iter().rev().collect()
 }

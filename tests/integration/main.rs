@@ -13,6 +13,7 @@ mod refusals;
 mod resume;
 mod sandbox;
 mod slow_client;
+mod stream;
 mod tidy;
 mod watch;
 mod wire;

@@ -258,6 +258,15 @@ fn without_versions_of_its_own_a_source_has_changed_what_has_other_bytes() {
     let mut indexer = Indexer::new(indexers(), first);
     let second = List { objects: vec![object("a", "x", 2), object("b", "y", 2)], version: at(2) };
     assert_eq!(told(&indexer.replace(second)), ["~b abc.2"]);
+
+    let live = indexer.apply(Event::Modified(object("b", "y", 3)));
+    assert_eq!((told(&live), live.after), (vec![], at(3)), "live too: the version moves, and nothing else");
+    assert_eq!(indexer.snapshot().get(&ObjectKey::new("", "b").unwrap()).unwrap().version(), &at(2));
+    assert_eq!(told(&indexer.apply(Event::Added(object("b", "z", 4)))), ["~b abc.4"]);
+    assert_eq!(told(&indexer.apply(Event::Added(pod("b", "uid", "z", at(5))))), ["~b abc.5"]);
+    let with_versions = pod("a", "", "x", version(7));
+    let mut indexer = Indexer::new(indexers(), list(vec![with_versions], 7));
+    assert_eq!(told(&indexer.apply(put("a", "x", 8))), ["~a 8"], "a version of its own is a change");
 }
 
 // === Snapshots ===

@@ -87,7 +87,7 @@ resources:
             "tls: `tls` is not supported by this version; remove it",
             "watch.queue_lenght: unknown key; did you mean `queue_length`?",
             "watch.batch_window: `batch_window` is not supported by this version; remove it",
-            "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files`",
+            "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files` or `stream`",
             "resources.pods.source.files.pth: unknown key; did you mean `path`?",
             "resources.pods.indexes.node.expression: `expression` is not supported by this version; remove it",
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
@@ -107,7 +107,7 @@ fn the_reference_has_every_key_that_is_read_and_no_other() {
         }
     }
     let resource = RawResource {
-        source: Section::Keys(RawSource { files: Some(Section::default()) }),
+        source: Section::Keys(RawSource { files: Some(Section::default()), stream: Some(Section::default()) }),
         indexes: Section::Keys([("<index>".to_owned(), Section::Keys(RawIndex::default()))].into()),
         ..RawResource::default()
     };

@@ -252,6 +252,26 @@ fn files_flags() {
 }
 
 #[test]
+fn stream_flags() {
+    for (text, name, path) in [
+        ("pods=-", "pods", None),
+        ("pods=./-", "pods", Some("./-")),
+        ("a.b=x=y@z", "a.b", Some("x=y@z")),
+        ("events=/dev/fd/63", "events", Some("/dev/fd/63")),
+    ] {
+        assert_eq!(parse_stream_flag(text), Ok(StreamFlag { name, path: path.map(Into::into) }), "{text}");
+    }
+    for (text, problem) in [
+        ("-", "expected NAME=FILE or NAME=- such as pods=./events.jsonl, found the text \"-\""),
+        ("=-", "the name of a resource has"),
+        ("pods=", "expected the path of a file such as ./events.jsonl, or - for standard input, found the text \"\""),
+    ] {
+        let found = parse_stream_flag(text).unwrap_err().to_string();
+        assert!(found.starts_with(problem), "{text}: {found}");
+    }
+}
+
+#[test]
 fn of_a_long_text_the_beginning_is_shown() {
     assert_eq!(quote(&"é".repeat(61)), format!("the text \"{}\"…", "é".repeat(60)));
     assert_eq!(found(&Value::Null), "nothing");

@@ -179,10 +179,3 @@ async fn dropping_the_watch_ends_the_notices() {
         tokio::task::yield_now().await;
     }
 }
-
-#[test]
-fn lineages_differ_from_start_to_start() {
-    let lineages: std::collections::BTreeSet<_> = (0..50).map(|_| super::super::new_lineage()).collect();
-    assert!(lineages.len() > 45, "{lineages:?}");
-    assert!(lineages.iter().all(|lineage| format!("{lineage}.1").parse::<ResourceVersion>().is_ok()));
-}

@@ -1,6 +1,6 @@
 //! Foreign text made fit for one line of a log or an answer.
 //!
-//! File names and what parsers quote come from whoever writes the directory: a newline in them must not begin another
+//! File names and what parsers quote come from whoever writes the source: a newline in them must not begin another
 //! line, and a control character must not reach a terminal.
 
 /// The longest line that is made of a parser's words, in characters.

@@ -1,0 +1,41 @@
+//! Where the versions of a source that has none of its own begin.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// A text of `[a-z0-9]` that no earlier start has had: the time in milliseconds, and random digits for two starts in the
+/// same one.
+pub(super) fn new_lineage() -> Arc<str> {
+    let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    // The standard library's hash keys are random for each instance.
+    let random = RandomState::new().hash_one(std::process::id());
+    // Four digits of base 36.
+    format!("{}{:0>4}", base36(millis), base36(random % 36_u64.pow(4))).into()
+}
+
+fn base36(mut number: u64) -> String {
+    let mut digits = Vec::new();
+    while number > 0 || digits.is_empty() {
+        digits.push(char::from_digit((number % 36) as u32, 36).unwrap_or('0'));
+        number /= 36;
+    }
+    digits.into_iter().rev().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::model::ResourceVersion;
+
+    #[test]
+    fn lineages_differ_from_start_to_start() {
+        let lineages: BTreeSet<_> = (0..50).map(|_| new_lineage()).collect();
+        assert!(lineages.len() > 45, "{lineages:?}");
+        assert!(lineages.iter().all(|lineage| format!("{lineage}.1").parse::<ResourceVersion>().is_ok()));
+    }
+}

@@ -1,0 +1,167 @@
+//! What one event of the stream says.
+//!
+//! Called by `reader` with the bytes that `framing` found; pure, without IO. An object's body is the bytes that came, in an
+//! allocation of its own.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::super::text::one_line;
+use crate::model::{EventType, MAX_OBJECT_BYTES, Object, ObjectError, ResourceVersion};
+
+/// What has been read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// An object came, changed or went.
+    Change(EventType, Object),
+    /// BOOKMARK: the upstream is alive.
+    Alive,
+    /// ERROR: the upstream of the stream has failed, in its own words.
+    Failure(String),
+}
+
+/// As `metav1.WatchEvent` is written.
+#[derive(Deserialize)]
+struct WatchEvent<'a> {
+    #[serde(rename = "type", borrow, default)]
+    event_type: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    object: Option<&'a RawValue>,
+}
+
+/// What `metav1.Status` says for people.
+#[derive(Deserialize)]
+struct Status<'a> {
+    #[serde(borrow, default)]
+    message: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    reason: Option<Cow<'a, str>>,
+}
+
+/// Reads one event, whose object gets this version.
+///
+/// # Errors
+///
+/// In one line that says why it is none.
+pub(super) fn decode(event: &[u8], version: ResourceVersion) -> Result<Said, String> {
+    let WatchEvent { event_type, object } = serde_json::from_slice(event).map_err(|error| explain(&error))?;
+    let event_type = match event_type.as_deref() {
+        Some("ADDED") => EventType::Added,
+        Some("MODIFIED") => EventType::Modified,
+        Some("DELETED") => EventType::Deleted,
+        Some("BOOKMARK") => return Ok(Said::Alive),
+        Some("ERROR") => return Ok(Said::Failure(failure(object))),
+        Some(other) => return Err(one_line(&format!("the type {other:?} is not known"))),
+        None => return Err("no watch event: it has no `type` (is --output-watch-events missing?)".to_owned()),
+    };
+    let object = object.ok_or("the event has no `object`")?.get();
+    object_of(object, version).map(|object| Said::Change(event_type, object)).map_err(|error| match error {
+        ObjectError::Json(error) => explain(&error),
+        other => one_line(&other.to_string()),
+    })
+}
+
+fn object_of(json: &str, version: ResourceVersion) -> Result<Object, ObjectError> {
+    // Before the copy, not after it.
+    if json.len() > MAX_OBJECT_BYTES {
+        return Err(ObjectError::TooLarge { size: json.len() });
+    }
+    // Nothing but its name keys an object of a stream; an empty one is refused.
+    Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "", version)
+}
+
+fn failure(object: Option<&RawValue>) -> String {
+    let text = object.map_or("", RawValue::get);
+    match serde_json::from_str(text) {
+        Ok(Status { message: Some(message), reason }) if !message.is_empty() => {
+            let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+            one_line(&format!("{message}{reason}"))
+        }
+        _ => one_line(text),
+    }
+}
+
+/// Without the position, which is one in the event and not in the stream.
+fn explain(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    one_line(text.rsplit_once(" at line ").map_or(&*text, |(problem, _)| problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(event: &str) -> Result<Said, String> {
+        decode(event.as_bytes(), ResourceVersion::decimal(7))
+    }
+
+    fn change(event: &str) -> (EventType, Object) {
+        match decoded(event).unwrap() {
+            Said::Change(event_type, object) => (event_type, object),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_object_is_the_bytes_that_came() {
+        let body = "{\n  \"kind\": \"Pod\",\"metadata\":{\"namespace\":\"shop\",\n\"name\":\"w\\u0065b\",\"uid\":\"u\"},\"n\":1.50}";
+        let (event_type, object) = change(&format!("{{ \"type\" : \"ADDED\", \"object\" :  {body} }}"));
+        assert_eq!((event_type, object.key().to_string().as_str(), object.uid()), (EventType::Added, "shop/web", "u"));
+        assert_eq!(object.body(), body.as_bytes());
+        assert_eq!(object.version(), &ResourceVersion::decimal(7));
+    }
+
+    #[test]
+    fn types_are_apimachinerys_and_other_fields_are_of_no_account() {
+        for (name, expected) in
+            [("ADDED", EventType::Added), ("MODIFIED", EventType::Modified), ("DELETED", EventType::Deleted)]
+        {
+            let event = format!(r#"{{"object":{{"metadata":{{"name":"a"}}}},"at":[1],"type":"{name}"}}"#);
+            assert_eq!(change(&event).0, expected);
+        }
+        assert_eq!(decoded(r#"{"type":"BOOKMARK","object":{"kind":"Pod"}}"#), Ok(Said::Alive));
+        assert_eq!(decoded(r#"{"type":"BOOKMARK"}"#), Ok(Said::Alive));
+    }
+
+    #[test]
+    fn a_failure_is_told_in_the_words_of_the_upstream() {
+        for (object, words) in [
+            (r#"{"kind":"Status","message":"too old: 5","reason":"Expired","code":410}"#, "too old: 5 (Expired)"),
+            (r#"{"message":"a\nb"}"#, "a b"),
+            (r#"{"message":5}"#, r#"{"message":5}"#),
+            (r#""text""#, r#""text""#),
+        ] {
+            let event = format!(r#"{{"type":"ERROR","object":{object}}}"#);
+            assert_eq!(decoded(&event), Ok(Said::Failure(words.to_owned())));
+        }
+        assert_eq!(decoded(r#"{"type":"ERROR"}"#), Ok(Said::Failure(String::new())));
+    }
+
+    #[test]
+    fn what_is_no_event_or_has_no_key_is_refused_in_one_line() {
+        for (event, problem) in [
+            ("{}", "no watch event"),
+            (r#"{"kind":"Pod","metadata":{"name":"a"}}"#, "no watch event: it has no `type` (is --output-watch-events"),
+            (r#"{"type":"added","object":{}}"#, "the type \"added\" is not known"),
+            (r#"{"type":5}"#, "invalid type: integer `5`"),
+            (r#"{"type":"ADDED","type":"ADDED"}"#, "duplicate field `type`"),
+            (r#"{"type":"ADDED"}"#, "the event has no `object`"),
+            (r#"{"type":"ADDED","object":null}"#, "the event has no `object`"),
+            (r#"{"type":"ADDED","object":5}"#, "metadata: the name is empty"),
+            (r#"{"type":"ADDED","object":{"metadata":{"namespace":"x"}}}"#, "metadata: the name is empty"),
+            (r#"{"type":"DELETED","object":{"metadata":{"name":[]}}}"#, "invalid type: sequence"),
+            (r#"{"type":"ADDED","object":{"metadata":{"name":"a"},"b":nope}}"#, "expected ident"),
+            ("{\"type\":\"ADDED\u{1b}[31m\"}", "control character"),
+        ] {
+            let found = decoded(event).unwrap_err();
+            assert!(found.starts_with(problem), "{event}: {found}");
+            assert!(!found.contains('\n') && !found.contains(" at line "), "{found}");
+        }
+        let large = format!(r#"{{"type":"ADDED","object":{{"x":"{}"}}}}"#, "x".repeat(MAX_OBJECT_BYTES));
+        assert!(decoded(&large).unwrap_err().contains("more than the 3145728"));
+        decode(b"{\"type\":\"ADDED\xff\"}", ResourceVersion::decimal(1)).unwrap_err();
+    }
+}

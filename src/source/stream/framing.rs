@@ -1,0 +1,295 @@
+//! Where each event begins and ends in a stream of bytes that comes in pieces of any size.
+//!
+//! Driven by `reader`; pure, without IO. A strict automaton over the grammar of JSON, one byte after the other, so that
+//! what breaks it is noticed at that byte and not when the memory is full: an event that was cut off does not swallow the
+//! one after it, unless it was cut off just where a value may begin.
+//!
+//! Invariants:
+//! - However the bytes are cut into pieces, the same events are found at the same places.
+//! - An event is one map at the outermost level. Its bytes are kept up to [`MAX_EVENT_BYTES`], and never one more; of a
+//!   larger one only the end is looked for.
+//! - After what is no event, reading goes on at the next line that begins with `{`.
+//!
+//! Not here: whether a scalar is a good one and what the event says (`decode`).
+
+use crate::model::MAX_OBJECT_BYTES;
+
+/// The largest event: an object of the largest size, and what stands around it.
+pub(super) const MAX_EVENT_BYTES: usize = MAX_OBJECT_BYTES + (64 << 10);
+
+/// What the memory for events shrinks to after a large one.
+const USUAL_EVENT_BYTES: usize = 64 << 10;
+
+/// Finds the events.
+#[derive(Debug)]
+pub(super) struct Framer {
+    state: State,
+    /// The brackets that are open.
+    open: Vec<Bracket>,
+    event: Vec<u8>,
+    is_complete: bool,
+    is_too_large: bool,
+    /// Where the event begins.
+    begin: Position,
+    position: Position,
+    at_line_start: bool,
+}
+
+/// A place in the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    /// From 1.
+    pub(super) line: u64,
+    /// In bytes, from 0.
+    pub(super) offset: u64,
+}
+
+/// What has been found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// A whole event, which began here; [`Framer::event`] has its bytes.
+    Event(Position),
+    /// An event that began here is larger than [`MAX_EVENT_BYTES`].
+    TooLarge(Position),
+    /// What is no event begins here.
+    Garbage(Position),
+    /// An event that began at the first position breaks off at the second.
+    Broken(Position, Position),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bracket {
+    Map,
+    List,
+}
+
+/// What may come next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Outside of events: another one.
+    Between,
+    /// Outside of events, in what is none: a line that begins with one.
+    Lost,
+    FirstKey,
+    Key,
+    Colon,
+    FirstValue,
+    Value,
+    AfterValue,
+    Scalar,
+    Text {
+        is_key: bool,
+    },
+    Escape {
+        is_key: bool,
+    },
+}
+
+/// How far a piece leads.
+enum Scanned {
+    /// To its end.
+    Through,
+    /// To the end of the event, after this many bytes.
+    Complete(usize),
+    /// To a byte that JSON does not have here, after this many good ones.
+    Broken(usize),
+}
+
+const BOM: &[u8] = b"\xEF\xBB\xBF";
+
+// === impl Framer ===
+
+impl Framer {
+    pub(super) fn new() -> Self {
+        Self {
+            state: State::Between,
+            open: Vec::new(),
+            event: Vec::new(),
+            is_complete: false,
+            is_too_large: false,
+            begin: Position { line: 1, offset: 0 },
+            position: Position { line: 1, offset: 0 },
+            at_line_start: true,
+        }
+    }
+
+    /// The bytes of the event that was found last.
+    pub(super) fn event(&self) -> &[u8] {
+        &self.event
+    }
+
+    /// Reads from the front of `bytes` until something is found or everything has been read. How many bytes were read,
+    /// and what was found.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
+        if self.is_complete {
+            self.forget();
+        }
+        let mut at = 0;
+        while at < bytes.len() {
+            let rest = &bytes[at..];
+            let (used, found) = match self.state {
+                State::Between | State::Lost => self.seek(rest),
+                _ => self.follow(rest),
+            };
+            at += used;
+            if found.is_some() {
+                return (at, found);
+            }
+        }
+        (at, None)
+    }
+
+    /// The bytes end here, for now. Where the event began that they end in.
+    pub(super) fn end(&mut self) -> Option<Position> {
+        let is_within = !matches!(self.state, State::Between | State::Lost);
+        let cut = (is_within && !self.is_too_large).then_some(self.begin);
+        self.forget();
+        (self.state, self.at_line_start) = (State::Between, true);
+        cut
+    }
+
+    fn forget(&mut self) {
+        (self.is_complete, self.is_too_large) = (false, false);
+        self.open.clear();
+        self.event.clear();
+        self.event.shrink_to(USUAL_EVENT_BYTES);
+        self.open.shrink_to(USUAL_EVENT_BYTES);
+    }
+
+    /// Looks for the beginning of an event.
+    fn seek(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
+        for (at, &byte) in bytes.iter().enumerate() {
+            match self.state {
+                _ if byte == b'{' && (self.at_line_start || self.state == State::Between) => {
+                    self.begin = self.position;
+                    (self.state, self.open) = (State::FirstKey, vec![Bracket::Map]);
+                    self.advance(&bytes[at..=at]);
+                    self.event.push(byte);
+                    return (at + 1, None);
+                }
+                State::Between if !is_space(byte) && !self.is_bom(byte) => {
+                    let garbage = Found::Garbage(self.position);
+                    self.state = State::Lost;
+                    self.advance(&bytes[at..=at]);
+                    return (at + 1, Some(garbage));
+                }
+                _ => self.advance(&bytes[at..=at]),
+            }
+        }
+        (bytes.len(), None)
+    }
+
+    /// Reads on in an event.
+    fn follow(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
+        let scanned = self.scan(bytes);
+        let (Scanned::Complete(used) | Scanned::Broken(used)) = scanned else {
+            return (bytes.len(), self.keep(bytes));
+        };
+        let too_large = self.keep(&bytes[..used]);
+        // Of what is too large, everything has been told.
+        let is_told = self.is_too_large;
+        let found = if let Scanned::Complete(_) = scanned {
+            (self.state, self.is_complete) = (State::Between, !is_told);
+            Found::Event(self.begin)
+        } else {
+            self.state = State::Lost;
+            Found::Broken(self.begin, self.position)
+        };
+        if !self.is_complete {
+            self.forget();
+        }
+        (used, too_large.or((!is_told).then_some(found)))
+    }
+
+    /// Keeps a part of an event, if there is room for it.
+    fn keep(&mut self, part: &[u8]) -> Option<Found> {
+        self.advance(part);
+        if self.is_too_large {
+            return None;
+        }
+        if self.event.len() + part.len() > MAX_EVENT_BYTES {
+            self.is_too_large = true;
+            self.event = Vec::new();
+            return Some(Found::TooLarge(self.begin));
+        }
+        self.event.extend_from_slice(part);
+        None
+    }
+
+    fn advance(&mut self, part: &[u8]) {
+        let Some(last) = part.last() else { return };
+        self.at_line_start = *last == b'\n';
+        self.position.offset += part.len() as u64;
+        self.position.line += part.iter().map(|byte| u64::from(*byte == b'\n')).sum::<u64>();
+    }
+
+    /// The automaton: follows one event as far as the bytes lead.
+    fn scan(&mut self, bytes: &[u8]) -> Scanned {
+        for (at, &byte) in bytes.iter().enumerate() {
+            let next = match self.state {
+                State::Text { .. } if byte != b'"' && byte != b'\\' && byte >= b' ' => continue,
+                State::Text { is_key } if byte == b'\\' => Some(State::Escape { is_key }),
+                State::Text { is_key } if byte == b'"' => Some(if is_key { State::Colon } else { State::AfterValue }),
+                State::Text { .. } => None,
+                State::Escape { is_key } => (byte >= b' ').then_some(State::Text { is_key }),
+                State::Scalar if is_scalar(byte) => continue,
+                _ if is_space(byte) && self.state != State::Scalar => continue,
+                State::FirstKey if byte == b'}' => self.close(Bracket::Map),
+                State::FirstKey | State::Key => (byte == b'"').then_some(State::Text { is_key: true }),
+                State::Colon => (byte == b':').then_some(State::Value),
+                State::FirstValue if byte == b']' => self.close(Bracket::List),
+                State::FirstValue | State::Value => self.value(byte),
+                State::Scalar if is_space(byte) => Some(State::AfterValue),
+                State::AfterValue | State::Scalar => match (byte, self.open.last()) {
+                    (b',', Some(Bracket::Map)) => Some(State::Key),
+                    (b',', Some(Bracket::List)) => Some(State::Value),
+                    (b'}', _) => self.close(Bracket::Map),
+                    (b']', _) => self.close(Bracket::List),
+                    _ => None,
+                },
+                // Nobody scans there.
+                State::Between | State::Lost => None,
+            };
+            match next {
+                None => return Scanned::Broken(at),
+                Some(State::Between) => return Scanned::Complete(at + 1),
+                Some(next) => self.state = next,
+            }
+        }
+        Scanned::Through
+    }
+
+    fn value(&mut self, byte: u8) -> Option<State> {
+        let (bracket, next) = match byte {
+            b'{' => (Bracket::Map, State::FirstKey),
+            b'[' => (Bracket::List, State::FirstValue),
+            b'"' => return Some(State::Text { is_key: false }),
+            _ => return is_scalar(byte).then_some(State::Scalar),
+        };
+        self.open.push(bracket);
+        Some(next)
+    }
+
+    /// Closes a bracket, if it is the one that is open. [`State::Between`] after the last one.
+    fn close(&mut self, bracket: Bracket) -> Option<State> {
+        self.open.pop_if(|open| *open == bracket)?;
+        Some(if self.open.is_empty() { State::Between } else { State::AfterValue })
+    }
+
+    /// Whether this byte belongs to a mark at the very beginning.
+    fn is_bom(&self, byte: u8) -> bool {
+        usize::try_from(self.position.offset).ok().and_then(|at| BOM.get(at)) == Some(&byte)
+    }
+}
+
+fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+}
+
+/// Of numbers, `true`, `false` and `null`.
+fn is_scalar(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+use proptest::{collection::vec, prelude::*, sample::Index};
+
+use super::*;
+
+/// What is found, in words: an event by its text, anything else by where it is.
+fn words(framer: &Framer, found: Found) -> String {
+    let place = |position: Position| format!("{}:{}", position.line, position.offset);
+    match found {
+        Found::Event(begin) => format!("{} {}", place(begin), String::from_utf8_lossy(framer.event())),
+        Found::TooLarge(begin) => format!("{} too large", place(begin)),
+        Found::Garbage(begin) => format!("{} garbage", place(begin)),
+        Found::Broken(begin, end) => format!("{} broken at {}", place(begin), place(end)),
+    }
+}
+
+fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+    let mut framer = Framer::new();
+    let mut all = Vec::new();
+    for piece in pieces {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let (used, found) = framer.feed(rest);
+            assert!(framer.event.len() <= MAX_EVENT_BYTES);
+            rest = &rest[used..];
+            all.extend(found.map(|found| words(&framer, found)));
+        }
+    }
+    all.extend(framer.end().map(|begin| format!("{}:{} cut", begin.line, begin.offset)));
+    all
+}
+
+fn framed(text: &str) -> Vec<String> {
+    frames([text.as_bytes()])
+}
+
+#[test]
+fn events_may_follow_each_other_in_any_way() {
+    assert_eq!(framed(""), [""; 0]);
+    assert_eq!(framed(" \r\n\t"), [""; 0]);
+    assert_eq!(framed("{}{}\n{}\r\n {}"), ["1:0 {}", "1:2 {}", "2:5 {}", "3:10 {}"]);
+    let pretty = "{\n    \"a\": [\n        1,\n        {}\n    ]\n}";
+    assert_eq!(
+        framed(&format!("{pretty}\n{pretty}")),
+        [format!("1:0 {pretty}"), format!("7:{} {pretty}", pretty.len() + 1)]
+    );
+    assert_eq!(framed("\u{feff}{\"a\":1}"), ["1:3 {\"a\":1}"]);
+}
+
+#[test]
+fn brackets_and_quotes_in_texts_are_of_no_account() {
+    for event in [
+        r#"{"}{][":"\"}{\\"}"#,
+        r#"{"a":"\\","b":["]",{"c":[]}]}"#,
+        r#"{"é":"\u007d"}"#,
+        r#"{ "a" : -1.5e+3 , "b" : null , "c" : [ true , [ ] , { } ] }"#,
+    ] {
+        assert_eq!(framed(&format!("{event}{event}")), [format!("1:0 {event}"), format!("1:{} {event}", event.len())]);
+    }
+}
+
+/// What breaks the grammar is noticed at that byte, and does not take the next event with it.
+#[test]
+fn after_garbage_the_next_line_that_begins_with_an_event_is_read() {
+    let good = r#"{"a":1}"#;
+    for (bad, found) in [
+        ("error: You must be logged in\n", "1:0 garbage"),
+        ("x {\"b\":2}\n", "1:0 garbage"),
+        ("[{\"b\":2}]\n {\"c\":3}\n", "1:0 garbage"),
+        ("}\n", "1:0 garbage"),
+        ("\u{feff}\u{feff}\n", "1:3 garbage"),
+        ("{\"b\":\"cut\n", "1:0 broken at 1:9"),
+        ("{\"b\":2\n", "1:0 broken at 2:7"),
+        ("{\n  \"b\": {\n    \"c\": tr\n", "1:0 broken at 4:23"),
+        ("{\"b\":1]\n", "1:0 broken at 1:6"),
+        ("{\"b\" 1}\n", "1:0 broken at 1:5"),
+        ("{\"b\":1,}\n", "1:0 broken at 1:7"),
+        ("{b:1}\n", "1:0 broken at 1:1"),
+        ("{\"b\":[1,]}\n", "1:0 broken at 1:8"),
+        ("{\"b\":'c'}\n", "1:0 broken at 1:5"),
+        ("{\"b\":\u{0}}\n", "1:0 broken at 1:5"),
+        ("{\"b\":\"\\\n\n", "1:0 broken at 1:7"),
+    ] {
+        let line = bad.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        let expected = [found.to_owned(), format!("{line}:{} {good}", bad.len())];
+        assert_eq!(framed(&format!("{bad}{good}")), expected, "{bad:?}");
+    }
+    // Where a value may begin, an event is one: told when the next one does not fit any more.
+    let swallowed = format!("{{\"b\":\n{good}\n{good}\n{good}");
+    assert_eq!(framed(&swallowed), ["1:0 broken at 3:14", "3:14 {\"a\":1}", "4:22 {\"a\":1}"]);
+    assert_eq!(framed("never again {}"), ["1:0 garbage"], "told once");
+}
+
+#[test]
+fn an_end_within_an_event_is_told_and_the_next_bytes_begin_afresh() {
+    let mut framer = Framer::new();
+    assert_eq!(framer.feed(b"{\"a\":"), (5, None));
+    assert_eq!(framer.end(), Some(Position { line: 1, offset: 0 }));
+    assert_eq!(framer.end(), None);
+    assert_eq!(framer.feed(b"x"), (1, Some(Found::Garbage(Position { line: 1, offset: 5 }))));
+    assert_eq!(framer.end(), None, "garbage has been told");
+    assert_eq!(framer.feed(b"{}"), (2, Some(Found::Event(Position { line: 1, offset: 6 }))));
+    assert_eq!(framer.event(), b"{}");
+}
+
+#[test]
+fn an_event_that_is_too_large_is_told_once_and_passed_over() {
+    let text = |length: usize| format!(r#"{{"a":"{}"}}"#, "x".repeat(length - 8));
+    let largest = text(MAX_EVENT_BYTES);
+    let larger = text(MAX_EVENT_BYTES + 1);
+    let huge = text(5 * MAX_EVENT_BYTES);
+    let small = r#"{"b":1}"#;
+    for piece in [1 << 20, 64 << 10, 7919] {
+        let found = |all: String| frames(all.as_bytes().chunks(piece));
+        assert_eq!(found(largest.clone()), [format!("1:0 {largest}")]);
+        let told = "1:0 too large".to_owned();
+        for large in [&larger, &huge] {
+            assert_eq!(found(format!("{large}{small}")), [told.clone(), format!("1:{} {small}", large.len())]);
+        }
+        let cut = &huge[..huge.len() - 2];
+        assert_eq!(found(format!("{cut}\n{small}")), [told.clone(), format!("2:{} {small}", cut.len() + 1)]);
+        assert_eq!(found(cut.to_owned()), [told]);
+    }
+    let mut framer = Framer::new();
+    framer.feed(largest.as_bytes());
+    framer.feed(b" ");
+    assert!(framer.event.capacity() <= USUAL_EVENT_BYTES, "the memory is given back");
+}
+
+#[test]
+fn deep_brackets_are_counted_and_not_recursed_into() {
+    let deep = format!("{{\"a\":{}{}}}", "[".repeat(1 << 20), "]".repeat(1 << 20));
+    assert_eq!(framed(&deep).len(), 1);
+}
+
+fn any_part() -> impl Strategy<Value = Vec<u8>> {
+    let value = prop_oneof![
+        Just(r#"{"type":"ADDED","object":{"metadata":{"name":"a"}}}"#.to_owned()),
+        Just("{\n    \"a\": [\n        \"é\\\"}\",\n        -1e5\n    ]\n}".to_owned()),
+        Just("\n".to_owned()),
+        Just(" ".to_owned()),
+        "[{}\\[\\]\",:\\\\a0\n ]{0,12}",
+    ];
+    prop_oneof![6 => value.prop_map(String::into_bytes), 1 => vec(any::<u8>(), 0..8)]
+}
+
+proptest! {
+    #[test]
+    fn any_cut_of_the_bytes_finds_the_same(parts in vec(any_part(), 0..8), cuts in vec(any::<Index>(), 0..12)) {
+        let bytes = parts.concat();
+        let whole = frames([&bytes[..]]);
+        prop_assert_eq!(&frames(bytes.chunks(1)), &whole);
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+        cuts.extend([0, bytes.len()]);
+        cuts.sort_unstable();
+        prop_assert_eq!(&frames(cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]])), &whole);
+    }
+
+    /// What serde reads, is found; and what is found complete, breaks no later event.
+    #[test]
+    fn whatever_is_json_is_an_event(parts in vec(any_part(), 0..8)) {
+        let bytes = parts.concat();
+        if let Ok(text) = std::str::from_utf8(&bytes)
+            && let Ok(value) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text)
+        {
+            let (found, event) = (framed(text), serde_json::Value::Object(value));
+            prop_assert_eq!(found.len(), 1);
+            let (_, found) = found[0].split_once(' ').unwrap();
+            prop_assert_eq!(serde_json::from_str::<serde_json::Value>(found).unwrap(), event);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Where the bytes come from: standard input, a file or a named pipe.
+//!
+//! Opened by the first list, read by `reader`. A file or standard input ends once and for all; a named pipe has an end
+//! whenever its last writer goes, and goes on with the next one.
+//!
+//! Unix only: a named pipe is opened without waiting for a writer.
+
+use std::{
+    fs,
+    io::{self, ErrorKind, Read},
+    os::{fd::AsFd, unix::fs::FileTypeExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{
+    fs::File,
+    io::AsyncReadExt,
+    net::unix::pipe::{OpenOptions, Receiver},
+    time::sleep,
+};
+
+use super::StreamError;
+
+/// Where the events of a resource come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamPath {
+    /// Standard input.
+    Stdin,
+    /// A file or a named pipe.
+    Path(PathBuf),
+}
+
+/// What is read now.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// Read on a thread that may block.
+    File(File),
+    Pipe(Pipe),
+    Ended,
+}
+
+/// A named pipe between two ends.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    path: PathBuf,
+    receiver: Receiver,
+    /// The same pipe, to be read without asking first whether there is something.
+    probe: fs::File,
+    has_read: bool,
+    has_failed: bool,
+}
+
+/// How long an input that has nothing yet is left alone: one that its parent has made non-blocking.
+const NOT_YET: Duration = Duration::from_millis(20);
+
+/// Before a pipe is opened again that has told its end before it had told anything, or that could not be opened or read.
+const RETRY: Duration = Duration::from_secs(1);
+
+// === impl StreamPath ===
+
+impl StreamPath {
+    /// Whether it can be read now. A named pipe is not opened for that: its writer would be told that nobody reads.
+    pub(super) fn check(&self) -> Result<(), StreamError> {
+        match self {
+            Self::Stdin => Ok(()),
+            Self::Path(path) if file_type(path)?.is_fifo() => Ok(()),
+            Self::Path(path) => fs::File::open(path).map(drop).map_err(|error| StreamError::of(path, &error)),
+        }
+    }
+
+    /// Opens it; waits for the disk, but not for a writer. To be called where blocking is allowed, on tokio's runtime.
+    pub(super) fn open(&self) -> Result<Input, StreamError> {
+        let Self::Path(path) = self else {
+            let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|error| StreamError::of_stdin(&error))?;
+            return Ok(Input::File(File::from_std(stdin.into())));
+        };
+        let error = |error: io::Error| StreamError::of(path, &error);
+        if file_type(path)?.is_fifo() {
+            return Pipe::open(path).map(Input::Pipe).map_err(error);
+        }
+        fs::File::open(path).map(|file| Input::File(File::from_std(file))).map_err(error)
+    }
+}
+
+// === impl Input ===
+
+impl Input {
+    /// Reads what there is, or waits for it; 0 at the end.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped before it is ready, nothing was read.
+    pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => loop {
+                // Cancel-safe: what a thread has read for a future that was dropped, the file keeps.
+                match file.read(buffer).await {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(NOT_YET).await,
+                    read => return read,
+                }
+            },
+            Self::Pipe(pipe) => {
+                let read = pipe.read(buffer).await;
+                pipe.has_failed |= read.is_err();
+                read
+            }
+            Self::Ended => Ok(0),
+        }
+    }
+
+    /// Waits until there may be more after an end; for ever, unless it is a named pipe. Every failure is told, and tried
+    /// again after a while.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped before it is ready, nothing has changed.
+    pub(super) async fn reopen(&mut self, tell: impl Fn(StreamError)) {
+        let Self::Pipe(pipe) = self else {
+            *self = Self::Ended;
+            return std::future::pending().await;
+        };
+        let mut is_delayed = !pipe.has_read || pipe.has_failed;
+        loop {
+            if is_delayed {
+                sleep(RETRY).await;
+            }
+            let path = pipe.path.clone();
+            // The old one is kept until then, so that nothing is lost that the next writer has written already.
+            match tokio::task::spawn_blocking(move || Pipe::open(&path)).await {
+                Ok(Ok(opened)) => break *pipe = opened,
+                Ok(Err(error)) => tell(StreamError::of(&pipe.path, &error)),
+                // The end of the runtime.
+                Err(_) => return std::future::pending().await,
+            }
+            is_delayed = true;
+        }
+    }
+}
+
+// === impl Pipe ===
+
+impl Pipe {
+    fn open(path: &Path) -> io::Result<Self> {
+        let receiver = OpenOptions::new().open_receiver(path)?;
+        let probe = receiver.as_fd().try_clone_to_owned()?.into();
+        Ok(Self { path: path.to_owned(), receiver, probe, has_read: false, has_failed: false })
+    }
+
+    async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.has_read {
+                // Linux announces no end of a pipe whose last writer had gone before it was opened; reading it tells.
+                match self.probe.read(buffer) {
+                    Err(error) if is_not_yet(&error) => {}
+                    read => return read,
+                }
+            }
+            self.receiver.readable().await?;
+            match self.receiver.try_read(buffer) {
+                Err(error) if is_not_yet(&error) => {}
+                read => {
+                    self.has_read |= read.as_ref().is_ok_and(|read| *read > 0);
+                    return read;
+                }
+            }
+        }
+    }
+}
+
+fn file_type(path: &Path) -> Result<fs::FileType, StreamError> {
+    let file_type = fs::metadata(path).map_err(|error| StreamError::of(path, &error))?.file_type();
+    if file_type.is_dir() || file_type.is_socket() {
+        return Err(StreamError::NotAStream(path.to_owned()));
+    }
+    Ok(file_type)
+}
+
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

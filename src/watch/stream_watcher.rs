@@ -1,0 +1,120 @@
+//! What a byte stream says, as a watch: one event for each that its decoder finds.
+//!
+//! apimachinery's `StreamWatcher` over a `Decoder`, by SEMANTICS 1.11. Made by a source for each stream that it reads, and
+//! read by whoever the source hands it to.
+//!
+//! - Nothing is decoded ahead: an event is decoded when the reader asks for it, so that a slow reader holds its upstream
+//!   back and there is no queue to bound.
+//! - There is no task: dropping the watcher, or [`StreamWatcher::stop`], drops the decoder whatever it is doing.
+//! - The end of the bytes ends the watch without a word, be it clean or not: the reader goes on from its last version. Only
+//!   what cannot be decoded is told, once, as the last item.
+//!
+//! Deliberately not here: what the bytes mean, and whether a decoder goes on after what it cannot read.
+
+use std::{
+    error::Error,
+    fmt, io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio_stream::Stream;
+use tokio_util::sync::ReusableBoxFuture;
+
+/// Makes events of a byte stream (apimachinery's `Decoder`; `Close` is dropping it).
+pub trait Decoder: Send + 'static {
+    /// What it makes.
+    type Event: Send + 'static;
+
+    /// Waits for the next event.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not needed: a [`StreamWatcher`] waits for the future or drops it together with the decoder.
+    fn decode(&mut self) -> impl Future<Output = Result<Self::Event, DecodeError>> + Send;
+}
+
+/// Why there is no further event.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// The stream has ended between two events.
+    #[error("the stream has ended")]
+    End,
+    /// The stream has ended within an event.
+    #[error("the stream has ended within an event")]
+    UnexpectedEnd,
+    /// The stream cannot be read any more: a connection was cut, a network did not answer.
+    #[error("the stream cannot be read")]
+    Io(#[source] io::Error),
+    /// The stream has what is no event.
+    #[error("{0}")]
+    Undecodable(Box<dyn Error + Send + Sync>),
+}
+
+/// The last item of a watch whose stream has what is no event.
+#[derive(Debug, thiserror::Error)]
+#[error("unable to decode an event from the watch stream: {0}")]
+pub struct UndecodableEvent(Box<dyn Error + Send + Sync>);
+
+/// A watch over a [`Decoder`].
+#[must_use = "a watch yields nothing unless it is read"]
+pub struct StreamWatcher<D: Decoder> {
+    /// Holds the decoder; `None` once the watch has ended.
+    next: Option<ReusableBoxFuture<'static, Decoded<D>>>,
+}
+
+type Decoded<D> = (D, Result<<D as Decoder>::Event, DecodeError>);
+
+// === impl StreamWatcher ===
+
+impl<D: Decoder> StreamWatcher<D> {
+    /// A watch that has not decoded anything yet.
+    pub fn new(decoder: D) -> Self {
+        Self { next: Some(ReusableBoxFuture::new(decode(decoder))) }
+    }
+
+    /// Drops the decoder and ends the watch, also while an event is waited for. Nothing comes after it; stopping a watch
+    /// that has ended does nothing.
+    pub fn stop(&mut self) {
+        self.next = None;
+    }
+}
+
+impl<D: Decoder> Stream for StreamWatcher<D> {
+    type Item = Result<D::Event, UndecodableEvent>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(next) = &mut self.next else { return Poll::Ready(None) };
+        let (decoder, outcome) = ready!(next.poll(cx));
+        let error = match outcome {
+            Ok(event) => {
+                next.set(decode(decoder));
+                return Poll::Ready(Some(Ok(event)));
+            }
+            Err(error) => error,
+        };
+        drop(decoder);
+        self.stop();
+        match error {
+            DecodeError::End => {}
+            DecodeError::UnexpectedEnd => tracing::info!("the watch stream has ended within an event"),
+            DecodeError::Io(error) => tracing::debug!(%error, "the watch stream cannot be read any more"),
+            DecodeError::Undecodable(error) => return Poll::Ready(Some(Err(UndecodableEvent(error)))),
+        }
+        Poll::Ready(None)
+    }
+}
+
+impl<D: Decoder> fmt::Debug for StreamWatcher<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamWatcher").field("has_ended", &self.next.is_none()).finish_non_exhaustive()
+    }
+}
+
+async fn decode<D: Decoder>(mut decoder: D) -> Decoded<D> {
+    let outcome = decoder.decode().await;
+    (decoder, outcome)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,398 @@
+//! The whole server over a stream of watch events: a file, a pipe with writers that come and go, standard input.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use informerd::{
+    app::App,
+    config::{Config, ListenAddr, ServeFlags},
+    proto::pb::{self, informer_service_client::InformerServiceClient},
+};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use tonic::{Streaming, transport::Channel};
+
+use crate::sandbox::{DEADLINE, fold, next, queue, raw, watch_from_now, watch_pods, words};
+
+/// A server over one stream.
+struct Served {
+    directory: TempDir,
+    address: String,
+    admin: String,
+    shutdown: CancellationToken,
+    running: tokio::task::JoinHandle<()>,
+}
+
+impl Served {
+    /// Over a file with this text, or over a pipe.
+    async fn start(text: Option<&str>, config: &str) -> Self {
+        let directory = TempDir::new().unwrap();
+        let events = directory.path().join("events");
+        match text {
+            Some(text) => fs::write(&events, text).unwrap(),
+            None => assert!(Command::new("mkfifo").arg(&events).status().unwrap().success()),
+        }
+        let file = directory.path().join("informerd.yaml");
+        fs::write(&file, config).unwrap();
+        let flags = ServeFlags {
+            config: Some(file),
+            listen: Some("127.0.0.1:0".to_owned()),
+            admin_listen: Some("127.0.0.1:0".to_owned()),
+            stream: vec![format!("pods={}", events.display())],
+            ..ServeFlags::default()
+        };
+        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
+        let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
+        let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());
+        let shutdown = CancellationToken::new();
+        let token = shutdown.clone();
+        let running = tokio::spawn(async move { app.run(token.cancelled_owned()).await.unwrap() });
+        Self { directory, address, admin, shutdown, running }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("events")
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(&self.address).await
+    }
+
+    async fn metric(&self, name: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(&self.admin).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let start = format!("{name}{{resource=\"pods\"}} ");
+        let line = answer.lines().find_map(|line| line.strip_prefix(&start));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{answer}")).to_owned()
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        tokio::time::timeout(DEADLINE, self.running).await.expect("it ends in time").unwrap();
+    }
+}
+
+struct Client(InformerServiceClient<Channel>);
+
+impl Client {
+    async fn connect(address: &str) -> Self {
+        Self(InformerServiceClient::connect(address.to_owned()).await.unwrap())
+    }
+
+    /// Waits until the resource says something of itself.
+    async fn until(&mut self, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
+        let said = async {
+            loop {
+                let listed = self.0.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
+                if let Some(resource) = listed.resources.into_iter().find(&is_so) {
+                    return resource;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, said).await.expect("it is said in time")
+    }
+
+    /// Waits until the stream has ended, and everything before its end is applied.
+    async fn until_stale(&mut self, objects: u64) -> pb::Resource {
+        self.until(|resource| resource.state() == pb::SyncState::Stale && resource.objects == objects).await
+    }
+
+    /// The objects, by name.
+    async fn list(&mut self) -> BTreeMap<String, String> {
+        let request = pb::ListRequest {
+            resource: "pods".to_owned(),
+            format: pb::PayloadFormat::Raw.into(),
+            ..pb::ListRequest::default()
+        };
+        let mut chunks = self.0.list(request).await.unwrap().into_inner();
+        let mut objects = BTreeMap::new();
+        while let Some(chunk) = chunks.message().await.unwrap() {
+            let text = |object: &pb::Object| String::from_utf8(raw(object).to_vec()).unwrap();
+            objects.extend(chunk.objects.iter().map(|object| (object.name.clone(), text(object))));
+        }
+        objects
+    }
+
+    /// A watch that has been given its initial events.
+    async fn watch(&mut self) -> Streaming<pb::WatchResponse> {
+        let mut watch = self.0.watch(watch_pods()).await.unwrap().into_inner();
+        while !next(&mut watch).await.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
+        watch
+    }
+}
+
+fn body(name: &str, at: usize) -> String {
+    format!(r#"{{"kind":"Pod","metadata":{{"namespace":"shop","name":"{name}"}},"n":{at}}}"#)
+}
+
+fn event(event_type: &str, name: &str, at: usize) -> String {
+    format!("{{\"type\":\"{event_type}\",\"object\":{}}}\n", body(name, at))
+}
+
+fn writer(path: &Path) -> File {
+    File::options().write(true).open(path).unwrap()
+}
+
+/// The next event, without its version, whose lineage nobody knows.
+async fn next_event(watch: &mut Streaming<pb::WatchResponse>) -> String {
+    loop {
+        let response = next(watch).await;
+        if response.object.is_some() {
+            return words(&response).split(" @").next().unwrap().to_owned();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_is_replayed_and_what_it_adds_up_to_is_served_as_stale() {
+    let text = [
+        event("MODIFIED", "a", 1),
+        event("ADDED", "b", 1),
+        event("ADDED", "a", 2),
+        event("MODIFIED", "a", 2),
+        event("DELETED", "b", 9),
+        event("DELETED", "never-there", 1),
+    ];
+    let served = Served::start(Some(&text.concat()), "{}").await;
+    let mut client = served.client().await;
+    let resource = client.until(|resource| resource.resource_version.ends_with(".7")).await;
+    assert_eq!((resource.source.as_str(), resource.objects), ("stream", 1));
+    let resource = client.until_stale(1).await;
+    assert_eq!(resource.last_error, "the stream has ended");
+    assert_eq!(client.list().await, [("a".to_owned(), body("a", 2))].into());
+    assert_eq!(
+        served.metric("informerd_cache_unchanged_events_total").await,
+        "2",
+        "a repetition, a deletion of nothing"
+    );
+    assert_eq!(served.metric("informerd_cache_stale").await, "1.0");
+    assert_eq!(served.metric("informerd_reflector_lists_total").await, "1");
+
+    let mut watch = client.0.watch(watch_pods()).await.unwrap().into_inner();
+    let first = next(&mut watch).await;
+    let version = resource.resource_version.replace(".7", ".4");
+    assert_eq!(words(&first), "ADDED INITIAL a", "and not a word of its version before the end of the initial events");
+    assert_eq!(first.object.unwrap().resource_version, version, "the version at which it got its bytes");
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn a_pipe_is_watched_while_its_writers_come_and_go() {
+    let served = Served::start(None, "{}").await;
+    let mut client = served.client().await;
+    client.until(|resource| resource.state() == pb::SyncState::Synced).await;
+    let mut watch = client.watch().await;
+    let mut first = writer(&served.path());
+    first.write_all(event("MODIFIED", "a", 1).as_bytes()).unwrap();
+    assert_eq!(next_event(&mut watch).await, "ADDED a", "the store decides");
+    first.write_all(event("ADDED", "a", 1).as_bytes()).unwrap();
+    first.write_all(event("ADDED", "a", 2).as_bytes()).unwrap();
+    assert_eq!(next_event(&mut watch).await, "MODIFIED a", "and nothing before it");
+    drop(first);
+    client.until_stale(1).await;
+    let told = next(&mut watch).await;
+    assert_eq!(told.bookmark.unwrap().source(), pb::SyncState::Stale, "watches are told");
+
+    let mut second = writer(&served.path());
+    second.write_all(event("ADDED", "b", 1).as_bytes()).unwrap();
+    assert_eq!(next_event(&mut watch).await, "ADDED b");
+    client.until(|resource| resource.state() == pb::SyncState::Synced && resource.last_error.is_empty()).await;
+    second.write_all(event("DELETED", "a", 1).as_bytes()).unwrap();
+    assert_eq!(next_event(&mut watch).await, "DELETED a");
+    assert_eq!(client.list().await.into_keys().collect::<Vec<_>>(), ["b"]);
+    served.stop().await;
+}
+
+/// As jq prints it; kubectl writes one event to a line.
+#[tokio::test]
+async fn what_is_pretty_printed_over_many_lines_keeps_its_bytes() {
+    let pretty = |name: &str| {
+        format!(
+            "{{\n    \"apiVersion\": \"v1\",\n    \"kind\": \"Pod\",\n    \"metadata\": {{\n        \"name\": \"{name}\"\n    }}\n}}"
+        )
+    };
+    let event = |event_type: &str, name: &str| {
+        format!("{{\n    \"type\": \"{event_type}\",\n    \"object\": {}\n}}\n", pretty(name))
+    };
+    let text = [event("ADDED", "a"), event("ADDED", "b"), event("DELETED", "a")].concat();
+    let served = Served::start(Some(&text), "{}").await;
+    let mut client = served.client().await;
+    client.until_stale(1).await;
+    assert_eq!(client.list().await, [("b".to_owned(), pretty("b"))].into());
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
+    let huge = event("ADDED", &"x".repeat(5 << 20), 1);
+    let lines = [
+        event("ADDED", "a", 1),
+        "{\"type\":\"ADDED\",\"obj\n".to_owned(),
+        huge,
+        "oops\n".to_owned(),
+        event("ADDED", "b", 1),
+    ];
+    let served = Served::start(Some(&lines.concat()), "{}").await;
+    let mut client = served.client().await;
+    let resource = client.until_stale(2).await;
+    assert!(resource.last_error.starts_with("line 4 (byte 52"), "the newest: {}", resource.last_error);
+    assert_eq!(served.metric("informerd_source_problems").await, "3.0");
+    assert_eq!(client.list().await.into_keys().collect::<Vec<_>>(), ["a", "b"]);
+    served.stop().await;
+}
+
+/// A client under BLOCK that reads nothing is felt by whoever writes to the pipe; and it gets everything in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() {
+    const EVENTS: usize = 40_000;
+    const SIZE: u64 = 1 << 10;
+    let served = Served::start(None, "watch: { block_timeout: 1h }").await;
+    let endpoint = tonic::transport::Endpoint::new(served.address.clone()).unwrap();
+    let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
+    let mut slow = InformerServiceClient::new(endpoint.connect().await.unwrap());
+    let request = pb::WatchRequest {
+        queue: Some(queue(pb::FullChannelPolicy::Block, 16)),
+        format: watch_pods().format,
+        ..watch_from_now()
+    };
+    served.client().await.until(|resource| resource.state() == pb::SyncState::Synced).await;
+    let mut watch = slow.watch(request).await.unwrap().into_inner();
+    next(&mut watch).await;
+
+    let written = Arc::new(AtomicU64::new(0));
+    let writing = std::thread::spawn({
+        let (path, written) = (served.path(), Arc::clone(&written));
+        move || {
+            let mut pipe = writer(&path);
+            for at in 0..EVENTS {
+                let filler = "x".repeat(SIZE as usize);
+                let line = event("MODIFIED", &format!("p{}", at % 100), at)
+                    .replace("\"n\":", &format!("\"f\":\"{filler}\",\"n\":"));
+                pipe.write_all(line.as_bytes()).unwrap();
+                written.fetch_add(line.len() as u64, Ordering::Relaxed);
+            }
+        }
+    });
+    // The writer stands still when it has written the same for a while, in which it could have written everything.
+    let stood_still = async {
+        let mut last = u64::MAX;
+        loop {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            match written.load(Ordering::Relaxed) {
+                now if now == last && now > 0 => return now,
+                now => last = now,
+            }
+        }
+    };
+    let stood_at = tokio::time::timeout(DEADLINE, stood_still).await.expect("the writer is held back");
+    // The queues between pipe and client are bounded in events; below them lie HTTP/2's and the kernel's buffers.
+    assert!(stood_at < 16 << 20, "{stood_at} of {} bytes were taken", EVENTS as u64 * SIZE);
+    assert!(!writing.is_finished());
+
+    let (mut view, mut last) = (BTreeMap::new(), 1);
+    while last <= EVENTS as u64 {
+        let response = next(&mut watch).await;
+        // The end of the stream is told too.
+        if response.bookmark.is_some() {
+            continue;
+        }
+        let (_, number) = response.resource_version.split_once('.').unwrap();
+        let number: u64 = number.parse().unwrap();
+        assert_eq!(number, last + 1, "in order, none missing");
+        last = number;
+        fold(&mut view, &response);
+    }
+    writing.join().unwrap();
+    assert_eq!(view.len(), 100);
+    let held = served.client().await.list().await;
+    assert_eq!(
+        view.into_iter()
+            .map(|(name, body)| (name, String::from_utf8(body.to_vec()).unwrap()))
+            .collect::<BTreeMap<_, _>>(),
+        held
+    );
+    served.stop().await;
+}
+
+/// The binary with a pipe as its standard input, until it listens.
+fn serve_stdin() -> (Child, String) {
+    use std::io::{BufRead, BufReader};
+    let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INFORMERD")) {
+        command.env_remove(name);
+    }
+    command.args(["serve", "--stream", "pods=-", "--listen", "127.0.0.1:0", "--admin-listen", "none"]);
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("grpc listening") {
+        line.clear();
+        assert!(log.read_line(&mut line).unwrap() > 0, "the server has ended");
+    }
+    let port: String = line.split("127.0.0.1:").nth(1).unwrap().chars().take_while(char::is_ascii_digit).collect();
+    // What it says later is read too, so that it never waits for us.
+    std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+    (child, format!("http://127.0.0.1:{port}"))
+}
+
+/// Ends it in order; our connections are closed meanwhile.
+async fn terminate(mut child: Child) {
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let ended = tokio::task::spawn_blocking(move || child.wait().unwrap()).await.unwrap();
+    assert_eq!(ended.code(), Some(0));
+}
+
+#[tokio::test]
+async fn standard_input_is_live_and_its_end_is_not_the_end_of_the_server() {
+    let (mut child, address) = serve_stdin();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut client = Client::connect(&address).await;
+    client.until(|resource| resource.state() == pb::SyncState::Synced).await;
+    let mut watch = client.watch().await;
+    let text = event("ADDED", "a", 1);
+    for piece in text.as_bytes().chunks(20) {
+        stdin.write_all(piece).unwrap();
+        stdin.flush().unwrap();
+    }
+    assert_eq!(next_event(&mut watch).await, "ADDED a");
+    drop(stdin);
+    client.until_stale(1).await;
+    assert_eq!(client.list().await, [("a".to_owned(), body("a", 1))].into());
+    drop((client, watch));
+    terminate(child).await;
+
+    // A read of standard input that is under way does not hold the end back.
+    let (mut child, address) = serve_stdin();
+    // Or waiting for the child would close it.
+    let _stdin = child.stdin.take();
+    Client::connect(&address).await.until(|resource| resource.state() == pb::SyncState::Synced).await;
+    terminate(child).await;
+}
+
+#[test]
+fn check_says_where_a_stream_comes_from() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("events.jsonl");
+    fs::write(&path, "").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_informerd"))
+        .args(["check", "--stream", "a=-", "--stream", &format!("b={}", path.display())])
+        .output()
+        .unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(out.contains("a: watch events of standard input, indexed by namespace\n"), "{out}");
+    assert!(out.contains(&format!("b: watch events of {}, indexed by namespace\n", path.display())), "{out}");
+}
