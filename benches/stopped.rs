@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Counts, and not times, decide: under REPLAY the stopped client gets every event in order; under DROP what was delivered and
-//! what was dropped is what was offered, and a resume from each hole's `after_resource_version` heals it; the other 99 get
-//! everything. Prints what was kept for the stopped client at most, by the named metrics, beside its bounds.
+//! what was dropped is what was offered, and a resume from each hole's `after_resource_version` heals it; under COALESCE it gets
+//! each key's latest state once for each generation, and every event is accounted for; the other 99 get everything. Prints what was kept for the stopped client at most, by the named metrics, beside its bounds.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the figures; and a run that cannot go on has failed")]
 
@@ -15,6 +15,7 @@
 mod sandbox;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
@@ -34,7 +35,8 @@ const BURST: u64 = 50;
 #[tokio::main]
 async fn main() {
     let events: u64 = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(200_000);
-    for policy in [pb::FullChannelPolicy::Replay, pb::FullChannelPolicy::Drop] {
+    use pb::FullChannelPolicy::{Coalesce, Drop, Replay};
+    for policy in [Replay, Drop, Coalesce] {
         run(policy, events).await;
     }
 }
@@ -74,6 +76,10 @@ async fn run(policy: pb::FullChannelPolicy, events: u64) {
     let stopped_for = start.elapsed();
     assert!(stopped_for >= STOPPED_FOR.mul_f64(0.99), "{stopped_for:?}");
 
+    if policy == pb::FullChannelPolicy::Coalesce {
+        read_generations(&sandbox, &mut stopped, events).await;
+        return;
+    }
     let (mut delivered, mut dropped, mut version) = (0, 0, 1);
     let mut holes = Vec::new();
     while version < events + 1 {
@@ -116,6 +122,34 @@ async fn run(policy: pb::FullChannelPolicy, events: u64) {
         bounds.size >> 20,
     );
     assert!(most.0 <= bounds.size as u64 && most.1 <= bounds.size as u64);
+}
+
+/// Under COALESCE: what lay in the queue, then each key at most once for each generation, up to the state of the server.
+async fn read_generations(sandbox: &Sandbox, stopped: &mut Streaming<pb::WatchResponse>, events: u64) {
+    let (mut view, mut generation) = (BTreeMap::new(), BTreeSet::new());
+    view.insert("a".to_owned(), pod("shop", "a", "").body().clone());
+    let (mut sent, mut accounted, mut version) = (0, 0, 1);
+    while version < events + 1 {
+        let response = event(stopped).await;
+        sandbox::fold(&mut view, &response);
+        let name = response.object.as_ref().unwrap().name.clone();
+        assert!(generation.insert(name), "once for each generation");
+        sent += 1;
+        accounted += 1 + u64::from(response.coalesced);
+        let reached: u64 = response.resource_version.parse().unwrap();
+        if reached > version {
+            generation.clear();
+        }
+        version = reached;
+    }
+    assert_eq!(accounted, events, "every event is accounted for");
+    let snapshot = sandbox.informer.snapshot().unwrap();
+    let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.body().clone()));
+    assert!(view.into_iter().eq(held), "the state of the server");
+    println!(
+        "Coalesce: {events} events, {WATCHERS} watchers, one stopped: {sent} messages stand for all of them; the others got \
+              everything"
+    );
 }
 
 async fn join(sandbox: &Sandbox, policy: pb::FullChannelPolicy, is_slow: bool) -> Streaming<pb::WatchResponse> {
