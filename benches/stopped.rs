@@ -25,6 +25,7 @@ use informerd::{
     proto::pb,
     watch::{BroadcasterConfig, Retention},
 };
+use pb::FullChannelPolicy::{Coalesce, Drop, Replay};
 use sandbox::{Options, Sandbox, pod, queue, watch_from_now, watch_pods};
 use tonic::Streaming;
 
@@ -35,7 +36,6 @@ const BURST: u64 = 50;
 #[tokio::main]
 async fn main() {
     let events: u64 = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(200_000);
-    use pb::FullChannelPolicy::{Coalesce, Drop, Replay};
     for policy in [Replay, Drop, Coalesce] {
         run(policy, events).await;
     }
@@ -51,7 +51,7 @@ async fn run(policy: pb::FullChannelPolicy, events: u64) {
     let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
     let mut readers = tokio::task::JoinSet::new();
     for _ in 1..WATCHERS {
-        let mut watch = join(&sandbox, pb::FullChannelPolicy::Replay, false).await;
+        let mut watch = join(&sandbox, Replay, false).await;
         readers.spawn(async move {
             for at in 0..events {
                 assert_eq!(event(&mut watch).await.resource_version, (at + 2).to_string());
@@ -76,7 +76,7 @@ async fn run(policy: pb::FullChannelPolicy, events: u64) {
     let stopped_for = start.elapsed();
     assert!(stopped_for >= STOPPED_FOR.mul_f64(0.99), "{stopped_for:?}");
 
-    if policy == pb::FullChannelPolicy::Coalesce {
+    if policy == Coalesce {
         read_generations(&sandbox, &mut stopped, events).await;
         return;
     }
