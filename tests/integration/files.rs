@@ -1,77 +1,31 @@
 //! The whole server over a directory of manifests: what is edited is watched, and what is broken hurts nobody.
 
-use std::{fs, future::Future, path::Path, pin::Pin};
+use std::{fs, path::Path};
 
 use informerd::{
     app::App,
-    config::{Config, ListenAddr, ServeFlags},
+    config::{Config, ServeFlags},
     proto::pb::{self, informer_service_client::InformerServiceClient},
 };
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tonic::{Streaming, transport::Channel};
 
-use crate::sandbox::{DEADLINE, end, next, reason, watch_pods, words};
-
-/// A server over a directory of its own.
-struct Served {
-    directory: TempDir,
-    address: String,
-    admin: String,
-    shutdown: CancellationToken,
-    running: tokio::task::JoinHandle<()>,
-}
+use crate::{
+    sandbox::{DEADLINE, end, next, reason, watch_pods, words},
+    served::Served,
+};
 
 const WEB: &str = "{apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: web}, spec: {nodeName: n1}}\n";
 
-impl Served {
-    async fn start(files: &[(&str, &str)]) -> Self {
-        let directory = TempDir::new().unwrap();
-        for (name, text) in files {
-            write(&directory.path().join(name), text);
-        }
-        let flags = ServeFlags {
-            listen: Some("127.0.0.1:0".to_owned()),
-            admin_listen: Some("127.0.0.1:0".to_owned()),
-            files: vec![format!("pods={}@Pod", directory.path().display())],
-            ..ServeFlags::default()
-        };
-        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
-        let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
-        let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());
-        let shutdown = CancellationToken::new();
-        let token = shutdown.clone();
-        let running = tokio::spawn(async move { app.run(token.cancelled_owned()).await.unwrap() });
-        Self { directory, address, admin, shutdown, running }
+/// A server over a directory with these files.
+async fn serve(files: &[(&str, &str)]) -> Served {
+    let directory = TempDir::new().unwrap();
+    for (name, text) in files {
+        write(&directory.path().join(name), text);
     }
-
-    async fn client(&self) -> InformerServiceClient<Channel> {
-        InformerServiceClient::connect(self.address.clone()).await.unwrap()
-    }
-
-    fn path(&self, name: &str) -> std::path::PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// Waits until the resource says something of itself.
-    async fn until(&self, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
-        let mut client = self.client().await;
-        let said = async {
-            loop {
-                let listed = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
-                if let Some(resource) = listed.resources.into_iter().find(&is_so) {
-                    return resource;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(DEADLINE, said).await.expect("it is said in time")
-    }
-
-    async fn stop(self) {
-        self.shutdown.cancel();
-        tokio::time::timeout(DEADLINE, self.running).await.expect("it ends in time").unwrap();
-    }
+    let files = vec![format!("pods={}@Pod", directory.path().display())];
+    Served::start(directory, ServeFlags { files, ..ServeFlags::default() }).await
 }
 
 fn write(path: &Path, text: &str) {
@@ -100,22 +54,9 @@ fn kind_and_name(response: &pb::WatchResponse) -> String {
     words(response).split(" @").next().unwrap().to_owned()
 }
 
-/// GET over HTTP/1.0, without a client of ours or anybody's.
-fn http_get<'a>(address: &'a str, path: &'a str) -> Pin<Box<dyn Future<Output = (u16, String)> + Send + 'a>> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    Box::pin(async move {
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-    })
-}
-
 #[tokio::test]
 async fn files_that_are_written_changed_and_deleted_are_watched() {
-    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let served = serve(&[("web.yaml", WEB)]).await;
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
     // As editors do: another file, renamed over the first.
@@ -135,7 +76,7 @@ async fn files_that_are_written_changed_and_deleted_are_watched() {
 
 #[tokio::test]
 async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_is_mended() {
-    let served = Served::start(&[("web.yaml", WEB), ("api.yaml", &WEB.replace("web", "api"))]).await;
+    let served = serve(&[("web.yaml", WEB), ("api.yaml", &WEB.replace("web", "api"))]).await;
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
     let level = |(last, this): (char, char)| format!("{this}: &{this} [{}]", vec![format!("*{last}"); 9].join(","));
@@ -161,7 +102,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_i
 /// A sparse file, so that it costs no disk.
 #[tokio::test]
 async fn a_file_of_a_hundred_mebibytes_is_refused_and_hurts_nobody() {
-    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let served = serve(&[("web.yaml", WEB)]).await;
     served.until(|resource| resource.objects == 1).await;
     let huge = fs::File::create(served.path("huge.json")).unwrap();
     huge.set_len(100 << 20).unwrap();
@@ -172,14 +113,14 @@ async fn a_file_of_a_hundred_mebibytes_is_refused_and_hurts_nobody() {
 
 #[tokio::test]
 async fn a_directory_that_goes_deletes_nothing_and_comes_back() {
-    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let served = serve(&[("web.yaml", WEB)]).await;
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
-    let aside = served.directory.path().with_extension("aside");
-    fs::rename(served.directory.path(), &aside).unwrap();
+    let aside = served.path("").with_extension("aside");
+    fs::rename(served.path(""), &aside).unwrap();
     let resource = served.until(|resource| !resource.last_error.is_empty()).await;
     assert_eq!(resource.objects, 1, "{}", resource.last_error);
-    fs::rename(&aside, served.directory.path()).unwrap();
+    fs::rename(&aside, served.path("")).unwrap();
     served.until(|resource| resource.last_error.is_empty()).await;
     write(&served.path("web.yaml"), &WEB.replace("n1", "n2"));
     assert_eq!(kind_and_name(&next_event(&mut watch).await), "MODIFIED web", "and nothing before it");
@@ -188,16 +129,16 @@ async fn a_directory_that_goes_deletes_nothing_and_comes_back() {
 
 #[tokio::test]
 async fn probes_and_metrics_say_how_it_goes() {
-    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let served = serve(&[("web.yaml", WEB)]).await;
     served.until(|resource| resource.objects == 1).await;
-    assert_eq!(http_get(&served.admin, "/livez").await, (200, "ok\n".to_owned()));
-    assert_eq!(http_get(&served.admin, "/readyz").await, (200, "ok\n".to_owned()));
-    assert_eq!(http_get(&served.admin, "/none").await.0, 404);
+    assert_eq!(served.get("/livez").await, (200, "ok\n".to_owned()));
+    assert_eq!(served.get("/readyz").await, (200, "ok\n".to_owned()));
+    assert_eq!(served.get("/none").await.0, 404);
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
     write(&served.path("web.yaml"), &WEB.replace("n1", "n2"));
     next(&mut watch).await;
-    let (code, metrics) = http_get(&served.admin, "/metrics").await;
+    let (code, metrics) = served.get("/metrics").await;
     assert_eq!(code, 200);
     for line in [
         r#"informerd_cache_objects{resource="pods"} 1.0"#,
@@ -218,7 +159,7 @@ async fn probes_and_metrics_say_how_it_goes() {
 #[tokio::test]
 async fn health_is_told_for_the_server_and_each_resource() {
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
-    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let served = serve(&[("web.yaml", WEB)]).await;
     let channel = tonic::transport::Endpoint::new(served.address.clone()).unwrap().connect().await.unwrap();
     let mut health = HealthClient::new(channel);
     for service in ["", "resource/pods"] {
@@ -241,7 +182,7 @@ async fn health_is_told_for_the_server_and_each_resource() {
 
 #[tokio::test]
 async fn the_end_is_told_to_open_watches_and_waits_for_nobody_else() {
-    let served = Served::start(&[("web.yaml", WEB)]).await;
+    let served = serve(&[("web.yaml", WEB)]).await;
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
     served.shutdown.cancel();

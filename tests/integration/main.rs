@@ -12,6 +12,7 @@ mod operators;
 mod refusals;
 mod resume;
 mod sandbox;
+mod served;
 mod slow_client;
 mod stream;
 mod tidy;

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::{
         Arc,
@@ -14,75 +14,40 @@ use std::{
 };
 
 use informerd::{
-    app::App,
-    config::{Config, ListenAddr, ServeFlags},
+    config::ServeFlags,
     proto::pb::{self, informer_service_client::InformerServiceClient},
 };
 use tempfile::TempDir;
-use tokio_util::sync::CancellationToken;
 use tonic::{Streaming, transport::Channel};
 
-use crate::sandbox::{DEADLINE, fold, next, queue, raw, watch_from_now, watch_pods, words};
+use crate::{
+    sandbox::{DEADLINE, fold, next, queue, raw, watch_from_now, watch_pods, words},
+    served::{Served, until},
+};
 
-/// A server over one stream.
-struct Served {
-    directory: TempDir,
-    address: String,
-    admin: String,
-    shutdown: CancellationToken,
-    running: tokio::task::JoinHandle<()>,
+/// A server over a file with this text, or over a pipe.
+async fn serve(text: Option<&str>, config: &str) -> Served {
+    let directory = TempDir::new().unwrap();
+    let events = directory.path().join("events");
+    match text {
+        Some(text) => fs::write(&events, text).unwrap(),
+        None => assert!(Command::new("mkfifo").arg(&events).status().unwrap().success()),
+    }
+    let file = directory.path().join("informerd.yaml");
+    fs::write(&file, config).unwrap();
+    let stream = vec![format!("pods={}", events.display())];
+    Served::start(directory, ServeFlags { config: Some(file), stream, ..ServeFlags::default() }).await
 }
 
-impl Served {
-    /// Over a file with this text, or over a pipe.
-    async fn start(text: Option<&str>, config: &str) -> Self {
-        let directory = TempDir::new().unwrap();
-        let events = directory.path().join("events");
-        match text {
-            Some(text) => fs::write(&events, text).unwrap(),
-            None => assert!(Command::new("mkfifo").arg(&events).status().unwrap().success()),
-        }
-        let file = directory.path().join("informerd.yaml");
-        fs::write(&file, config).unwrap();
-        let flags = ServeFlags {
-            config: Some(file),
-            listen: Some("127.0.0.1:0".to_owned()),
-            admin_listen: Some("127.0.0.1:0".to_owned()),
-            stream: vec![format!("pods={}", events.display())],
-            ..ServeFlags::default()
-        };
-        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
-        let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
-        let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());
-        let shutdown = CancellationToken::new();
-        let token = shutdown.clone();
-        let running = tokio::spawn(async move { app.run(token.cancelled_owned()).await.unwrap() });
-        Self { directory, address, admin, shutdown, running }
-    }
+async fn connect(served: &Served) -> Client {
+    Client(served.client().await)
+}
 
-    fn path(&self) -> PathBuf {
-        self.directory.path().join("events")
-    }
-
-    async fn client(&self) -> Client {
-        Client::connect(&self.address).await
-    }
-
-    async fn metric(&self, name: &str) -> String {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let mut stream = tokio::net::TcpStream::connect(&self.admin).await.unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let start = format!("{name}{{resource=\"pods\"}} ");
-        let line = answer.lines().find_map(|line| line.strip_prefix(&start));
-        line.unwrap_or_else(|| panic!("{name} is not in\n{answer}")).to_owned()
-    }
-
-    async fn stop(self) {
-        self.shutdown.cancel();
-        tokio::time::timeout(DEADLINE, self.running).await.expect("it ends in time").unwrap();
-    }
+async fn metric(served: &Served, name: &str) -> String {
+    let (_, answer) = served.get("/metrics").await;
+    let start = format!("{name}{{resource=\"pods\"}} ");
+    let line = answer.lines().find_map(|line| line.strip_prefix(&start));
+    line.unwrap_or_else(|| panic!("{name} is not in\n{answer}")).to_owned()
 }
 
 struct Client(InformerServiceClient<Channel>);
@@ -94,16 +59,7 @@ impl Client {
 
     /// Waits until the resource says something of itself.
     async fn until(&mut self, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
-        let said = async {
-            loop {
-                let listed = self.0.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
-                if let Some(resource) = listed.resources.into_iter().find(&is_so) {
-                    return resource;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(DEADLINE, said).await.expect("it is said in time")
+        until(&mut self.0, is_so).await
     }
 
     /// Waits until the stream has ended, and everything before its end is applied.
@@ -167,20 +123,20 @@ async fn a_file_is_replayed_and_what_it_adds_up_to_is_served_as_stale() {
         event("DELETED", "b", 9),
         event("DELETED", "never-there", 1),
     ];
-    let served = Served::start(Some(&text.concat()), "{}").await;
-    let mut client = served.client().await;
+    let served = serve(Some(&text.concat()), "{}").await;
+    let mut client = connect(&served).await;
     let resource = client.until(|resource| resource.resource_version.ends_with(".7")).await;
     assert_eq!((resource.source.as_str(), resource.objects), ("stream", 1));
     let resource = client.until_stale(1).await;
     assert_eq!(resource.last_error, "the stream has ended");
     assert_eq!(client.list().await, [("a".to_owned(), body("a", 2))].into());
     assert_eq!(
-        served.metric("informerd_cache_unchanged_events_total").await,
+        metric(&served, "informerd_cache_unchanged_events_total").await,
         "2",
         "a repetition, a deletion of nothing"
     );
-    assert_eq!(served.metric("informerd_cache_stale").await, "1.0");
-    assert_eq!(served.metric("informerd_reflector_lists_total").await, "1");
+    assert_eq!(metric(&served, "informerd_cache_stale").await, "1.0");
+    assert_eq!(metric(&served, "informerd_reflector_lists_total").await, "1");
 
     let mut watch = client.0.watch(watch_pods()).await.unwrap().into_inner();
     let first = next(&mut watch).await;
@@ -192,11 +148,11 @@ async fn a_file_is_replayed_and_what_it_adds_up_to_is_served_as_stale() {
 
 #[tokio::test]
 async fn a_pipe_is_watched_while_its_writers_come_and_go() {
-    let served = Served::start(None, "{}").await;
-    let mut client = served.client().await;
+    let served = serve(None, "{}").await;
+    let mut client = connect(&served).await;
     client.until(|resource| resource.state() == pb::SyncState::Synced).await;
     let mut watch = client.watch().await;
-    let mut first = writer(&served.path());
+    let mut first = writer(&served.path("events"));
     first.write_all(event("MODIFIED", "a", 1).as_bytes()).unwrap();
     assert_eq!(next_event(&mut watch).await, "ADDED a", "the store decides");
     first.write_all(event("ADDED", "a", 1).as_bytes()).unwrap();
@@ -207,7 +163,7 @@ async fn a_pipe_is_watched_while_its_writers_come_and_go() {
     let told = next(&mut watch).await;
     assert_eq!(told.bookmark.unwrap().source(), pb::SyncState::Stale, "watches are told");
 
-    let mut second = writer(&served.path());
+    let mut second = writer(&served.path("events"));
     second.write_all(event("ADDED", "b", 1).as_bytes()).unwrap();
     assert_eq!(next_event(&mut watch).await, "ADDED b");
     client.until(|resource| resource.state() == pb::SyncState::Synced && resource.last_error.is_empty()).await;
@@ -229,8 +185,8 @@ async fn what_is_pretty_printed_over_many_lines_keeps_its_bytes() {
         format!("{{\n    \"type\": \"{event_type}\",\n    \"object\": {}\n}}\n", pretty(name))
     };
     let text = [event("ADDED", "a"), event("ADDED", "b"), event("DELETED", "a")].concat();
-    let served = Served::start(Some(&text), "{}").await;
-    let mut client = served.client().await;
+    let served = serve(Some(&text), "{}").await;
+    let mut client = connect(&served).await;
     client.until_stale(1).await;
     assert_eq!(client.list().await, [("b".to_owned(), pretty("b"))].into());
     served.stop().await;
@@ -246,11 +202,11 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
         "oops\n".to_owned(),
         event("ADDED", "b", 1),
     ];
-    let served = Served::start(Some(&lines.concat()), "{}").await;
-    let mut client = served.client().await;
+    let served = serve(Some(&lines.concat()), "{}").await;
+    let mut client = connect(&served).await;
     let resource = client.until_stale(2).await;
     assert!(resource.last_error.starts_with("line 4 (byte 52"), "the newest: {}", resource.last_error);
-    assert_eq!(served.metric("informerd_source_problems").await, "3.0");
+    assert_eq!(metric(&served, "informerd_source_problems").await, "3.0");
     assert_eq!(client.list().await.into_keys().collect::<Vec<_>>(), ["a", "b"]);
     served.stop().await;
 }
@@ -260,7 +216,7 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
 async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() {
     const EVENTS: usize = 40_000;
     const SIZE: u64 = 1 << 10;
-    let served = Served::start(None, "watch: { block_timeout: 1h }").await;
+    let served = serve(None, "watch: { block_timeout: 1h }").await;
     let endpoint = tonic::transport::Endpoint::new(served.address.clone()).unwrap();
     let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
     let mut slow = InformerServiceClient::new(endpoint.connect().await.unwrap());
@@ -269,13 +225,13 @@ async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() 
         format: watch_pods().format,
         ..watch_from_now()
     };
-    served.client().await.until(|resource| resource.state() == pb::SyncState::Synced).await;
+    connect(&served).await.until(|resource| resource.state() == pb::SyncState::Synced).await;
     let mut watch = slow.watch(request).await.unwrap().into_inner();
     next(&mut watch).await;
 
     let written = Arc::new(AtomicU64::new(0));
     let writing = std::thread::spawn({
-        let (path, written) = (served.path(), Arc::clone(&written));
+        let (path, written) = (served.path("events"), Arc::clone(&written));
         move || {
             let mut pipe = writer(&path);
             for at in 0..EVENTS {
@@ -318,7 +274,7 @@ async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() 
     }
     writing.join().unwrap();
     assert_eq!(view.len(), 100);
-    let held = served.client().await.list().await;
+    let held = connect(&served).await.list().await;
     assert_eq!(
         view.into_iter()
             .map(|(name, body)| (name, String::from_utf8(body.to_vec()).unwrap()))

@@ -1,0 +1,87 @@
+//! The whole server in this process: configuration, sources, gRPC and the admin port, over a directory of its own.
+
+use std::path::PathBuf;
+
+use informerd::{
+    app::App,
+    config::{Config, ListenAddr, ServeFlags},
+    proto::pb::{self, informer_service_client::InformerServiceClient},
+};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+use crate::sandbox::DEADLINE;
+
+/// A running server, and the directory that it reads.
+pub(crate) struct Served {
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) address: String,
+    directory: TempDir,
+    admin: String,
+    running: tokio::task::JoinHandle<()>,
+}
+
+impl Served {
+    /// With these flags, on ports of its own.
+    pub(crate) async fn start(directory: TempDir, flags: ServeFlags) -> Self {
+        let anywhere = Some("127.0.0.1:0".to_owned());
+        let flags = ServeFlags { listen: anywhere.clone(), admin_listen: anywhere, ..flags };
+        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
+        let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
+        let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());
+        let shutdown = CancellationToken::new();
+        let token = shutdown.clone();
+        let running = tokio::spawn(async move { app.run(token.cancelled_owned()).await.unwrap() });
+        Self { shutdown, address, directory, admin, running }
+    }
+
+    pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
+        InformerServiceClient::connect(self.address.clone()).await.unwrap()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// GET from the admin port over HTTP/1.0, without a client of ours or anybody's.
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.admin).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    /// Waits until the resource says something of itself.
+    pub(crate) async fn until(&self, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
+        until(&mut self.client().await, is_so).await
+    }
+
+    pub(crate) async fn stop(self) {
+        self.shutdown.cancel();
+        tokio::time::timeout(DEADLINE, self.running).await.expect("it ends in time").unwrap();
+    }
+}
+
+/// Waits until a resource of a server says something of itself.
+pub(crate) async fn until(
+    client: &mut InformerServiceClient<Channel>,
+    is_so: impl Fn(&pb::Resource) -> bool,
+) -> pb::Resource {
+    let said = async {
+        loop {
+            let listed = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
+            if let Some(resource) = listed.resources.into_iter().find(&is_so) {
+                return resource;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, said).await.expect("it is said in time")
+}
