@@ -21,6 +21,7 @@
 //! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.
 //! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
 //! - [`app`] and [`cli`]: everything connected, and the command line.
+//! - [`planted`]: bugs for tests to plant; nothing of it is left in a release.
 //!
 //! Imports point inward, and a test reads the sources to enforce it:
 //! `main → cli → {app, client}`, `app → {config, telemetry, admin, grpc, source} → proto → {cache, watch} → model`,
@@ -38,6 +39,7 @@ pub mod client;
 pub mod config;
 pub mod grpc;
 pub mod model;
+pub mod planted;
 pub mod proto;
 pub mod source;
 pub mod telemetry;

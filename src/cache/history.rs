@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     model::{Batch, Change, Object, ResourceVersion},
+    planted::planted,
     watch::Retention,
 };
 
@@ -110,9 +111,14 @@ impl History {
     pub fn forget_old(&mut self, now: Instant) {
         while let Some(oldest) = self.batches.front() {
             let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
-            let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size;
+            let is_full = self.events == self.bounds.events && planted!(HistoryEvictsTooEarly);
+            let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size || is_full;
             if !is_old && (!is_over || self.batches.len() == 1) {
                 break;
+            }
+            if oldest.batch.changes.len() > 1 && planted!(HistoryEvictsHalfABatch) {
+                self.lose_first_event();
+                continue;
             }
             self.events -= oldest.batch.changes.len();
             self.bytes -= oldest.bytes;
@@ -121,21 +127,43 @@ impl History {
         }
     }
 
+    /// What [`Bug::HistoryEvictsHalfABatch`](crate::planted::Bug) does.
+    fn lose_first_event(&mut self) {
+        let Some(oldest) = self.batches.front_mut() else { return };
+        Arc::make_mut(&mut oldest.batch).changes.remove(0);
+        self.events -= 1;
+    }
+
     /// What came strictly after `version`, from its beginning on.
     pub fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
-        if !version.same_lineage(&self.current) {
+        if !version.same_lineage(&self.current) && !planted!(LineageIsIgnored) {
             return Err(NotInHistory::Expired);
+        }
+        if *version > self.current && planted!(FutureIsServed) {
+            return Ok(Backlog::default());
         }
         if *version > self.current {
             return Err(NotInHistory::Future);
         }
-        if *version < self.oldest {
+        if *version == self.oldest && planted!(ResumeRefusedAtTheOldest) {
             return Err(NotInHistory::Expired);
         }
-        let first = self.batches.partition_point(|recorded| recorded.batch.after <= *version);
-        let in_gap = |recorded: &Recorded| recorded.is_relist && recorded.batch.before < *version;
-        if self.batches.get(first).is_some_and(in_gap) {
+        if *version < self.oldest && !planted!(ResumeBeforeTheOldest) {
             return Err(NotInHistory::Expired);
+        }
+        let mut first = self.batches.partition_point(|recorded| recorded.batch.after <= *version);
+        let in_gap = |recorded: &Recorded| recorded.is_relist && recorded.batch.before < *version;
+        if self.batches.get(first).is_some_and(in_gap) && !planted!(ResumeInsideGap) {
+            return Err(NotInHistory::Expired);
+        }
+        if first > 0 && planted!(ResumeTooEarly) {
+            first -= 1;
+        }
+        if first < self.batches.len() && planted!(ResumeTooLate) {
+            first += 1;
+        }
+        if planted!(ResumeFromNow) {
+            first = self.batches.len();
         }
         let mut backlog = Backlog::default();
         let (mut events, mut bytes) = (0, 0);

@@ -9,7 +9,10 @@ use std::{collections::HashSet, ops::Bound, sync::Arc};
 use imbl::{OrdMap, OrdSet};
 
 use super::List;
-use crate::model::{Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion};
+use crate::{
+    model::{Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion},
+    planted::planted,
+};
 
 /// The exclusive writer of a resource's store and indexes (client-go's `Indexer`; [`Snapshot`] is what it hands out).
 #[derive(Debug)]
@@ -96,14 +99,16 @@ impl Indexer {
 
         let held = self.state.objects.clone();
         let vanished = held.values().filter(|old| !listed.contains(old.key()));
+        let vanished = vanished.filter(|_| !planted!(RelistLosesADeletion));
         let replaced = objects.iter().filter_map(|new| held.get(new.key()).filter(|old| is_replaced(old, new)));
         let mut changes = Vec::new();
         for old in vanished.chain(replaced) {
-            changes.extend(self.delete(old, &after, Cause::Inferred));
+            let cause = if planted!(InferredIsDeleted) { Cause::Change } else { Cause::Inferred };
+            changes.extend(self.delete(old, &after, cause));
         }
         for new in objects {
             let old = self.state.objects.get(new.key()).cloned();
-            if old.as_ref().is_none_or(|old| !is_unchanged(old, &new)) {
+            if old.as_ref().is_none_or(|old| !is_unchanged(old, &new) || planted!(RelistRepeatsTheUnchanged)) {
                 changes.push(self.upsert(old, new));
             }
         }
@@ -124,7 +129,8 @@ impl Indexer {
         let old = self.state.objects.remove(old.key())?;
         self.state.body_bytes -= old.body().len();
         self.reindex(Some(&old), None);
-        Some(Change { old: Some(old), new: None, version: version.clone(), cause })
+        let version = if planted!(DeletionHasTheOldVersion) { old.version() } else { version };
+        Some(Change { version: version.clone(), old: Some(old), new: None, cause })
     }
 
     fn put(&mut self, new: &Arc<Object>) {
@@ -144,6 +150,9 @@ impl Indexer {
             let entry = |value: &String, object: &Arc<Object>| (Arc::from(value.as_str()), object.key().clone());
             for value in old_values.iter().filter(|value| !new_values.contains(value)) {
                 old.and_then(|old| index.remove(&entry(value, old)));
+            }
+            if planted!(IndexIsStale) {
+                continue;
             }
             for value in new_values.iter().filter(|value| !old_values.contains(value)) {
                 new.and_then(|new| index.insert(entry(value, new)));
@@ -166,7 +175,7 @@ fn is_unchanged(old: &Object, new: &Object) -> bool {
 
 /// Another object under the same key. A source that has no uids cannot show it.
 fn is_replaced(old: &Object, new: &Object) -> bool {
-    old.uid() != new.uid() && !old.uid().is_empty() && !new.uid().is_empty()
+    old.uid() != new.uid() && !old.uid().is_empty() && !new.uid().is_empty() && !planted!(AnotherUidIsModified)
 }
 
 // === impl Snapshot ===

@@ -25,6 +25,7 @@ use tokio::{
 use super::{Backlog, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState};
 use crate::{
     model::{Batch, Event, Indexers, ResourceVersion},
+    planted::planted,
     watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
 };
 
@@ -60,14 +61,6 @@ pub enum Start {
     Now,
     /// Strictly after this version.
     After(ResourceVersion),
-    /// Strictly after this version, on behalf of a watch that has joined before: not if history has changed since, however
-    /// the versions look now.
-    Again {
-        /// What the watch has reached.
-        after: ResourceVersion,
-        /// [`Joined::epoch`].
-        epoch: u64,
-    },
 }
 
 /// A watch that has joined: where it starts, and every later event.
@@ -79,7 +72,7 @@ pub struct Joined<F: Frame> {
     pub backlog: Backlog,
     /// What comes after the snapshot. `None` when the backlog has more: join again after its last version.
     pub cursor: Option<Cursor<F>>,
-    /// Counts how often the upstream's history has changed.
+    /// The history that these versions belong to: [`InformerHandle::epoch`] at the moment of joining.
     pub epoch: u64,
 }
 
@@ -103,9 +96,6 @@ pub enum JoinError {
         /// The applied version.
         current: ResourceVersion,
     },
-    /// The upstream's history has changed since the watch joined.
-    #[error("the upstream's history has changed")]
-    HistoryChanged,
     /// The informer has ended.
     #[error(transparent)]
     Stopped(#[from] Stopped),
@@ -144,6 +134,8 @@ struct Shared {
     /// The version up to which everything has been published to the cursors; behind the snapshot's for a moment.
     distributed: ArcSwapOption<ResourceVersion>,
     oldest: ArcSwapOption<ResourceVersion>,
+    /// Raised before the watches of a history that has changed are ended.
+    epoch: AtomicU64,
     applied: Notify,
     health: SourceHealth,
     stats: InformerStats,
@@ -163,7 +155,6 @@ struct Writer<F: Frame> {
 struct Live<F: Frame> {
     indexer: Indexer,
     history: History,
-    epoch: u64,
     /// The state of the source that watches were last told of.
     told_state: SyncState,
     broadcaster: Broadcaster<F>,
@@ -193,6 +184,7 @@ impl<F: Frame> Informer<F> {
             snapshot: ArcSwapOption::empty(),
             distributed: ArcSwapOption::empty(),
             oldest: ArcSwapOption::empty(),
+            epoch: AtomicU64::new(0),
             applied: Notify::new(),
             health,
             stats: InformerStats::default(),
@@ -269,19 +261,17 @@ impl<F: Frame> Writer<F> {
         let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
         let backlog = match start {
             Start::Now => Backlog::default(),
-            Start::Again { epoch, .. } if *epoch != live.epoch => return Err(JoinError::HistoryChanged),
-            Start::After(version) | Start::Again { after: version, .. } => {
-                live.history.after(version).map_err(|error| {
-                    let (oldest, current) = (live.history.oldest().clone(), live.history.current().clone());
-                    match error {
-                        NotInHistory::Expired => JoinError::Expired { oldest, current },
-                        NotInHistory::Future => JoinError::TooLarge { current },
-                    }
-                })?
-            }
+            Start::After(version) => live.history.after(version).map_err(|error| {
+                let (oldest, current) = (live.history.oldest().clone(), live.history.current().clone());
+                match error {
+                    NotInHistory::Expired => JoinError::Expired { oldest, current },
+                    NotInHistory::Future => JoinError::TooLarge { current },
+                }
+            })?,
         };
         let cursor = (!backlog.has_more).then(|| live.broadcaster.subscribe(subscribe));
-        Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor, epoch: live.epoch })
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor, epoch })
     }
 
     /// Applies what was drained from the queue, then publishes it as one wake.
@@ -322,10 +312,12 @@ impl<F: Frame> Writer<F> {
                     "upstream history changed: every watch of the resource ends"
                 );
                 self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
+                if !planted!(RewindIsUntoldWithoutACursor) {
+                    self.shared.epoch.fetch_add(1, Ordering::AcqRel);
+                }
                 let version = list.version.clone();
                 live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
                 live.history = History::new(self.config.history, version.clone());
-                live.epoch += 1;
                 live.broadcaster.restart(&End::HistoryChanged, version);
                 None
             }
@@ -338,7 +330,6 @@ impl<F: Frame> Writer<F> {
                 self.live = Some(Live {
                     indexer,
                     history: History::new(self.config.history, version),
-                    epoch: 0,
                     told_state: SyncState::Synced,
                     broadcaster,
                 });
@@ -383,6 +374,11 @@ impl<F: Frame> InformerHandle<F> {
     /// The version up to which every watcher has been given its events, or will find them at its cursor.
     pub fn distributed(&self) -> Option<Arc<ResourceVersion>> {
         self.shared.distributed.load_full()
+    }
+
+    /// Which history of the upstream is served: how many have been given up. A version of an older one means nothing.
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch.load(Ordering::Acquire)
     }
 
     /// The oldest version that a watch can go on from.

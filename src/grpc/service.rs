@@ -142,10 +142,8 @@ impl Service {
         min_version: Option<&ResourceVersion>,
         wait: Duration,
     ) -> Result<Arc<Snapshot>, Refusal> {
-        let is_enough = |snapshot: &Snapshot| min_version.is_none_or(|min| snapshot.version() >= min);
-        if let (Some(min), Some(snapshot)) = (min_version, resource.informer.snapshot())
-            && !min.same_lineage(snapshot.version())
-        {
+        let snapshot = self.reached(resource, min_version, wait).await?;
+        if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
             let message = format!("{min} is not a version of this source, which is at {}", snapshot.version());
             return Err(Refusal::Invalid {
                 reason: "RESOURCE_VERSION_INVALID",
@@ -153,10 +151,22 @@ impl Service {
                 message,
             });
         }
+        Ok(snapshot)
+    }
+
+    /// The first state at or after a version, or of another lineage, which can never get there. Waits up to `wait` for it.
+    pub(super) async fn reached(
+        &self,
+        resource: &ServedResource,
+        version: Option<&ResourceVersion>,
+        wait: Duration,
+    ) -> Result<Arc<Snapshot>, Refusal> {
+        let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| at >= wanted || !at.same_lineage(wanted);
+        let is_enough = |snapshot: &Snapshot| version.is_none_or(|wanted| is_there(snapshot.version(), wanted));
         tokio::select! {
             // Cancel-safe by its own contract.
             snapshot = resource.informer.wait_for(is_enough) => Ok(snapshot),
-            () = tokio::time::sleep(wait) => Err(not_reached(resource, min_version)),
+            () = tokio::time::sleep(wait) => Err(not_reached(resource, version)),
             () = self.draining().cancelled() => Err(Refusal::Draining),
         }
     }

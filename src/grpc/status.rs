@@ -85,7 +85,6 @@ impl Refusal {
                 Some(wanted) => Self::VersionTooLarge { wanted: wanted.clone(), current: current.to_string() },
                 None => Self::Internal,
             },
-            JoinError::HistoryChanged => Self::HistoryChanged,
             JoinError::Stopped(_) => Self::Draining,
         }
     }

@@ -12,7 +12,7 @@ use super::{
     coalesce::Telling,
     group::{Group, Log, Phase, Slot},
 };
-use crate::model::ResourceVersion;
+use crate::{model::ResourceVersion, planted::planted};
 
 /// One client's queue. Dropping it unsubscribes.
 pub struct Cursor<F: Frame> {
@@ -21,6 +21,7 @@ pub struct Cursor<F: Frame> {
     stats: Arc<BroadcasterStats>,
     queue_size: usize,
     version: ResourceVersion,
+    inside: u32,
     taken: u64,
     /// Under COALESCE: the generation that is being told.
     telling: Option<Telling>,
@@ -64,12 +65,18 @@ impl<F: Frame> Cursor<F> {
         version: ResourceVersion,
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
-        Self { group, slot, stats, queue_size, version, taken: 0, telling: None }
+        Self { group, slot, stats, queue_size, version, inside: 0, taken: 0, telling: None }
     }
 
     /// The version of what was taken last, a safe point to resume from; at first, where the cursor joined.
     pub fn version(&self) -> &ResourceVersion {
         &self.version
+    }
+
+    /// How many events were taken of a batch that begins after this version and is not complete: whoever goes on from a
+    /// history instead leaves them out.
+    pub fn inside(&self) -> u32 {
+        self.inside
     }
 
     /// Moves the version on to one that is known to have been distributed while the cursor was at the head (a bookmark).
@@ -93,7 +100,12 @@ impl<F: Frame> Cursor<F> {
     /// Ends the time in which every policy behaves as REPLAY: the initial events have been handed out. The policy acts
     /// once the cursor has caught up with its queue for the first time, so that a long snapshot costs nobody its queue.
     pub fn go_live(&mut self) {
-        let slot = &mut self.group.log.lock().slots[self.slot];
+        let mut log = self.group.log.lock();
+        let (head, head_size) = (log.head, log.head_size);
+        let slot = &mut log.slots[self.slot];
+        if slot.position < head && planted!(HoleAfterTheSnapshot) {
+            (slot.position, slot.position_size) = (head, head_size);
+        }
         if slot.phase == Phase::Initial {
             slot.phase = Phase::CatchingUp;
         }
@@ -112,7 +124,7 @@ impl<F: Frame> Cursor<F> {
                 return Poll::Ready(told);
             }
             let mut log = self.group.log.lock();
-            match coalesced(&mut log, self.slot, &mut self.version) {
+            match coalesced(&mut log, self.slot, &mut self.version, &mut self.inside) {
                 Some(Coalesced::Frames(frames, events)) => {
                     self.taken += events;
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
@@ -125,7 +137,7 @@ impl<F: Frame> Cursor<F> {
                 None => {}
             }
             let before = log.slots[self.slot].position;
-            let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.version);
+            let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.version, &mut self.inside);
             if let Some(taken) = taken {
                 if let Taken::Frames(_) = taken {
                     let events = log.slots[self.slot].position - before;
@@ -223,9 +235,16 @@ enum Coalesced<F> {
 
 /// What a slot that lags under COALESCE gets next: what its queue held, then generation after generation. `None` when nothing has
 /// happened meanwhile: then it follows the log again.
-fn coalesced<F: Frame>(log: &mut Log<F>, index: usize, version: &mut ResourceVersion) -> Option<Coalesced<F>> {
+fn coalesced<F: Frame>(
+    log: &mut Log<F>,
+    index: usize,
+    version: &mut ResourceVersion,
+    inside: &mut u32,
+) -> Option<Coalesced<F>> {
     let head_version = log.head_version.clone();
     let coalescing = log.slots[index].coalescing.as_mut()?;
+    // A generation ends with a wake, and is told to its end before anything else.
+    *inside = 0;
     if let Some((frames, events, reached)) = coalescing.sending.pop_front() {
         *version = reached;
         return Some(Coalesced::Frames(frames, events));
@@ -245,9 +264,13 @@ fn take<F: Frame>(
     queue_size: usize,
     max_size: usize,
     version: &mut ResourceVersion,
+    inside: &mut u32,
 ) -> Option<Taken<F>> {
     let (head, head_size, is_gone) = (log.head, log.head_size, log.slots[index].position < log.tail());
     let Slot { position, position_size, queue, evicted, .. } = log.slots[index];
+    if evicted && planted!(EvictionIsUntold) {
+        return None;
+    }
     if evicted {
         return Some(Taken::Ended(End::SlowConsumer));
     }
@@ -268,13 +291,21 @@ fn take<F: Frame>(
     if is_gone || frozen_at == Some(position) {
         let slot = &mut log.slots[index];
         (slot.position, slot.position_size, slot.frozen_at) = (head, head_size, None);
-        let after = std::mem::replace(version, log.head_version.clone());
+        let mut after = std::mem::replace(version, log.head_version.clone());
+        *inside = 0;
+        if planted!(DropIsUntold) {
+            return None;
+        }
+        if planted!(DropBeginsAtItsEnd) {
+            after.clone_from(version);
+        }
+        let lag = if planted!(DropIsMiscounted) { lag - 1 } else { lag };
         return Some(Taken::Dropped { count: lag, after });
     }
     if lag == 0 {
         return log.end.clone().map(Taken::Ended);
     }
-    let (frames, position, position_size) = log.read(position, frozen_at.unwrap_or(head), max_size, version);
+    let (frames, position, position_size) = log.read(position, frozen_at.unwrap_or(head), max_size, version, inside);
     let slot = &mut log.slots[index];
     (slot.position, slot.position_size) = (position, position_size);
     Some(Taken::Frames(frames))

@@ -3,7 +3,10 @@
 use std::{borrow::Borrow, collections::HashMap};
 
 use super::{Frame, Notice};
-use crate::model::{Batch, Cause, Change, ResourceVersion, Selection, Transition};
+use crate::{
+    model::{Batch, Cause, Change, ResourceVersion, Selection, Transition},
+    planted::planted,
+};
 
 /// The arenas of one wake, and where in them each event lies.
 pub(super) struct Encoding<'a, F: Frame> {
@@ -17,6 +20,8 @@ pub(super) struct Share {
     pub(super) span: Span,
     /// Safe to resume from once the event has been seen.
     pub(super) version: ResourceVersion,
+    /// How many events of its batch have been told with it, while the batch is open; 0 for the last.
+    pub(super) inside: u32,
     /// The change, by its place in the wake, and what it is to the group.
     pub(super) at: usize,
     pub(super) transition: Transition,
@@ -82,17 +87,18 @@ impl<'a, F: Frame> Encoding<'a, F> {
             Some((at, transition))
         });
         let mut told = told.peekable();
-        let mut share = Vec::new();
+        let (mut share, mut inside) = (Vec::new(), 0);
         while let Some((at, transition)) = told.next() {
             let (batch, change) = all[at];
             let closes = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
-            let version = if closes { &batch.after } else { &batch.before };
+            let version = if closes || planted!(VersionInsideABatch) { &batch.after } else { &batch.before };
             let Some(notice) = Notice::new(change, transition, version) else { continue };
             let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)
             });
-            share.push(Share { span: *span, version: version.clone(), at, transition });
+            inside = if closes { 0 } else { inside + 1 };
+            share.push(Share { span: *span, version: version.clone(), inside, at, transition });
         }
         share
     }

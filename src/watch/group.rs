@@ -15,7 +15,10 @@ use tokio::time::Instant;
 use super::{
     Frame, FullChannelPolicy, QueueOptions, budget::TimeBudget, coalesce::Generation, policy::End, room::Room,
 };
-use crate::model::{Change, ResourceVersion, Selection, Transition};
+use crate::{
+    model::{Change, ResourceVersion, Selection, Transition},
+    planted::planted,
+};
 
 /// Watchers with the same selection and format.
 #[derive(Debug)]
@@ -75,6 +78,8 @@ pub(super) struct Run<F> {
 pub(super) struct Mark {
     /// Relative to the run's frame.
     pub(super) end: u32,
+    /// As [`super::encoding::Share::inside`].
+    pub(super) inside: u32,
     /// The version to resume from once this event has been seen.
     pub(super) version: ResourceVersion,
 }
@@ -157,7 +162,7 @@ impl<F: Frame> Log<F> {
     }
 
     pub(super) fn subscribe(&mut self, id: u64, queue: QueueOptions, phase: Phase, budget: TimeBudget) -> usize {
-        let slot = Slot {
+        let mut slot = Slot {
             id,
             position: self.head,
             position_size: self.head_size,
@@ -170,6 +175,11 @@ impl<F: Frame> Log<F> {
             budget,
             waker: None,
         };
+        if let Some(run) = self.runs.back()
+            && planted!(OverlapWithTheSnapshot)
+        {
+            (slot.position, slot.position_size) = (run.first, run.size_before);
+        }
         let index = self.slots.insert(slot);
         if phase == Phase::Live {
             self.go_live(index);
@@ -210,13 +220,14 @@ impl<F: Frame> Log<F> {
     }
 
     /// Slices from `position` up to `until`, at most `max_size` but at least one event; with the position and the size
-    /// that are then reached. `version` moves to the last event's.
+    /// that are then reached. `version` and `inside` move to the last event's.
     pub(super) fn read(
         &self,
         position: u64,
         until: u64,
         max_size: usize,
         version: &mut ResourceVersion,
+        inside: &mut u32,
     ) -> (Vec<F>, u64, u64) {
         let (mut position, mut room) = (position, max_size);
         let (mut frames, mut size) = (Vec::new(), 0);
@@ -235,6 +246,7 @@ impl<F: Frame> Log<F> {
             let end = mark.end as usize;
             frames.push(run.frame.slice(start..end));
             version.clone_from(&mark.version);
+            *inside = mark.inside;
             position += count as u64;
             size = run.size_before + end as u64;
             room = room.saturating_sub(end - start);
@@ -258,6 +270,7 @@ impl<F: Frame> Log<F> {
         match &slot.waker {
             Some(parked) if parked.will_wake(waker) => None,
             Some(_) => slot.waker.replace(waker.clone()),
+            None if planted!(WakeIsLost) => None,
             None => {
                 slot.waker = Some(waker.clone());
                 self.parked.push(index);
@@ -320,7 +333,7 @@ impl<F: Frame> Log<F> {
         let (mut position, mut version) = (self.slots[index].position, self.head_version.clone());
         let mut sending = VecDeque::new();
         while position < self.head {
-            let (frames, end, _) = self.read(position, self.head, SENDING_SIZE, &mut version);
+            let (frames, end, _) = self.read(position, self.head, SENDING_SIZE, &mut version, &mut 0);
             sending.push_back((frames, end - position, version.clone()));
             position = end;
         }
@@ -359,6 +372,7 @@ impl<F: Frame> Log<F> {
             let low = Low::of(slot);
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
             let is_full = self.head - slot.position >= low.length.max(1)
+                || planted!(EvictedWithoutBeingFull)
                 || self.head_size - slot.position_size >= queue_size as u64;
             match slot.queue.policy {
                 // What is not retained any more cannot be taken over: such a slot is parked at its next poll.

@@ -6,7 +6,10 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{Frame, Notice};
-use crate::model::{Batch, ResourceVersion, Selection, Transition};
+use crate::{
+    model::{Batch, ResourceVersion, Selection, Transition},
+    planted::planted,
+};
 
 /// Batches that are still to be told, and how far the client has been told.
 #[derive(Debug)]
@@ -16,6 +19,8 @@ pub struct Replay {
     at: usize,
     /// Looked at and in the selection, but not told: whether it is the batch's last is not known yet.
     held: Option<(usize, Transition)>,
+    /// Events that the client has been told already, of the first batch.
+    skip: u32,
     version: ResourceVersion,
 }
 
@@ -24,7 +29,13 @@ pub struct Replay {
 impl Replay {
     /// What came after `version`, in order.
     pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, version: ResourceVersion) -> Self {
-        Self { batches: batches.into_iter().collect(), at: 0, held: None, version }
+        Self { batches: batches.into_iter().collect(), at: 0, held: None, skip: 0, version }
+    }
+
+    /// Leaves out the first events of the first batch: [`super::Cursor::inside`] of the cursor that this goes on for.
+    #[must_use]
+    pub fn skipping(self, events: u32) -> Self {
+        Self { skip: events, ..self }
     }
 
     /// Safe to resume from after what was encoded up to now.
@@ -60,9 +71,16 @@ impl Replay {
                 self.at = 0;
                 continue;
             };
-            if let Some(transition) = selection.transition(change) {
+            let transition = selection.transition(change);
+            if transition.is_some() && self.skip > 0 {
+                self.skip -= 1;
+            } else if let Some(transition) = transition {
                 // A client may come back in between the versions of two batches: it never goes back.
-                let before = if batch.before < self.version { self.version.clone() } else { batch.before.clone() };
+                let before = if batch.before < self.version && !planted!(ReplayGoesBack) {
+                    self.version.clone()
+                } else {
+                    batch.before.clone()
+                };
                 encoded += self.tell::<F>(&batch, &before, format, arena);
                 self.held = Some((self.at, transition));
             }
@@ -81,7 +99,13 @@ impl Replay {
     ) -> u64 {
         let Some((at, transition)) = self.held.take() else { return 0 };
         let Some(notice) = Notice::new(&batch.changes[at], transition, version) else { return 0 };
+        if *version == batch.after && planted!(ReplayForgetsTheLast) {
+            return 0;
+        }
         F::encode(arena, format, &notice);
+        if planted!(ReplayRepeats) {
+            F::encode(arena, format, &notice);
+        }
         self.version.clone_from(version);
         1
     }

@@ -6,7 +6,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::model::{Change, IndexFunc, IndexMatch, Object, Selection};
+use crate::{
+    model::{Change, IndexFunc, IndexMatch, Object, Selection},
+    planted::planted,
+};
 
 /// Groups by what routes to them; a group is a number.
 #[derive(Debug, Default)]
@@ -41,7 +44,8 @@ impl Routes {
         let key = change.object().key();
         groups.extend(self.names.get(key.name()).into_iter().flatten());
         groups.extend(self.namespaces.get(key.namespace()).into_iter().flatten());
-        let states = || change.old.iter().chain(&change.new);
+        let old = || change.old.iter().filter(|_| change.new.is_none() || !planted!(RoutedByTheNewState));
+        let states = || old().chain(&change.new);
         for (func, values) in &self.indexes {
             let of_state = |object| func.values(object);
             for value in states().map(AsRef::<Object>::as_ref).flat_map(of_state) {

@@ -36,6 +36,7 @@ use super::super::{
 use crate::{
     cache::{InformerHandle, JoinError, Joined, Snapshot, Start, SyncState},
     model::{Cause, EventType, ObjectKey, ResourceVersion, Selection},
+    planted::planted,
     proto::{self, PayloadFormat, pb},
     watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
@@ -50,7 +51,7 @@ pub(super) struct WatchBody {
     stage: Stage,
     /// What is published; none while the watch holds only a version, and is told from the history.
     cursor: Option<Cursor<WireFrame>>,
-    /// Of the history that the watch has joined.
+    /// The history that the client's versions belong to.
     epoch: u64,
     /// The state of the source that the client was last told of.
     told_state: SyncState,
@@ -105,8 +106,9 @@ enum Stage {
     InitialEvents(InitialEvents),
     /// Being told what it has missed; without a cursor there is more of it.
     Replay(Replay),
-    /// Joining again after a version: parked, or in the middle of what it has missed.
-    Joining(ResourceVersion, Joining),
+    /// Joining again after a version and some events of the batch that follows: parked, or in the middle of what it has
+    /// missed.
+    Joining(ResourceVersion, u32, Joining),
     /// Reading what is published.
     Live,
 }
@@ -177,7 +179,7 @@ impl WatchBody {
         match &self.stage {
             Stage::InitialEvents(_) => None,
             Stage::Replay(replay) => Some(replay.version()),
-            Stage::Joining(version, _) => Some(version),
+            Stage::Joining(version, ..) => Some(version),
             Stage::Live => self.cursor.as_ref().map(Cursor::version),
         }
     }
@@ -204,15 +206,28 @@ impl WatchBody {
         self.ready = Some(buffer.freeze());
     }
 
+    /// Whether the upstream's history has changed since the client joined, whether its cursor knows it or not.
+    fn has_history_changed(&self) -> bool {
+        self.informer.epoch() != self.epoch
+    }
+
     /// Ends the stream: a bookmark, an ERROR as the last message, and the same status for the RPC.
     fn end_with(&mut self, refusal: &Refusal) {
-        let is_draining = *refusal == Refusal::Draining;
-        let bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
-        let error = frame::error(self.position(), refusal.to_proto());
-        // Where history changed there is nothing to resume from.
-        let is_resumable = *refusal != Refusal::HistoryChanged;
-        self.send(&is_resumable.then_some(bookmark).into_iter().chain([error]).collect::<Vec<_>>());
-        self.end = Some(refusal.to_status());
+        // Whatever else ends it: the client must not take its version to the history of now (invariant 14).
+        let refusal = if self.has_history_changed() { &Refusal::HistoryChanged } else { refusal };
+        if *refusal == Refusal::HistoryChanged {
+            // There is nothing to resume from.
+            self.send(&[frame::error(None, refusal.to_proto())]);
+        } else {
+            let is_draining = *refusal == Refusal::Draining;
+            let mut bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
+            if let Some(head) = self.informer.distributed().filter(|_| is_draining && planted!(DrainingAtTheHead)) {
+                bookmark.resource_version = head.to_string();
+            }
+            let error = frame::error(self.position(), refusal.to_proto());
+            self.send(&[bookmark, error]);
+        }
+        self.end = Some(if planted!(EndsWellAlways) { Status::ok("") } else { refusal.to_status() });
         tracing::debug!(resource = self.resource, ?refusal, "watch ended");
     }
 
@@ -230,6 +245,10 @@ impl WatchBody {
         if let Some(ends_at) = &mut self.ends_at
             && ends_at.as_mut().poll(cx).is_ready()
         {
+            if self.has_history_changed() {
+                self.end_with(&Refusal::HistoryChanged);
+                return;
+            }
             let bookmark = self.bookmark(pb::Bookmark::default());
             self.send(&[bookmark]);
             self.end = Some(Status::ok(""));
@@ -257,7 +276,11 @@ impl WatchBody {
         if is_complete {
             self.go_live();
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
-            frame::append(&mut buffer, &self.bookmark(end));
+            let mut end = self.bookmark(end);
+            if let Some(now) = self.informer.distributed().filter(|_| planted!(SnapshotVersionOfNow)) {
+                end.resource_version = now.to_string();
+            }
+            frame::append(&mut buffer, &end);
         }
         self.hand_out(buffer, cx)
     }
@@ -271,7 +294,7 @@ impl WatchBody {
         self.watcher.sent(told, Some(&version));
         match (is_done, has_cursor) {
             (true, true) => self.go_live(),
-            (true, false) => self.join_after(version),
+            (true, false) => self.join_after(version, 0),
             (false, _) => {}
         }
         if is_done && buffer.is_empty() {
@@ -281,10 +304,14 @@ impl WatchBody {
     }
 
     fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Joining(version, joining) = &mut self.stage else { return Poll::Ready(()) };
+        let Stage::Joining(version, inside, joining) = &mut self.stage else { return Poll::Ready(()) };
         match ready!(joining.as_mut().poll(cx)) {
+            // The version may have a meaning in the new history too, and it is another one.
+            Ok(Joined { epoch, .. }) if epoch != self.epoch && !planted!(ParkedGoesOnInAnotherHistory) => {
+                self.end_with(&Refusal::HistoryChanged);
+            }
             Ok(Joined { backlog, cursor, .. }) => {
-                self.stage = Stage::Replay(Replay::new(backlog.batches, version.clone()));
+                self.stage = Stage::Replay(Replay::new(backlog.batches, version.clone()).skipping(*inside));
                 self.watcher.reads(cursor.as_ref().map(Cursor::gauge));
                 self.cursor = cursor;
             }
@@ -300,6 +327,9 @@ impl WatchBody {
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         // Read before seeing the cursor at the head: it may be ahead of the head by then, never of what was published.
         let distributed = self.informer.distributed();
+        if let Some(distributed) = distributed.as_ref().filter(|_| planted!(BookmarkAhead)) {
+            cursor.advance(ResourceVersion::clone(distributed));
+        }
         let taken = cursor.taken();
         match cursor.poll_take(cx, CHUNK_BYTES) {
             Poll::Ready(Taken::Frames(frames)) => {
@@ -312,9 +342,13 @@ impl WatchBody {
                 self.send(&[dropped]);
             }
             Poll::Ready(Taken::Parked) => {
-                let version = cursor.version().clone();
+                let (mut version, inside) = (cursor.version().clone(), cursor.inside());
+                if let Some(head) = distributed.filter(|_| planted!(ParkedGoesOnAtTheHead)) {
+                    version.clone_from(&head);
+                }
                 self.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
-                self.join_after(version);
+                let inside = if inside > 0 && planted!(ParkedInsideABatchRepeatsIt) { 0 } else { inside };
+                self.join_after(version, inside);
             }
             Poll::Ready(Taken::Ended(end)) => {
                 let refusal = Refusal::end(&end, cursor.version());
@@ -325,7 +359,7 @@ impl WatchBody {
                 if self.informer.health().state() == self.told_state {
                     ready!(self.bookmark_due.as_mut().poll(cx));
                 }
-                if let Some(distributed) = distributed {
+                if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
                     cursor.advance(ResourceVersion::clone(&distributed));
                 }
                 let bookmark = self.bookmark(pb::Bookmark::default());
@@ -347,7 +381,7 @@ impl WatchBody {
     }
 
     /// Lets go of the cursor, if there is one: the watch holds a version, and is told from the history what comes after it.
-    fn join_after(&mut self, version: ResourceVersion) {
+    fn join_after(&mut self, version: ResourceVersion, inside: u32) {
         let subscribe = Subscribe {
             selection: Arc::clone(&self.selection),
             format: self.format,
@@ -356,8 +390,8 @@ impl WatchBody {
         };
         self.cursor = None;
         self.watcher.reads(None);
-        let (informer, start) = (self.informer.clone(), Start::Again { after: version.clone(), epoch: self.epoch });
-        self.stage = Stage::Joining(version, Box::pin(async move { informer.join(start, subscribe).await }));
+        let (informer, start) = (self.informer.clone(), Start::After(version.clone()));
+        self.stage = Stage::Joining(version, inside, Box::pin(async move { informer.join(start, subscribe).await }));
     }
 
     /// Everything from before the cursor has been handed out.
@@ -416,7 +450,7 @@ impl InitialEvents {
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
         for _ in 0..SCAN_OBJECTS {
             let Some(object) = objects.next() else { return (buffer, events, true) };
-            if selection.matches(object) {
+            if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
                 let response = pb::WatchResponse {
                     r#type: proto::event_type(EventType::Added).into(),
                     object: Some(proto::object(object, object.version(), format)),
@@ -428,6 +462,11 @@ impl InitialEvents {
             }
             self.looked_at = Some(object.key().clone());
             if buffer.len() >= CHUNK_BYTES {
+                if planted!(SkippedAtAChunkBoundary)
+                    && let Some(skipped) = objects.next()
+                {
+                    self.looked_at = Some(skipped.key().clone());
+                }
                 break;
             }
         }

@@ -116,7 +116,7 @@ async fn join(
         match (resource.informer.join(start.clone(), subscribe()).await, &from) {
             (Ok(joined), _) => return Ok(joined),
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
-                service.snapshot(resource, Some(from), service.config().future_wait).await?;
+                service.reached(resource, Some(from), service.config().future_wait).await?;
             }
             (Err(error), _) => return Err(Refusal::join(error, from.as_ref(), &resource.name)),
         }

@@ -1,0 +1,205 @@
+//! Bugs that are planted on purpose, so that the checker of the integration tests can be checked: it has to find each.
+//!
+//! A place in the code asks `planted!(Name)` and does the wrong thing if so. Only a test plants, one bug at a time and for
+//! its own thread. Without debug assertions the answer is the constant `false`, and nothing of this is left.
+//!
+//! Deliberately not here: what each bug breaks, which stands at its place, and how it is found (`tests/integration/checker`).
+
+/// The bugs, each at one place of the room that it is named under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    // model
+    /// An object that leaves a selection is told as if it were deleted.
+    LeftIsDeleted,
+    /// An object that enters a selection is told as MODIFIED.
+    EnteredIsModified,
+    /// An object that leaves a selection is forgotten without a word.
+    LeavingIsUntold,
+
+    // cache
+    /// A resume gets the event of its own version again.
+    ResumeTooEarly,
+    /// A resume misses the first batch after its version.
+    ResumeTooLate,
+    /// A resume is "from now".
+    ResumeFromNow,
+    /// A resume is accepted inside a relist.
+    ResumeInsideGap,
+    /// The oldest version of the history is refused.
+    ResumeRefusedAtTheOldest,
+    /// A version that is older than the history is accepted.
+    ResumeBeforeTheOldest,
+    /// A version of the future is served at once.
+    FutureIsServed,
+    /// A version of another lineage is served.
+    LineageIsIgnored,
+    /// The history evicts single events, not batches.
+    HistoryEvictsHalfABatch,
+    /// The history evicts when it is full, and not when it is more than full.
+    HistoryEvictsTooEarly,
+    /// One object that vanished in a relist's gap is not told of.
+    RelistLosesADeletion,
+    /// INFERRED is lost.
+    InferredIsDeleted,
+    /// A relist tells of everything, changed or not.
+    RelistRepeatsTheUnchanged,
+    /// Another uid under the same key is MODIFIED.
+    AnotherUidIsModified,
+    /// A deletion carries the object's last version, not its own.
+    DeletionHasTheOldVersion,
+    /// An index does not learn the new values of an object.
+    IndexIsStale,
+    /// A rewind is seen only by those whose cursor is still there.
+    RewindIsUntoldWithoutACursor,
+    /// A rewind replaces the state and ends nobody.
+    RewindEndsNobody,
+
+    // watch
+    /// Every event of a batch carries the batch's version.
+    VersionInsideABatch,
+    /// A DELETED carries the new state.
+    DeletedHasTheNewState,
+    /// A change is routed by its new state alone.
+    RoutedByTheNewState,
+    /// A group does not get the first event of a wake.
+    HoleInAWake,
+    /// Events that came during the initial events are skipped.
+    HoleAfterTheSnapshot,
+    /// The wake before the snapshot is told again.
+    OverlapWithTheSnapshot,
+    /// A hole under DROP is not announced.
+    DropIsUntold,
+    /// A hole under DROP is announced as one event smaller than it is.
+    DropIsMiscounted,
+    /// A hole under DROP is said to begin where it ends.
+    DropBeginsAtItsEnd,
+    /// An evicted client waits for ever.
+    EvictionIsUntold,
+    /// A client under BLOCK counts as full as soon as another one is.
+    EvictedWithoutBeingFull,
+    /// A waiting client is not woken.
+    WakeIsLost,
+    /// The first event of a replay is told twice.
+    ReplayRepeats,
+    /// The last event of a replayed batch is forgotten.
+    ReplayForgetsTheLast,
+    /// A resume in between two versions goes back to the first.
+    ReplayGoesBack,
+
+    // grpc
+    /// A parked watch goes on at the head.
+    ParkedGoesOnAtTheHead,
+    /// A parked watch goes on in the history that came after its own.
+    ParkedGoesOnInAnotherHistory,
+    /// A watch that is parked inside a batch is told all of it again.
+    ParkedInsideABatchRepeatsIt,
+    /// A bookmark is ahead of events that were not told.
+    BookmarkAhead,
+    /// A bookmark says less than is known.
+    BookmarkBehind,
+    /// The bookmark at the end of the initial events carries the version of now.
+    SnapshotVersionOfNow,
+    /// An object is skipped where one piece of the initial events ends.
+    SkippedAtAChunkBoundary,
+    /// Initial events are not selected.
+    InitialEventsAreNotSelected,
+    /// A draining bookmark carries the head's version, not the client's own.
+    DrainingAtTheHead,
+    /// The trailers say OK whatever the last message was.
+    EndsWellAlways,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::LeftIsDeleted,
+        Self::EnteredIsModified,
+        Self::LeavingIsUntold,
+        Self::ResumeTooEarly,
+        Self::ResumeTooLate,
+        Self::ResumeFromNow,
+        Self::ResumeInsideGap,
+        Self::ResumeRefusedAtTheOldest,
+        Self::ResumeBeforeTheOldest,
+        Self::FutureIsServed,
+        Self::LineageIsIgnored,
+        Self::HistoryEvictsHalfABatch,
+        Self::HistoryEvictsTooEarly,
+        Self::RelistLosesADeletion,
+        Self::InferredIsDeleted,
+        Self::RelistRepeatsTheUnchanged,
+        Self::AnotherUidIsModified,
+        Self::DeletionHasTheOldVersion,
+        Self::IndexIsStale,
+        Self::RewindIsUntoldWithoutACursor,
+        Self::RewindEndsNobody,
+        Self::VersionInsideABatch,
+        Self::DeletedHasTheNewState,
+        Self::RoutedByTheNewState,
+        Self::HoleInAWake,
+        Self::HoleAfterTheSnapshot,
+        Self::OverlapWithTheSnapshot,
+        Self::DropIsUntold,
+        Self::DropIsMiscounted,
+        Self::DropBeginsAtItsEnd,
+        Self::EvictionIsUntold,
+        Self::EvictedWithoutBeingFull,
+        Self::WakeIsLost,
+        Self::ReplayRepeats,
+        Self::ReplayForgetsTheLast,
+        Self::ReplayGoesBack,
+        Self::ParkedGoesOnAtTheHead,
+        Self::ParkedGoesOnInAnotherHistory,
+        Self::ParkedInsideABatchRepeatsIt,
+        Self::BookmarkAhead,
+        Self::BookmarkBehind,
+        Self::SnapshotVersionOfNow,
+        Self::SkippedAtAChunkBoundary,
+        Self::InitialEventsAreNotSelected,
+        Self::DrainingAtTheHead,
+        Self::EndsWellAlways,
+    ];
+}
+
+/// Whether a bug is planted here, to be asked last in a condition: being asked counts as having been reached.
+macro_rules! planted {
+    ($bug:ident) => {
+        $crate::planted::is_planted($crate::planted::Bug::$bug)
+    };
+}
+pub(crate) use planted;
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+    static REACHED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Whether this bug is planted on this thread.
+#[cfg(debug_assertions)]
+pub(crate) fn is_planted(bug: Bug) -> bool {
+    let is_planted = PLANTED.get() == Some(bug);
+    if is_planted {
+        REACHED.set(true);
+    }
+    is_planted
+}
+
+/// Never.
+#[cfg(not(debug_assertions))]
+pub(crate) const fn is_planted(_: Bug) -> bool {
+    false
+}
+
+/// Plants a bug on this thread, or none any more; for tests.
+#[cfg(debug_assertions)]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+    REACHED.set(false);
+}
+
+/// Whether the place of the planted bug was reached since it was planted.
+#[cfg(debug_assertions)]
+pub fn was_reached() -> bool {
+    REACHED.get()
+}
