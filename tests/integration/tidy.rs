@@ -8,13 +8,14 @@ use std::{
 
 /// What each room may name of the crate (ARCHITECTURE.md §1); a room may always name itself.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("model", &[]),
-    ("watch", &["model"]),
-    ("cache", &["model", "watch"]),
+    ("planted", &[]),
+    ("model", &["planted"]),
+    ("watch", &["model", "planted"]),
+    ("cache", &["model", "watch", "planted"]),
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto"]),
     ("source", &["model", "watch", "cache", "proto"]),
-    ("grpc", &["model", "watch", "cache", "proto"]),
+    ("grpc", &["model", "watch", "cache", "proto", "planted"]),
     ("config", &["model", "watch", "cache", "proto"]),
     ("telemetry", &["model", "watch", "cache", "proto", "config", "grpc"]),
     ("admin", &["model", "watch", "cache", "proto", "config", "grpc"]),

@@ -1,0 +1,221 @@
+//! The checker: random histories, random clients, and a model of the truth that shares no code with the server.
+//!
+//! ```text
+//!   script ──▶ harness ──▶ Informer, Service, Routes (the real ones, in process)
+//!     │           │                        │
+//!     │           └──▶ client ◀── pieces ──┘
+//!     ▼                  │
+//!   truth                ▼
+//!     └──▶ expect ──▶ follow ◀── record      verify: all connections of one client
+//! ```
+//!
+//! What is verified (ARCHITECTURE.md §4, RELIABILITY.md §1) of every stream, with all reconnects of one client joined:
+//!
+//! - ordered, unique, complete or told: a hole is announced with its exact count and the version before it;
+//! - atomic: no version, bookmark or snapshot inside a batch;
+//! - resumable: after a version comes the first matching event after it; EXPIRED exactly where it has to be;
+//! - bookmark-true: never ahead of an event, never behind what is known, never going back;
+//! - selection-exact: entering and leaving with their cause and the last matching state, objects with the right version;
+//! - converged: when writes stop, every client that reads holds the truth, and was woken for it;
+//! - explained: an ERROR equals the trailers' status, and its reason is true.
+//!
+//! `truth`, `selection`, `record`, `expect`, `follow` and `verify` name nothing of the server but the generated messages, and
+//! a test reads them to see that they do not. What is deliberately not here: sockets and flow control (the other stories),
+//! and the payload formats other than RAW and METADATA.
+
+mod client;
+mod expect;
+mod follow;
+mod harness;
+mod record;
+mod script;
+mod selection;
+mod truth;
+mod verify;
+
+use std::{cell::RefCell, time::Instant};
+
+#[cfg(debug_assertions)]
+use informerd::planted::{self, Bug};
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner},
+};
+
+use self::{
+    follow::Tally,
+    harness::{FUTURE_WAIT, Run},
+    record::{End, Start},
+    script::{Script, any_script},
+    verify::Violation,
+};
+
+/// What all runs together have seen.
+#[derive(Debug, Default)]
+struct Totals {
+    clients: u64,
+    connections: u64,
+    resumes: u64,
+    relists: u64,
+    relist_gaps: u64,
+    parked: u64,
+    replayed: u64,
+    expired_versions: u64,
+    future_versions: u64,
+    settled: u64,
+    rewinds: u64,
+    told: Tally,
+}
+
+impl Totals {
+    fn add(&mut self, run: &Run) {
+        let segments = || run.records.iter().flat_map(|record| &record.segments);
+        let count = |is: &dyn Fn(&record::Segment) -> bool| segments().filter(|segment| is(segment)).count() as u64;
+        let refused = |reason: &str, segment: &record::Segment| {
+            segment.is_refused && matches!(&segment.end, End::Status(status, _) if status.reason == reason)
+        };
+        let batches = || run.truth.epochs.iter().flat_map(|epoch| &epoch.batches);
+        self.clients += run.records.len() as u64;
+        self.connections += segments().count() as u64;
+        self.resumes += count(&|segment| {
+            matches!(segment.start, Start::After(_)) && segment.answered.is_some() && !segment.is_refused
+        });
+        self.relists += batches().filter(|batch| batch.is_relist).count() as u64;
+        self.relist_gaps += batches().filter(|batch| batch.is_relist && batch.before < batch.after).count() as u64;
+        self.rewinds += run.truth.epochs.len() as u64 - 1;
+        self.parked += run.parked;
+        self.replayed += run.replayed;
+        self.expired_versions += count(&|segment| refused("RESOURCE_VERSION_EXPIRED", segment));
+        self.future_versions += count(&|segment| {
+            refused("RESOURCE_VERSION_TOO_LARGE", segment)
+                || segment.answered.is_some_and(|answered| answered.at > segment.asked.at)
+        });
+        self.settled += count(&|segment| segment.settled.is_some());
+    }
+
+    /// What did not happen, and has to in a run that is worth its name.
+    fn missing(&self) -> Vec<&'static str> {
+        let Self { resumes, relists, relist_gaps, parked, expired_versions, rewinds, told, .. } = self;
+        let counted = [
+            ("resume", resumes),
+            ("relist", relists),
+            ("relist gap", relist_gaps),
+            ("park", parked),
+            ("expired version", expired_versions),
+            ("rewind", rewinds),
+            ("stream that was told of a rewind", &told.rewinds),
+            ("drop", &told.drops),
+            ("cut batch", &told.cut_batches),
+            ("eviction under BLOCK", &told.evictions),
+            ("bookmark", &told.bookmarks),
+            ("drain", &told.drains),
+        ];
+        counted.into_iter().filter(|(_, count)| **count == 0).map(|(what, _)| what).collect()
+    }
+}
+
+/// Runs a script and checks what came of it.
+fn check(script: &Script, totals: &mut Totals) -> Result<(), Violation> {
+    let run = harness::run(script);
+    totals.add(&run);
+    if let Some(stuck) = run.stuck {
+        return Err(Violation::of(stuck));
+    }
+    for record in &run.records {
+        verify::verify(&run.truth, record, FUTURE_WAIT, &mut totals.told)?;
+    }
+    Ok(())
+}
+
+/// A script, a line for each step.
+fn words(script: &Script) -> String {
+    let Script { config, first, steps, settles } = script;
+    let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
+    format!("a script that settles: {settles}, {config:?}, first {first:?}\n{}", steps.join("\n"))
+}
+
+/// A number from the environment.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+}
+
+fn runner(cases: u64, seed: u64) -> TestRunner {
+    // A generator that is cheap in a debug build. It must not begin with nothing but zeros.
+    let mut bytes = [1; 16];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { cases: u32::try_from(cases).unwrap(), failure_persistence: None, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::XorShift, &bytes))
+}
+
+/// 2,000 runs, or `INFORMERD_CHECKER_CASES`; always the same, or those of `INFORMERD_CHECKER_SEED`.
+#[test]
+fn every_stream_of_every_history_is_true() {
+    let (cases, seed) = (setting("INFORMERD_CHECKER_CASES", 2000), setting("INFORMERD_CHECKER_SEED", 1));
+    let (totals, began) = (RefCell::new(Totals::default()), Instant::now());
+    let result = runner(cases, seed).run(&any_script(), |script| {
+        check(&script, &mut totals.borrow_mut()).map_err(|violation| TestCaseError::fail(format!("{violation:?}")))
+    });
+    let totals = totals.into_inner();
+    println!("{cases} cases of seed {seed} in {:?}: {totals:#?}", began.elapsed());
+    match result {
+        Ok(()) => {}
+        Err(TestError::Fail(violation, script)) => panic!("{violation}\n\nin {}", words(&script)),
+        Err(TestError::Abort(reason)) => panic!("{reason}"),
+    }
+    assert!(totals.missing().is_empty(), "a run without any {:?}", totals.missing());
+}
+
+/// The checker is checked: it finds every bug that is planted, in runs that are always the same. It looks no further than
+/// the first run in which it does, unless `INFORMERD_CHECKER_BUG_CASES` says how many it shall count in.
+#[test]
+#[cfg(debug_assertions)]
+fn every_planted_bug_is_found() {
+    let is_counting = std::env::var_os("INFORMERD_CHECKER_BUG_CASES").is_some();
+    let mut runner = runner(1, 2);
+    let mut scripts = Vec::new();
+    let mut wrong = Vec::new();
+    for bug in Bug::ALL {
+        let (mut reached, mut found, mut first) = (0, 0, None);
+        for at in 0..setting("INFORMERD_CHECKER_BUG_CASES", 1500) as usize {
+            if scripts.len() == at {
+                scripts.push(any_script().new_tree(&mut runner).unwrap().current());
+            }
+            planted::plant(Some(*bug));
+            let checked = check(&scripts[at], &mut Totals::default());
+            reached += u64::from(planted::was_reached());
+            planted::plant(None);
+            if let Err(violation) = checked {
+                found += 1;
+                first.get_or_insert((at, format!("{violation:?}")));
+                if !is_counting {
+                    break;
+                }
+            }
+        }
+        let line = first.as_ref().map(|(at, violation)| (at, violation.lines().next().unwrap_or_default()));
+        println!("{bug:?}: reached in {reached} runs, found in {found}, first {line:?}");
+        if found == 0 {
+            wrong.push(format!("{bug:?} was reached {reached} times and never found"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A checker that asks the server what is right finds nothing.
+#[test]
+fn the_checker_knows_nothing_of_the_server() {
+    let sources = [
+        ("expect", include_str!("checker/expect.rs")),
+        ("follow", include_str!("checker/follow.rs")),
+        ("record", include_str!("checker/record.rs")),
+        ("selection", include_str!("checker/selection.rs")),
+        ("truth", include_str!("checker/truth.rs")),
+        ("verify", include_str!("checker/verify.rs")),
+    ];
+    for (name, source) in sources {
+        for named in source.split("informerd::").skip(1) {
+            assert!(named.starts_with("proto::pb"), "{name} names {}", named.lines().next().unwrap_or_default());
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! One logical client: it asks, reads piece by piece, leaves and comes back; and writes down everything that it is told.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http_body::Body as _;
+use informerd::{grpc::Routes, proto::pb};
+use prost::Message;
+use tonic::body::Body;
+use tower::Service;
+
+use super::record::{End, Moment, Plan, Received, Record, Segment, Start, Status};
+
+pub(crate) struct Client {
+    pub(crate) record: Record,
+    connection: Connection,
+    flag: Arc<Flag>,
+    /// It has seen that there is nothing, and waits.
+    waits: bool,
+    /// Messages of the last piece.
+    last_piece: usize,
+}
+
+enum Connection {
+    None,
+    Asked(Answer),
+    Open(Pin<Box<Body>>),
+}
+
+type Answer = <Routes as Service<http::Request<Body>>>::Future;
+
+/// Whether it was woken.
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Client {
+    pub(crate) fn new(plan: Plan) -> Self {
+        let record = Record { plan, segments: Vec::new() };
+        Self { record, connection: Connection::None, flag: Arc::default(), waits: false, last_piece: 0 }
+    }
+
+    pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, asked: Moment) {
+        let message = request(&self.record.plan, &start).encode_to_vec();
+        let mut framed = BytesMut::new();
+        framed.put_u8(0);
+        framed.put_u32(message.len() as u32);
+        framed.put_slice(&message);
+        let body = Body::new(http_body_util::Full::new(framed.freeze()));
+        let request = http::Request::post("/informerd.v1.InformerService/Watch").body(body).unwrap();
+        self.connection = Connection::Asked(routes.call(request));
+        (self.waits, self.last_piece) = (false, 0);
+        self.record.segments.push(Segment {
+            start,
+            asked,
+            answered: None,
+            is_refused: false,
+            messages: Vec::new(),
+            end: End::Open,
+            settled: None,
+        });
+    }
+
+    /// The version that a client keeps.
+    pub(crate) fn last_version(&self) -> Option<String> {
+        let last = self.record.segments.last()?;
+        let told = last.messages.iter().rev().map(|received| &received.message.resource_version);
+        let is_lost = matches!(&last.end, End::Status(status, _) if status.code == 11);
+        match &last.start {
+            _ if is_lost => None,
+            Start::After(version) => {
+                Some(told.into_iter().find(|version| !version.is_empty()).unwrap_or(version).clone())
+            }
+            _ => told.into_iter().find(|version| !version.is_empty()).cloned(),
+        }
+    }
+
+    pub(crate) fn last_hole(&self) -> Option<String> {
+        let messages = self.record.segments.last()?.messages.iter().rev();
+        messages
+            .filter_map(|received| received.message.dropped.as_ref())
+            .map(|hole| hole.after_resource_version.clone())
+            .next()
+    }
+
+    /// Leaves, without the last messages, but for those that came with an end.
+    pub(crate) fn leave(&mut self, lost: usize) {
+        if let (Connection::None, _) | (_, None) = (&self.connection, self.record.segments.last()) {
+            return;
+        }
+        self.connection = Connection::None;
+        let Some(segment) = self.record.segments.last_mut() else { return };
+        segment.end = End::Left;
+        segment.messages.truncate(segment.messages.len() - lost.min(self.last_piece));
+    }
+
+    /// Takes the answer if it is there. Whether it is still waited for.
+    pub(crate) fn poll_answer(&mut self, moment: Moment) -> bool {
+        let (Connection::Asked(answer), Some(segment)) = (&mut self.connection, self.record.segments.last_mut()) else {
+            return false;
+        };
+        self.flag.0.store(false, Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&self.flag));
+        let Poll::Ready(Ok(response)) = answer.as_mut().poll(&mut Context::from_waker(&waker)) else { return true };
+        segment.answered = Some(moment);
+        match status(response.headers()) {
+            Some(status) => {
+                segment.is_refused = true;
+                segment.end = End::Status(status, moment);
+                self.connection = Connection::None;
+            }
+            None => self.connection = Connection::Open(Box::pin(response.into_body())),
+        }
+        false
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.connection, Connection::Open(_))
+    }
+
+    /// Whether there may be something since it looked last.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.flag.0.load(Ordering::Relaxed)
+    }
+
+    /// Reads one piece. Whether there was one.
+    pub(crate) fn poll_piece(&mut self, moment: Moment) -> bool {
+        let (Connection::Open(body), Some(segment)) = (&mut self.connection, self.record.segments.last_mut()) else {
+            return false;
+        };
+        let was_woken = !self.waits || self.flag.0.load(Ordering::Relaxed);
+        self.flag.0.store(false, Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&self.flag));
+        let frame = match body.as_mut().poll_frame(&mut Context::from_waker(&waker)) {
+            Poll::Pending => {
+                self.waits = true;
+                return false;
+            }
+            Poll::Ready(None) => Err("the stream ended without a status".to_owned()),
+            Poll::Ready(Some(Err(status))) => Err(format!("the stream broke: {status}")),
+            Poll::Ready(Some(Ok(frame))) => Ok(frame),
+        };
+        self.waits = false;
+        let read = frame.and_then(|frame| match frame.into_data() {
+            Ok(data) => Ok((messages(data)?, None)),
+            Err(frame) => {
+                let trailers = frame.into_trailers().map_err(|_| "neither data nor trailers".to_owned())?;
+                Ok((Vec::new(), Some(status(&trailers).ok_or("trailers without a status")?)))
+            }
+        });
+        match read {
+            Ok((messages, None)) => {
+                self.last_piece = messages.len();
+                let is_last = messages.last().is_some_and(|last| last.error.is_some());
+                segment.messages.extend(messages.into_iter().map(|message| Received { message, moment, was_woken }));
+                if is_last {
+                    return self.poll_piece(moment);
+                }
+            }
+            Ok((_, Some(status))) => {
+                segment.end = End::Status(status, moment);
+                self.connection = Connection::None;
+            }
+            Err(how) => {
+                segment.end = End::Broken(how);
+                self.connection = Connection::None;
+            }
+        }
+        true
+    }
+
+    /// Everything has been read.
+    pub(crate) fn settled(&mut self, moment: Moment) {
+        if let (Connection::Open(_), Some(segment)) = (&self.connection, self.record.segments.last_mut()) {
+            segment.settled = Some((segment.messages.len(), moment));
+        }
+    }
+}
+
+fn request(plan: &Plan, start: &Start) -> pb::WatchRequest {
+    let format = if plan.has_bodies { pb::PayloadFormat::Raw } else { pb::PayloadFormat::Metadata };
+    let (version, initial_events) = match start {
+        Start::InitialEvents => (String::new(), pb::InitialEvents::Send),
+        Start::Bookmark => (String::new(), pb::InitialEvents::None),
+        Start::After(version) => (version.clone(), pb::InitialEvents::Unspecified),
+    };
+    let mut request = pb::WatchRequest {
+        resource: "pods".to_owned(),
+        resource_version: version,
+        initial_events: initial_events.into(),
+        format: format.into(),
+        queue: Some(pb::QueueOptions { policy: plan.policy.into(), length: plan.length }),
+        bookmark_interval: prost_types::Duration::try_from(plan.bookmark_interval).ok(),
+        timeout: plan.timeout.and_then(|timeout| prost_types::Duration::try_from(timeout).ok()),
+        ..Default::default()
+    };
+    plan.selection.ask(&mut request);
+    request
+}
+
+/// gRPC's messages, each behind a flag and its length.
+fn messages(mut data: Bytes) -> Result<Vec<pb::WatchResponse>, String> {
+    let mut messages = Vec::new();
+    while data.has_remaining() {
+        if data.remaining() < 5 || data.get_u8() != 0 {
+            return Err("a piece does not end with a message".to_owned());
+        }
+        let length = data.get_u32() as usize;
+        if data.remaining() < length {
+            return Err("a piece does not end with a message".to_owned());
+        }
+        messages.push(pb::WatchResponse::decode(data.split_to(length)).map_err(|error| error.to_string())?);
+    }
+    Ok(messages)
+}
+
+/// The status in headers or trailers.
+fn status(headers: &http::HeaderMap) -> Option<Status> {
+    let status = tonic::Status::from_header_map(headers)?;
+    let details = tonic_types::pb::Status::decode(status.details()).unwrap_or_default();
+    Some(Status { code: status.code() as i32, message: status.message().to_owned(), ..Status::of(&details) })
+}

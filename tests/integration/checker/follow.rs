@@ -1,0 +1,390 @@
+//! One connection, followed message by message: whether it is ordered, unique, complete or told, atomic, exact.
+//!
+//! What a client is told after a version is a sequence, and nothing else may come: [`Follower::next`] only moves on by the
+//! event that is due, or over a hole that is announced with its exact size. The versions of messages are as exact as their
+//! contents, so every one of them is a point to resume from; that it is honoured is seen where clients come back.
+
+use informerd::proto::pb::{self, EventType};
+
+use super::{
+    expect::{Expected, object_fields},
+    record::{End, Moment, Plan, Received, Segment, Start, Status},
+    truth::{Epoch, State, Truth},
+};
+
+/// What was seen of what can happen, over all streams.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Tally {
+    pub(crate) events: u64,
+    pub(crate) bookmarks: u64,
+    pub(crate) drops: u64,
+    pub(crate) cut_batches: u64,
+    pub(crate) evictions: u64,
+    pub(crate) expired_streams: u64,
+    pub(crate) rewinds: u64,
+    pub(crate) drains: u64,
+    pub(crate) timeouts: u64,
+}
+
+pub(crate) struct Follower<'a> {
+    truth: &'a Truth,
+    plan: &'a Plan,
+    segment: &'a Segment,
+    epoch_at: usize,
+    epoch: &'a Epoch,
+    expected: Vec<Expected>,
+    next: usize,
+    /// The last version that the client was given; none while initial events are not complete.
+    pub(crate) position: Option<u64>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// What is still missing of the state at which it joined.
+    InitialEvents(State),
+    FirstBookmark,
+    Live,
+    /// After an ERROR.
+    Over,
+}
+
+type Verdict = Result<(), String>;
+
+impl<'a> Follower<'a> {
+    /// Of a connection that was joined.
+    pub(crate) fn new(truth: &'a Truth, plan: &'a Plan, segment: &'a Segment, joined: Moment) -> Self {
+        let epoch = &truth.epochs[joined.epoch];
+        let (position, stage) = match &segment.start {
+            Start::InitialEvents => (None, Stage::InitialEvents(epoch.state_at(joined.applied, plan.selection))),
+            Start::Bookmark => (None, Stage::FirstBookmark),
+            Start::After(version) => (truth.number(joined.epoch, version), Stage::Live),
+        };
+        let expected = Expected::after(epoch, plan.selection, position.unwrap_or(joined.applied));
+        Self { truth, plan, segment, epoch_at: joined.epoch, epoch, expected, next: 0, position, stage }
+    }
+
+    fn text(&self, version: u64) -> String {
+        self.truth.text(self.epoch_at, version)
+    }
+
+    fn position_text(&self) -> String {
+        self.position.map(|position| self.text(position)).unwrap_or_default()
+    }
+
+    pub(crate) fn message(&mut self, at: usize, tally: &mut Tally) -> Verdict {
+        let Received { message, moment, was_woken } = &self.segment.messages[at];
+        let event_type = message.r#type();
+        let is_event = matches!(event_type, EventType::Added | EventType::Modified | EventType::Deleted);
+        let fields = (message.object.is_some(), message.bookmark.is_some(), message.dropped.is_some());
+        let is_error = event_type == EventType::Error;
+        if fields != (is_event, event_type == EventType::Bookmark, event_type == EventType::Dropped)
+            || message.error.is_some() != is_error
+        {
+            return Err("it has not the fields of its type".to_owned());
+        }
+        if !was_woken && event_type != EventType::Bookmark {
+            return Err("the client waited for it and was not woken".to_owned());
+        }
+        match (&mut self.stage, event_type) {
+            (Stage::Over, _) => Err("there is a message after ERROR".to_owned()),
+            (_, EventType::Error) => {
+                self.stage = Stage::Over;
+                self.error(at, moment)
+            }
+            (_, EventType::Bookmark) => {
+                tally.bookmarks += 1;
+                self.bookmark(at, moment)
+            }
+            (Stage::FirstBookmark, _) => Err("it does not begin with a BOOKMARK where it joined".to_owned()),
+            (Stage::InitialEvents(missing), EventType::Added) => {
+                tally.events += 1;
+                let text = |version| self.truth.text(self.epoch_at, version);
+                initial_event(missing, message, self.plan.has_bodies, text)
+            }
+            (Stage::InitialEvents(_), _) => Err("the initial events are not complete".to_owned()),
+            (Stage::Live, EventType::Dropped) => {
+                tally.drops += 1;
+                let is_inside = self.expected.get(self.next).is_some_and(|expected| !expected.opens);
+                tally.cut_batches += u64::from(is_inside);
+                self.dropped(message, moment)
+            }
+            (Stage::Live, _) => {
+                tally.events += 1;
+                self.event(message)
+            }
+        }
+    }
+
+    fn event(&mut self, message: &pb::WatchResponse) -> Verdict {
+        let text = |version| self.truth.text(self.epoch_at, version);
+        let Some(due) = self.expected.get(self.next) else {
+            return Err("nothing more has happened to the selection".to_owned());
+        };
+        let inside = due.before.max(self.position.unwrap_or_default());
+        let version = if due.closes { due.after } else { inside };
+        let differences = due.differences(message, self.plan, version, text);
+        if differences.is_empty() {
+            self.position = Some(version);
+            self.next += 1;
+            return Ok(());
+        }
+        let place = self.expected.iter().position(|expected| expected.is_meant_by(message, text));
+        let diagnosis = match place {
+            Some(at) if at < self.next => "it was told before, or lies before where the client resumed".to_owned(),
+            Some(at) if at > self.next => {
+                format!("{} events before it are missing, and nothing says so", at - self.next)
+            }
+            _ => differences.join("; "),
+        };
+        Err(format!("{diagnosis}. Due is {}", due.words()))
+    }
+
+    fn bookmark(&mut self, at: usize, moment: &Moment) -> Verdict {
+        let message = &self.segment.messages[at].message;
+        let bookmark = message.bookmark.unwrap_or_default();
+        if bookmark.draining && !moment.is_draining {
+            return Err("it says draining, and the server is not".to_owned());
+        }
+        let is_closing = self.is_closing(at, moment) || bookmark.draining;
+        match &self.stage {
+            Stage::InitialEvents(missing) if bookmark.initial_events_end => {
+                if let Some((namespace, name)) = missing.keys().next() {
+                    return Err(format!("{namespace}/{name} and in all {} initial events are missing", missing.len()));
+                }
+                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.applied);
+                self.stage = Stage::Live;
+                self.expect_version(message, joined, "of the state that was sent")?;
+                self.position = Some(joined);
+                Ok(())
+            }
+            _ if bookmark.initial_events_end => Err("the initial events had ended, or never began".to_owned()),
+            Stage::InitialEvents(_) if is_closing && message.resource_version.is_empty() => Ok(()),
+            Stage::InitialEvents(_) => Err("the initial events are not complete".to_owned()),
+            Stage::FirstBookmark => {
+                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.applied);
+                self.stage = Stage::Live;
+                self.expect_version(message, joined, "at which it joined")?;
+                self.position = Some(joined);
+                Ok(())
+            }
+            Stage::Live | Stage::Over => self.progress(message, moment, is_closing),
+        }
+    }
+
+    /// A bookmark in the middle of a stream, or at its end: nothing up to it may be missing.
+    fn progress(&mut self, message: &pb::WatchResponse, moment: &Moment, is_closing: bool) -> Verdict {
+        let Some(version) = self.truth.number(self.epoch_at, &message.resource_version) else {
+            return Err("its version is none of this history".to_owned());
+        };
+        let position = self.position.unwrap_or_default();
+        let is_past = self.epoch_at != moment.epoch;
+        if version < position {
+            return Err(format!("it goes back behind {}", self.position_text()));
+        }
+        if !is_past && version > moment.applied {
+            return Err(format!("it is ahead of what has happened, {}", self.text(moment.applied)));
+        }
+        if let Some(due) = self.expected.get(self.next) {
+            if version >= due.after {
+                return Err(format!("it is ahead of an event that was not told: {}", due.words()));
+            }
+            if !due.opens && version != position && self.next > 0 {
+                return Err(format!("it lies inside a batch: due is {}", due.words()));
+            }
+        }
+        let inside = |batch: &&super::truth::Batch| {
+            batch.before < version && version < batch.after && (batch.is_relist || !batch.changes.is_empty())
+        };
+        if let Some(batch) = self.epoch.batches.iter().find(inside).filter(|_| version != position) {
+            return Err(format!("it lies inside the batch {}..{}", batch.before, batch.after));
+        }
+        if !is_closing && is_past {
+            return Err("the history has changed, and the stream goes on".to_owned());
+        }
+        if !is_closing && version != moment.applied {
+            return Err(format!("nothing is missing up to {}, and it says less", self.text(moment.applied)));
+        }
+        self.position = Some(version);
+        Ok(())
+    }
+
+    /// Whether the bookmark may be the one before an end.
+    fn is_closing(&self, at: usize, moment: &Moment) -> bool {
+        let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
+        let has_timed_out = self.plan.timeout.is_some_and(|timeout| moment.at >= self.segment.asked.at + timeout);
+        next == Some(EventType::Error) || has_timed_out
+    }
+
+    fn dropped(&mut self, message: &pb::WatchResponse, moment: &Moment) -> Verdict {
+        let dropped = message.dropped.clone().unwrap_or_default();
+        if self.plan.policy != pb::FullChannelPolicy::Drop {
+            return Err("the client's policy is not DROP".to_owned());
+        }
+        let end = self.next + dropped.count as usize;
+        let hole = self.expected.get(self.next..end).unwrap_or_default();
+        let Some(last) = hole.last() else {
+            return Err(format!(
+                "{} events are left, {} are said to be missing",
+                self.expected.len() - self.next,
+                dropped.count
+            ));
+        };
+        if self.epoch_at == moment.epoch && last.after > moment.applied {
+            return Err(format!("the hole ends with what has not happened: {}", last.words()));
+        }
+        if !last.closes {
+            return Err(format!("the stream goes on inside a batch; the last event of the hole is {}", last.words()));
+        }
+        // A client that came back may have joined later than where it was, with nothing in between.
+        let begins = self.truth.number(self.epoch_at, &dropped.after_resource_version);
+        let is_between = |begins| hole[0].opens && self.position < Some(begins) && begins <= hole[0].before;
+        if begins.is_none() || begins != self.position && !begins.is_some_and(is_between) {
+            return Err(format!("the hole begins after {:?}", self.position_text()));
+        }
+        let after = last.after;
+        self.expect_version(message, after, "after the hole")?;
+        (self.position, self.next) = (Some(after), end);
+        Ok(())
+    }
+
+    fn error(&self, at: usize, moment: &Moment) -> Verdict {
+        let message = &self.segment.messages[at].message;
+        let reason = match &self.segment.end {
+            End::Status(status, _) => status.reason.as_str(),
+            _ => return Err("the stream did not end with it".to_owned()),
+        };
+        let is_past = self.epoch_at != moment.epoch;
+        if is_past != (reason == "HISTORY_CHANGED") {
+            return Err(format!("{reason}, and the history has {}changed", if is_past { "" } else { "not " }));
+        }
+        if is_past {
+            return if message.resource_version.is_empty() { Ok(()) } else { Err("nothing can be resumed".to_owned()) };
+        }
+        let before = at.checked_sub(1).map(|before| &self.segment.messages[before].message);
+        let bookmark = before.and_then(|before| before.bookmark);
+        if bookmark.is_none_or(|bookmark| bookmark.draining != (reason == "DRAINING")) {
+            return Err(format!("{reason} without its BOOKMARK before it"));
+        }
+        if message.resource_version != self.position_text() {
+            return Err(format!("the client is at {:?}", self.position_text()));
+        }
+        Ok(())
+    }
+
+    fn expect_version(&self, message: &pb::WatchResponse, version: u64, what: &str) -> Verdict {
+        if message.resource_version == self.text(version) {
+            return Ok(());
+        }
+        Err(format!("its version is not {:?}, {what}", self.text(version)))
+    }
+
+    /// How many events that have happened were not told.
+    fn untold(&self, moment: &Moment) -> usize {
+        let is_past = self.epoch_at != moment.epoch;
+        let rest = self.expected.get(self.next..).unwrap_or_default();
+        rest.iter().take_while(|expected| is_past || expected.after <= moment.applied).count()
+    }
+
+    /// After the last message: whether the end is explained.
+    pub(crate) fn end(&self, tally: &mut Tally) -> Verdict {
+        let is_cut = self.next > 0 && self.expected.get(self.next).is_some_and(|expected| !expected.opens);
+        tally.cut_batches += u64::from(is_cut);
+        let (status, moment) = match &self.segment.end {
+            End::Open => return Err("it was never ended, though the server was drained".to_owned()),
+            End::Left => return Ok(()),
+            End::Broken(how) => return Err(how.clone()),
+            End::Status(status, moment) => (status, moment),
+        };
+        let last = self.segment.messages.last();
+        if status.code == 0 {
+            tally.timeouts += 1;
+            let is_told = last.is_some_and(|Received { message, moment, .. }| {
+                let has_timed_out =
+                    self.plan.timeout.is_some_and(|timeout| moment.at >= self.segment.asked.at + timeout);
+                has_timed_out && message.r#type() == EventType::Bookmark && self.epoch_at == moment.epoch
+            });
+            return if is_told { Ok(()) } else { Err("OK without a timeout and its BOOKMARK".to_owned()) };
+        }
+        let Some(error) = last.and_then(|last| last.message.error.as_ref()) else {
+            return Err(format!("{} without an ERROR as the last message", status.reason));
+        };
+        if *status != Status::of(error) {
+            return Err(format!("the last message says {:?}, the status {status:?}", Status::of(error)));
+        }
+        self.reason(status, moment, tally)
+    }
+
+    fn reason(&self, status: &Status, moment: &Moment, tally: &mut Tally) -> Verdict {
+        let metadata = |key: &str| status.metadata.get(key).cloned().unwrap_or_default();
+        match (status.reason.as_str(), status.code) {
+            ("DRAINING", 14) if moment.is_draining => tally.drains += 1,
+            ("HISTORY_CHANGED", 11) => tally.rewinds += 1,
+            ("SLOW_CONSUMER", 8) => {
+                tally.evictions += 1;
+                let (untold, length) = (self.untold(moment), self.plan.length as usize);
+                if self.plan.policy != pb::FullChannelPolicy::Block || untold < length {
+                    return Err(format!(
+                        "SLOW_CONSUMER with {untold} of {length} events untold, {:?}",
+                        self.plan.policy
+                    ));
+                }
+                if metadata("after") != self.position_text() {
+                    return Err(format!("{:?} is not the last version that was handed out", metadata("after")));
+                }
+            }
+            ("RESOURCE_VERSION_EXPIRED", 11) => {
+                tally.expired_streams += 1;
+                let position = self.position.unwrap_or_default();
+                let (may_be, _) = self.epoch.expiry(position, self.truth.bounds, moment.applied, moment.at);
+                if !may_be {
+                    return Err(format!("{position} is not expired"));
+                }
+            }
+            (reason, code) => return Err(format!("{reason} with code {code} explains nothing")),
+        }
+        Ok(())
+    }
+
+    /// Writes have stopped, and everything was read: nothing may be left.
+    pub(crate) fn settled(&self, moment: &Moment) -> Verdict {
+        if let Some(due) = self.expected.get(self.next).filter(|due| due.after <= moment.applied) {
+            return Err(format!("the client waits, and was never told: {}", due.words()));
+        }
+        if !matches!(self.stage, Stage::Live) || self.position != Some(moment.applied) {
+            let (at, position) = (self.text(moment.applied), self.position_text());
+            return Err(format!("the client waits at {position:?}, and no BOOKMARK tells it that it is at {at:?}"));
+        }
+        Ok(())
+    }
+
+    /// What is due here, and a little around it.
+    pub(crate) fn around(&self) -> String {
+        let first = self.next.saturating_sub(3);
+        let lines =
+            self.expected.iter().enumerate().skip(first).take(8).map(|(at, expected)| {
+                format!("  {} {}", if at == self.next { "due:" } else { "    " }, expected.words())
+            });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn initial_event(
+    missing: &mut State,
+    message: &pb::WatchResponse,
+    has_bodies: bool,
+    text: impl Fn(u64) -> String,
+) -> Verdict {
+    let object = message.object.clone().unwrap_or_default();
+    let key = missing.keys().find(|key| **key == (&*object.namespace, &*object.name)).copied();
+    let Some(held) = key.and_then(|key| missing.remove(&key)) else {
+        return Err("it was sent before, or was not there when the watch joined".to_owned());
+    };
+    if message.cause() != pb::Cause::Initial || !message.resource_version.is_empty() {
+        return Err("an initial event has CAUSE_INITIAL and no version".to_owned());
+    }
+    let version = text(held.version);
+    match object_fields(&object, &held, &version, has_bodies).into_iter().find(|(_, is, should)| is != should) {
+        Some((what, is, should)) => Err(format!("its {what} is {is:?} instead of {should:?}")),
+        None => Ok(()),
+    }
+}

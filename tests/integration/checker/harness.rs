@@ -1,0 +1,336 @@
+//! Carries out a script on the real service, without sockets: a Watch is a call of `Routes`, and its body is polled piece
+//! by piece. The clock is paused and moved by the script alone; between two steps the server comes to rest. So how fast a
+//! client reads, when it leaves and what the server had applied by then are exactly known.
+
+use std::{sync::Arc, time::Duration};
+
+use informerd::{
+    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, RealFifo, SourceHealth},
+    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    model::{Event, IndexFunc, Indexers, Object, Path, ResourceVersion},
+    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
+};
+use tokio::time::Instant;
+
+use super::{
+    client::Client,
+    record::{Moment, Plan, Record, Start},
+    script::{BOOKMARK_INTERVAL, Config, PLACES, Script, Step, Whence},
+    truth::{Bounds, Held, Truth, Upstream},
+};
+
+/// What a run leaves behind.
+pub(crate) struct Run {
+    pub(crate) truth: Truth,
+    pub(crate) records: Vec<Record>,
+    pub(crate) parked: u64,
+    pub(crate) replayed: u64,
+    /// What the server did not do in time.
+    pub(crate) stuck: Option<String>,
+}
+
+struct Harness {
+    truth: Truth,
+    fifo: Arc<RealFifo>,
+    informer: InformerHandle<WireFrame>,
+    health: SourceHealth,
+    lifecycle: Lifecycle,
+    routes: Routes,
+    began: Instant,
+    waited: Duration,
+    places: Vec<Option<Client>>,
+    records: Vec<Record>,
+}
+
+/// How long a version of the future is awaited.
+pub(crate) const FUTURE_WAIT: Duration = Duration::from_secs(5);
+/// Turns in which every task comes to rest.
+const TURNS: usize = 3;
+/// More than any backlog has pieces.
+const MANY: usize = 1000;
+
+/// Runs a script.
+pub(crate) fn run(script: &Script) -> Run {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.unwrap().block_on(async {
+        let mut harness = Harness::start(script).await;
+        for step in &script.steps {
+            harness.step(step).await;
+        }
+        let stuck = if script.settles { harness.settle().await } else { None };
+        harness.finish(stuck).await
+    })
+}
+
+impl Harness {
+    async fn start(script: &Script) -> Self {
+        let Config { has_lineage, history, retention, block_timeout, padding } = script.config;
+        let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
+        let indexers = Indexers::new([
+            ("node".to_owned(), path(".spec.nodeName")),
+            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
+        ]);
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let health = SourceHealth::new(Duration::from_secs(2), Duration::from_secs(3));
+        let bound = |Bounds { age, events }| Retention { events, size: 1 << 40, age };
+        let broadcaster =
+            BroadcasterConfig { retention: bound(retention), block_timeout, ..BroadcasterConfig::default() };
+        let config = InformerConfig { indexers: Arc::new(indexers.unwrap()), broadcaster, history: bound(history) };
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
+        drop(tokio::spawn(informer.run()));
+
+        let resource = ServedResource {
+            name: "pods".to_owned(),
+            source: "test",
+            optional: false,
+            queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            informer: handle.clone(),
+        };
+        let service_config = ServiceConfig {
+            allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+            max_queue_length: 65_536,
+            bookmark_interval: BOOKMARK_INTERVAL,
+            drain_period: Duration::ZERO,
+            future_wait: FUTURE_WAIT,
+            max_watchers: 1000,
+            request_bytes: 64 << 10,
+        };
+        let lifecycle = Lifecycle::default();
+        let service = Service::new([resource], service_config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
+        let mut harness = Self {
+            truth: Truth::new(has_lineage, history, padding, &script.first),
+            fifo,
+            informer: handle,
+            health,
+            lifecycle,
+            routes: Routes::new(service),
+            began: Instant::now(),
+            waited: Duration::ZERO,
+            places: (0..PLACES).map(|_| None).collect(),
+            records: Vec::new(),
+        };
+        let list = harness.truth.list();
+        harness.push(list).await;
+        harness.rest().await;
+        harness
+    }
+
+    async fn step(&mut self, step: &Step) {
+        match step {
+            Step::Say(writes) => {
+                for (write, step) in writes {
+                    let upstream = self.truth.say(write, *step);
+                    self.push(upstream).await;
+                }
+            }
+            Step::Relist(unseen, step) => {
+                for (write, step) in unseen {
+                    self.truth.write(write, *step);
+                }
+                let list = self.truth.relist(*step);
+                self.push(list).await;
+            }
+            Step::Rewind(back, keep) => {
+                let list = self.truth.rewind(*back, *keep);
+                self.push(list).await;
+            }
+            Step::Wait(milliseconds) => self.wait(Duration::from_millis(*milliseconds)).await,
+            Step::Open(place, plan) => {
+                self.leave(*place, 0);
+                self.rest().await;
+                let start = first_start(plan);
+                self.open(*place, Client::new(plan.clone()), start).await;
+            }
+            Step::Read(place, pieces) => self.read(*place, *pieces).await,
+            Step::Leave(place, lost) => {
+                if let Some(client) = &mut self.places[*place] {
+                    client.leave(*lost);
+                }
+            }
+            Step::Resume(place, from) => {
+                let Some(mut client) = self.places[*place].take() else { return };
+                client.leave(0);
+                self.rest().await;
+                let start = self.resume_at(&client, from);
+                self.open(*place, client, start).await;
+            }
+        }
+        self.rest().await;
+        self.answer().await;
+    }
+
+    /// Where a client goes on: from where it asks to, if it has such a version; without any version it begins anew.
+    fn resume_at(&self, client: &Client, from: &Whence) -> Start {
+        let (epoch, newest) = (self.truth.epochs.len() - 1, self.moment().applied);
+        let text = |version| Start::After(self.truth.text(epoch, version));
+        match from {
+            Whence::Last => client.last_version().map_or(first_start(&client.record.plan), Start::After),
+            Whence::Hole => client.last_hole().map_or_else(|| self.resume_at(client, &Whence::Last), Start::After),
+            Whence::Old(back) => text(newest.saturating_sub(*back).max(1)),
+            Whence::Batch(pick) => {
+                let batches = self.truth.current().batches.iter();
+                let batches = batches.filter(|batch| batch.is_relist || batch.changes.len() > 1);
+                let inside: Vec<u64> = batches.flat_map(|batch| batch.before..=batch.after).collect();
+                match inside.get(pick % inside.len().max(1)) {
+                    Some(version) => text(*version),
+                    None => self.resume_at(client, &Whence::Last),
+                }
+            }
+            Whence::Future(ahead) => text(newest + ahead),
+            Whence::Foreign => Start::After("elsewhere.7".to_owned()),
+        }
+    }
+
+    async fn open(&mut self, place: usize, mut client: Client, start: Start) {
+        let asked = self.moment();
+        client.open(&mut self.routes, start, asked);
+        self.places[place] = Some(client);
+        self.answer().await;
+    }
+
+    /// Takes the answers to calls that wait for one.
+    async fn answer(&mut self) {
+        for place in 0..PLACES {
+            for _ in 0..MANY {
+                let moment = self.moment();
+                let Some(client) = &mut self.places[place] else { break };
+                if !client.poll_answer(moment) {
+                    break;
+                }
+                self.rest().await;
+                if !self.is_woken(place) {
+                    break;
+                }
+            }
+        }
+    }
+
+    async fn read(&mut self, place: usize, pieces: usize) {
+        let mut left = pieces;
+        for _ in 0..MANY {
+            let moment = self.moment();
+            let reads = |client: &&mut Client| left > 0 && client.is_open();
+            let Some(client) = self.places[place].as_mut().filter(reads) else { return };
+            let was_piece = client.poll_piece(moment);
+            left -= usize::from(was_piece);
+            // What it made room for goes on at once.
+            self.rest().await;
+            if !was_piece && !self.is_woken(place) {
+                return;
+            }
+        }
+    }
+
+    fn is_woken(&self, place: usize) -> bool {
+        self.places[place].as_ref().is_some_and(Client::is_woken)
+    }
+
+    fn leave(&mut self, place: usize, lost: usize) {
+        if let Some(mut client) = self.places[place].take() {
+            client.leave(lost);
+            self.records.push(client.record);
+        }
+    }
+
+    /// Everybody reads, until nobody is told anything but that nothing is missing.
+    async fn settle(&mut self) -> Option<String> {
+        // Long enough for whoever awaits the future, and at last for a bookmark.
+        for time in [FUTURE_WAIT / 2, FUTURE_WAIT / 2, BOOKMARK_INTERVAL] {
+            for _ in 0..3 {
+                for place in 0..PLACES {
+                    self.read(place, MANY).await;
+                }
+                self.answer().await;
+            }
+            self.wait(time).await;
+            self.answer().await;
+        }
+        for place in 0..PLACES {
+            self.read(place, MANY).await;
+        }
+        let (moment, said) = (self.moment(), self.truth.seen_version());
+        if (moment.epoch + 1, moment.applied) != (self.truth.epochs.len(), said) {
+            return Some(format!("everybody has read everything, {said} was said, and {moment:?} is applied"));
+        }
+        for client in self.places.iter_mut().flatten() {
+            client.settled(moment);
+        }
+        None
+    }
+
+    async fn finish(mut self, stuck: Option<String>) -> Run {
+        self.lifecycle.draining.cancel();
+        self.rest().await;
+        self.answer().await;
+        for place in 0..PLACES {
+            self.read(place, MANY).await;
+            if let Some(client) = self.places[place].take() {
+                self.records.push(client.record);
+            }
+        }
+        let stats = self.informer.stats();
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+        Run {
+            parked: count(&stats.parked),
+            replayed: count(&stats.replayed),
+            truth: self.truth,
+            records: self.records,
+            stuck,
+        }
+    }
+
+    async fn wait(&mut self, time: Duration) {
+        self.rest().await;
+        tokio::time::advance(time).await;
+        self.waited += time;
+        self.rest().await;
+    }
+
+    /// Lets every task come to rest, and takes note of how far the server has got.
+    async fn rest(&mut self) {
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(self.began.elapsed(), self.waited, "only the script moves the clock");
+        let Moment { at, epoch, applied, .. } = self.moment();
+        self.truth.applied(epoch, applied, at);
+    }
+
+    fn moment(&self) -> Moment {
+        moment(&self.informer, &self.lifecycle, self.began)
+    }
+
+    async fn push(&mut self, upstream: Upstream) {
+        let epoch = self.truth.epochs.len() - 1;
+        let version = |number| self.truth.text(epoch, number).parse::<ResourceVersion>().unwrap();
+        let object = |held: &Held, at| {
+            let body = bytes::Bytes::from(held.body.clone());
+            Arc::new(Object::from_json(body, "unnamed", version(at)).unwrap())
+        };
+        let delta = match upstream {
+            Upstream::Put(held) => Delta::Event(Event::Modified(object(&held, held.version))),
+            Upstream::Deleted(held, at) => Delta::Event(Event::Deleted(object(&held, at))),
+            Upstream::Bookmark(at) => Delta::Event(Event::Bookmark(version(at))),
+            Upstream::List(held, at) => Delta::Replace(List {
+                objects: held.iter().map(|held| object(held, held.version)).collect(),
+                version: version(at),
+            }),
+        };
+        self.health.alive();
+        self.fifo.push(delta).await;
+    }
+}
+
+fn first_start(plan: &Plan) -> Start {
+    if plan.sends_initial_events { Start::InitialEvents } else { Start::Bookmark }
+}
+
+fn moment(informer: &InformerHandle<WireFrame>, lifecycle: &Lifecycle, began: Instant) -> Moment {
+    let applied = informer.snapshot().map_or(0, |snapshot| snapshot.version().number());
+    Moment {
+        at: began.elapsed(),
+        epoch: informer.stats().rewinds.load(std::sync::atomic::Ordering::Relaxed) as usize,
+        applied: u64::try_from(applied).unwrap(),
+        is_draining: lifecycle.draining.is_cancelled(),
+    }
+}

@@ -1,0 +1,107 @@
+//! What clients saw, message by message, and when.
+//!
+//! Written by the harness, read by the verifier. One [`Record`] is one logical client: all its reconnects, in order.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use informerd::proto::pb;
+use prost::Message;
+
+use super::selection::Selection;
+
+/// Everything that one run of a script left behind.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) plan: Plan,
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// What a client asks for, at each of its connections.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) selection: Selection,
+    pub(crate) has_bodies: bool,
+    pub(crate) policy: pb::FullChannelPolicy,
+    pub(crate) length: u32,
+    /// Where it begins when it has no version.
+    pub(crate) sends_initial_events: bool,
+    pub(crate) bookmark_interval: Duration,
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) start: Start,
+    pub(crate) asked: Moment,
+    /// When it was joined or refused; nothing while a version of the future is awaited.
+    pub(crate) answered: Option<Moment>,
+    /// Answered with a status and no stream.
+    pub(crate) is_refused: bool,
+    pub(crate) messages: Vec<Received>,
+    pub(crate) end: End,
+    /// How many messages had come when writes had stopped and everything had been read.
+    pub(crate) settled: Option<(usize, Moment)>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Start {
+    InitialEvents,
+    Bookmark,
+    After(String),
+}
+
+/// What the server had applied at one time. Nothing happens while a client reads, so this is exact.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    pub(crate) at: Duration,
+    pub(crate) epoch: usize,
+    pub(crate) applied: u64,
+    pub(crate) is_draining: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) message: pb::WatchResponse,
+    pub(crate) moment: Moment,
+    /// Of a client that waited: whether it was told that there is something.
+    pub(crate) was_woken: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum End {
+    /// Still open.
+    Open,
+    /// The client left.
+    Left,
+    /// The trailers, or the refusal.
+    Status(Status, Moment),
+    /// The stream ended without a status, or with bytes that are no message.
+    Broken(String),
+}
+
+/// A status, and what its details say.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Status {
+    pub(crate) code: i32,
+    pub(crate) message: String,
+    pub(crate) reason: String,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) has_retry_delay: bool,
+}
+
+impl Status {
+    /// A status as a message, with its details read.
+    pub(crate) fn of(status: &tonic_types::pb::Status) -> Self {
+        let detail = |name: &str| status.details.iter().find(|any| any.type_url.ends_with(name));
+        let info = detail("/google.rpc.ErrorInfo").and_then(|any| tonic_types::pb::ErrorInfo::decode(&*any.value).ok());
+        let info = info.filter(|info| info.domain == "informerd").unwrap_or_default();
+        Self {
+            code: status.code,
+            message: status.message.clone(),
+            reason: info.reason,
+            metadata: info.metadata.into_iter().collect(),
+            has_retry_delay: detail("/google.rpc.RetryInfo").is_some(),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What may happen: a configuration, a first state, and any sequence of upstream messages, clients and time.
+
+use std::time::Duration;
+
+use informerd::proto::pb::FullChannelPolicy;
+use proptest::{
+    collection::vec,
+    option::{of, weighted},
+    prelude::*,
+    sample::select,
+};
+
+use super::{
+    record::Plan,
+    selection::Selection,
+    truth::{Bounds, Key, Write},
+};
+
+/// One run.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    pub(crate) config: Config,
+    pub(crate) first: Vec<Write>,
+    pub(crate) steps: Vec<Step>,
+    /// Whether everybody reads everything before the server is drained.
+    pub(crate) settles: bool,
+}
+
+/// Small bounds, so that all of them are met.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) has_lineage: bool,
+    pub(crate) history: Bounds,
+    pub(crate) retention: Bounds,
+    pub(crate) block_timeout: Duration,
+    /// Of each body: large ones make more than one piece of what is sent.
+    pub(crate) padding: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    /// Said in one go.
+    Say(Vec<(Write, u64)>),
+    /// A list, after what nobody was told of.
+    Relist(Vec<(Write, u64)>, u64),
+    Rewind(u64, u8),
+    /// A new client, in the place of another.
+    Open(usize, Plan),
+    /// So many pieces of what there is for it.
+    Read(usize, usize),
+    /// Without so many of its last messages, which were on their way.
+    Leave(usize, usize),
+    Resume(usize, Whence),
+    Wait(u64),
+}
+
+/// Where a client goes on.
+#[derive(Debug, Clone)]
+pub(crate) enum Whence {
+    Last,
+    /// For the last hole.
+    Hole,
+    /// So many back from the newest.
+    Old(u64),
+    /// In a relist or another batch of several events, or at its ends.
+    Batch(usize),
+    Future(u64),
+    Foreign,
+}
+
+const KEYS: [Key; 6] = [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
+/// Clients at one time.
+pub(crate) const PLACES: usize = 4;
+
+pub(crate) fn any_script() -> impl Strategy<Value = Script> {
+    let first = vec((select(&KEYS[..]), any_app(), any_node()), 0..6);
+    let first = first.prop_map(|puts| puts.into_iter().map(|(key, app, node)| Write::Put(key, app, node)).collect());
+    (any_config(), first, vec(any_scene(), 6..40), weighted(0.7, Just(()))).prop_map(
+        |(config, first, scenes, settles)| Script { config, first, steps: scenes.concat(), settles: settles.is_some() },
+    )
+}
+
+fn any_config() -> impl Strategy<Value = Config> {
+    let age = prop_oneof![1 => 2_u64..6, 3 => Just(1000)].prop_map(Duration::from_secs);
+    let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
+    let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
+    let bounds = |(age, events)| Bounds { age, events };
+    let padding = prop_oneof![14 => Just(0), 1 => Just(50_000)];
+    (weighted(0.25, Just(())), history, retention, 100_u64..2000, padding).prop_map(
+        move |(lineage, history, retention, block_ms, padding)| Config {
+            has_lineage: lineage.is_some(),
+            history: bounds(history),
+            retention: bounds(retention),
+            block_timeout: Duration::from_millis(block_ms),
+            padding,
+        },
+    )
+}
+
+fn any_app() -> impl Strategy<Value = Option<&'static str>> {
+    select(vec![Some("web"), Some("web"), Some("db"), None])
+}
+
+fn any_node() -> impl Strategy<Value = Option<&'static str>> {
+    select(vec![Some("n1"), Some("n1"), Some("n2"), Some("n3"), None])
+}
+
+fn any_write() -> impl Strategy<Value = (Write, u64)> {
+    let key = || select(&KEYS[..]);
+    let write = prop_oneof![
+        12 => (key(), any_app(), any_node()).prop_map(|(key, app, node)| Write::Put(key, app, node)),
+        4 => key().prop_map(Write::Delete),
+        3 => key().prop_map(Write::Recreate),
+        1 => Just(Write::Bookmark),
+        1 => Just(Write::Repeat),
+    ];
+    (write, select(vec![1_u64, 1, 1, 3]))
+}
+
+fn any_plan() -> impl Strategy<Value = Plan> {
+    let policies = vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay];
+    let selection = prop_oneof![2 => Just(Selection::All), 5 => select(&Selection::EVERY[..])];
+    let timeout = weighted(0.1, 500_u64..5000);
+    (selection, weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout).prop_map(
+        |(selection, has_bodies, policy, length, sends_initial_events, timeout)| Plan {
+            selection,
+            has_bodies: has_bodies.is_some(),
+            policy,
+            length,
+            sends_initial_events: sends_initial_events.is_some(),
+            bookmark_interval: BOOKMARK_INTERVAL,
+            timeout: timeout.map(Duration::from_millis),
+        },
+    )
+}
+
+pub(crate) const BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
+
+/// Mostly one step; some things only happen when one leads to another.
+fn any_scene() -> impl Strategy<Value = Vec<Step>> {
+    let place = || 0..PLACES;
+    let say = || vec(any_write(), 1..5).prop_map(Step::Say);
+    let twins = (place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
+        let other = (place + 1) % PLACES;
+        let twin = Plan { length, ..plan.clone() };
+        vec![Step::Open(place, plan), Step::Read(place, 3), Step::Open(other, twin), Step::Read(other, 3)]
+    });
+    let back_and_past =
+        (place(), say(), 1_u64..12, any::<u8>(), say(), say()).prop_map(|(place, before, back, keep, after, later)| {
+            vec![before, Step::Rewind(back, keep), after, later, Step::Read(place, 3)]
+        });
+    // Large bodies do not fit into one piece, and so a batch may be half read when there is no room for its rest.
+    let torn = (place(), vec(any_write(), 3..8), say(), say()).prop_map(|(place, unseen, after, later)| {
+        vec![Step::Read(place, 9), Step::Relist(unseen, 1), Step::Read(place, 1), after, later, Step::Read(place, 3)]
+    });
+    let stall = (say(), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]);
+    prop_oneof![
+        36 => any_step().prop_map(|step| vec![step]),
+        3 => twins,
+        1 => back_and_past,
+        1 => torn,
+        1 => stall,
+    ]
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let place = || 0..PLACES;
+    let from = prop_oneof![
+        8 => Just(Whence::Last),
+        2 => Just(Whence::Hole),
+        3 => (0_u64..30).prop_map(Whence::Old),
+        2 => any::<usize>().prop_map(Whence::Batch),
+        1 => (1_u64..8).prop_map(Whence::Future),
+        1 => Just(Whence::Foreign),
+    ];
+    let lost = of(1_usize..4).prop_map(Option::unwrap_or_default);
+    prop_oneof![
+        20 => vec(any_write(), 1..5).prop_map(Step::Say),
+        3 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
+        1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
+        6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
+        16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),
+        3 => (place(), lost).prop_map(|(place, lost)| Step::Leave(place, lost)),
+        7 => (place(), from).prop_map(|(place, from)| Step::Resume(place, from)),
+        4 => (10_u64..3000).prop_map(Step::Wait),
+    ]
+}

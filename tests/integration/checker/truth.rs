@@ -1,0 +1,364 @@
+//! What really happened: the script's own world, and what of it a server that makes no mistake shows.
+//!
+//! Written by the harness, one upstream message at a time; read by the verifier. It is a second, naive implementation of
+//! what the contract says about changes, batches, relists and selections, and shares no code with the server's. It knows no
+//! queue, no group and no cursor: a history is a list of batches from one state on.
+
+use std::{collections::BTreeMap, rc::Rc, time::Duration};
+
+use super::selection::Selection;
+
+/// Namespace and name.
+pub(crate) type Key = (&'static str, &'static str);
+/// A resource at one moment.
+pub(crate) type State = BTreeMap<Key, Rc<Held>>;
+
+/// What the script says of one object.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Pod {
+    pub(crate) key: Key,
+    pub(crate) uid: u32,
+    pub(crate) app: Option<&'static str>,
+    pub(crate) node: Option<&'static str>,
+    /// No two writes have the same body.
+    serial: u32,
+    padding: usize,
+}
+
+/// One state of an object.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Held {
+    pub(crate) pod: Pod,
+    pub(crate) version: u64,
+    pub(crate) body: String,
+}
+
+/// One change of one object.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) old: Option<Rc<Held>>,
+    pub(crate) new: Option<Rc<Held>>,
+    /// For a deletion: of the deletion.
+    pub(crate) version: u64,
+    /// Found missing at a relist.
+    pub(crate) is_inferred: bool,
+}
+
+/// Changes without a point to resume from in between.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) before: u64,
+    pub(crate) after: u64,
+    pub(crate) changes: Vec<Change>,
+    pub(crate) is_relist: bool,
+    /// When the server was seen to have applied it.
+    pub(crate) applied_at: Option<Duration>,
+}
+
+/// One unbroken history. A list that is behind begins the next.
+#[derive(Debug)]
+pub(crate) struct Epoch {
+    pub(crate) start: u64,
+    pub(crate) state: State,
+    pub(crate) batches: Vec<Batch>,
+}
+
+/// What the upstream says to the server.
+#[derive(Debug, Clone)]
+pub(crate) enum Upstream {
+    Put(Rc<Held>),
+    /// The last state, at the version of the deletion.
+    Deleted(Rc<Held>, u64),
+    Bookmark(u64),
+    List(Vec<Rc<Held>>, u64),
+}
+
+/// One write of the script.
+#[derive(Debug, Clone)]
+pub(crate) enum Write {
+    /// Creates or updates.
+    Put(Key, Option<&'static str>, Option<&'static str>),
+    /// Deletes, whether it exists or not.
+    Delete(Key),
+    /// Another object under the same key; the deletion in between is not seen.
+    Recreate(Key),
+    /// Nothing but a version.
+    Bookmark,
+    /// Says the last thing once more.
+    Repeat,
+}
+
+/// How far a history can be resumed from is configured: by age and by events.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) age: Duration,
+    pub(crate) events: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Truth {
+    /// Whether versions are `<lineage>.<n>`, with a lineage for each epoch.
+    has_lineage: bool,
+    pub(crate) bounds: Bounds,
+    pub(crate) epochs: Vec<Epoch>,
+    /// The upstream's own state; ahead of what it has said while a relist is due.
+    world: State,
+    version: u64,
+    /// What it has said.
+    seen: State,
+    last: Upstream,
+    serial: u32,
+    uid: u32,
+    padding: usize,
+}
+
+/// Where the first history begins: there is room to go back.
+const FIRST_VERSION: u64 = 40;
+/// How long an age may be exceeded: expiry is looked for at intervals.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Pod {
+    fn body(&self) -> String {
+        let (namespace, name) = self.key;
+        let quoted = |key: &str, value: Option<&str>| value.map(|value| format!(r#""{key}":"{value}""#));
+        let labels = quoted("app", self.app).unwrap_or_default();
+        let node = quoted("nodeName", self.node).map(|node| format!("{node},")).unwrap_or_default();
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"{namespace}","name":"{name}","uid":"u{}","labels":{{{labels}}}}},"spec":{{{node}"n":{},"padding":"{}"}}}}"#,
+            self.uid,
+            self.serial,
+            "x".repeat(self.padding)
+        )
+    }
+}
+
+impl Truth {
+    /// A history that begins with these objects.
+    pub(crate) fn new(has_lineage: bool, bounds: Bounds, padding: usize, first: &[Write]) -> Self {
+        let mut truth = Self {
+            has_lineage,
+            bounds,
+            epochs: Vec::new(),
+            world: State::new(),
+            version: 1,
+            seen: State::new(),
+            last: Upstream::Bookmark(FIRST_VERSION),
+            serial: 0,
+            uid: 0,
+            padding,
+        };
+        for write in first {
+            truth.write(write, 1);
+        }
+        truth.version = truth.version.max(FIRST_VERSION);
+        truth.begin();
+        truth
+    }
+
+    /// The current history.
+    pub(crate) fn current(&self) -> &Epoch {
+        self.epochs.last().expect("there is always a history")
+    }
+
+    pub(crate) fn list(&self) -> Upstream {
+        Upstream::List(self.seen.values().cloned().collect(), self.version)
+    }
+
+    /// A version as it is written.
+    pub(crate) fn text(&self, epoch: usize, version: u64) -> String {
+        if self.has_lineage { format!("life{epoch}.{version}") } else { version.to_string() }
+    }
+
+    /// A version of an epoch; none for what is not one.
+    pub(crate) fn number(&self, epoch: usize, text: &str) -> Option<u64> {
+        let digits = if self.has_lineage { text.strip_prefix(&format!("life{epoch}."))? } else { text };
+        digits.parse().ok()
+    }
+
+    /// Writes, and says so. Versions have holes of their own: each is `step` past the one before.
+    pub(crate) fn say(&mut self, write: &Write, step: u64) -> Upstream {
+        if let Write::Repeat = write {
+            return self.last.clone();
+        }
+        let before = self.seen_version();
+        let upstream = self.write(write, step);
+        let change = |old, new, version| Change { old, new, version, is_inferred: false };
+        let changes = match &upstream {
+            Upstream::Put(new) => match self.seen.insert(new.pod.key, Rc::clone(new)) {
+                Some(old) if old.pod.uid != new.pod.uid => {
+                    vec![change(Some(old), None, new.version), change(None, Some(Rc::clone(new)), new.version)]
+                }
+                old => vec![change(old, Some(Rc::clone(new)), new.version)],
+            },
+            Upstream::Deleted(last, version) => {
+                let old = self.seen.remove(&last.pod.key);
+                old.map(|old| change(Some(old), None, *version)).into_iter().collect()
+            }
+            Upstream::Bookmark(_) | Upstream::List(..) => Vec::new(),
+        };
+        let batch = Batch { before, after: self.version, changes, is_relist: false, applied_at: None };
+        self.push(batch);
+        self.last = upstream.clone();
+        upstream
+    }
+
+    /// Writes what nobody is told of.
+    pub(crate) fn write(&mut self, write: &Write, step: u64) -> Upstream {
+        self.version += step;
+        self.serial += 1;
+        match write {
+            Write::Put(key, app, node) => {
+                let uid = self.world.get(key).map(|held| held.pod.uid);
+                self.put(*key, uid, *app, *node)
+            }
+            Write::Recreate(key) => {
+                let held = self.world.get(key).cloned();
+                let (app, node) = held.map_or((None, None), |held| (held.pod.app, held.pod.node));
+                self.put(*key, None, app, node)
+            }
+            Write::Delete(key) => match self.world.remove(key) {
+                Some(last) => Upstream::Deleted(last, self.version),
+                None => Upstream::Deleted(self.held(*key, 0, None, None), self.version),
+            },
+            Write::Bookmark | Write::Repeat => Upstream::Bookmark(self.version),
+        }
+    }
+
+    /// Lists, after what nobody was told of.
+    pub(crate) fn relist(&mut self, step: u64) -> Upstream {
+        let (before, after) = (self.seen_version(), self.version + step);
+        self.version = after;
+        let deletion =
+            |old: &Rc<Held>| Change { old: Some(Rc::clone(old)), new: None, version: after, is_inferred: true };
+        let vanished = self.seen.values().filter(|old| !self.world.contains_key(&old.pod.key));
+        let replaced =
+            self.world.values().filter_map(|new| self.seen.get(&new.pod.key).filter(|old| old.pod.uid != new.pod.uid));
+        let mut changes: Vec<Change> = vanished.chain(replaced).map(deletion).collect();
+        let mut listed = Vec::new();
+        for new in self.world.values_mut() {
+            let old = self.seen.get(&new.pod.key);
+            let is_unchanged = old.is_some_and(|old| old.body == new.body);
+            if self.has_lineage {
+                // Such a source has no versions of objects: everything is as old as its list.
+                let at_list = Rc::new(Held { pod: new.pod.clone(), version: after, body: new.body.clone() });
+                listed.push(Rc::clone(&at_list));
+                *new = if is_unchanged { Rc::clone(old.expect("it is the same")) } else { at_list };
+            } else {
+                listed.push(Rc::clone(new));
+            }
+            if !is_unchanged {
+                let old = old.filter(|old| old.pod.uid == new.pod.uid).cloned();
+                changes.push(Change { old, new: Some(Rc::clone(new)), version: new.version, is_inferred: false });
+            }
+        }
+        self.seen = self.world.clone();
+        self.push(Batch { before, after, changes, is_relist: true, applied_at: None });
+        self.last = Upstream::Bookmark(after);
+        Upstream::List(listed, after)
+    }
+
+    /// Goes back in time: the upstream is another, with some of the objects, each changed.
+    pub(crate) fn rewind(&mut self, back: u64, keep: u8) -> Upstream {
+        let version = if self.has_lineage { 3 } else { self.seen_version().saturating_sub(back) };
+        if version == 0 {
+            return self.relist(0);
+        }
+        let kept = std::mem::take(&mut self.world).into_values().enumerate();
+        let kept: Vec<_> = kept.filter(|(at, _)| keep >> (at % 8) & 1 == 1).map(|(_, held)| held).collect();
+        self.version = version;
+        for held in kept {
+            self.serial += 1;
+            let Pod { key, uid, app, node, .. } = held.pod;
+            self.put(key, Some(uid), app, node);
+        }
+        self.begin();
+        self.list()
+    }
+
+    /// The version that was said last.
+    pub(crate) fn seen_version(&self) -> u64 {
+        let epoch = self.current();
+        epoch.batches.last().map_or(epoch.start, |batch| batch.after)
+    }
+
+    /// Takes note of how far the server has got.
+    pub(crate) fn applied(&mut self, epoch: usize, version: u64, now: Duration) {
+        let reached = |batch: &&mut Batch| batch.after <= version;
+        for batch in self.epochs[epoch].batches.iter_mut().take_while(reached) {
+            batch.applied_at.get_or_insert(now);
+        }
+    }
+
+    fn begin(&mut self) {
+        self.seen = self.world.clone();
+        self.last = Upstream::Bookmark(self.version);
+        self.epochs.push(Epoch { start: self.version, state: self.seen.clone(), batches: Vec::new() });
+    }
+
+    fn push(&mut self, batch: Batch) {
+        self.epochs.last_mut().expect("there is always a history").batches.push(batch);
+    }
+
+    fn put(&mut self, key: Key, uid: Option<u32>, app: Option<&'static str>, node: Option<&'static str>) -> Upstream {
+        let uid = uid.unwrap_or_else(|| {
+            self.uid += 1;
+            self.uid
+        });
+        let held = self.held(key, uid, app, node);
+        self.world.insert(key, Rc::clone(&held));
+        Upstream::Put(held)
+    }
+
+    fn held(&self, key: Key, uid: u32, app: Option<&'static str>, node: Option<&'static str>) -> Rc<Held> {
+        let pod = Pod { key, uid, app, node, serial: self.serial, padding: self.padding };
+        Rc::new(Held { version: self.version, body: pod.body(), pod })
+    }
+}
+
+impl Epoch {
+    /// The state at a version, restricted to a selection.
+    pub(crate) fn state_at(&self, version: u64, selection: Selection) -> State {
+        let mut state = self.state.clone();
+        for change in self.batches.iter().take_while(|batch| batch.after <= version).flat_map(|batch| &batch.changes) {
+            match (&change.old, &change.new) {
+                (_, Some(new)) => drop(state.insert(new.pod.key, Rc::clone(new))),
+                (Some(old), None) => drop(state.remove(&old.pod.key)),
+                (None, None) => {}
+            }
+        }
+        state.retain(|_, held| selection.matches(&held.pod));
+        state
+    }
+
+    /// Whether somebody who was told everything up to `version` may be told that it is expired, and whether it must be.
+    pub(crate) fn expiry(&self, version: u64, bounds: Bounds, applied: u64, now: Duration) -> (bool, bool) {
+        let is_in_gap = self.is_in_gap(version, applied);
+        let is_before = |bounds| version < self.oldest(bounds, applied, now);
+        let lazy = Bounds { age: bounds.age + SWEEP_INTERVAL, ..bounds };
+        (is_in_gap || is_before(bounds), is_in_gap || is_before(lazy))
+    }
+
+    /// The oldest version that is kept by the letter of the bounds.
+    pub(crate) fn oldest(&self, bounds: Bounds, applied: u64, now: Duration) -> u64 {
+        let is_kept = |batch: &&Batch| !batch.changes.is_empty() || (batch.is_relist && batch.before != batch.after);
+        let kept: Vec<&Batch> =
+            self.batches.iter().take_while(|batch| batch.after <= applied).filter(is_kept).collect();
+        let mut oldest = self.start;
+        for (at, batch) in kept.iter().enumerate() {
+            let newer: usize = kept[at..].iter().map(|batch| batch.changes.len()).sum();
+            let age = batch.applied_at.map_or(Duration::ZERO, |applied_at| now.saturating_sub(applied_at));
+            let is_newest = at + 1 == kept.len();
+            // Only age drops the newest, however large it is.
+            if age > bounds.age || (!is_newest && newer > bounds.events) {
+                oldest = batch.after;
+            }
+        }
+        oldest
+    }
+
+    /// Strictly inside a relist: an object that was created and deleted there is in neither state.
+    pub(crate) fn is_in_gap(&self, version: u64, applied: u64) -> bool {
+        let is_around = |batch: &Batch| batch.is_relist && batch.before < version && version < batch.after;
+        self.batches.iter().take_while(|batch| batch.after <= applied).any(is_around)
+    }
+}

@@ -1,0 +1,255 @@
+//! One logical client: whether each of its connections begins where it should, and whether all of them together add up.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use informerd::proto::pb::{self, EventType};
+
+use super::{
+    follow::{Follower, Tally},
+    record::{End, Moment, Record, Segment, Start, Status},
+    truth::{State, Truth},
+};
+
+/// What the client holds: uid, version and body by key. None while it cannot know.
+type View = Option<BTreeMap<(String, String), (String, String, Option<pb::object::Body>)>>;
+
+/// What one client holds after all of its connections up to now.
+#[derive(Default)]
+struct Joined {
+    view: View,
+    epoch: usize,
+    position: Option<u64>,
+    /// The first hole that it has not gone back for.
+    hole_after: Option<u64>,
+}
+
+/// Where and how a record contradicts the truth.
+pub(crate) struct Violation(String);
+
+impl fmt::Debug for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Violation {
+    pub(crate) fn of(what: String) -> Self {
+        Self(what)
+    }
+}
+
+/// Checks everything that one client saw.
+pub(crate) fn verify(
+    truth: &Truth,
+    record: &Record,
+    future_wait: Duration,
+    tally: &mut Tally,
+) -> Result<(), Violation> {
+    let mut joined = Joined::default();
+    for (at, segment) in record.segments.iter().enumerate() {
+        let place = format!("connection {at} from {:?}, of the client {:?}", segment.start, record.plan);
+        let is_joined = begins(truth, segment, future_wait).map_err(|what| Violation(format!("{what}\nin {place}")))?;
+        let Some(moment) = is_joined else { continue };
+        let mut follower = Follower::new(truth, &record.plan, segment, moment);
+        joined.begin(truth, segment, moment, record);
+        let told = follow(truth, segment, &mut follower, &mut joined, record, tally);
+        told.map_err(|(at, what)| {
+            let around = around(segment, at);
+            Violation(format!("{what}\nin {place}\n{around}\nthe truth:\n{}", follower.around()))
+        })?;
+        joined.position = follower.position;
+    }
+    Ok(())
+}
+
+/// Follows the messages, up to the first one that is wrong.
+fn follow(
+    truth: &Truth,
+    segment: &Segment,
+    follower: &mut Follower<'_>,
+    joined: &mut Joined,
+    record: &Record,
+    tally: &mut Tally,
+) -> Result<(), (usize, String)> {
+    let count = segment.messages.len();
+    for at in 0..=count {
+        if let Some((_, moment)) = segment.settled.as_ref().filter(|(settled, _)| *settled == at) {
+            follower.settled(moment).map_err(|what| (at, what))?;
+            let state = truth.epochs[moment.epoch].state_at(moment.applied, record.plan.selection);
+            joined.converged(truth, &state, record.plan.has_bodies).map_err(|what| (at, what))?;
+        }
+        if at < count {
+            follower.message(at, tally).map_err(|what| (at, what))?;
+            joined.fold(truth, &segment.messages[at].message);
+        }
+    }
+    follower.end(tally).map_err(|what| (count, what))
+}
+
+/// Whether a connection was rightly joined or refused; when it was joined, where.
+fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Option<Moment>, String> {
+    let Some(moment) = segment.answered else {
+        return match &segment.end {
+            End::Left => Ok(None),
+            _ => Err("it was never answered".to_owned()),
+        };
+    };
+    let refusal = match &segment.end {
+        End::Status(status, _) if segment.is_refused => Some(status),
+        End::Broken(how) => return Err(how.clone()),
+        _ => None,
+    };
+    let Some(refusal) = refusal else {
+        match should_begin(truth, segment, moment) {
+            Ok(()) => return Ok(Some(moment)),
+            Err(reason) => return Err(format!("it was joined, and had to be refused: {reason}")),
+        }
+    };
+    let waited = moment.at.saturating_sub(segment.asked.at);
+    let is_right = match refusal.reason.as_str() {
+        "DRAINING" => moment.is_draining && refusal.code == 14,
+        "RESOURCE_VERSION_EXPIRED" => {
+            expired_details(truth, refusal, moment)?;
+            may_be_expired(truth, segment, moment) && refusal.code == 11
+        }
+        "RESOURCE_VERSION_TOO_LARGE" => {
+            let is_future = should_begin(truth, segment, moment) == Err("RESOURCE_VERSION_TOO_LARGE");
+            is_future && waited >= future_wait && refusal.code == 14 && refusal.has_retry_delay
+        }
+        _ => false,
+    };
+    if is_right { Ok(None) } else { Err(format!("it was refused: {refusal:?}, {moment:?}, after {waited:?}")) }
+}
+
+/// Whether the server must join it; if not, why.
+fn should_begin(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &'static str> {
+    let Start::After(version) = &segment.start else { return Ok(()) };
+    let Some(version) = truth.number(moment.epoch, version) else { return Err("RESOURCE_VERSION_EXPIRED") };
+    let (_, must_be) = truth.epochs[moment.epoch].expiry(version, truth.bounds, moment.applied, moment.at);
+    match version {
+        version if version > moment.applied => Err("RESOURCE_VERSION_TOO_LARGE"),
+        _ if must_be => Err("RESOURCE_VERSION_EXPIRED"),
+        _ => Ok(()),
+    }
+}
+
+fn may_be_expired(truth: &Truth, segment: &Segment, moment: Moment) -> bool {
+    let Start::After(version) = &segment.start else { return false };
+    let Some(version) = truth.number(moment.epoch, version) else { return true };
+    truth.epochs[moment.epoch].expiry(version, truth.bounds, moment.applied, moment.at).0
+}
+
+/// What an expired client is told to do next has to be true.
+fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<(), String> {
+    let number = |key: &str| refusal.metadata.get(key).and_then(|text| truth.number(moment.epoch, text));
+    let epoch = &truth.epochs[moment.epoch];
+    let is_kept = |oldest| !epoch.expiry(oldest, truth.bounds, moment.applied, moment.at).1;
+    if number("current") != Some(moment.applied) || !number("oldest").is_some_and(is_kept) {
+        return Err(format!("{:?} is not what can be resumed from at {moment:?}", refusal.metadata));
+    }
+    Ok(())
+}
+
+impl Joined {
+    fn begin(&mut self, truth: &Truth, segment: &Segment, moment: Moment, record: &Record) {
+        let from = match &segment.start {
+            Start::InitialEvents => {
+                self.view = Some(BTreeMap::new());
+                self.hole_after = None;
+                None
+            }
+            // Whoever does not want the state has it.
+            Start::Bookmark => {
+                let state = truth.epochs[moment.epoch].state_at(moment.applied, record.plan.selection);
+                self.view = Some(view_of(truth, moment.epoch, &state, record.plan.has_bodies));
+                self.hole_after = None;
+                None
+            }
+            Start::After(version) => truth.number(moment.epoch, version),
+        };
+        if let Some(from) = from {
+            if self.epoch != moment.epoch || self.position.is_none_or(|position| from > position) {
+                self.view = None;
+            }
+            self.hole_after = self.hole_after.filter(|after| from > *after);
+        }
+        self.epoch = moment.epoch;
+    }
+
+    /// After a resume ADDED and MODIFIED are upserts, and DELETED is idempotent.
+    fn fold(&mut self, truth: &Truth, message: &pb::WatchResponse) {
+        if let Some(dropped) = &message.dropped {
+            let after = truth.number(self.epoch, &dropped.after_resource_version);
+            self.hole_after = self.hole_after.or(after);
+        }
+        let (Some(view), Some(object)) = (&mut self.view, &message.object) else { return };
+        let key = (object.namespace.clone(), object.name.clone());
+        if message.r#type() == EventType::Deleted {
+            view.remove(&key);
+        } else {
+            view.insert(key, (object.uid.clone(), object.resource_version.clone(), object.body.clone()));
+        }
+    }
+
+    fn converged(&self, truth: &Truth, state: &State, has_bodies: bool) -> Result<(), String> {
+        let Some(view) = self.view.as_ref().filter(|_| self.hole_after.is_none()) else { return Ok(()) };
+        let right = view_of(truth, self.epoch, state, has_bodies);
+        if *view == right {
+            return Ok(());
+        }
+        Err(format!("the client holds {:?} and the truth is {:?}", view.keys(), right.keys()))
+    }
+}
+
+type Held = BTreeMap<(String, String), (String, String, Option<pb::object::Body>)>;
+
+fn view_of(truth: &Truth, epoch: usize, state: &State, has_bodies: bool) -> Held {
+    let held = |held: &super::truth::Held| {
+        let (namespace, name) = held.pod.key;
+        let body = has_bodies.then(|| pb::object::Body::Raw(held.body.clone().into()));
+        let content = (format!("u{}", held.pod.uid), truth.text(epoch, held.version), body);
+        ((namespace.to_owned(), name.to_owned()), content)
+    };
+    state.values().map(|state| held(state)).collect()
+}
+
+/// The messages around one, in words.
+fn around(segment: &Segment, wrong: usize) -> String {
+    let first = wrong.saturating_sub(6);
+    let lines = segment.messages.iter().enumerate().skip(first).take(9).map(|(at, received)| {
+        let message = &received.message;
+        let mark = if at == wrong { "here:" } else { "     " };
+        let what = message.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
+        let cause = message.cause().as_str_name().trim_start_matches("CAUSE_");
+        let object = message.object.as_ref();
+        let object = object.map(|object| {
+            format!(" {}/{} {} at {}", object.namespace, object.name, object.uid, object.resource_version)
+        });
+        let rest = (&message.bookmark, &message.dropped).words();
+        let Moment { at: time, epoch, applied, .. } = received.moment;
+        let version = &message.resource_version;
+        let object = object.unwrap_or_default();
+        format!(
+            "  {mark} {at}: {what} {cause}{object}{rest} @{version:?} (read at {time:?}, applied {epoch}:{applied})"
+        )
+    });
+    let end = format!("  end: {:?}", segment.end);
+    lines.chain([end]).collect::<Vec<_>>().join("\n")
+}
+
+trait Words {
+    fn words(&self) -> String;
+}
+
+impl Words for (&Option<pb::Bookmark>, &Option<pb::Dropped>) {
+    fn words(&self) -> String {
+        let bookmark = self.0.as_ref().map(|bookmark| match (bookmark.initial_events_end, bookmark.draining) {
+            (true, _) => " initial_events_end",
+            (_, true) => " draining",
+            _ => "",
+        });
+        let dropped =
+            self.1.as_ref().map(|dropped| format!(" {} after {}", dropped.count, dropped.after_resource_version));
+        bookmark.map(str::to_owned).into_iter().chain(dropped).collect()
+    }
+}
