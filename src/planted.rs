@@ -49,6 +49,8 @@ pub enum Bug {
     DeletionHasTheOldVersion,
     /// An index does not learn the new values of an object.
     IndexIsStale,
+    /// The events of a transaction are batches of their own.
+    TransactionIsSplit,
     /// A rewind is seen only by those whose cursor is still there.
     RewindIsUntoldWithoutACursor,
     /// A rewind replaces the state and ends nobody.
@@ -131,6 +133,7 @@ impl Bug {
         Self::AnotherUidIsModified,
         Self::DeletionHasTheOldVersion,
         Self::IndexIsStale,
+        Self::TransactionIsSplit,
         Self::RewindIsUntoldWithoutACursor,
         Self::RewindEndsNobody,
         Self::VersionInsideABatch,

@@ -67,22 +67,31 @@ impl Indexer {
     /// Applies one live event. The store decides whether an object is added or modified; another uid under the same key is
     /// a deletion and an addition; what is unchanged and a deletion of what is not there change nothing.
     pub fn apply(&mut self, event: Event) -> Batch {
-        let after = event.version().clone();
-        let changes = match event {
-            Event::Added(new) | Event::Modified(new) => match self.state.objects.get(new.key()).cloned() {
-                Some(old) if is_unchanged(&old, &new) => Vec::new(),
-                Some(old) if is_replaced(&old, &new) => {
-                    let deletion = self.delete(&old, &after, Cause::Change);
-                    deletion.into_iter().chain([self.upsert(None, new)]).collect()
+        self.apply_transaction([event])
+    }
+
+    /// Applies the events of one transaction, one after the other, as one batch at the version of the last (invariant 4).
+    pub fn apply_transaction(&mut self, events: impl IntoIterator<Item = Event>) -> Batch {
+        let mut after = self.state.version.clone();
+        let mut changes = Vec::new();
+        for event in events {
+            after.clone_from(event.version());
+            match event {
+                Event::Added(new) | Event::Modified(new) => match self.state.objects.get(new.key()).cloned() {
+                    Some(old) if is_unchanged(&old, &new) => {}
+                    Some(old) if is_replaced(&old, &new) => {
+                        changes.extend(self.delete(&old, &after, Cause::Change));
+                        changes.push(self.upsert(None, new));
+                    }
+                    old => changes.push(self.upsert(old, new)),
+                },
+                Event::Deleted(last) => {
+                    let old = self.state.objects.get(last.key()).cloned();
+                    changes.extend(old.and_then(|old| self.delete(&old, &after, Cause::Change)));
                 }
-                old => vec![self.upsert(old, new)],
-            },
-            Event::Deleted(last) => match self.state.objects.get(last.key()).cloned() {
-                Some(old) => self.delete(&old, &after, Cause::Change).into_iter().collect(),
-                None => Vec::new(),
-            },
-            Event::Bookmark(_) => Vec::new(),
-        };
+                Event::Bookmark(_) => {}
+            }
+        }
         self.close_batch(after, changes)
     }
 

@@ -281,20 +281,27 @@ impl<F: Frame> Writer<F> {
         for delta in deltas {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
-                Delta::Event(event) => {
-                    // The Reflector always lists first.
-                    let Some(live) = &mut self.live else { continue };
-                    let is_bookmark = matches!(event, Event::Bookmark(_));
-                    let batch = Arc::new(live.indexer.apply(event));
-                    live.history.record(Arc::clone(&batch), false, now);
-                    if batch.changes.is_empty() && !is_bookmark {
-                        self.shared.stats.unchanged.fetch_add(1, Ordering::Relaxed);
-                    }
-                    batches.push(batch);
+                Delta::Event(event) => batches.extend(self.change([event], now)),
+                Delta::Transaction(events) if planted!(TransactionIsSplit) => {
+                    batches.extend(events.into_iter().filter_map(|event| self.change([event], now)));
                 }
+                Delta::Transaction(events) => batches.extend(self.change(events, now)),
             }
         }
         self.publish(&batches);
+    }
+
+    fn change(&mut self, events: impl IntoIterator<Item = Event> + AsRef<[Event]>, now: Instant) -> Option<Arc<Batch>> {
+        // The Reflector always lists first.
+        let live = self.live.as_mut()?;
+        let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
+        let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
+        let batch = Arc::new(live.indexer.apply_transaction(events));
+        live.history.record(Arc::clone(&batch), false, now);
+        if batch.changes.is_empty() {
+            self.shared.stats.unchanged.fetch_add(said as u64, Ordering::Relaxed);
+        }
+        Some(batch)
     }
 
     fn replace(&mut self, list: List) -> Option<Arc<Batch>> {

@@ -20,6 +20,8 @@ pub enum Delta {
     Replace(List),
     /// One event of a watch.
     Event(Event),
+    /// The events of one transaction of the upstream, all at one version: nobody gets to resume in between.
+    Transaction(Vec<Event>),
 }
 
 /// The bounds of a [`RealFifo`]. One element is always taken, however large it is.
@@ -153,6 +155,7 @@ impl Delta {
         match self {
             Self::Replace(_) => 0,
             Self::Event(event) => event.weight(),
+            Self::Transaction(events) => events.iter().map(Event::weight).sum(),
         }
     }
 
@@ -190,6 +193,7 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event) => event.version().to_string(),
+            Delta::Transaction(_) => unreachable!("none is pushed"),
         };
         batch.iter().map(text).collect()
     }

@@ -58,6 +58,7 @@ struct Totals {
     resumes: u64,
     relists: u64,
     relist_gaps: u64,
+    transactions: u64,
     parked: u64,
     replayed: u64,
     expired_versions: u64,
@@ -82,6 +83,7 @@ impl Totals {
         });
         self.relists += batches().filter(|batch| batch.is_relist).count() as u64;
         self.relist_gaps += batches().filter(|batch| batch.is_relist && batch.before < batch.after).count() as u64;
+        self.transactions += batches().filter(|batch| !batch.is_relist && batch.changes.len() > 2).count() as u64;
         self.rewinds += run.truth.epochs.len() as u64 - 1;
         self.parked += run.parked;
         self.replayed += run.replayed;
@@ -95,11 +97,12 @@ impl Totals {
 
     /// What did not happen, and has to in a run that is worth its name.
     fn missing(&self) -> Vec<&'static str> {
-        let Self { resumes, relists, relist_gaps, parked, expired_versions, rewinds, told, .. } = self;
+        let Self { resumes, relists, relist_gaps, transactions, parked, expired_versions, rewinds, told, .. } = self;
         let counted = [
             ("resume", resumes),
             ("relist", relists),
             ("relist gap", relist_gaps),
+            ("transaction", transactions),
             ("park", parked),
             ("expired version", expired_versions),
             ("rewind", rewinds),

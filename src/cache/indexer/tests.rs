@@ -187,6 +187,18 @@ fn the_applied_version_follows_events_bookmarks_and_lists() {
     assert_eq!(at(&indexer), (60, 60));
 }
 
+/// etcd: several events may share one revision, and a resume point must not split it.
+#[test]
+fn a_transaction_is_one_batch_at_its_version() {
+    let mut indexer = empty();
+    indexer.apply(put("a", "x", 10));
+    let batch = indexer.apply_transaction([put("b", "y", 20), delete("a", 20), put("c", "z", 20)]);
+    assert_eq!(told(&batch), ["+b 20", "-a 20", "+c 20"]);
+    assert_eq!((batch.before, batch.after), (version(10), version(20)));
+    let repeated = indexer.apply_transaction([put("b", "y", 20), delete("a", 20), put("c", "z", 20)]);
+    assert_eq!(told(&repeated), [""; 0]);
+}
+
 /// client-go `processDeltas`: the type of an event is a hint.
 #[test]
 fn the_store_decides_what_an_event_is() {

@@ -144,6 +144,7 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event @ Event::Bookmark(_)) => format!("bookmark {}", event.version()),
             Delta::Event(event) => format!("put {}", event.version()),
+            Delta::Transaction(_) => unreachable!("no source has them"),
         }));
     }
     let calls = calls.lock().clone();
@@ -352,6 +353,7 @@ async fn a_full_queue_holds_the_upstream_back() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
                 Delta::Event(event) => event.version().number(),
+                Delta::Transaction(_) => unreachable!("no source has them"),
             });
         }
     }

@@ -123,6 +123,10 @@ impl Harness {
                     self.push(upstream).await;
                 }
             }
+            Step::SayAtOnce(writes, step) => {
+                let upstream = self.truth.say_at_once(writes, *step);
+                self.push(upstream).await;
+            }
             Step::Relist(unseen, step) => {
                 for (write, step) in unseen {
                     self.truth.write(write, *step);
@@ -307,10 +311,15 @@ impl Harness {
             let body = bytes::Bytes::from(held.body.clone());
             Arc::new(Object::from_json(body, "unnamed", version(at)).unwrap())
         };
+        let event = |upstream| match upstream {
+            Upstream::Put(held) => Event::Modified(object(&held, held.version)),
+            Upstream::Deleted(held, at) => Event::Deleted(object(&held, at)),
+            Upstream::Bookmark(at) => Event::Bookmark(version(at)),
+            Upstream::Transaction(_) | Upstream::List(..) => unreachable!("it is not one event"),
+        };
         let delta = match upstream {
-            Upstream::Put(held) => Delta::Event(Event::Modified(object(&held, held.version))),
-            Upstream::Deleted(held, at) => Delta::Event(Event::Deleted(object(&held, at))),
-            Upstream::Bookmark(at) => Delta::Event(Event::Bookmark(version(at))),
+            Upstream::Put(_) | Upstream::Deleted(..) | Upstream::Bookmark(_) => Delta::Event(event(upstream)),
+            Upstream::Transaction(told) => Delta::Transaction(told.into_iter().map(event).collect()),
             Upstream::List(held, at) => Delta::Replace(List {
                 objects: held.iter().map(|held| object(held, held.version)).collect(),
                 version: version(at),

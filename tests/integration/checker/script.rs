@@ -41,6 +41,8 @@ pub(crate) struct Config {
 pub(crate) enum Step {
     /// Said in one go.
     Say(Vec<(Write, u64)>),
+    /// Said as one transaction.
+    SayAtOnce(Vec<Write>, u64),
     /// A list, after what nobody was told of.
     Relist(Vec<(Write, u64)>, u64),
     Rewind(u64, u8),
@@ -177,6 +179,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => vec(any_write(), 1..5).prop_map(Step::Say),
         3 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
+        4 => vec(any_write(), 2..6).prop_map(|writes| Step::SayAtOnce(writes.into_iter().map(|(write, _)| write).collect(), 1)),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
         16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),

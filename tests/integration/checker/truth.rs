@@ -4,7 +4,11 @@
 //! what the contract says about changes, batches, relists and selections, and shares no code with the server's. It knows no
 //! queue, no group and no cursor: a history is a list of batches from one state on.
 
-use std::{collections::BTreeMap, rc::Rc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    time::Duration,
+};
 
 use super::selection::Selection;
 
@@ -70,6 +74,8 @@ pub(crate) enum Upstream {
     /// The last state, at the version of the deletion.
     Deleted(Rc<Held>, u64),
     Bookmark(u64),
+    /// All at one version.
+    Transaction(Vec<Self>),
     List(Vec<Rc<Held>>, u64),
 }
 
@@ -182,8 +188,38 @@ impl Truth {
         }
         let before = self.seen_version();
         let upstream = self.write(write, step);
+        let changes = self.see(&upstream);
+        self.tell(before, changes, upstream)
+    }
+
+    /// Writes all of it at one version, and says so; of two writes to one object only the first.
+    pub(crate) fn say_at_once(&mut self, writes: &[Write], step: u64) -> Upstream {
+        let before = self.seen_version();
+        let (mut keys, mut told, mut changes) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for write in writes {
+            let (Write::Put(key, ..) | Write::Delete(key) | Write::Recreate(key)) = write else { continue };
+            if keys.insert(*key) {
+                let upstream = self.write(write, if told.is_empty() { step } else { 0 });
+                changes.extend(self.see(&upstream));
+                told.push(upstream);
+            }
+        }
+        if told.is_empty() {
+            return self.say(&Write::Bookmark, step);
+        }
+        self.tell(before, changes, Upstream::Transaction(told))
+    }
+
+    fn tell(&mut self, before: u64, changes: Vec<Change>, upstream: Upstream) -> Upstream {
+        self.push(Batch { before, after: self.version, changes, is_relist: false, applied_at: None });
+        self.last = upstream.clone();
+        upstream
+    }
+
+    /// What a write that was said changes.
+    fn see(&mut self, upstream: &Upstream) -> Vec<Change> {
         let change = |old, new, version| Change { old, new, version, is_inferred: false };
-        let changes = match &upstream {
+        match upstream {
             Upstream::Put(new) => match self.seen.insert(new.pod.key, Rc::clone(new)) {
                 Some(old) if old.pod.uid != new.pod.uid => {
                     vec![change(Some(old), None, new.version), change(None, Some(Rc::clone(new)), new.version)]
@@ -194,12 +230,8 @@ impl Truth {
                 let old = self.seen.remove(&last.pod.key);
                 old.map(|old| change(Some(old), None, *version)).into_iter().collect()
             }
-            Upstream::Bookmark(_) | Upstream::List(..) => Vec::new(),
-        };
-        let batch = Batch { before, after: self.version, changes, is_relist: false, applied_at: None };
-        self.push(batch);
-        self.last = upstream.clone();
-        upstream
+            Upstream::Bookmark(_) | Upstream::Transaction(_) | Upstream::List(..) => Vec::new(),
+        }
     }
 
     /// Writes what nobody is told of.
