@@ -87,7 +87,7 @@ fn any_config() -> impl Strategy<Value = Config> {
     let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
     let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
     let bounds = |(age, events)| Bounds { age, events };
-    let padding = prop_oneof![14 => Just(0), 1 => Just(50_000)];
+    let padding = prop_oneof![8 => Just(0), 1 => Just(50_000)];
     (weighted(0.25, Just(())), history, retention, 100_u64..2000, padding).prop_map(
         move |(lineage, history, retention, block_ms, padding)| Config {
             has_lineage: lineage.is_some(),
@@ -117,6 +117,14 @@ fn any_write() -> impl Strategy<Value = (Write, u64)> {
         1 => Just(Write::Repeat),
     ];
     (write, select(vec![1_u64, 1, 1, 3]))
+}
+
+/// Its version may be more than one past the last.
+fn any_transaction() -> impl Strategy<Value = Step> {
+    (vec(any_write(), 2..6), select(vec![1_u64, 3])).prop_map(|(writes, step)| {
+        let writes = writes.into_iter().map(|(write, _)| write);
+        Step::SayAtOnce(writes.collect(), step)
+    })
 }
 
 fn any_plan() -> impl Strategy<Value = Plan> {
@@ -155,12 +163,17 @@ fn any_scene() -> impl Strategy<Value = Vec<Step>> {
     let torn = (place(), vec(any_write(), 3..8), say(), say()).prop_map(|(place, unseen, after, later)| {
         vec![Step::Read(place, 9), Step::Relist(unseen, 1), Step::Read(place, 1), after, later, Step::Read(place, 3)]
     });
+    // From a version that is nobody's, before a batch of several events.
+    let between = (place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
+        vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
+    });
     let stall = (say(), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]);
     prop_oneof![
         36 => any_step().prop_map(|step| vec![step]),
         3 => twins,
         1 => back_and_past,
-        1 => torn,
+        3 => torn,
+        2 => between,
         1 => stall,
     ]
 }
@@ -179,7 +192,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => vec(any_write(), 1..5).prop_map(Step::Say),
         3 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
-        4 => vec(any_write(), 2..6).prop_map(|writes| Step::SayAtOnce(writes.into_iter().map(|(write, _)| write).collect(), 1)),
+        4 => any_transaction(),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
         16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),
