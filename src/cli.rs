@@ -13,6 +13,7 @@ mod list;
 mod print;
 mod resources;
 mod serve;
+mod until;
 mod values;
 mod watch;
 mod watchers;
@@ -62,6 +63,9 @@ enum Command {
     /// Show the objects of a resource and every change to them
     #[command(after_help = watch::EXAMPLES)]
     Watch(watch::WatchFlags),
+    /// Wait until objects are as they should be
+    #[command(after_help = until::EXAMPLES)]
+    Until(until::UntilFlags),
     /// Show who watches what, and how far behind
     #[command(after_help = watchers::EXAMPLES)]
     Watchers(watchers::WatchersFlags),
@@ -107,6 +111,7 @@ impl Cli {
             Command::ByIndex(flags) => call(flags.timeout.limit(by_index::run(&flags))),
             Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),
             Command::Watch(flags) => call(watch::run(&flags)),
+            Command::Until(flags) => call(until::run(&flags)),
             Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
         }
     }

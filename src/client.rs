@@ -3,6 +3,7 @@
 //! ```text
 //!   Client ──▶ list, by_index, get, values, resources      one answer, or one typed error
 //!      │
+//!      ├────▶ until                                       one event, waited for across calls
 //!      └────▶ Watch ──▶ Update, Update, …                   resumes by itself, until it is dropped
 //!              │ ▲
 //!              ▼ │ messages of one stream after the other (SEMANTICS: RetryWatcher's rules)
@@ -45,6 +46,7 @@ mod address;
 mod connection;
 mod error;
 mod query;
+mod until;
 mod update;
 mod view;
 mod watch;
@@ -53,5 +55,6 @@ pub use address::{AddressError, ServerAddress};
 pub use connection::{Client, Got, Listed};
 pub use error::{ClientError, ServerStatus};
 pub use query::Query;
+pub use until::UntilOptions;
 pub use update::{Note, Progress, Update};
 pub use watch::{Watch, WatchOptions};

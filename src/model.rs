@@ -4,11 +4,13 @@
 //!
 //! - An [`Object`] is immutable and shared (`Arc`); it keeps the source's bytes and a parsed envelope, never a JSON tree.
 //! - A [`ResourceVersion`] orders only versions of the same lineage.
-//! - A [`Path`] is the one way to look into a body: selectors and indexes stand on it.
+//! - A [`Path`] is the cheap way to look into a body, and selectors stand on it; an [`Expression`] is the way for everything
+//!   else. Indexes stand on either.
 //!
 //! Deliberately not here: how objects are stored (`cache`), distributed (`watch`) or encoded (`proto`).
 
 mod event;
+mod expression;
 mod index;
 mod key;
 mod object;
@@ -19,6 +21,7 @@ mod syntax;
 mod version;
 
 pub use event::{Batch, Cause, Change, Event, EventType};
+pub use expression::{Condition, EventView, Expression, MAX_EXPRESSION_BYTES};
 pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError};
 pub use key::{KeyError, ObjectKey};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};

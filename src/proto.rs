@@ -67,6 +67,19 @@ pub fn object(object: &Object, version: &ResourceVersion, format: PayloadFormat)
     }
 }
 
+/// An object with a RAW body in another format: the same as [`object`] makes of it.
+pub fn in_format(object: pb::Object, format: PayloadFormat) -> pb::Object {
+    let body = match (format, object.body) {
+        (PayloadFormat::Metadata, _) => None,
+        (PayloadFormat::Struct, Some(pb::object::Body::Raw(bytes))) if object.media_type == "application/json" => {
+            let fields = json::to_struct(&bytes);
+            Some(fields.map_or(pb::object::Body::Raw(bytes), pb::object::Body::Struct))
+        }
+        (_, body) => body,
+    };
+    pb::Object { body, ..object }
+}
+
 fn body(object: &Object, format: PayloadFormat) -> Option<pb::object::Body> {
     match format {
         PayloadFormat::Metadata => None,

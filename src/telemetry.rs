@@ -164,6 +164,10 @@ impl Family<'_, '_> {
         self.counter("watch_parked", "Times that a watch was parked", |r| {
             load(&r.observed.resource.informer.stats().parked)
         })?;
+        self.counter("expression_errors", "Evaluations of expressions that failed, and counted as false", |r| {
+            let informer = &r.observed.resource.informer;
+            load(&informer.stats().expression_errors) + informer.indexers().expression_errors()
+        })?;
         self.counter("cache_rewinds", "Lists that proved that the upstream went back in time", |r| {
             load(&r.observed.resource.informer.stats().rewinds)
         })

@@ -33,6 +33,7 @@ mod replay;
 mod room;
 mod routes;
 mod stream_watcher;
+mod until;
 
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
 pub use cursor::{Cursor, CursorGauge, Taken};
@@ -40,6 +41,7 @@ pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
 pub use replay::Replay;
 pub use stream_watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent};
+pub use until::Until;
 
 #[cfg(test)]
 mod tests;

@@ -125,6 +125,8 @@ pub struct InformerStats {
     pub replayed: AtomicU64,
     /// Times that a watch was parked.
     pub parked: AtomicU64,
+    /// Failed evaluations of the expressions of requests, which hold this.
+    pub expression_errors: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]

@@ -14,6 +14,7 @@ Examples, with a server of examples/shop.yaml:
   informerd by-index pods node node-a
   informerd by-index pods image docker.io/envoyproxy/envoy:v1.36.2 -o wide
   informerd by-index services port 443 -o name
+  informerd by-index pods node node-a --expression 'object.spec.containers.size() == 1'
 
 `informerd resources` says which indexes there are, `informerd values` which values."
 );

@@ -65,6 +65,10 @@ pub(super) struct SelectorFlags {
     /// Only objects with these fields: `spec.nodeName=node-a`, `status.phase!=Running`, separated by commas
     #[arg(long, value_name = "FIELDS")]
     pub(super) field_selector: Option<String>,
+
+    /// Only objects for which this CEL expression is true: `object.spec.containers.size() > 1`
+    #[arg(long, value_name = "CEL")]
+    pub(super) expression: Option<String>,
 }
 
 /// In which form.
@@ -157,13 +161,28 @@ impl SelectorFlags {
             namespace: scope.namespace().map(str::to_owned),
             label_selector: self.selector.clone().unwrap_or_default(),
             field_selector: self.field_selector.clone().unwrap_or_default(),
+            expression: self.expression.clone().unwrap_or_default(),
             format: pb::PayloadFormat::Raw,
             ..Query::of(resource)
         }
     }
 
+    /// The same, but only those of a name, if there is one; NAMESPACE/NAME is one object.
+    pub(super) fn query_of_name(&self, resource: &str, scope: &ScopeFlags, name: Option<&str>) -> Query {
+        let mut query = self.query(resource, scope);
+        match name.map(|name| (name, name.split_once('/'))) {
+            Some((_, Some((namespace, name)))) if query.namespace.as_deref().is_none_or(|other| other == namespace) => {
+                query.name = Some(name.to_owned());
+                query.namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
+            }
+            Some((name, _)) => query.name = Some(name.to_owned()),
+            None => {}
+        }
+        query
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.selector.is_none() && self.field_selector.is_none()
+        self.selector.is_none() && self.field_selector.is_none() && self.expression.is_none()
     }
 }
 

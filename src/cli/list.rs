@@ -16,6 +16,7 @@ Examples, with a server of examples/shop.yaml:
   informerd list pods
   informerd list pods -n orders -l tier=worker -L app
   informerd list pods --field-selector status.phase!=Running
+  informerd list pods --expression 'object.spec.containers.exists(c, c.name == \"web\")'
   informerd list deployments -o wide
   informerd list configmaps -o yaml"
 );

@@ -12,7 +12,7 @@ use super::{
     stdout,
 };
 use crate::{
-    client::{Client, Note, Progress, Query, Update, WatchOptions},
+    client::{Client, Note, Progress, Update, WatchOptions},
     proto::pb::{self, SyncState},
 };
 
@@ -22,6 +22,7 @@ Examples, with a server of examples/shop.yaml (edit a file below examples/manife
   informerd watch pods
   informerd watch pods -l app=web --watch-only
   informerd watch configmaps platform/feature-flags -o yaml
+  informerd watch pods --expression 'object.spec.containers.size() > 1'
   informerd watch pods -n orders -o jsonl | jq .object.status.phase
 
 It goes on when the server goes away and comes back, and misses nothing. Ctrl-C ends it with 0."
@@ -74,7 +75,7 @@ struct Teller<'a, W> {
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     let options = flags.format.object_options(&flags.columns, &flags.scope);
-    let query = query(flags);
+    let query = flags.selectors.query_of_name(&flags.resource, &flags.scope, flags.name.as_deref());
     let watch_options = WatchOptions {
         // What is deleted is shown as it last was.
         keep_objects: options.output != Output::Name,
@@ -112,19 +113,6 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
             None => return teller.end(),
         }
     }
-}
-
-fn query(flags: &WatchFlags) -> Query {
-    let mut query = flags.selectors.query(&flags.resource, &flags.scope);
-    match flags.name.as_deref().map(|name| (name, name.split_once('/'))) {
-        Some((_, Some((namespace, name)))) if query.namespace.as_deref().is_none_or(|other| other == namespace) => {
-            query.name = Some(name.to_owned());
-            query.namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
-        }
-        Some((name, _)) => query.name = Some(name.to_owned()),
-        None => {}
-    }
-    query
 }
 
 // === impl Teller ===
@@ -219,7 +207,8 @@ mod tests {
     #[test]
     fn a_name_may_say_its_namespace() {
         let chosen = |arguments: &[&str]| {
-            let query = query(&parse(arguments));
+            let WatchFlags { resource, name, scope, selectors, .. } = parse(arguments);
+            let query = selectors.query_of_name(&resource, &scope, name.as_deref());
             (query.namespace.unwrap_or_default(), query.name.unwrap_or_default())
         };
         let pair = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());

@@ -254,6 +254,13 @@ impl Client {
         Ok(answer.map_err(|status| self.error(&status))?.into_inner())
     }
 
+    /// Waits in one call.
+    pub(super) async fn until_once(&self, request: pb::UntilRequest) -> Result<pb::WatchResponse, ClientError> {
+        let answer = self.service.clone().until(request).await;
+        let event = answer.map_err(|status| self.error(&status))?.into_inner().event;
+        event.ok_or_else(|| ClientError::contract("an Until without an event"))
+    }
+
     /// Leaves the connection to whoever shares it; the next call makes one of its own.
     pub(super) fn leave_connection(&mut self) {
         self.service = service(self.endpoint.connect_lazy());

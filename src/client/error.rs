@@ -39,6 +39,14 @@ pub enum ClientError {
     /// The server answered with an error.
     #[error("{0}")]
     Refused(Box<ServerStatus>),
+    /// The conditions of an Until were not met in time.
+    #[error("not met within {after:?}{}", .last.as_ref().map(|last| format!(" (the last try: {last})")).unwrap_or_default())]
+    NotMet {
+        /// How long was waited.
+        after: Duration,
+        /// Why the last call ended, if it did not just wait.
+        last: Option<Box<ClientError>>,
+    },
     /// The server does not keep to its contract. Trying again does not help; it may be another version.
     #[error("the server does not keep to its contract: {problem}")]
     Contract {
@@ -130,7 +138,7 @@ impl ClientError {
     pub fn code(&self) -> Code {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } => Code::Unavailable,
-            Self::Silent { .. } => Code::DeadlineExceeded,
+            Self::Silent { .. } | Self::NotMet { .. } => Code::DeadlineExceeded,
             Self::Refused(status) => status.code,
             Self::Contract { .. } => Code::Internal,
             Self::Request { .. } => Code::InvalidArgument,
@@ -164,7 +172,7 @@ impl ClientError {
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. } => true,
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. } | Self::NotMet { .. } => true,
             Self::Contract { .. } | Self::Request { .. } => false,
             Self::Refused(status) => match status.code {
                 Code::Unavailable

@@ -16,6 +16,8 @@ pub struct Query {
     pub label_selector: String,
     /// `metadata.name=x,spec.nodeName!=n1`; empty = all.
     pub field_selector: String,
+    /// CEL over `object`, true = keep: `object.spec.replicas > 1`; empty = all.
+    pub expression: String,
     /// An index, and the values of which an object has at least one.
     pub index: Option<(String, Vec<String>)>,
     /// How bodies are sent; unspecified is STRUCT.
@@ -37,6 +39,7 @@ impl Query {
             name: self.name.clone().unwrap_or_default(),
             label_selector: self.label_selector.clone(),
             field_selector: self.field_selector.clone(),
+            expression: self.expression.clone(),
             index: self.index_match(),
             format: self.format.into(),
             ..Default::default()
@@ -49,6 +52,7 @@ impl Query {
             namespace: self.namespace.clone().unwrap_or_default(),
             label_selector: self.label_selector.clone(),
             field_selector: self.field_selector_with_name(),
+            expression: self.expression.clone(),
             index: self.index_match(),
             format: self.format.into(),
             ..Default::default()
@@ -63,6 +67,7 @@ impl Query {
             namespace: self.namespace.clone().unwrap_or_default(),
             label_selector: self.label_selector.clone(),
             field_selector: self.field_selector_with_name(),
+            expression: self.expression.clone(),
             format: self.format.into(),
             ..Default::default()
         }

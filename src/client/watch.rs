@@ -92,7 +92,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// One that is behind waits for the version that is resumed from, up to its `future_wait` of 90 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(100);
 /// What a server may ask for at most.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// After so many messages with nothing new in them, others get their turn.
 const MAX_MESSAGES_PER_POLL: usize = 256;
 

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 28] = [
+const KEYS: [Key; 29] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -45,13 +45,17 @@ const KEYS: [Key; 28] = [
     ),
     no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
     no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),
+    no_default(
+        "resources.<name>.indexes.<index>.expression",
+        "index by what a CEL expression over `object` gives: a scalar, or a list of them",
+    ),
     key("resources.<name>.optional", "false", "be ready without it"),
     no_default("resources.<name>.full_channel_policy", "instead of watch.full_channel_policy"),
     no_default("resources.<name>.queue_length", "instead of watch.queue_length"),
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 13] = [
+const LATER: [&str; 12] = [
     "tls",
     "state_dir",
     "watch.batch_window",
@@ -62,7 +66,6 @@ const LATER: [&str; 13] = [
     "resources.<name>.source.kube",
     "resources.<name>.source.etcd",
     "resources.<name>.source.informerd",
-    "resources.<name>.indexes.<index>.expression",
     "resources.<name>.drop_fields",
     "resources.<name>.ttl",
 ];

@@ -172,6 +172,7 @@ pub(super) struct RawStream {
 pub(super) struct RawIndex {
     pub(super) path: Option<Value>,
     pub(super) label: Option<Value>,
+    pub(super) expression: Option<Value>,
 }
 
 /// What should be a map of keys, so that reading goes on when it is not.

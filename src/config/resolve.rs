@@ -319,14 +319,18 @@ fn resolve_indexes(
         };
         let path = errors.read(&format!("{key}.path"), index.path.as_ref(), value::path_index);
         let label = errors.read(&format!("{key}.label"), index.label.as_ref(), value::label_index);
-        if index.path.is_some() && index.label.is_some() {
-            errors.add(&key, "has both a `path` and a `label`; keep one");
-        } else if index.path.is_none() && index.label.is_none() && !errors.has_at(&key) {
-            errors.add(&key, "is empty; write `path: .spec.nodeName` or `label: app`");
+        let expression = index.expression.as_ref();
+        let expression = errors.read(&format!("{key}.expression"), expression, value::expression_index);
+        let written = [("`path`", &index.path), ("`label`", &index.label), ("`expression`", &index.expression)];
+        let written: Vec<_> = written.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect();
+        if written.len() > 1 {
+            errors.add(&key, format!("has {}; keep one of them", written.join(" and ")));
+        } else if written.is_empty() && !errors.has_at(&key) {
+            errors.add(&key, "is empty; write `path: .spec.nodeName`, `label: app` or an `expression`");
         }
         // By itself first: the names of all are checked.
         let named = Indexers::new([(name.clone(), IndexFunc::Namespace)]);
-        if let (Some(_), Some(func)) = (errors.check(&key, named), path.or(label)) {
+        if let (Some(_), Some(func)) = (errors.check(&key, named), path.or(label).or(expression)) {
             indexes.push((name, func));
         }
     }

@@ -363,8 +363,8 @@ resources:
     for line in [
         "watch.queue_length: expected an unsigned integer, found the text \"many\"",
         "admin: expected a map of keys, found the number 5",
-        "resources.pods.indexes.both: has both a `path` and a `label`; keep one",
-        "resources.pods.indexes.none: is empty; write `path: .spec.nodeName` or `label: app`",
+        "resources.pods.indexes.both: has `path` and `label`; keep one of them",
+        "resources.pods.indexes.none: is empty; write `path: .spec.nodeName`, `label: app` or an `expression`",
         "resources.pods.indexes.namespace: the index \"namespace\" is built in",
         "resources.empty.source: is missing; write for example `source: { files: { path: ./manifests } }`",
         "resources.files.source.files.path: is missing; write the path of a directory such as ./manifests",

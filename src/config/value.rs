@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::ListenAddr;
 use crate::{
-    model::{IndexFunc, LabelSelector, Path},
+    model::{Expression, IndexFunc, LabelSelector, Path},
     watch::FullChannelPolicy,
 };
 
@@ -290,6 +290,16 @@ pub(super) fn label_index(value: &Value) -> Result<IndexFunc, ValueError> {
 pub(super) fn path_index(value: &Value) -> Result<IndexFunc, ValueError> {
     let path = Path::parse(text(value)?).map_err(|error| ValueError(format!("{error}; an example: .spec.nodeName")))?;
     Ok(IndexFunc::Path(path))
+}
+
+pub(super) fn expression_index(value: &Value) -> Result<IndexFunc, ValueError> {
+    let text = text(value)?;
+    if !Expression::IS_SUPPORTED {
+        return Err(ValueError::new("this informerd was built without expressions (cargo feature `cel`); use `path`"));
+    }
+    let expression = Expression::parse(text)
+        .map_err(|error| ValueError(format!("{error}; an example: object.spec.containers.map(c, c.image)")))?;
+    Ok(IndexFunc::Expression(expression))
 }
 
 /// Whether a resource can have this name.

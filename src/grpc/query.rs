@@ -1,10 +1,10 @@
 //! From the fields of requests to a selection: what cannot be served is refused here, at the door.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use super::{service::ServedResource, status::Refusal};
 use crate::{
-    model::{FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion, Selection},
+    model::{Condition, Expression, FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion, Selection},
     proto::{PayloadFormat, pb},
 };
 
@@ -22,17 +22,38 @@ pub(super) struct Parts<'a> {
 /// What the parts choose.
 pub(super) fn selection(resource: &ServedResource, parts: Parts<'_>) -> Result<Selection, Refusal> {
     let Parts { namespace, name, label_selector, field_selector, expression, index } = parts;
-    if !expression.is_empty() {
-        return Err(Refusal::NotImplemented { what: "expression" });
-    }
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     Ok(Selection {
         namespace: given(namespace),
         name: given(name),
         labels: LabelSelector::parse(label_selector).map_err(|error| Refusal::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| Refusal::selector("field_selector", &error))?,
+        expression: (!expression.is_empty()).then(|| self::expression(resource, expression)).transpose()?,
         index: index.map(|index| index_match(resource.informer.indexers(), index)).transpose()?,
     })
+}
+
+/// An expression that objects are selected by; what fails in it is counted with the resource.
+fn expression(resource: &ServedResource, text: &str) -> Result<Expression, Refusal> {
+    check_expressions("expression")?;
+    let expression = Expression::parse(text).map_err(|error| invalid_expression("expression", &error))?;
+    Ok(expression.counted_in(&resource.informer.stats().expression_errors))
+}
+
+/// One of the conditions of an Until.
+pub(super) fn condition(resource: &ServedResource, at: usize, text: &str) -> Result<Condition, Refusal> {
+    check_expressions("conditions")?;
+    let located = |error| invalid_expression("conditions", &format_args!("[{at}]: {error}"));
+    let condition = Condition::parse(text).map_err(located)?;
+    Ok(condition.counted_in(&resource.informer.stats().expression_errors))
+}
+
+fn check_expressions(what: &'static str) -> Result<(), Refusal> {
+    if Expression::IS_SUPPORTED { Ok(()) } else { Err(Refusal::NotImplemented { what }) }
+}
+
+fn invalid_expression(field: &'static str, error: &dyn fmt::Display) -> Refusal {
+    Refusal::Invalid { reason: "EXPRESSION_INVALID", field, message: error.to_string() }
 }
 
 fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<IndexMatch, Refusal> {

@@ -5,7 +5,16 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, codegen::BoxStream};
 
-use super::{discovery, list, metrics::RpcMetrics, page::Pages, query, status::Refusal, watchers::Watchers};
+use super::{
+    discovery, list,
+    metrics::RpcMetrics,
+    page::Pages,
+    query,
+    status::Refusal,
+    until,
+    watch::{Caller, peer},
+    watchers::Watchers,
+};
 use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
@@ -217,8 +226,10 @@ impl pb::informer_service_server::InformerService for Service {
         Ok(Response::new(observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?))
     }
 
-    async fn until(&self, _: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
-        self.metrics().start("Until").result(Err(Refusal::NotImplemented { what: "Until" }))
+    async fn until(&self, request: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
+        let (peer, wait) = (peer(request.extensions()), wait_of(request.metadata()));
+        let caller = Caller { peer, wait, observer: self.metrics().start("Until") };
+        until::until(self, request.into_inner(), caller).await.map(Response::new)
     }
 }
 

@@ -19,6 +19,8 @@ use http::{HeaderValue, Request, Response, header};
 use tonic::{body::Body, server::NamedService};
 use tower::Service as TowerService;
 
+pub(super) use open::{Caller, open_with, peer};
+
 use super::Service;
 use crate::proto::pb::informer_service_server::{InformerServiceServer, SERVICE_NAME};
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Object, Path};
+use super::{Expression, Object, Path};
 
 /// Computes the values of an object for an index: client-go's `IndexFunc`, as data, so that it can be configured.
 ///
@@ -15,6 +15,8 @@ pub enum IndexFunc {
     Label(String),
     /// The scalars at a path of a JSON body, as [`Path::values`] writes them.
     Path(Path),
+    /// What an expression gives for the object, as [`Expression::values`] writes it.
+    Expression(Expression),
 }
 
 /// The indexes of a resource by name, in the order of their names: client-go's `Indexers`. `namespace` is always there.
@@ -71,14 +73,16 @@ impl IndexFunc {
                 Some(object.key().namespace()).filter(|n| !n.is_empty()).map(str::to_owned).into_iter().collect()
             }
             Self::Label(key) => object.labels().get(key).map(str::to_owned).into_iter().collect(),
-            Self::Path(path) => {
-                let mut values = object.json().map(|json| path.values(json)).unwrap_or_default();
-                values.sort_unstable();
-                values.dedup();
-                values
-            }
+            Self::Path(path) => as_set(object.json().map(|json| path.values(json)).unwrap_or_default()),
+            Self::Expression(expression) => as_set(expression.values(object)),
         }
     }
+}
+
+fn as_set(mut values: Vec<String>) -> Vec<String> {
+    values.sort_unstable();
+    values.dedup();
+    values
 }
 
 // === impl Indexers ===
@@ -120,6 +124,15 @@ impl Indexers {
     /// The names, sorted.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+
+    /// How often the expressions among them have failed.
+    pub fn expression_errors(&self) -> u64 {
+        let errors = self.0.values().map(|func| match func {
+            IndexFunc::Expression(expression) => expression.errors(),
+            IndexFunc::Namespace | IndexFunc::Label(_) | IndexFunc::Path(_) => 0,
+        });
+        errors.sum()
     }
 
     /// How many there are; at least one.

@@ -196,7 +196,12 @@ impl Object {
 
     /// The body, when it is JSON: what paths can look into.
     pub fn json(&self) -> Option<&[u8]> {
-        (self.media_type == JSON).then_some(&self.body[..])
+        self.json_body().map(|body| &body[..])
+    }
+
+    /// The same, to be shared.
+    pub(super) fn json_body(&self) -> Option<&Bytes> {
+        (self.media_type == JSON).then_some(&self.body)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Cause, Change, EventType, FieldSelector, IndexMatch, LabelSelector, Object};
+use super::{Cause, Change, EventType, Expression, FieldSelector, IndexMatch, LabelSelector, Object};
 use crate::planted::planted;
 
 /// A choice among the objects of a resource: those that meet every part. The default chooses all of them.
@@ -18,6 +18,8 @@ pub struct Selection {
     pub fields: FieldSelector,
     /// By the values of one index.
     pub index: Option<IndexMatch>,
+    /// By an expression.
+    pub expression: Option<Expression>,
 }
 
 /// What a change is to a selection: the type and the cause of the event that its watchers get.
@@ -35,21 +37,28 @@ pub struct Transition {
 // === impl Selection ===
 
 impl Selection {
-    /// Whether the object meets every part. The cheap parts are asked first: key, labels, index, then fields.
+    /// Whether the object meets every part. The cheap parts are asked first: key, labels, index, fields, then the
+    /// expression.
     pub fn matches(&self, object: &Object) -> bool {
-        let Self { namespace, name, labels, fields, index } = self;
+        let Self { namespace, name, labels, fields, index, expression } = self;
         let key = object.key();
         namespace.as_ref().is_none_or(|namespace| namespace == key.namespace())
             && name.as_ref().is_none_or(|name| name == key.name())
             && labels.matches(object.labels())
             && index.as_ref().is_none_or(|index| index.matches(object))
             && fields.matches(object)
+            && expression.as_ref().is_none_or(|expression| expression.matches(object))
     }
 
     /// Whether all objects are chosen.
     pub fn is_everything(&self) -> bool {
-        let Self { namespace, name, labels, fields, index } = self;
-        namespace.is_none() && name.is_none() && labels.is_empty() && fields.is_empty() && index.is_none()
+        let Self { namespace, name, labels, fields, index, expression } = self;
+        namespace.is_none()
+            && name.is_none()
+            && labels.is_empty()
+            && fields.is_empty()
+            && index.is_none()
+            && expression.is_none()
     }
 
     /// What the change is to this selection; nothing when it did not match before and does not match now.
@@ -75,7 +84,7 @@ impl Selection {
 
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, name, labels, fields, index } = self;
+        let Self { namespace, name, labels, fields, index, expression } = self;
         let mut parts = Vec::new();
         if let Some(namespace) = namespace {
             parts.push(format!("namespace={namespace}"));
@@ -92,6 +101,9 @@ impl fmt::Display for Selection {
         if let Some(IndexMatch { name, values, .. }) = index {
             let values: Vec<_> = values.iter().map(String::as_str).collect();
             parts.push(format!("index={name} in ({})", values.join(",")));
+        }
+        if let Some(expression) = expression {
+            parts.push(format!("expression={expression}"));
         }
         if parts.is_empty() {
             parts.push("everything".to_owned());

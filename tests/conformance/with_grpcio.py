@@ -135,7 +135,7 @@ def errors(client):
         ("Get", "NOT_FOUND", "OBJECT_NOT_FOUND", [], {"resource": "pods", "namespace": "orders", "name": "no-such"}),
         ("Watch", "INVALID_ARGUMENT", "LABEL_SELECTOR_INVALID", [], {"resource": "pods", "label_selector": "app in (web"}),
         ("Watch", "INVALID_ARGUMENT", "RESOURCE_VERSION_INVALID", [], {"resource": "pods", "resource_version": "x y"}),
-        ("Watch", "UNIMPLEMENTED", "NOT_IMPLEMENTED", [], {"resource": "pods", "expression": "true"}),
+        ("Watch", "INVALID_ARGUMENT", "EXPRESSION_INVALID", [], {"resource": "pods", "expression": "1 +"}),
         ("Watch", "OUT_OF_RANGE", "RESOURCE_VERSION_EXPIRED", [], {"resource": "pods", "resource_version": "old.7"}),
     ):
         info = refused(client, method, code, reason, **request)

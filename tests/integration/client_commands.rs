@@ -84,7 +84,7 @@ impl Drop for Server {
     }
 }
 
-/// A watch that is read line by line.
+/// A watch, or another command that waits, which is read line by line.
 struct Watch {
     child: Child,
     rows: BufReader<ChildStdout>,
@@ -93,7 +93,10 @@ struct Watch {
 
 impl Watch {
     fn start(server: &Server, arguments: &[&str]) -> Self {
-        let mut command = server.command(&[&["watch"], arguments].concat());
+        Self::of(server.command(&[&["watch"], arguments].concat()))
+    }
+
+    fn of(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let rows = BufReader::new(child.stdout.take().unwrap());
         let notes = BufReader::new(child.stderr.take().unwrap());
@@ -157,18 +160,21 @@ fn the_examples_in_the_help_are_true() {
     let binary = Path::new(env!("CARGO_BIN_EXE_informerd"));
     let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut count = 0;
-    for command in ["resources", "list", "get", "by-index", "values", "watch"] {
+    for command in ["resources", "list", "get", "by-index", "values", "watch", "until"] {
         let help = server.out(&[command, "--help"]);
         assert!(help.contains("Exit codes: 0 done"), "{help}");
         let (_, examples) = help.split_once("Examples").unwrap();
         let examples: Vec<&str> = examples.lines().filter(|line| line.starts_with("  informerd ")).collect();
-        assert!((2..=5).contains(&examples.len()), "{help}");
+        assert!((2..=6).contains(&examples.len()), "{help}");
         for example in examples {
             count += 1;
             if command == "watch" {
                 // Up to the pipe; it has no end of its own.
-                let arguments: Vec<&str> = example.split('|').next().unwrap().split_whitespace().skip(2).collect();
-                let mut watch = Watch::start(&server, &arguments);
+                let command = example.split('|').next().unwrap();
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("exec {command}")]);
+                shell.env("PATH", &path).env("INFORMERD_SERVER", &server.address);
+                let mut watch = Watch::of(shell);
                 let note = watch.note();
                 assert!(note.starts_with("# synced: ") && !note.starts_with("# synced: 0 "), "{example}: {note}");
                 assert_eq!(watch.interrupt().0, Some(0), "{example}");
@@ -178,8 +184,9 @@ fn the_examples_in_the_help_are_true() {
             shell.args(["-c", example]).env("PATH", &path).env("INFORMERD_SERVER", &server.address);
             let output = shell.output().unwrap();
             let err = String::from_utf8_lossy(&output.stderr);
-            assert_eq!((output.status.code(), &*err), (Some(0), ""), "{example}");
-            assert!(!output.stdout.is_empty(), "{example}: nothing");
+            let is_note = command == "until" && err.starts_with("# met: ") && err.lines().count() == 1;
+            assert!(output.status.success() && (is_note || err.is_empty()), "{example}: {err}");
+            assert!(!output.stdout.is_empty() || err.contains("current objects"), "{example}: nothing");
         }
     }
     assert!(count > 15, "{count} examples");
@@ -296,6 +303,13 @@ fn what_cannot_be_done_is_told_in_one_line() {
         ),
         (&["list", "pods", "-l", "a in"], 2, "label_selector: expected '('"),
         (&["watch", "pods", "--field-selector", "a"], 2, "field_selector: "),
+        (&["list", "pods", "--expression", "1 +"], 2, "expression: expected more at character 4: "),
+        (&["get", "pods", "web", "--expression", "true"], 2, "leave out the names, or the selectors"),
+        (&["until", "pods", "--for", "object.n =="], 2, "conditions: [0]: expected more at character 12: "),
+        (&["until", "pods", "--for", "false", "--timeout", "100ms"], 4, "pods: not met within 100ms (--timeout)"),
+        (&["until", "pod", "--for", "delete"], 3, "did you mean \"pods\"?"),
+        (&["until", "pods"], 2, "--for <CEL>"),
+        (&["until", "pods", "--for", "true", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
         (&["list", "pods", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
         (&["list", "pods", "--server", &silent, "--timeout", "100ms"], 4, "no complete answer within 100ms"),
         (&["watch", "pods", "--server", "unix:/no/such.sock"], 4, "cannot connect to unix:/no/such.sock"),
@@ -352,6 +366,62 @@ fn a_watch_for_changes_alone_and_for_programs() {
     for watch in [rows, lines, names] {
         assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
     }
+}
+
+#[test]
+fn what_is_waited_for_is_printed() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let arguments = ["until", "pods", "b/web", "--for", "object.status.phase == 'Pending'", "-o", "name"];
+    let (code, out, note) = server.run(&arguments);
+    assert_eq!((code, out.as_str()), (0, "b/web\n"));
+    assert!(note.starts_with("# met: ADDED b/web at ") && note.lines().count() == 1, "{note}");
+    assert_eq!(server.out(&[&arguments[..], &["-q"]].concat()), "b/web\n");
+    let row = server.out(&["until", "pods", "-n", "b", "-l", "app=web", "--for", "true", "-q"]);
+    assert_eq!(row, "NAME   STATUS    NODE\nweb    Pending   <none>\n");
+
+    let (code, out, note) = server.run(&["until", "pods", "nobody", "--for", "delete"]);
+    assert_eq!((code, out.as_str()), (0, ""), "as kubectl wait has it");
+    assert!(note.starts_with("# met: by the current objects at "), "{note}");
+
+    let wait =
+        |arguments: &[&str]| Watch::of(server.command(&[&["until", "pods", "--timeout", "1m"], arguments].concat()));
+    let mut deleted = wait(&["a/web", "--for", "delete", "-o", "jsonl"]);
+    let twice = ["--for", "object.status.phase == 'Failed'", "--for", "object.status.phase == 'Running'"];
+    let mut mended = wait(&[&["b/web", "--no-headers"], &twice[..]].concat());
+    fs::remove_file(directory.path().join("1.json")).unwrap();
+    assert!(deleted.note().starts_with("# met: DELETED a/web at "));
+    let body: Value = serde_json::from_str(&deleted.row()).unwrap();
+    assert_eq!(body["metadata"]["namespace"], "a", "the last state");
+    // Not in one step, or the first would be missed: what is seen is what the server has seen.
+    let is_failed = ["list", "pods", "--expression", "object.status.phase == 'Failed'", "-o", "name"];
+    write(&directory, "2.json", &pod("b", "web", "Failed"));
+    while server.run(&is_failed).1 != "b/web\n" {}
+    write(&directory, "2.json", &pod("b", "web", "Running"));
+    assert!(mended.note().starts_with("# met: MODIFIED b/web at "));
+    assert_eq!(mended.row(), "b   web   Running   <none>");
+    assert_eq!(mended.child.wait().unwrap().code(), Some(0));
+}
+
+/// The call is made again until it can be answered.
+#[test]
+fn waiting_outlives_the_server() {
+    let directory = things();
+    let files = format!("pods={}@Pod", directory.path().display());
+    let server = Server::start(&["--files", &files]);
+    let address = server.address.clone();
+    let mut command = server.command(&["until", "pods", "b/web", "--for", "object.status.phase == 'Failed'"]);
+    let mut waiting = Watch::of({
+        command.args(["--timeout", "1m", "-o", "name"]);
+        command
+    });
+    // It waits: another watcher is counted.
+    while !server.out(&["resources", "-o", "jsonl"]).contains(r#""watchers":1"#) {}
+    drop(server);
+    write(&directory, "2.json", &pod("b", "web", "Failed"));
+    let _server = Server::start_at(&address, &["--files", &files]);
+    assert_eq!(waiting.row(), "b/web");
+    assert_eq!(waiting.child.wait().unwrap().code(), Some(0));
 }
 
 /// Nothing is missed while there is no server, and only the difference is told.

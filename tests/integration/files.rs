@@ -145,6 +145,7 @@ async fn probes_and_metrics_say_how_it_goes() {
         r#"informerd_cache_synced{resource="pods"} 1.0"#,
         r#"informerd_watchers{resource="pods"} 1.0"#,
         r#"informerd_watch_events_sent_total{resource="pods"} 1"#,
+        r#"informerd_expression_errors_total{resource="pods"} 0"#,
         r#"informerd_reflector_lists_total{resource="pods"} 1"#,
         r#"informerd_reflector_watches_total{resource="pods"} 1"#,
         r#"grpc_server_started_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch"} 1"#,

@@ -35,7 +35,8 @@ async fn every_bad_watch_is_refused_with_its_reason() {
         (pb::WatchRequest { format: 9, ..base() }, Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "there are STRUCT"),
         (pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Drop, 65_537)), ..base() }, Code::InvalidArgument, "QUEUE_LENGTH_INVALID", "65536"),
         (pb::WatchRequest { queue: Some(pb::QueueOptions { policy: 77, length: 0 }), ..base() }, Code::InvalidArgument, "POLICY_INVALID", "there are DROP"),
-        (pb::WatchRequest { expression: "true".into(), ..base() }, Code::Unimplemented, "NOT_IMPLEMENTED", "expression"),
+        (pb::WatchRequest { expression: "1 +".into(), ..base() }, Code::InvalidArgument, "EXPRESSION_INVALID", "expression: expected more at character 4"),
+        (pb::WatchRequest { expression: "pod.x".into(), ..base() }, Code::InvalidArgument, "EXPRESSION_INVALID", "there is no variable \"pod\""),
         (pb::WatchRequest { index: Some(index("nodes", &["a"])), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "there are: app, namespace, node"),
         (pb::WatchRequest { index: Some(index("node", &[])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),
         (pb::WatchRequest { timeout: duration(0), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "timeout"),
@@ -69,8 +70,8 @@ async fn every_bad_read_is_refused_with_its_reason() {
     assert_eq!(reason(&status), "PAGE_TOKEN_INVALID");
     let status = list(pb::ListRequest { index: Some(index("none", &["a"])), ..Default::default() }).await;
     assert_eq!(reason(&status), "INDEX_NOT_FOUND");
-    let status = list(pb::ListRequest { expression: "true".into(), ..Default::default() }).await;
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unimplemented, "NOT_IMPLEMENTED"));
+    let status = list(pb::ListRequest { expression: "type == 'ADDED'".into(), ..Default::default() }).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "EXPRESSION_INVALID"));
 
     let by_index = pb::ByIndexRequest { resource: "pods".into(), index: "none".into(), ..Default::default() };
     assert_eq!(reason(&client.by_index(by_index).await.unwrap_err()), "INDEX_NOT_FOUND");
@@ -78,8 +79,38 @@ async fn every_bad_read_is_refused_with_its_reason() {
     assert_eq!(reason(&client.list_index_values(values).await.unwrap_err()), "INDEX_NOT_FOUND");
     let get = pb::GetRequest { resource: "pods".into(), ..Default::default() };
     assert_eq!(reason(&client.get(get).await.unwrap_err()), "NAME_INVALID");
-    let until = client.until(pb::UntilRequest::default()).await.unwrap_err();
-    assert_eq!((until.code(), reason(&until).as_str()), (Code::Unimplemented, "NOT_IMPLEMENTED"));
+}
+
+#[tokio::test]
+async fn every_bad_until_is_refused_with_its_reason() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut client = sandbox.client().await;
+    let base = watch_pods;
+    let none = pb::InitialEvents::None.into();
+    let second = Some(prost_types::Duration { seconds: 1, nanos: 0 });
+    #[rustfmt::skip]
+    let table: Vec<(pb::WatchRequest, &[&str], Code, &str, &str)> = vec![
+        (pb::WatchRequest { resource: "pod".into(), ..base() }, &["true"], Code::NotFound, "RESOURCE_NOT_FOUND", "there are: pods"),
+        (base(), &[], Code::InvalidArgument, "CONDITIONS_INVALID", "between 1 and 32, found 0"),
+        (base(), &["true"; 33], Code::InvalidArgument, "CONDITIONS_INVALID", "between 1 and 32, found 33"),
+        (base(), &["true", "1 +"], Code::InvalidArgument, "EXPRESSION_INVALID", "conditions: [1]: expected more at character 4"),
+        (base(), &["typ == 1"], Code::InvalidArgument, "EXPRESSION_INVALID", "there are: type, object, count"),
+        (pb::WatchRequest { expression: "type == 1".into(), ..base() }, &["true"], Code::InvalidArgument, "EXPRESSION_INVALID", "expression: "),
+        (pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Replay, 0)), ..base() }, &["true"], Code::InvalidArgument, "UNTIL_INVALID", "watch.queue"),
+        (pb::WatchRequest { timeout: second, ..base() }, &["true"], Code::InvalidArgument, "UNTIL_INVALID", "watch.timeout"),
+        (pb::WatchRequest { resource_version: "1".into(), ..base() }, &["true"], Code::InvalidArgument, "UNTIL_INVALID", "watch.resource_version"),
+        (pb::WatchRequest { initial_events: none, ..base() }, &["true"], Code::InvalidArgument, "UNTIL_INVALID", "watch.initial_events"),
+        (pb::WatchRequest { format: 9, ..base() }, &["true"], Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "there are STRUCT"),
+        (pb::WatchRequest { label_selector: "a in b".into(), ..base() }, &["true"], Code::InvalidArgument, "LABEL_SELECTOR_INVALID", "at character 6"),
+    ];
+    for (watch, conditions, code, expected, hint) in table {
+        let label = format!("{watch:.80?} {conditions:?}");
+        let conditions = conditions.iter().map(|&text| text.to_owned()).collect();
+        let status = client.until(pb::UntilRequest { watch: Some(watch), conditions }).await.unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (code, expected), "{label}: {status:?}");
+        assert!(status.message().contains(hint), "{label}: {}", status.message());
+        assert!(!status.message().contains('\n') && status.message().len() < 400, "{label}: {}", status.message());
+    }
 }
 
 #[tokio::test]
@@ -107,9 +138,13 @@ fn the_readme_lists_every_reason() {
         + include_str!("../../src/grpc/query.rs")
         + include_str!("../../src/grpc/page.rs").split("#[cfg(test)]").next().unwrap()
         + include_str!("../../src/grpc/service.rs").split("#[cfg(test)]").next().unwrap()
+        + include_str!("../../src/grpc/until.rs")
         + include_str!("../../src/grpc/watch/open.rs");
     let is_reason = |word: &&str| {
-        word.len() > 6 && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_') && !word.starts_with("FULL_CHANNEL")
+        word.len() > 6
+            && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
+            && !word.starts_with("FULL_CHANNEL")
+            && !["MODIFIED", "DELETED"].contains(word)
     };
     let reasons = |text: &str, quote: char| -> std::collections::BTreeSet<String> {
         text.split(quote).skip(1).step_by(2).filter(is_reason).map(str::to_owned).collect()

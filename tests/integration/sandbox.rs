@@ -38,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) future_wait: Duration,
     pub(crate) drain_period: Duration,
     pub(crate) history: Retention,
+    /// Besides `node` and `app`.
+    pub(crate) indexes: Vec<(String, IndexFunc)>,
     /// Of the versions; none for decimals.
     pub(crate) lineage: Option<&'static str>,
 }
@@ -51,6 +53,7 @@ impl Default for Options {
             future_wait: Duration::from_secs(90),
             drain_period: Duration::from_secs(5),
             history: BroadcasterConfig::default().retention,
+            indexes: Vec::new(),
             lineage: None,
         }
     }
@@ -72,10 +75,9 @@ impl Sandbox {
 
     pub(crate) async fn start_unsynced(options: Options) -> Self {
         let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
-        let indexers = Indexers::new([
-            ("node".to_owned(), path(".spec.nodeName")),
-            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
-        ]);
+        let indexers =
+            [("node".to_owned(), path(".spec.nodeName")), ("app".to_owned(), IndexFunc::Label("app".to_owned()))];
+        let indexers = Indexers::new(indexers.into_iter().chain(options.indexes));
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
         let config = InformerConfig {

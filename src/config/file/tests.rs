@@ -76,7 +76,7 @@ watch: { queue_lenght: 1, batch_window: 0ms }
 resources:
   pods:
     source: { kube: { version: v1 }, files: { pth: x } }
-    indexes: { node: { expression: x, lable: y }, \"a.b\": { z: 1 } }
+    indexes: { node: { expresion: x, lable: y }, \"a.b\": { z: 1 } }
     ttl: 0s
   7: { x: 1 }
 ";
@@ -89,9 +89,9 @@ resources:
             "watch.batch_window: `batch_window` is not supported by this version; remove it",
             "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files` or `stream`",
             "resources.pods.source.files.pth: unknown key; did you mean `path`?",
-            "resources.pods.indexes.node.expression: `expression` is not supported by this version; remove it",
+            "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
-            "resources.pods.indexes.\"a.b\".z: unknown key; known here: path, label",
+            "resources.pods.indexes.\"a.b\".z: unknown key; known here: path, label, expression",
             "resources.pods.ttl: `ttl` is not supported by this version; remove it",
             "resources.7.x: unknown key; known here: source, indexes, optional, full_channel_policy, queue_length",
         ])

@@ -224,6 +224,20 @@ fn indexes() {
 }
 
 #[test]
+#[cfg(feature = "cel")]
+fn indexes_by_expression() {
+    let images = "object.spec.containers.map(c, c.image)";
+    let func = IndexFunc::Expression(Expression::parse(images).unwrap());
+    assert_eq!(expression_index(&json!(format!(" {images}\n"))), Ok(func), "as YAML's block texts end");
+    let problem = expression_index(&json!("object.a +")).unwrap_err().to_string();
+    assert!(
+        problem.starts_with("expected more at character 11: ") && problem.ends_with("map(c, c.image)"),
+        "{problem}"
+    );
+    assert!(expression_index(&json!(5)).unwrap_err().to_string().contains("found the number 5"));
+}
+
+#[test]
 fn files_flags() {
     for (text, name, path, kind) in [
         ("pods=./manifests@Pod", "pods", "./manifests", Some("Pod")),

@@ -42,7 +42,7 @@ use crate::{
 };
 
 /// One watch.
-pub(super) struct WatchBody {
+pub(in super::super) struct WatchBody {
     resource: String,
     informer: InformerHandle<WireFrame>,
     selection: Arc<Selection>,

@@ -40,8 +40,31 @@ pub(super) async fn open(
     observer: RpcObserver,
 ) -> Result<WatchBody, Refusal> {
     let metadata = tonic::metadata::MetadataMap::from_headers(request.headers().clone());
-    let peer = peer(&request);
+    let caller = Caller { peer: peer(request.extensions()), wait: wait_of(&metadata), observer };
     let request = decode(request.into_body(), service.config().request_bytes).await?;
+    let queue = queue(service, service.resource(&request.resource)?, request.queue.unwrap_or_default())?;
+    open_with(service, &request, queue, caller).await
+}
+
+/// Who opens a watch.
+#[derive(Debug)]
+pub(in super::super) struct Caller {
+    /// [`peer`].
+    pub(in super::super) peer: String,
+    /// How long it waits for the first list.
+    pub(in super::super) wait: Duration,
+    /// Of the call.
+    pub(in super::super) observer: RpcObserver,
+}
+
+/// Checks and joins a watch with a queue of the server's choice.
+pub(in super::super) async fn open_with(
+    service: &Service,
+    request: &pb::WatchRequest,
+    queue: QueueOptions,
+    caller: Caller,
+) -> Result<WatchBody, Refusal> {
+    let Caller { peer, wait, observer } = caller;
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
         resource,
@@ -55,9 +78,8 @@ pub(super) async fn open(
         },
     )?;
     let format = query::format(request.format)?;
-    let queue = queue(service, resource, request.queue.unwrap_or_default())?;
     let from = query::version("resource_version", &request.resource_version)?;
-    let begin = begin(&request, from.clone())?;
+    let begin = begin(request, from.clone())?;
     let bookmark_interval =
         duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
     let timeout = duration("timeout", request.timeout)?;
@@ -67,7 +89,7 @@ pub(super) async fn open(
     let info = WatcherInfo { resource: resource.name.clone(), peer, selection: Arc::clone(&selection), queue };
     let watcher = service.watchers().enter(info)?;
 
-    service.snapshot(resource, min_version.as_ref(), wait_of(&metadata)).await?;
+    service.snapshot(resource, min_version.as_ref(), wait).await?;
     let joined = join(service, resource, from, || Subscribe {
         selection: Arc::clone(&selection),
         format,
@@ -94,8 +116,7 @@ pub(super) async fn open(
 }
 
 /// Where the client is, as far as the transport knows.
-fn peer(request: &Request<Body>) -> String {
-    let extensions = request.extensions();
+pub(in super::super) fn peer(extensions: &http::Extensions) -> String {
     let tcp = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
     match tcp {
         Some(address) => address.to_string(),

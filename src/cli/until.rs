@@ -1,0 +1,88 @@
+//! `informerd until`: waits at the server, then prints what was waited for.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{
+    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags},
+    failure::{Failure, UNAVAILABLE},
+    print::{reference, write_one},
+    stdout,
+};
+use crate::{
+    client::{ClientError, UntilOptions},
+    config::parse_duration,
+    proto::pb,
+};
+
+pub(super) const EXAMPLES: &str = super::with_exit_codes!(
+    "\
+Examples, with a server of examples/shop.yaml:
+  informerd until pods -l app=checkout --for 'object.status.phase == \"Running\"'
+  informerd until deployments storefront/web --for 'object.spec.replicas > 1' -o yaml
+  informerd until pods -n orders --field-selector status.phase=Running --for 'count >= 2'
+  informerd until pods orders/no-such --for delete --timeout 5s
+
+A condition is CEL over `type` (ADDED, MODIFIED, DELETED; SYNCED at the end of the current objects), `object` (null at SYNCED) \
+and `count` (the objects that are selected, from SYNCED on). `delete` stands for `count == 0`. Several are met one after \
+the other. When the server goes away and comes back, all of them are to be met again: let them say how things are."
+);
+
+/// What to wait for.
+#[derive(Debug, Clone, Args)]
+pub(super) struct UntilFlags {
+    /// A name from `informerd resources`
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// Only the objects of this name; NAMESPACE/NAME is one
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    /// What is to be true of an event: a CEL expression, or `delete`; can be repeated
+    #[arg(long = "for", value_name = "CEL", required = true)]
+    conditions: Vec<String>,
+    /// Give up after this
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    timeout: Duration,
+    #[command(flatten)]
+    scope: ScopeFlags,
+    #[command(flatten)]
+    selectors: SelectorFlags,
+    #[command(flatten)]
+    format: FormatFlags,
+    #[command(flatten)]
+    columns: ColumnFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// What kubectl's `--for=delete` is: true at once if there is nothing.
+const DELETE: &str = "delete";
+const NOTHING_LEFT: &str = "count == 0";
+
+pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
+    let UntilFlags { resource, name, conditions, timeout, scope, selectors, format, columns, server } = flags;
+    let query = selectors.query_of_name(resource, scope, name.as_deref());
+    let meant = |text: &String| if text.trim() == DELETE { NOTHING_LEFT.to_owned() } else { text.clone() };
+    let conditions: Vec<String> = conditions.iter().map(meant).collect();
+    let options = UntilOptions { timeout: Some(*timeout), ..UntilOptions::default() };
+    let met = server.connect().await?.until(&query, &conditions, &options).await;
+    let event = met.map_err(|error| match error {
+        error @ ClientError::NotMet { .. } => Failure::new(UNAVAILABLE, format!("{resource}: {error} (--timeout)")),
+        error => error.into(),
+    })?;
+    server.note(&format_args!("# met: {}", words(&event)));
+    match event.object {
+        Some(object) => Ok(write_one(object, stdout(), &format.object_options(columns, scope))?),
+        None => Ok(()),
+    }
+}
+
+/// By what it was met.
+fn words(event: &pb::WatchResponse) -> String {
+    let event_type = event.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
+    match &event.object {
+        Some(object) => format!("{event_type} {} at {}", reference(object), object.resource_version),
+        None => format!("by the current objects at {}", event.resource_version),
+    }
+}

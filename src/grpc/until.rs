@@ -1,0 +1,158 @@
+//! Until: a Watch that is read in this process, until its events have met the conditions.
+//!
+//! The watch is the one of `watch/`, from opening to end, so a client that waits is parked and told from the history, drained
+//! and refused exactly as one that watches; only its frames are decoded here instead of by a client. Dropping the call drops
+//! the watch.
+
+use std::convert::Infallible;
+
+use bytes::{Buf, Bytes};
+use http_body_util::BodyExt;
+use prost::Message;
+use tonic::{Code, Status};
+
+use super::{
+    frame::PREFIX_BYTES,
+    query,
+    service::{ServedResource, Service},
+    status::Refusal,
+    watch::{self, Caller},
+};
+use crate::{
+    model::{Condition, EventView},
+    proto::{self, PayloadFormat, pb},
+    watch::{FullChannelPolicy, QueueOptions, Until},
+};
+
+/// The conditions, and what they can ask about besides an event.
+struct Waiting {
+    conditions: Until<Condition>,
+    /// The objects that the watch has given so far.
+    count: u64,
+    is_synced: bool,
+}
+
+/// More than anybody writes by hand; each is tested on every event when its turn has come.
+const MAX_CONDITIONS: usize = 32;
+
+/// Waits. Refused are the parts of a watch that would let it begin elsewhere, lose events or end early.
+pub(super) async fn until(
+    service: &Service,
+    request: pb::UntilRequest,
+    caller: Caller,
+) -> Result<pb::UntilResponse, Status> {
+    let observer = caller.observer.clone();
+    let pb::UntilRequest { watch: request, conditions } = request;
+    let request = request.unwrap_or_default();
+    let checked = (|| {
+        let resource = service.resource(&request.resource)?;
+        check(&request)?;
+        Ok((resource, self::conditions(resource, &conditions)?, query::format(request.format)?))
+    })();
+    let (resource, conditions, format) = observer.result(checked)?;
+    let mut waiting = Waiting { conditions, count: 0, is_synced: false };
+
+    let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: resource.queue.length };
+    let request = pb::WatchRequest { format: pb::PayloadFormat::Raw.into(), ..request };
+    let watch = watch::open_with(service, &request, queue, caller).await;
+    let mut watch = std::pin::pin!(observer.result(watch)?);
+    let mut last = None;
+    while let Some(frame) = watch.frame().await {
+        let mut messages = match frame?.into_data() {
+            Ok(messages) => messages,
+            Err(trailers) => {
+                // The watch has told the observer.
+                last = trailers.trailers_ref().and_then(Status::from_header_map);
+                break;
+            }
+        };
+        while let Some(event) = next(&mut messages) {
+            if waiting.see(&event) {
+                observer.ends(Code::Ok);
+                return Ok(pb::UntilResponse { event: Some(in_format(event, format)) });
+            }
+        }
+        // A long history is read without waiting for anything.
+        tokio::task::yield_now().await;
+    }
+    // A watch without a timeout never ends well.
+    Err(last.filter(|status| status.code() != Code::Ok).unwrap_or_else(|| Refusal::Internal.to_status()))
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// Whether the event meets the last condition. What is neither an event nor the end of the initial events is not tested.
+    fn see(&mut self, event: &pb::WatchResponse) -> bool {
+        let event_type = match event.r#type() {
+            pb::EventType::Bookmark if event.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) => {
+                self.is_synced = true;
+                EventView::SYNCED
+            }
+            pb::EventType::Added => {
+                self.count += 1;
+                EventView::ADDED
+            }
+            pb::EventType::Modified => EventView::MODIFIED,
+            pb::EventType::Deleted => {
+                self.count = self.count.saturating_sub(1);
+                EventView::DELETED
+            }
+            _ => return false,
+        };
+        let object = event.object.as_ref().filter(|object| object.media_type == "application/json");
+        let body = object.and_then(|object| match &object.body {
+            // A copy: what an expression has looked at is kept for a while, and this is a piece of a large frame.
+            Some(pb::object::Body::Raw(bytes)) => Some(Bytes::copy_from_slice(bytes)),
+            _ => None,
+        });
+        let count = self.is_synced.then_some(self.count);
+        let view = EventView { event_type, body: body.as_ref(), count };
+        let Ok(is_last) = self.conditions.see(|condition| Ok::<_, Infallible>(condition.is_met(view)));
+        is_last
+    }
+}
+
+fn check(request: &pb::WatchRequest) -> Result<(), Refusal> {
+    let invalid = |field: &'static str, message: &str| {
+        let message = format!("an Until {message}; leave it out");
+        Err(Refusal::Invalid { reason: "UNTIL_INVALID", field, message })
+    };
+    if request.queue.is_some() {
+        return invalid("watch.queue", "always replays, so that it misses nothing");
+    }
+    if request.timeout.is_some() {
+        return invalid("watch.timeout", "goes on until the deadline of the call");
+    }
+    if !request.resource_version.is_empty() {
+        return invalid("watch.resource_version", "always begins with the initial events");
+    }
+    if request.initial_events == i32::from(pb::InitialEvents::None) {
+        return invalid("watch.initial_events", "always begins with the initial events");
+    }
+    Ok(())
+}
+
+fn conditions(resource: &ServedResource, texts: &[String]) -> Result<Until<Condition>, Refusal> {
+    if texts.is_empty() || texts.len() > MAX_CONDITIONS {
+        let message = format!("expected between 1 and {MAX_CONDITIONS}, found {}", texts.len());
+        return Err(Refusal::Invalid { reason: "CONDITIONS_INVALID", field: "conditions", message });
+    }
+    let parsed = texts.iter().enumerate().map(|(at, text)| query::condition(resource, at, text));
+    Ok(Until::new(parsed.collect::<Result<Vec<_>, _>>()?))
+}
+
+/// The next of a frame's messages. There are only whole ones: they were encoded in this process.
+fn next(messages: &mut Bytes) -> Option<pb::WatchResponse> {
+    if messages.len() < PREFIX_BYTES {
+        return None;
+    }
+    messages.advance(1);
+    let length = messages.get_u32() as usize;
+    pb::WatchResponse::decode(messages.split_to(length.min(messages.len()))).ok()
+}
+
+fn in_format(mut event: pb::WatchResponse, format: PayloadFormat) -> pb::WatchResponse {
+    event.object = event.object.map(|object| proto::in_format(object, format));
+    event
+}

@@ -1,0 +1,230 @@
+//! Expressions in CEL (the Common Expression Language) over an object: to select by, to index by, and to wait for.
+//!
+//! ```text
+//!   text ──▶ parse ──▶ check: names, nesting; every costly step is made to pay ──▶ Program
+//!   body ──▶ a CEL value, of which a thread keeps the last ones ──▶ Program ──▶ bool, or the values of an index
+//! ```
+//!
+//! `object` is the JSON body; integers are exact. Standard CEL: operators, `has`, `all`, `exists`, `exists_one`, `map`,
+//! `filter`, `size`, `contains`, `startsWith`, `endsWith` and conversions. There is neither `matches` nor time.
+//!
+//! - What fails is false, and counted. A field, key or element that is missing is false too, and not counted: objects differ.
+//! - The cost of a text is bounded by its length ([`MAX_EXPRESSION_BYTES`]), and it is parsed on a stack of its own. How deep
+//!   it may be nested is bounded (20 levels), so that its evaluation does not exhaust the stack of any thread.
+//! - The cost of an evaluation is bounded by a budget of 100 000 steps (some 10 ms). Whatever reads or copies values
+//!   pays before it does so: a step for each value in them and one for each 64 bytes of text; a loop pays for
+//!   its whole body for each element. Past the budget it has failed. So an evaluation needs no clock, and has the same
+//!   outcome on every replica.
+//! - Apart from that, a body becomes a value at the price of parsing it.
+//!
+//! Without the cargo feature `cel`, no expression parses ([`Expression::IS_SUPPORTED`]).
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+
+use self::program::Program;
+use super::{Object, SyntaxError};
+
+#[cfg(feature = "cel")]
+mod body;
+#[cfg(feature = "cel")]
+mod check;
+#[cfg(feature = "cel")]
+mod meter;
+#[cfg_attr(not(feature = "cel"), path = "expression/without.rs")]
+mod program;
+
+/// A CEL expression over `object`. It is the same as another of the same text.
+#[derive(Clone)]
+pub struct Expression {
+    compiled: Arc<Compiled>,
+    errors: Arc<AtomicU64>,
+}
+
+/// A CEL expression over `type`, `object` and `count`: whether an event is what is waited for. It is the same as another of
+/// the same text.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Condition(Expression);
+
+/// An event as a [`Condition`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct EventView<'a> {
+    /// `type`: one of the constants here.
+    pub event_type: &'a str,
+    /// `object`: its JSON body; null without one.
+    pub body: Option<&'a Bytes>,
+    /// `count`: how many objects are there after this event. Missing while that is not known.
+    pub count: Option<u64>,
+}
+
+struct Compiled {
+    text: Box<str>,
+    program: Program,
+}
+
+/// Why there is no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// A field, a key or an element is not there.
+    #[cfg_attr(not(feature = "cel"), expect(dead_code, reason = "nothing is evaluated"))]
+    Missing,
+    /// A value has the wrong type, a number is too large, or the budget is spent.
+    Error,
+}
+
+/// The longest text of an expression.
+pub const MAX_EXPRESSION_BYTES: usize = 4096;
+
+/// How deep an expression may be nested. Each level of an evaluation was seen to take 40 to 50 KiB of stack, optimised or not,
+/// and a thread of tokio's has 2 MiB.
+#[cfg(feature = "cel")]
+const MAX_LEVELS: usize = 20;
+
+const OBJECT: &str = "object";
+const TYPE: &str = "type";
+const COUNT: &str = "count";
+
+// === impl Expression ===
+
+impl Expression {
+    /// Whether this build knows expressions.
+    pub const IS_SUPPORTED: bool = cfg!(feature = "cel");
+
+    /// Parses an expression over `object`.
+    ///
+    /// # Errors
+    ///
+    /// Point at what is not CEL, is not known, or is beyond a bound.
+    pub fn parse(text: &str) -> Result<Self, SyntaxError> {
+        Self::over(text, &[OBJECT])
+    }
+
+    fn over(text: &str, variables: &[&str]) -> Result<Self, SyntaxError> {
+        let text = text.trim();
+        if text.len() > MAX_EXPRESSION_BYTES {
+            let excess = (0..=MAX_EXPRESSION_BYTES).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
+            let message = format!("the expression is longer than {MAX_EXPRESSION_BYTES} bytes");
+            return Err(SyntaxError::new(text, excess, message));
+        }
+        let compiled = Compiled { text: text.into(), program: Program::compile(text, variables)? };
+        Ok(Self { compiled: Arc::new(compiled), errors: Arc::default() })
+    }
+
+    /// The same, with its failures counted elsewhere.
+    #[must_use]
+    pub fn counted_in(self, errors: &Arc<AtomicU64>) -> Self {
+        Self { errors: Arc::clone(errors), ..self }
+    }
+
+    /// Without the spaces around it.
+    pub fn as_str(&self) -> &str {
+        &self.compiled.text
+    }
+
+    /// How often an evaluation has failed; those for which something was missing do not count.
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is true for the object. An object whose body is not JSON never matches.
+    pub fn matches(&self, object: &Object) -> bool {
+        let Some(body) = object.json_body() else { return false };
+        self.compiled.program.test(None, Some(body)).unwrap_or_else(|failure| self.count(failure))
+    }
+
+    /// Its values for an index: of a string, number or boolean the one, of a list one for each such element. Strings are as
+    /// they are, the others JSON text. Null, maps, failures, and bodies that are not JSON give none.
+    pub fn values(&self, object: &Object) -> Vec<String> {
+        let Some(body) = object.json_body() else { return Vec::new() };
+        self.compiled.program.values(body).unwrap_or_else(|failure| self.count(failure))
+    }
+
+    fn count<T: Default>(&self, failure: Failure) -> T {
+        if failure == Failure::Error {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        T::default()
+    }
+}
+
+impl PartialEq for Expression {
+    fn eq(&self, other: &Self) -> bool {
+        self.compiled.text == other.compiled.text
+    }
+}
+
+impl Eq for Expression {}
+
+impl Hash for Expression {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.compiled.text.hash(state);
+    }
+}
+
+impl fmt::Display for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.compiled.text)
+    }
+}
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Expression").field(&self.compiled.text).finish()
+    }
+}
+
+// === impl EventView ===
+
+impl EventView<'_> {
+    /// The object was created, or is new to the watcher.
+    pub const ADDED: &'static str = "ADDED";
+    /// The object was changed.
+    pub const MODIFIED: &'static str = "MODIFIED";
+    /// The object was deleted, or is gone for the watcher.
+    pub const DELETED: &'static str = "DELETED";
+    /// The end of the initial events.
+    pub const SYNCED: &'static str = "SYNCED";
+}
+
+// === impl Condition ===
+
+impl Condition {
+    /// Parses an expression over `type`, `object` and `count`.
+    ///
+    /// # Errors
+    ///
+    /// Point at what is not CEL, is not known, or is beyond a bound.
+    pub fn parse(text: &str) -> Result<Self, SyntaxError> {
+        Expression::over(text, &[TYPE, OBJECT, COUNT]).map(Self)
+    }
+
+    /// The same, with its failures counted elsewhere.
+    #[must_use]
+    pub fn counted_in(self, errors: &Arc<AtomicU64>) -> Self {
+        Self(self.0.counted_in(errors))
+    }
+
+    /// Without the spaces around it.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
+    /// Whether it is true for an event. Without a body a failure is what is to be expected: it does not count.
+    pub fn is_met(&self, event: EventView<'_>) -> bool {
+        let Self(expression) = self;
+        let tested = expression.compiled.program.test(Some(event), event.body);
+        tested.unwrap_or_else(|failure| event.body.is_some() && expression.count(failure))
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "cel")]
+mod tests;

@@ -1,0 +1,133 @@
+//! The body of an object as a CEL value, made once for all expressions that look at it one after the other.
+
+use std::{cell::RefCell, collections::VecDeque, fmt, sync::Arc};
+
+use bytes::Bytes;
+use cel::common::{
+    types::{CelBool, CelDouble, CelInt, CelList, CelMap, CelMapKey, CelNull, CelString, CelUInt},
+    value::Val,
+};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// A body as a value; none when it is not JSON, or is nested more than 127 deep.
+pub(super) type Body = Option<Arc<dyn Val>>;
+
+/// The bodies that this thread has met last. They are told by where they lie in memory, which nothing else can take while
+/// they are held.
+#[derive(Default)]
+struct Recent {
+    bodies: VecDeque<(Bytes, Body)>,
+    bytes: usize,
+}
+
+/// Reads any JSON value.
+struct Json;
+
+/// The states before and after of the changes of one wake.
+const MAX_BODIES: usize = 128;
+/// Of the texts; the values are several times as large.
+const MAX_BYTES: usize = 256 << 10;
+
+thread_local! {
+    static RECENT: RefCell<Recent> = RefCell::default();
+}
+
+/// The value of a body.
+pub(super) fn value(body: &Bytes) -> Body {
+    RECENT.with_borrow_mut(|recent| recent.value(body))
+}
+
+// === impl Recent ===
+
+impl Recent {
+    fn value(&mut self, body: &Bytes) -> Body {
+        let is_it = |held: &Bytes| held.as_ptr() == body.as_ptr() && held.len() == body.len();
+        if let Some((_, value)) = self.bodies.iter().rev().find(|(held, _)| is_it(held)) {
+            return value.clone();
+        }
+        let value = parse(body);
+        if body.len() <= MAX_BYTES {
+            self.bytes += body.len();
+            self.bodies.push_back((body.clone(), value.clone()));
+            while self.bytes > MAX_BYTES || self.bodies.len() > MAX_BODIES {
+                let Some((oldest, _)) = self.bodies.pop_front() else { break };
+                self.bytes -= oldest.len();
+            }
+        }
+        value
+    }
+}
+
+fn parse(body: &[u8]) -> Body {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = Json.deserialize(&mut json).ok()?;
+    json.end().ok()?;
+    Some(value.into())
+}
+
+// === impl Json ===
+
+impl<'de> DeserializeSeed<'de> for Json {
+    type Value = Box<dyn Val>;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Box<dyn Val>, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Json {
+    type Value = Box<dyn Val>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Box<dyn Val>, E> {
+        Ok(Box::new(CelNull))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Box<dyn Val>, E> {
+        Ok(Box::new(CelBool::from(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Box<dyn Val>, E> {
+        Ok(Box::new(CelInt::from(value)))
+    }
+
+    /// An int when it is one, so that arithmetic with literals works; a uint above.
+    fn visit_u64<E>(self, value: u64) -> Result<Box<dyn Val>, E> {
+        Ok(match i64::try_from(value) {
+            Ok(value) => Box::new(CelInt::from(value)),
+            Err(_) => Box::new(CelUInt::from(value)),
+        })
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Box<dyn Val>, E> {
+        Ok(Box::new(CelDouble::from(value)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Box<dyn Val>, E> {
+        Ok(Box::new(CelString::from(value.to_owned())))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Box<dyn Val>, E> {
+        Ok(Box::new(CelString::from(value)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Box<dyn Val>, A::Error> {
+        let mut list = Vec::new();
+        while let Some(element) = elements.next_element_seed(Json)? {
+            list.push(element);
+        }
+        Ok(Box::new(CelList::from(list)))
+    }
+
+    /// Of a key that a map has twice, the last value counts, as it does for paths.
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Box<dyn Val>, A::Error> {
+        let mut map = std::collections::HashMap::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            map.insert(CelMapKey::from(key), entries.next_value_seed(Json)?);
+        }
+        Ok(Box::new(CelMap::from(map)))
+    }
+}

@@ -1,0 +1,205 @@
+//! What is refused in an expression that parses, and how the rest is made to pay for what it does.
+
+use std::mem;
+
+use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators};
+
+use super::{
+    MAX_LEVELS,
+    meter::{CHARGE, LOOP, steps_of_text},
+};
+
+/// Goes through an expression, and knows the names at each place of it.
+pub(super) struct Check<'a> {
+    source: &'a SourceInfo,
+    variables: Vec<String>,
+}
+
+/// What is refused, and the character (from 0) at which it is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) at: usize,
+    pub(super) message: String,
+}
+
+/// Called as `f(x)`.
+const FUNCTIONS: &[&str] = &["bool", "bytes", "double", "dyn", "int", "size", "string", "type", "uint"];
+/// Called as `x.f(y)`.
+const METHODS: &[&str] = &["contains", "endsWith", "size", "startsWith"];
+/// What can give a large value.
+const LARGE: &[&str] = &[operators::ADD, operators::CONDITIONAL, operators::INDEX, "bytes", "dyn", "string"];
+const MACROS: &str = "has(x.y), x.all(e, …), x.exists(e, …), x.exists_one(e, …), x.filter(e, …), x.map(e, …)";
+/// What `type(x)` can be compared with. Not `type` itself: who writes it means a variable.
+const TYPES: &[&str] = &["bool", "bytes", "double", "int", "list", "map", "null_type", "string", "uint"];
+
+// === impl Check ===
+
+impl<'a> Check<'a> {
+    pub(super) fn new(source: &'a SourceInfo, variables: &[&str]) -> Self {
+        Self { source, variables: variables.iter().map(|&name| name.to_owned()).collect() }
+    }
+
+    /// Checks a whole expression, and makes it pay.
+    pub(super) fn run(mut self, expression: &mut IdedExpr) -> Result<(), Refused> {
+        self.check(expression)?;
+        match too_deep(expression, MAX_LEVELS) {
+            Some(id) => Err(self.refuse(id, format!("it is nested more than {MAX_LEVELS} levels deep"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the steps that the expression takes at least when it is evaluated once, loops apart.
+    fn check(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
+        let id = expression.id;
+        match &mut expression.expr {
+            Expr::Unspecified => Err(self.refuse(id, "expected an expression".to_owned())),
+            Expr::Literal(LiteralValue::String(text)) => Ok(steps_of_text(text)),
+            Expr::Literal(LiteralValue::Bytes(bytes)) => Ok(1 + (bytes.inner().len() as u64)),
+            Expr::Literal(_) => Ok(1),
+            Expr::Ident(name) => self.name(id, name).map(|()| 1),
+            Expr::Select(select) => self.check(&mut select.operand).map(|steps| steps + 1),
+            Expr::Call(call) => self.call(id, call),
+            Expr::List(list) => self.all(&mut list.elements, true),
+            Expr::Map(map) => map.entries.iter_mut().try_fold(1, |sum, entry| match &mut entry.expr {
+                EntryExpr::MapEntry(entry) => {
+                    Ok(sum + self.charged(&mut entry.key)? + self.charged(&mut entry.value)?)
+                }
+                EntryExpr::StructField(_) => Err(self.refuse(id, "expected a key".to_owned())),
+            }),
+            Expr::Struct(_) => Err(self.refuse(id, "there are no messages here, only maps: {'key': value}".to_owned())),
+            Expr::Comprehension(comprehension) => self.comprehension(comprehension),
+        }
+    }
+
+    fn name(&self, id: u64, name: &str) -> Result<(), Refused> {
+        // A leading dot is CEL's way to the outermost name.
+        let plain = name.strip_prefix('.').unwrap_or(name);
+        if self.variables.iter().any(|variable| variable == plain) || TYPES.contains(&plain) {
+            return Ok(());
+        }
+        // The accumulators of loops are no names that a user knows.
+        let known: Vec<_> = self.variables.iter().filter(|name| !name.starts_with('@')).map(String::as_str).collect();
+        Err(self.refuse(id, format!("there is no variable {plain:?}; there are: {}", known.join(", "))))
+    }
+
+    fn call(&mut self, id: u64, call: &mut CallExpr) -> Result<u64, Refused> {
+        let CallExpr { func_name, target, args } = call;
+        let is_operator = func_name.contains('_') && !func_name.starts_with(|c: char| c.is_alphabetic());
+        let is_known = match target {
+            None => is_operator || func_name == operators::IN || FUNCTIONS.contains(&&**func_name),
+            Some(_) => METHODS.contains(&&**func_name),
+        };
+        if !is_known {
+            let (functions, methods) = (FUNCTIONS.join("(x), "), METHODS.join("(…), x."));
+            return Err(self.refuse(
+                id,
+                format!(
+                    "there is no function {func_name:?} like this; there are: {functions}(x), x.{methods}(…), {MACROS}"
+                ),
+            ));
+        }
+        let steps = match func_name.as_str() {
+            // These read nothing but a boolean or a number.
+            operators::CONDITIONAL
+            | operators::LOGICAL_AND
+            | operators::LOGICAL_OR
+            | operators::LOGICAL_NOT
+            | operators::NEGATE
+            | operators::NOT_STRICTLY_FALSE => self.all(args, false)?,
+            // A container is not read as a whole.
+            operators::INDEX => match args.as_mut_slice() {
+                [container, key] => self.check(container)? + self.charged(key)?,
+                _ => self.all(args, true)?,
+            },
+            operators::ADD => args.iter_mut().try_fold(1, |sum, operand| {
+                // Of a chain, the links are no longer than what has been paid for.
+                let is_chain = matches!(&operand.expr, Expr::Call(call) if call.func_name == operators::ADD);
+                Ok(sum + if is_chain { self.check(operand)? } else { self.charged(operand)? })
+            })?,
+            _ => self.all(args, true)?,
+        };
+        Ok(1 + steps + target.as_deref_mut().map_or(Ok(0), |target| self.charged(target))?)
+    }
+
+    fn comprehension(&mut self, comprehension: &mut ComprehensionExpr) -> Result<u64, Refused> {
+        let ComprehensionExpr { iter_range, iter_var, iter_var2, accu_var, accu_init, loop_cond, loop_step, result } =
+            comprehension;
+        let outside = self.check(iter_range)? + self.check(accu_init)?;
+        let outer = self.variables.len();
+        self.variables.push(accu_var.clone());
+        self.variables.push(iter_var.clone());
+        self.variables.extend(iter_var2.clone());
+        let body = 1 + self.check(loop_cond)? + self.check(loop_step)?;
+        let steps = outside + self.check(result)?;
+        self.variables.truncate(outer);
+        let body = IdedExpr { id: iter_range.id, expr: Expr::Literal(LiteralValue::Int(body.cast_signed().into())) };
+        call(LOOP, iter_range, [body]);
+        Ok(1 + steps)
+    }
+
+    fn all(&mut self, expressions: &mut [IdedExpr], are_charged: bool) -> Result<u64, Refused> {
+        expressions.iter_mut().try_fold(1, |sum, expression| {
+            Ok(sum + if are_charged { self.charged(expression)? } else { self.check(expression)? })
+        })
+    }
+
+    /// Checks what an operation reads or copies, and makes it pay for that.
+    fn charged(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
+        let steps = self.check(expression)?;
+        let is_charged = match &expression.expr {
+            // The accumulator of a loop: `map` and `filter` append to it in place as long as they look as they do.
+            Expr::Ident(name) => !name.starts_with('@'),
+            Expr::Select(select) => !select.test,
+            // The other calls give booleans and numbers.
+            Expr::Call(call) => LARGE.contains(&&*call.func_name),
+            Expr::Comprehension(_) => true,
+            // What they cost is known, or has been paid for each element.
+            _ => false,
+        };
+        if is_charged {
+            call(CHARGE, expression, []);
+        }
+        Ok(steps)
+    }
+
+    fn refuse(&self, id: u64, message: String) -> Refused {
+        Refused { at: self.source.offset_for(id).map_or(0, |(start, _)| start as usize), message }
+    }
+}
+
+/// The part of an expression that is so many levels below it, if there is one. A name such as `object.spec.a` is one level.
+fn too_deep(expression: &IdedExpr, levels: usize) -> Option<u64> {
+    let Some(levels) = levels.checked_sub(1) else { return Some(expression.id) };
+    let below = |part: &IdedExpr| too_deep(part, levels);
+    match &expression.expr {
+        Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) | Expr::Struct(_) => None,
+        Expr::Select(select) => {
+            let mut operand = &select.operand;
+            while let Expr::Select(select) = &operand.expr {
+                operand = &select.operand;
+            }
+            if matches!(operand.expr, Expr::Ident(_)) { None } else { below(&select.operand) }
+        }
+        Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).find_map(below),
+        Expr::List(list) => list.elements.iter().find_map(below),
+        Expr::Map(map) => map.entries.iter().find_map(|entry| match &entry.expr {
+            EntryExpr::MapEntry(entry) => below(&entry.key).or_else(|| below(&entry.value)),
+            EntryExpr::StructField(field) => below(&field.value),
+        }),
+        Expr::Comprehension(comprehension) => {
+            let ComprehensionExpr { iter_range, accu_init, loop_cond, loop_step, result, .. } = &**comprehension;
+            [iter_range, accu_init, loop_cond, loop_step, result].into_iter().find_map(below)
+        }
+    }
+}
+
+/// Makes an expression the first argument of a call.
+fn call<const N: usize>(function: &str, expression: &mut IdedExpr, more: [IdedExpr; N]) {
+    let inner = mem::take(expression);
+    expression.id = inner.id;
+    expression.expr = Expr::Call(CallExpr {
+        func_name: function.to_owned(),
+        target: None,
+        args: std::iter::once(inner).chain(more).collect(),
+    });
+}

@@ -1,0 +1,96 @@
+//! The budget of one evaluation, and the two functions by which an expression pays.
+//!
+//! CEL always ends, but not soon: loops nest, and values are copied when they are put into lists and added up. So
+//! [`super::check`] puts a call of [`CHARGE`] around whatever an operation reads or copies, and of [`LOOP`] around what a loop
+//! goes through. Each gives back what it was given, or fails when the budget is spent. An evaluation is synchronous, so its
+//! budget lies with its thread.
+
+use std::cell::Cell;
+
+use cel::{
+    DeclarationError, Env, ExecutionError,
+    common::{
+        types::{CelBytes, CelInt, CelList, CelMap, CelString, DYN_TYPE, INT_TYPE},
+        value::{CowVal, Val},
+    },
+};
+
+/// `@charge(x)`: pays for reading or copying `x`, and is `x`. No text can name it: `@` is no letter of CEL.
+pub(super) const CHARGE: &str = "@charge";
+/// `@loop(x, n)`: pays for `x`, and for `n` steps for each of its elements; it is `x`.
+pub(super) const LOOP: &str = "@loop";
+
+/// Some 10 ms; a selection usually takes less than a hundred.
+pub(super) const MAX_STEPS: u64 = 100_000;
+
+/// Text is read and copied at some 64 bytes in the time of a step.
+const BYTES_A_STEP: usize = 64;
+
+thread_local! {
+    /// What is left; none when it was not enough.
+    static STEPS: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Makes the two functions known.
+pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
+    env.add_overload(CHARGE, CHARGE, vec![DYN_TYPE], charge)?;
+    env.add_overload(LOOP, LOOP, vec![DYN_TYPE, INT_TYPE], charge_loop)
+}
+
+/// Evaluates with a new budget; whether it was enough.
+pub(super) fn metered<T>(evaluate: impl FnOnce() -> T) -> (T, bool) {
+    STEPS.set(Some(MAX_STEPS));
+    let value = evaluate();
+    (value, STEPS.take().is_some())
+}
+
+/// What a part of an expression costs by itself: a step, and for its text.
+pub(super) fn steps_of_text(text: &str) -> u64 {
+    1 + (text.len() / BYTES_A_STEP) as u64
+}
+
+fn charge<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    let value = arguments.pop().ok_or_else(ExecutionError::missing_argument_or_target)?;
+    pay(|limit| steps(&*value, limit))?;
+    Ok(value)
+}
+
+fn charge_loop<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    let body = arguments.pop().as_deref().and_then(|body| body.downcast_ref::<CelInt>().map(|body| *body.inner()));
+    let value = arguments.pop().ok_or_else(ExecutionError::missing_argument_or_target)?;
+    pay(|limit| {
+        let elements = value.as_sizer().map_or(0, |sizer| *sizer.size().inner());
+        let body = elements.unsigned_abs().saturating_mul(body.unwrap_or_default().unsigned_abs());
+        steps(&*value, limit).saturating_add(body)
+    })?;
+    Ok(value)
+}
+
+/// Takes from the budget what the price is; it is enough to know that it is above the limit.
+fn pay(price: impl FnOnce(u64) -> u64) -> Result<(), ExecutionError> {
+    let left = STEPS.get().and_then(|left| left.checked_sub(price(left)));
+    STEPS.set(left);
+    left.map(drop).ok_or_else(|| ExecutionError::function_error(CHARGE, "the budget is spent"))
+}
+
+/// What a value costs; of one that costs more than the limit, anything above it.
+fn steps(value: &dyn Val, limit: u64) -> u64 {
+    let text = |length: usize| 1 + (length / BYTES_A_STEP) as u64;
+    if let Some(string) = value.downcast_ref::<CelString<'_>>() {
+        return text(string.inner().len());
+    }
+    if let Some(bytes) = value.downcast_ref::<CelBytes<'_>>() {
+        return text(bytes.inner().len());
+    }
+    let mut sum = 1;
+    let mut add = |value: &dyn Val| {
+        sum += steps(value, limit.saturating_sub(sum));
+        sum <= limit
+    };
+    if let Some(list) = value.downcast_ref::<CelList<'_>>() {
+        let _is_within = list.inner().iter().all(|element| add(&**element));
+    } else if let Some(map) = value.downcast_ref::<CelMap<'_>>() {
+        let _is_within = map.inner().iter().all(|(key, value)| add(key.inner()) && add(&**value));
+    }
+    sum
+}

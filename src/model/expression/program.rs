@@ -1,0 +1,183 @@
+//! A compiled expression, and the only calls into the `cel` crate that parse and evaluate.
+
+use std::{
+    sync::{Arc, LazyLock},
+    thread,
+};
+
+use bytes::Bytes;
+use cel::{
+    Context, Env, ExecutionError, ParseError, Value,
+    common::{
+        ast::IdedExpr,
+        types::{CelBool, CelDouble, CelInt, CelList, CelNull, CelString, CelUInt},
+        value::{CowVal, Val},
+    },
+    context::VariableResolver,
+    parser::Parser,
+};
+
+use super::{
+    COUNT, EventView, Failure, OBJECT, SyntaxError, TYPE, body,
+    check::{Check, Refused},
+    meter,
+};
+
+/// An expression that has been checked.
+pub(super) struct Program {
+    expression: IdedExpr,
+}
+
+/// What the names of an expression stand for.
+struct Variables<'a> {
+    event: Option<EventView<'a>>,
+    object: &'a dyn Val,
+}
+
+/// The parser goes down as deep as the text is nested and as its operators are chained, with large frames: it was seen to
+/// take between 8 and 16 MiB for 4 KiB of text, unoptimised. What is not used costs nothing.
+const PARSER_STACK_BYTES: usize = 64 << 20;
+
+/// The standard library without optionals, and with the functions that an expression pays by.
+static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
+    let mut env = Env::default().with_optional_support(false).with_stdlib();
+    meter::declare(&mut env).expect("no name of the library begins with @");
+    Arc::new(env)
+});
+
+// === impl Program ===
+
+impl Program {
+    pub(super) fn compile(text: &str, variables: &[&str]) -> Result<Self, SyntaxError> {
+        let compiled = thread::scope(|scope| {
+            let parser = thread::Builder::new().name("cel parser".to_owned()).stack_size(PARSER_STACK_BYTES);
+            // What is left of a text that is refused is dropped there too.
+            parser.spawn_scoped(scope, || compile(text, variables)).map(thread::ScopedJoinHandle::join)
+        });
+        match compiled {
+            Ok(Ok(compiled)) => compiled,
+            Ok(Err(_)) => Err(SyntaxError::new(text, 0, "the parser does not know what to do with it")),
+            Err(error) => Err(SyntaxError::new(text, 0, format!("it could not be parsed ({error})"))),
+        }
+    }
+
+    /// Whether it is true; anything but a boolean is an error.
+    pub(super) fn test(&self, event: Option<EventView<'_>>, body: Option<&Bytes>) -> Result<bool, Failure> {
+        let is_true = |value: &dyn Val| value.downcast_ref::<CelBool>().map(|value| *value.inner());
+        self.evaluate(event, body, is_true)?.ok_or(Failure::Error)
+    }
+
+    pub(super) fn values(&self, body: &Bytes) -> Result<Vec<String>, Failure> {
+        self.evaluate(None, Some(body), |value| match value.downcast_ref::<CelList<'_>>() {
+            Some(list) => list.inner().iter().filter_map(|element| scalar(&**element)).collect(),
+            None => scalar(value).into_iter().collect(),
+        })
+    }
+
+    fn evaluate<T>(
+        &self,
+        event: Option<EventView<'_>>,
+        body: Option<&Bytes>,
+        then: impl FnOnce(&dyn Val) -> T,
+    ) -> Result<T, Failure> {
+        let object = match body {
+            None => None,
+            Some(body) => Some(body::value(body).ok_or(Failure::Error)?),
+        };
+        let variables = Variables { event, object: object.as_deref().unwrap_or(&CelNull) };
+        let mut context = Context::with_env(Arc::clone(&ENV));
+        context.set_variable_resolver(&variables);
+        let (result, was_enough) = meter::metered(|| Value::resolve_val(&self.expression, &context));
+        if !was_enough {
+            // Whatever came of it: a loop may have gone on without what failed.
+            return Err(Failure::Error);
+        }
+        match result {
+            Ok(value) => Ok(then(&*value)),
+            // Every name has been checked: one that is not declared is a count that is not known.
+            Err(
+                ExecutionError::NoSuchKey(_)
+                | ExecutionError::IndexOutOfBounds(_)
+                | ExecutionError::UndeclaredReference(_),
+            ) => Err(Failure::Missing),
+            Err(_) => Err(Failure::Error),
+        }
+    }
+}
+
+// === impl Variables ===
+
+impl VariableResolver for Variables<'_> {
+    fn resolve<'b>(&'b self, name: &str) -> Option<CowVal<'b, 'b>> {
+        match name {
+            OBJECT => Some(CowVal::Borrowed(self.object)),
+            TYPE => Some(CowVal::owned(CelString::from(self.event?.event_type))),
+            COUNT => Some(CowVal::owned(CelInt::from(i64::try_from(self.event?.count?).ok()?))),
+            _ => None,
+        }
+    }
+}
+
+/// On a stack of its own.
+fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
+    let parser = Parser::new().max_recursion_depth(MAX_BRACKETS);
+    let (mut expression, source) = parser.parse_with_source_info(text).map_err(|errors| {
+        let first = errors.errors.iter().find(|error| !error.msg.is_empty());
+        first.map_or_else(|| SyntaxError::new(text, 0, "it is not CEL"), |error| syntax_error(text, error))
+    })?;
+    let checked = Check::new(&source, variables).run(&mut expression);
+    checked.map_err(|Refused { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
+    Ok(Program { expression })
+}
+
+/// What the parser says, in few words.
+fn syntax_error(text: &str, error: &ParseError) -> SyntaxError {
+    let (line, column) = (error.pos.0.max(1).unsigned_abs(), error.pos.1.max(1).unsigned_abs());
+    let before: usize = text.split_inclusive('\n').take(line - 1).map(|line| line.chars().count()).sum();
+    let message = error.msg.strip_prefix("Syntax error: ").unwrap_or(&error.msg);
+    let found = |message: &str| match message.split(" expecting ").next().and_then(|found| found.split_once('\'')) {
+        Some((_, "<EOF>'")) => "expected more".to_owned(),
+        Some((_, found)) => format!("unexpected {:?}", found.trim_end_matches('\'').trim()),
+        None => "it is not CEL".to_owned(),
+    };
+    let message = if message.contains("Recursion limit") {
+        format!("there are more than {MAX_BRACKETS} brackets open")
+    } else if ["mismatched", "extraneous", "no viable", "token recognition"]
+        .iter()
+        .any(|word| message.starts_with(word))
+    {
+        found(message)
+    } else {
+        let line = message.lines().next().unwrap_or_default();
+        line.chars().take(MAX_MESSAGE_CHARS).collect()
+    };
+    SyntaxError::new(text, byte_of(text, before + column - 1), message)
+}
+
+/// Twice as many as there may be levels.
+const MAX_BRACKETS: u16 = 40;
+
+/// What the parser says may quote the text.
+const MAX_MESSAGE_CHARS: usize = 120;
+
+/// Where a character begins, counted from 0.
+fn byte_of(text: &str, character: usize) -> usize {
+    text.char_indices().nth(character).map_or(text.len(), |(at, _)| at)
+}
+
+/// A value of an index.
+fn scalar(value: &dyn Val) -> Option<String> {
+    if let Some(text) = value.downcast_ref::<CelString<'_>>() {
+        return Some(text.inner().to_owned());
+    }
+    if let Some(number) = value.downcast_ref::<CelInt>() {
+        return Some(number.inner().to_string());
+    }
+    if let Some(number) = value.downcast_ref::<CelUInt>() {
+        return Some(number.inner().to_string());
+    }
+    if let Some(number) = value.downcast_ref::<CelDouble>() {
+        return serde_json::Number::from_f64(*number.inner()).map(|number| number.to_string());
+    }
+    value.downcast_ref::<CelBool>().map(|value| value.inner().to_string())
+}

@@ -1,0 +1,317 @@
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::*;
+use crate::model::{Labels, ObjectKey, ObjectParts, ResourceVersion};
+
+const POD: &str = r#"{"metadata":{"namespace":"shop","name":"web","labels":{"app":"web","tier":"front"}},
+    "spec":{"replicas":3,"big":9007199254740993,"huge":18446744073709551615,"ratio":1.5,"paused":false,"none":null,
+        "containers":[{"name":"a","image":"nginx:1"},{"name":"b","image":"envoy:2"}],"ports":[80,443],"empty":[]}}"#;
+
+fn object(json: &str) -> Object {
+    Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "file", ResourceVersion::decimal(1)).unwrap()
+}
+
+fn matches(text: &str, json: &str) -> bool {
+    Expression::parse(text).unwrap().matches(&object(json))
+}
+
+/// What it is, and how many failures were counted.
+fn outcome(text: &str, json: &str) -> (bool, u64) {
+    let expression = Expression::parse(text).unwrap();
+    (expression.matches(&object(json)), expression.errors())
+}
+
+fn values(text: &str) -> Vec<String> {
+    Expression::parse(text).unwrap().values(&object(POD))
+}
+
+fn refused(text: &str) -> String {
+    Expression::parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn an_object_is_looked_into() {
+    for text in [
+        "true",
+        "object.metadata.name == 'web'",
+        "object.spec.replicas > 2 && object.spec.replicas <= 3",
+        "object.spec.big == 9007199254740993 && object.spec.big != 9007199254740992",
+        "object.spec.huge == 18446744073709551615u",
+        "object.spec.ratio * 2.0 == 3.0 && object.spec.replicas == 3.0",
+        "!object.spec.paused && object.spec.none == null",
+        "object.metadata.labels['app'] == 'web' && 'tier' in object.metadata.labels",
+        "object.spec.containers.exists(c, c.image.startsWith('nginx:'))",
+        "object.spec.containers.all(c, c.image.contains(':'))",
+        "object.spec.containers.exists_one(c, c.name == 'b')",
+        "object.spec.containers.filter(c, c.name != 'a').map(c, c.image) == ['envoy:2']",
+        "object.spec.containers.map(c, c.name == 'a', c.image)[0] == 'nginx:1'",
+        "size(object.spec.ports) == 2 && object.spec.ports.size() == 2 && 443 in object.spec.ports",
+        "has(object.spec.replicas) && !has(object.spec.missing)",
+        "object.spec.containers.map(c, c.name) + ['c'] == ['a', 'b', 'c']",
+        "object.spec.ports.exists(p, object.spec.ports.exists(q, p + q == 523))",
+        "type(object.spec.replicas) == int && string(object.spec.ports[1]) == '443' && int('7') == 7",
+        "object.spec == object.spec && {'a': [1]} == {'a': [1]}",
+        "(has(object.spec.missing) ? object.spec.missing : 'x') == 'x'",
+        ".object.spec.replicas == 3",
+    ] {
+        assert_eq!(outcome(text, POD), (true, 0), "{text}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_false_and_what_fails_is_false_and_counted() {
+    for text in [
+        "object.spec.missing == 'x'",
+        "object.missing.deeper.still > 1",
+        "object.metadata.labels['no'] == 'x'",
+        "object.spec.ports[2] == 1",
+        "object.spec.containers.exists(c, c.missing == 1)",
+        "!(object.spec.missing == 'x')",
+        "false",
+    ] {
+        assert_eq!(outcome(text, POD), (false, 0), "{text}");
+    }
+    for text in [
+        "object.spec.replicas",
+        "object.spec.replicas + 'x' == 'y'",
+        "object.spec.none.deeper == 1",
+        "object.spec.replicas / 0 == 1",
+        "object.spec.big * object.spec.big == 1",
+        "object.metadata.name > 5",
+        "int('x') == 1",
+        "object.spec.replicas.all(x, true)",
+    ] {
+        assert_eq!(outcome(text, POD), (false, 1), "{text}");
+    }
+    assert_eq!(outcome("object.spec.missing == 1 || object.spec.replicas == 3", POD), (true, 0), "as CEL has it");
+}
+
+#[test]
+fn a_body_that_is_not_json_never_matches() {
+    let raw = Object::new(ObjectParts {
+        key: ObjectKey::new("shop", "web").unwrap(),
+        uid: String::new(),
+        version: ResourceVersion::decimal(1),
+        labels: Labels::default(),
+        api_version: String::new(),
+        kind: String::new(),
+        media_type: "text/plain",
+        body: Bytes::from_static(b"{}"),
+    });
+    let expression = Expression::parse("true").unwrap();
+    assert!(!expression.matches(&raw) && expression.values(&raw).is_empty());
+    assert_eq!(expression.errors(), 0);
+    assert!(matches("object == 3", "3") && matches("object[0]", "[true]"), "any JSON is an object here");
+    let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+    assert_eq!(outcome("true", &deep), (false, 1), "it cannot be looked into");
+}
+
+#[test]
+fn the_values_of_an_index_are_json_text() {
+    assert_eq!(values("object.metadata.name"), ["web"]);
+    assert_eq!(values("object.spec.big"), ["9007199254740993"]);
+    assert_eq!(values("object.spec.huge"), ["18446744073709551615"]);
+    assert_eq!(values("object.spec.ratio"), ["1.5"]);
+    assert_eq!(values("object.spec.paused"), ["false"]);
+    assert_eq!(values("object.spec.containers.map(c, c.name + '/' + c.image)"), ["a/nginx:1", "b/envoy:2"]);
+    assert_eq!(values("['x', 1, true, null, [2], {'a': 3}, 2.5]"), ["x", "1", "true", "2.5"]);
+    for text in ["null", "object.spec", "object.missing", "1 / 0", "object.spec.empty", "b'x'"] {
+        assert_eq!(values(text), [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_pointed_at() {
+    for (text, expected) in [
+        ("1 +", "expected more at character 4: \"1 +»\""),
+        ("", "expected more at character 1: \"»\""),
+        ("object.a == 'é' &&& true", "unexpected \"&\" at character 19: \"object.a == 'é' &&»& true\""),
+        ("pod.spec == 1", "there is no variable \"pod\"; there are: object at character 1: "),
+        ("true || type == 'ADDED'", "there is no variable \"type\"; there are: object at character 9: "),
+        ("object.a.exists(c, d == 1)", "there is no variable \"d\"; there are: object, c at character 20: "),
+        ("object.a.exists(c, true) || c == 1", "there is no variable \"c\"; there are: object at character 29: "),
+        ("object.a.matches('x')", "there is no function \"matches\" like this; there are: bool(x), bytes(x), "),
+        ("now() > 1", "there is no function \"now\" like this"),
+        ("contains(object.a, 'x')", "there is no function \"contains\" like this"),
+        ("has(object)", "invalid argument to has() macro at character "),
+        ("Pod{name: 'x'}", "there are no messages here, only maps: {'key': value} at character "),
+        ("object.?a", "unsupported syntax '.?' at character "),
+        ("true true", "unexpected \"true\" at character 6: "),
+        ("'abc", "unexpected \"'abc\" at character 1: "),
+    ] {
+        let message = refused(text);
+        assert!(message.starts_with(expected), "{text}: {message}");
+        assert!(!message.contains('\n') && message.len() < 500, "{text}: {message}");
+    }
+    assert_eq!(Expression::parse("1 +\n  @").unwrap_err().position(), 7, "over lines");
+}
+
+#[test]
+fn it_is_its_text() {
+    let parse = |text| Expression::parse(text).unwrap();
+    assert_eq!(parse(" true\n"), parse("true"));
+    assert_ne!(parse("true"), parse("(true)"));
+    assert_eq!(
+        (parse(" 1 == 1 ").to_string(), format!("{:?}", parse("true"))),
+        ("1 == 1".into(), "Expression(\"true\")".into())
+    );
+    let errors = Arc::new(AtomicU64::new(5));
+    let expression = parse("1 / 0 == 1").counted_in(&errors);
+    assert!(!expression.clone().matches(&object("{}")));
+    assert_eq!((expression.errors(), errors.load(Ordering::Relaxed)), (6, 6), "clones count together");
+}
+
+#[test]
+fn the_text_is_bounded_in_length_and_nesting() {
+    let long = format!("'{}'", "é".repeat(MAX_EXPRESSION_BYTES / 2));
+    assert!(refused(&long).starts_with("the expression is longer than 4096 bytes at character 2049: "));
+    let nested = |n: usize| format!("{}true{}", "(".repeat(n), ")".repeat(n));
+    assert!(Expression::parse(&nested(30)).is_ok(), "brackets alone are no levels");
+    assert!(refused(&nested(2000)).starts_with("there are more than 40 brackets open at character "));
+    let list = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
+    assert!(Expression::parse(&list(MAX_LEVELS - 1)).is_ok());
+    assert!(refused(&list(MAX_LEVELS)).starts_with("it is nested more than 20 levels deep at character 21: "));
+    assert!(Expression::parse(&format!("object{}", ".a".repeat(1000))).is_ok(), "a name is one level");
+    let alternatives = vec!["object.a == 1"; 200].join(" || ");
+    assert!(Expression::parse(&alternatives).is_ok(), "these are not nested");
+}
+
+/// Every way to go deep, as deep as the length allows, on a stack as small as a worker's, without optimisation.
+#[test]
+fn no_text_exhausts_the_stack() {
+    let n = MAX_EXPRESSION_BYTES;
+    let around = |open: &str, inner: &str, close: &str| {
+        let times = (n - inner.len()) / (open.len() + close.len());
+        format!("{}{inner}{}", open.repeat(times), close.repeat(times))
+    };
+    let texts = [
+        around("(", "1", ")"),
+        around("[", "1", "]"),
+        around("{1:", "1", "}"),
+        around("!", "true", ""),
+        around("-", "1", ""),
+        around("size(", "1", ")"),
+        around("object.all(x,", "true", ")"),
+        around("true?", "1", ":1"),
+        around("true?1:", "1", ""),
+        around("", "object", ".a"),
+        around("", "object", "[0]"),
+        around("", "object", ".size()"),
+        around("", "1", "+1"),
+        around("", "1", "<1"),
+        around("", "1", " in [1]"),
+        around("", "true", "||true"),
+        around("", "true", "&&true"),
+        around("(", "", ""),
+        around("?", "", ""),
+        around("@#", "", ""),
+        around("'", "", ""),
+        around("a.", "", ""),
+    ];
+    for text in texts {
+        // What is not refused is evaluated.
+        if let Ok(expression) = Expression::parse(&text) {
+            expression.matches(&object(POD));
+        }
+    }
+}
+
+/// As deep as it may be, evaluated on the stack of a test's thread, which is that of a worker.
+#[test]
+fn what_is_nested_as_deep_as_allowed_is_evaluated() {
+    let pod = object(POD);
+    let deepest = |open: &str, inner: &str, close: &str| {
+        let nested =
+            (1..=MAX_LEVELS).rev().map(|times| format!("{}{inner}{}", open.repeat(times), close.repeat(times)));
+        let expression = nested.into_iter().find_map(|text| Expression::parse(&text).ok()).unwrap();
+        expression.matches(&pod);
+        expression.as_str().len()
+    };
+    assert_eq!(deepest("[", "1", "]"), 19 + 1 + 19);
+    assert_eq!(deepest("", "object", "[0]"), 6 + 19 * 3);
+    assert_eq!(deepest("size(", "1", ")"), 19 * 5 + 1 + 19);
+    assert_eq!(deepest("[1].all(x,", "true", ")"), 9 * 10 + 4 + 9);
+    assert_eq!(deepest("", "1", "+1"), 1 + 19 * 2);
+    assert_eq!(deepest("[object].map(x,", "x", ")"), 4 * 15 + 1 + 4);
+}
+
+/// Each would take hours or terabytes.
+#[test]
+fn a_costly_evaluation_fails_soon() {
+    let numbers = serde_json::json!({ "list": vec![1; 3000], "text": "x".repeat(100_000) }).to_string();
+    let sum = (0..5).fold("s".to_owned(), |sum, _| format!("({sum}+{sum})"));
+    let grown = format!("[object.text]{}", format!(".map(s, {sum})").repeat(3));
+    let list = "object.list";
+    for text in [
+        format!("{list}.all(a, {list}.all(b, {list}.all(c, {list}.all(d, true))))"),
+        format!("{list}.exists(a, {list}.exists(b, {list}.exists(c, a + b + c == 0)))"),
+        format!("{list}.map(a, {list}.map(b, {list})).size() > 0"),
+        format!("{list}.all(a, {list}.filter(b, true).size() > 0)"),
+        format!("{list}.all(a, object == object)"),
+        format!("{list}.all(a, a in {list} && 2 in {list} || true)"),
+        format!("[{}].size() > 0", vec!["object"; 500].join(", ")),
+        format!("{{{}}}.size() > 0", (0..300).map(|n| format!("{n}: object")).collect::<Vec<_>>().join(", ")),
+        format!("{grown}.size() > 0"),
+        format!("{list}.all(a, {})", vec!["true"; 100].join("&&")),
+        format!("{list}.all(a, object.text.contains('y') || true)"),
+        format!("{list}.exists(a, {list}.all(b, {list}.all(c, true))) || true"),
+    ] {
+        let started = std::time::Instant::now();
+        assert_eq!(outcome(&text, &numbers), (false, 1), "{text:.100}");
+        let took = started.elapsed();
+        assert!(took < std::time::Duration::from_secs(5), "{text:.100}: {took:?}");
+    }
+    for text in [
+        format!("{list}.all(a, a == 1)"),
+        format!("{list}.filter(a, a == 1).size() == 3000"),
+        "object.text.contains('y') || object.text.size() == 100000".to_owned(),
+    ] {
+        assert_eq!(outcome(&text, &numbers), (true, 0), "{text}");
+    }
+}
+
+#[test]
+fn a_body_is_told_from_others_at_the_same_place() {
+    let expression = Expression::parse("object.n == 2").unwrap();
+    for n in 0..1000 {
+        let body = format!(r#"{{"n":{n}}}"#);
+        assert_eq!(expression.matches(&object(&body)), n == 2, "{n}");
+    }
+}
+
+#[test]
+fn a_condition_is_over_an_event() {
+    let met = |text: &str, event_type: &str, body: Option<&'static str>, count: Option<u64>| {
+        let condition = Condition::parse(text).unwrap();
+        let body = body.map(|body| Bytes::from_static(body.as_bytes()));
+        (condition.is_met(EventView { event_type, body: body.as_ref(), count }), condition.0.errors())
+    };
+    let n = Some(r#"{"n":1}"#);
+    assert_eq!(met("type == 'ADDED' && object.n == 1", "ADDED", n, None), (true, 0));
+    assert_eq!(met("type == 'ADDED' && object.n == 1", "MODIFIED", n, Some(1)), (false, 0));
+    assert_eq!(met("type == 'SYNCED' && object == null", "SYNCED", None, Some(0)), (true, 0));
+    assert_eq!(met("object.n == 1", "SYNCED", None, Some(0)), (false, 0), "nothing to look into, which is no failure");
+    assert_eq!(met("object.n > 'x'", "ADDED", n, None), (false, 1));
+    assert_eq!(met("count == 0", "SYNCED", None, Some(0)), (true, 0));
+    assert_eq!(met("count < 2", "ADDED", n, None), (false, 0), "it is not known yet");
+    assert!(Condition::parse("typ == 1").unwrap_err().to_string().contains("there are: type, object, count"));
+}
+
+proptest! {
+    #[test]
+    fn nothing_that_is_typed_panics(
+        tokens in vec(select(vec![
+            "object", ".", "a", "b", "(", ")", "[", "]", "{", "}", ":", ",", "?", "&&", "||", "!", "-", "+", "*", "/", "%",
+            "==", "!=", "<", ">=", " in ", "1", "0", "-9223372036854775808", "1.5", "2u", "'x'", "b'y'", "true", "null",
+            "size", "has", "all(x,", "map(x,", "exists_one(x,", "string", "int", "contains", "\\", "'", "\n", "é", "`", "@",
+            "type", "\u{0}", "r'", "\"\"\"", "0x", "1e400", "dyn", "double",
+        ]), 0..12),
+        json in select(vec![POD, "{}", "null", "[]", r#"{"a":{"b":[1,2]},"b":"x"}"#, r#"{"a":-9223372036854775808}"#]),
+    ) {
+        let text = tokens.concat();
+        if let Ok(expression) = Expression::parse(&text) {
+            expression.matches(&object(json));
+            expression.values(&object(json));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Until: conditions met one after the other, and every way in which a wait ends.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use informerd::{
+    cache::BackoffConfig,
+    client::{Client, ClientError, Query, UntilOptions},
+    proto::pb,
+};
+use tokio::task::JoinHandle;
+use tonic::{Code, Status};
+
+use crate::sandbox::{DEADLINE, Options, Sandbox, pod, pod_at, raw, reason, watch_pods, words};
+
+type Met = Result<pb::WatchResponse, Status>;
+
+fn request(watch: pb::WatchRequest, conditions: &[&str]) -> pb::UntilRequest {
+    let conditions = conditions.iter().map(|&text| text.to_owned()).collect();
+    pb::UntilRequest { watch: Some(watch), conditions }
+}
+
+async fn until(sandbox: &Sandbox, request: pb::UntilRequest) -> Met {
+    let answer = sandbox.client().await.until(request).await?;
+    Ok(answer.into_inner().event.expect("an event"))
+}
+
+/// Asks, and comes back when the server waits.
+async fn waiting(sandbox: &Sandbox, request: pb::UntilRequest) -> JoinHandle<Met> {
+    let (before, mut client) = (watchers(sandbox), sandbox.client().await);
+    let call =
+        tokio::spawn(async move { client.until(request).await.map(|answer| answer.into_inner().event.unwrap()) });
+    while watchers(sandbox) == before {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    call
+}
+
+async fn end(call: JoinHandle<Met>) -> Met {
+    tokio::time::timeout(DEADLINE, call).await.expect("an end in time").unwrap()
+}
+
+fn watchers(sandbox: &Sandbox) -> u64 {
+    sandbox.informer.watch_stats().map_or(0, |stats| stats.watchers.load(Ordering::Relaxed))
+}
+
+async fn no_watchers(sandbox: &Sandbox) {
+    let gone = async {
+        while watchers(sandbox) > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, gone).await.expect("nothing is left behind");
+}
+
+/// apimachinery `TestUntil`, `TestUntilMultipleConditions`.
+#[tokio::test]
+async fn conditions_are_met_by_what_is_there_and_by_what_happens() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", r#""n":1"#), pod("shop", "b", r#""n":2"#)]).await;
+    let there = until(&sandbox, request(watch_pods(), &["object.spec.n == 2"])).await.unwrap();
+    assert_eq!(words(&there), "ADDED INITIAL b");
+    let twice = until(&sandbox, request(watch_pods(), &["type == 'ADDED'", "object.spec.n == 1"])).await.unwrap();
+    assert_eq!(words(&twice), "ADDED INITIAL a", "one event meets both");
+
+    let call =
+        waiting(&sandbox, request(watch_pods(), &["type == 'ADDED'", "type == 'MODIFIED'", "object.spec.n == 9"]));
+    let call = call.await;
+    sandbox.put("shop", "a", r#""n":8"#).await;
+    sandbox.put("shop", "b", r#""n":9"#).await;
+    let met = end(call).await.unwrap();
+    assert_eq!(words(&met), "MODIFIED b @3", "another object than the first two were met by");
+    no_watchers(&sandbox).await;
+}
+
+/// apimachinery `TestUntilMultipleConditionsFail`, `TestUntilTimeout`: the client's deadline is the only one.
+#[tokio::test]
+async fn what_is_not_met_is_waited_for_until_the_deadline() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut unmet = tonic::Request::new(request(watch_pods(), &["type == 'ADDED'", "type == 'MODIFIED'"]));
+    unmet.set_timeout(Duration::from_millis(200));
+    let status = sandbox.client().await.until(unmet).await.unwrap_err();
+    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
+    no_watchers(&sandbox).await;
+
+    let call = waiting(&sandbox, request(watch_pods(), &["false"])).await;
+    call.abort();
+    no_watchers(&sandbox).await;
+}
+
+/// apimachinery `TestUntilErrorCondition`, otherwise: here a failure is false.
+#[tokio::test]
+async fn a_condition_that_fails_is_not_met_and_is_counted() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", r#""n":1"#)]).await;
+    let call = waiting(&sandbox, request(watch_pods(), &["object.spec.n > '1' || object.spec.m == 1"])).await;
+    sandbox.put("shop", "a", r#""n":"2""#).await;
+    assert_eq!(words(&end(call).await.unwrap()), "MODIFIED a @2");
+    assert_eq!(sandbox.informer.stats().expression_errors.load(Ordering::Relaxed), 0, "what is missing does not count");
+    let call = waiting(&sandbox, request(watch_pods(), &["object.spec.n + 1 == 3"])).await;
+    sandbox.put("shop", "a", r#""n":2"#).await;
+    assert_eq!(words(&end(call).await.unwrap()), "MODIFIED a @3");
+    assert_eq!(sandbox.informer.stats().expression_errors.load(Ordering::Relaxed), 1);
+}
+
+/// What `kubectl wait --for=delete` is.
+#[tokio::test]
+async fn absence_can_be_awaited() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    let of = |name: &str| pb::WatchRequest { name: name.to_owned(), ..watch_pods() };
+    let none = until(&sandbox, request(of("none"), &["count == 0"])).await.unwrap();
+    assert_eq!(words(&none), "BOOKMARK @1");
+    assert!(none.object.is_none() && none.bookmark.unwrap().initial_events_end);
+
+    let one = waiting(&sandbox, request(of("a"), &["count == 0"])).await;
+    let all = waiting(&sandbox, request(watch_pods(), &["count == 2", "count == 0"])).await;
+    let left = pb::WatchRequest { field_selector: "spec.x=".to_owned(), ..of("b") };
+    let left = waiting(&sandbox, request(left, &["type == 'DELETED'"])).await;
+    sandbox.delete(&pod("shop", "a", "")).await;
+    assert_eq!(words(&end(one).await.unwrap()), "DELETED a @2");
+    let b = sandbox.put("shop", "b", r#""x":1"#).await;
+    assert_eq!(words(&end(left).await.unwrap()), "DELETED LEFT_SELECTION b @3");
+    assert!(!all.is_finished(), "one is left");
+    sandbox.delete(&b).await;
+    assert_eq!(words(&end(all).await.unwrap()), "DELETED b @4");
+}
+
+#[tokio::test]
+async fn the_number_of_objects_is_not_told_before_it_is_known() {
+    let pods = (0..1000).map(|n| pod("shop", &format!("p{n}"), "")).collect();
+    let mut sandbox = Sandbox::start(pods).await;
+    let synced = until(&sandbox, request(watch_pods(), &["count >= 3"])).await.unwrap();
+    assert_eq!(words(&synced), "BOOKMARK @1", "after all of them");
+    let call = waiting(&sandbox, request(watch_pods(), &["type == 'SYNCED'", "count == 1001"])).await;
+    sandbox.put("shop", "p0", r#""x":1"#).await;
+    sandbox.put("shop", "more", "").await;
+    assert_eq!(words(&end(call).await.unwrap()), "ADDED more @3");
+}
+
+#[tokio::test]
+async fn the_event_is_in_the_format_that_was_asked_for() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", r#""n":9007199254740993"#)]).await;
+    let exact = "object.spec.n == 9007199254740993";
+    let body = async |format: pb::PayloadFormat| {
+        let watch = pb::WatchRequest { format: format.into(), ..watch_pods() };
+        until(&sandbox, request(watch, &[exact])).await.unwrap().object.unwrap()
+    };
+    assert!(raw(&body(pb::PayloadFormat::Raw).await).ends_with(br#""spec":{"n":9007199254740993}}"#));
+    let metadata = body(pb::PayloadFormat::Metadata).await;
+    assert_eq!((metadata.body, metadata.labels["app"].as_str()), (None, "a"));
+    let Some(pb::object::Body::Struct(fields)) = body(pb::PayloadFormat::Unspecified).await.body else {
+        panic!("not a Struct");
+    };
+    assert!(fields.fields.contains_key("spec"));
+}
+
+#[tokio::test]
+async fn a_wait_ends_as_its_watch_does() {
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let changed = waiting(&sandbox, request(watch_pods(), &["false"])).await;
+    sandbox.put("shop", "a", r#""x":1"#).await;
+    let version = sandbox.version();
+    sandbox.reached(&informerd::model::ResourceVersion::decimal(2)).await;
+    drop(version);
+    // A list that is behind: the upstream went back in time.
+    sandbox.list(vec![pod("shop", "a", "")], 1).await;
+    let status = end(changed).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "HISTORY_CHANGED"));
+
+    let drained = waiting(&sandbox, request(watch_pods(), &["false"])).await;
+    sandbox.lifecycle.draining.cancel();
+    let status = end(drained).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+}
+
+#[tokio::test]
+async fn a_wait_counts_as_a_watcher_and_misses_nothing_however_much_happens() {
+    let options = Options { max_watchers: 1, ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", r#""n":0"#)]).await;
+    // Each change is a condition of its own.
+    let each: Vec<String> = (1..=31).map(|n| format!("object.spec.n == {n}")).collect();
+    let each: Vec<&str> = each.iter().map(String::as_str).collect();
+    let call = waiting(&sandbox, request(watch_pods(), &each)).await;
+    let status = until(&sandbox, request(watch_pods(), &["true"])).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY_WATCHERS"));
+    for n in 1..=31 {
+        for other in 0..50 {
+            sandbox.put("shop", &format!("other{other}"), "").await;
+        }
+        sandbox.put("shop", "a", &format!(r#""n":{n}"#)).await;
+    }
+    assert_eq!(words(&end(call).await.unwrap()), format!("MODIFIED a @{}", 1 + 31 * 51));
+}
+
+async fn connect(sandbox: &Sandbox) -> Client {
+    Client::connect(&sandbox.address().parse().unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn the_client_waits_within_its_timeout_and_says_why_it_was_not_met() {
+    let options = Options { drain_period: Duration::ZERO, ..Options::default() };
+    let sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let client = connect(&sandbox).await;
+    let options = UntilOptions { timeout: Some(Duration::from_millis(200)), ..UntilOptions::default() };
+    let until = async |condition: &str| client.until(&Query::of("pods"), &[condition.to_owned()], &options).await;
+    assert_eq!(words(&until("type == 'ADDED'").await.unwrap()), "ADDED INITIAL a");
+    let error = until("false").await.unwrap_err();
+    assert_eq!((error.code(), error.to_string()), (Code::DeadlineExceeded, "not met within 200ms".to_owned()));
+    let error = until("1 +").await.unwrap_err();
+    assert_eq!(error.reason(), Some("EXPRESSION_INVALID"), "trying again does not help");
+    sandbox.lifecycle.draining.cancel();
+    let error = until("false").await.unwrap_err();
+    let ClientError::NotMet { last: Some(last), .. } = &error else { panic!("{error:?}") };
+    assert_eq!(last.reason(), Some("DRAINING"));
+    assert!(error.to_string().starts_with("not met within 200ms (the last try: "), "{error}");
+    no_watchers(&sandbox).await;
+}
+
+#[tokio::test]
+async fn the_client_waits_again_after_the_history_has_changed() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    sandbox.list(vec![pod("shop", "a", "")], 5).await;
+    let client = connect(&sandbox).await;
+    let quick = BackoffConfig { initial: Duration::from_millis(1), ..UntilOptions::default().backoff };
+    let options = UntilOptions { timeout: Some(DEADLINE), backoff: quick };
+    let call = tokio::spawn(async move {
+        let condition = "object.spec.x == 1".to_owned();
+        client.until(&Query::of("pods"), &[condition], &options).await
+    });
+    while watchers(&sandbox) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let version = informerd::model::ResourceVersion::decimal(2);
+    sandbox.list(vec![pod_at("shop", "a", r#""x":1"#, &version)], 2).await;
+    let met = tokio::time::timeout(DEADLINE, call).await.unwrap().unwrap().unwrap();
+    assert_eq!(words(&met), "ADDED INITIAL a");
+}
