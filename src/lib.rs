@@ -11,7 +11,7 @@
 //!
 //! The rooms, in reading order:
 //!
-//! - [`model`]: keys, versions, objects, changes, selectors, indexes. No IO, no async.
+//! - [`model`]: keys, versions, objects, changes, selectors, expressions, indexes. No IO, no async.
 //! - [`watch`]: the fan-out. Groups of watchers, events encoded once, one cursor with its own bound for each client.
 //! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, and the
 //!   [`cache::ListerWatcher`] that every upstream implements.

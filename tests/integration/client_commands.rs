@@ -389,6 +389,8 @@ fn what_is_waited_for_is_printed() {
     let mut deleted = wait(&["a/web", "--for", "delete", "-o", "jsonl"]);
     let twice = ["--for", "object.status.phase == 'Failed'", "--for", "object.status.phase == 'Running'"];
     let mut mended = wait(&[&["b/web", "--no-headers"], &twice[..]].concat());
+    // Both wait: what is done before that would be how things are.
+    while !server.out(&["resources", "-o", "jsonl"]).contains(r#""watchers":2"#) {}
     fs::remove_file(directory.path().join("1.json")).unwrap();
     assert!(deleted.note().starts_with("# met: DELETED a/web at "));
     let body: Value = serde_json::from_str(&deleted.row()).unwrap();

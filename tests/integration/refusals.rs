@@ -141,10 +141,7 @@ fn the_readme_lists_every_reason() {
         + include_str!("../../src/grpc/until.rs")
         + include_str!("../../src/grpc/watch/open.rs");
     let is_reason = |word: &&str| {
-        word.len() > 6
-            && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
-            && !word.starts_with("FULL_CHANNEL")
-            && !["MODIFIED", "DELETED"].contains(word)
+        word.len() > 6 && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_') && !word.starts_with("FULL_CHANNEL")
     };
     let reasons = |text: &str, quote: char| -> std::collections::BTreeSet<String> {
         text.split(quote).skip(1).step_by(2).filter(is_reason).map(str::to_owned).collect()

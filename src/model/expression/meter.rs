@@ -20,7 +20,7 @@ pub(super) const CHARGE: &str = "@charge";
 /// `@loop(x, n)`: pays for `x`, and for `n` steps for each of its elements; it is `x`.
 pub(super) const LOOP: &str = "@loop";
 
-/// Some 10 ms; a selection usually takes less than a hundred.
+/// Up to some 5 ms, optimised; a selection usually takes less than a hundred.
 pub(super) const MAX_STEPS: u64 = 100_000;
 
 /// Text is read and copied at some 64 bytes in the time of a step.
