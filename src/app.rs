@@ -8,7 +8,7 @@
 //! 1. `/readyz` and the health service say no; for `drain.delay` everything is served as before.
 //! 2. No connection is accepted any more; every watch gets a BOOKMARK with `draining` and its own position, and ends with
 //!    UNAVAILABLE / DRAINING.
-//! 3. What is still open after `drain.period` (a client that reads nothing) is cut off. The tasks are dropped.
+//! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are dropped.
 
 use std::{
     fmt, io,
@@ -23,8 +23,7 @@ use tokio::{
     net::{TcpListener, UnixListener, UnixStream},
     task::{JoinError, JoinSet},
 };
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{service::RoutesBuilder, transport::server::TcpIncoming};
+use tonic::service::RoutesBuilder;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{Instrument, info_span};
 
@@ -42,6 +41,7 @@ use crate::{
         stream::{self, StreamConfig, StreamError, StreamPath, StreamSource},
     },
     telemetry::{self, ObservedResource},
+    transport::{Listener, Server, ServerConfig},
 };
 
 /// A server that is listening and whose resources are being synced.
@@ -106,9 +106,8 @@ enum GrpcListener {
 /// A socket file, removed when it is dropped.
 struct UnixSocket(PathBuf);
 
-/// How often a connection that is silent is asked whether it is still there, and how long it may take to answer.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Long enough for a client that reads again to learn why it was ended.
+const EVICTED_GRACE: Duration = Duration::from_secs(5);
 
 // === impl App ===
 
@@ -139,6 +138,7 @@ impl App {
                 bookmark_interval: config.watch.bookmark_interval,
                 future_wait: config.watch.future_wait,
                 drain_period: config.drain.period,
+                evicted_grace: EVICTED_GRACE,
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
             },
@@ -184,29 +184,22 @@ impl App {
         services
             .add_service(health)
             .add_service(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
-            .add_service(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?)
-            .add_service(pb::admin_service_server::AdminServiceServer::new(service.clone()))
-            .add_service(Routes::new(service.clone()));
-        let router = tonic::transport::Server::builder()
-            .max_concurrent_streams(config.limits.streams_per_connection)
-            .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
-            .add_routes(services.routes());
-        let drained = lifecycle.draining.clone().cancelled_owned();
-        let mut server = JoinSet::new();
-        // Removed when this function returns.
-        let _socket = match grpc {
-            GrpcListener::Tcp(listener) => {
-                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-                server.spawn(named("grpc server", router.serve_with_incoming_shutdown(incoming, drained)));
-                None
-            }
-            GrpcListener::Unix(listener, socket) => {
-                let incoming = UnixListenerStream::new(listener);
-                server.spawn(named("grpc server", router.serve_with_incoming_shutdown(incoming, drained)));
-                Some(socket)
-            }
+            .add_service(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
+        let routes = Routes::beside(service.clone(), services);
+        let bounds = ServerConfig {
+            streams_per_connection: config.limits.streams_per_connection,
+            progress_timeout: config.watch.progress_timeout,
+            drain_period: config.drain.period,
         };
+        // Removed when this function returns.
+        let (listener, _socket) = match grpc {
+            GrpcListener::Tcp(listener) => (Listener::Tcp(listener), None),
+            GrpcListener::Unix(listener, socket) => (Listener::Unix(listener), Some(socket)),
+        };
+        let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
+        let mut server = JoinSet::new();
+        server.spawn(infallible("grpc server", serving));
+        tasks.spawn(infallible("evictions", service.clone().reset_evicted()));
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
         if let Some((listener, admin)) = admin {
             // Until the very end, so that the probes and the last metrics can be read.
@@ -224,9 +217,7 @@ impl App {
         set_health(&reporter, &service, ServingStatus::NotServing).await;
         tokio::time::sleep(config.drain.delay).await;
         lifecycle.draining.cancel();
-        if tokio::time::timeout(config.drain.period, server.join_next()).await.is_err() {
-            tracing::warn!(period = ?config.drain.period, "connections still open at the end of the drain are cut off");
-        }
+        server.join_next().await;
         tracing::info!("shut down");
         Ok(())
     }
@@ -366,17 +357,10 @@ fn connect<S: ListerWatcher>(
     let reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
     let stats = Arc::clone(reflector.stats());
 
-    let run = async {
-        informer.run().await;
-        Ok::<_, io::Error>(())
-    };
-    tasks.spawn(named(format!("informer of {name}"), run.instrument(info_span!("informer", resource = name))));
-    let run = async {
-        reflector.run().await;
-        Ok::<_, io::Error>(())
-    };
+    let span = info_span!("informer", resource = name);
+    tasks.spawn(infallible(format!("informer of {name}"), informer.run().instrument(span)));
     let span = info_span!("reflector", resource = name, source = kind);
-    tasks.spawn(named(format!("reflector of {name}"), run.instrument(span)));
+    tasks.spawn(infallible(format!("reflector of {name}"), reflector.run().instrument(span)));
 
     let served = ServedResource {
         name: name.to_owned(),
@@ -395,6 +379,15 @@ fn named<E: fmt::Display>(
 ) -> impl Future<Output = Ended> {
     let name = name.into();
     async move { (name, task.await.map_err(|error| error.to_string())) }
+}
+
+/// The same for a task that cannot fail.
+fn infallible(name: impl Into<String>, task: impl Future<Output = ()>) -> impl Future<Output = Ended> {
+    let name = name.into();
+    async move {
+        task.await;
+        (name, Ok(()))
+    }
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

@@ -1,7 +1,8 @@
 //! The gRPC side: requests into queries, snapshots and cursors into answers.
 //!
 //! - [`Service`] holds what is served; the generated trait and the Watch service stand on it.
-//! - `watch` answers Watch outside the generated trait, because its frames are encoded once for all watchers.
+//! - [`Routes`] is what every request comes to. It sends Watch to `watch`, outside the generated trait, because its frames are
+//!   encoded once for all watchers.
 //! - `until` reads such a watch in this process.
 //! - `status` is the only place that makes a status; `frame` the only one that knows what a watcher's bytes look like.
 //!
@@ -13,6 +14,7 @@ mod list;
 mod metrics;
 mod page;
 mod query;
+mod routes;
 mod scan;
 mod service;
 mod status;
@@ -22,5 +24,5 @@ mod watchers;
 
 pub use frame::WireFrame;
 pub use metrics::RpcMetrics;
+pub use routes::{Body, Routes};
 pub use service::{Lifecycle, ServedResource, Service, ServiceConfig};
-pub use watch::Routes;

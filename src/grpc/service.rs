@@ -10,6 +10,7 @@ use super::{
     metrics::RpcMetrics,
     page::Pages,
     query,
+    routes::timeout_of,
     status::Refusal,
     until,
     watch::{Caller, peer},
@@ -51,6 +52,8 @@ pub struct ServiceConfig {
     pub future_wait: Duration,
     /// Over which watches end when the server drains.
     pub drain_period: Duration,
+    /// Whoever was evicted under BLOCK may be told so for this long, and up to twice as long, before its stream is reset.
+    pub evicted_grace: Duration,
     /// Watches at one time.
     pub max_watchers: usize,
     /// The largest request, in bytes.
@@ -115,6 +118,11 @@ impl Service {
     pub fn is_ready(&self) -> bool {
         !self.is_shutting_down()
             && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
+    }
+
+    /// Resets the streams of clients that cannot be told why they end; never ready.
+    pub async fn reset_evicted(self) {
+        self.watchers().reset_evicted(self.config().evicted_grace).await;
     }
 
     pub(super) fn resource(&self, name: &str) -> Result<&ServedResource, Refusal> {
@@ -185,7 +193,7 @@ impl Service {
 impl pb::informer_service_server::InformerService for Service {
     async fn list(&self, request: Request<pb::ListRequest>) -> Result<Response<BoxStream<pb::ListResponse>>, Status> {
         let observer = self.metrics().start("List");
-        let wait = wait_of(request.metadata());
+        let wait = wait_of(timeout_of(request.metadata().as_ref()));
         let result = list::list(self, request.into_inner(), wait, observer.clone()).await;
         Ok(Response::new(observer.result(result)?))
     }
@@ -195,14 +203,14 @@ impl pb::informer_service_server::InformerService for Service {
         request: Request<pb::ByIndexRequest>,
     ) -> Result<Response<BoxStream<pb::ByIndexResponse>>, Status> {
         let observer = self.metrics().start("ByIndex");
-        let wait = wait_of(request.metadata());
+        let wait = wait_of(timeout_of(request.metadata().as_ref()));
         let result = list::by_index(self, request.into_inner(), wait, observer.clone()).await;
         Ok(Response::new(observer.result(result)?))
     }
 
     async fn get(&self, request: Request<pb::GetRequest>) -> Result<Response<pb::GetResponse>, Status> {
         let observer = self.metrics().start("Get");
-        let wait = wait_of(request.metadata());
+        let wait = wait_of(timeout_of(request.metadata().as_ref()));
         let result = self.get_object(request.into_inner(), wait).await;
         Ok(Response::new(observer.result(result)?))
     }
@@ -212,7 +220,7 @@ impl pb::informer_service_server::InformerService for Service {
         request: Request<pb::ListIndexValuesRequest>,
     ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
         let observer = self.metrics().start("ListIndexValues");
-        let wait = wait_of(request.metadata());
+        let wait = wait_of(timeout_of(request.metadata().as_ref()));
         let result = discovery::index_values(self, &request.into_inner(), wait).await;
         Ok(Response::new(observer.result(result)?))
     }
@@ -227,8 +235,8 @@ impl pb::informer_service_server::InformerService for Service {
     }
 
     async fn until(&self, request: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
-        let (peer, wait) = (peer(request.extensions()), wait_of(request.metadata()));
-        let caller = Caller { peer, wait, observer: self.metrics().start("Until") };
+        let (peer, wait) = (peer(request.extensions()), wait_of(timeout_of(request.metadata().as_ref())));
+        let caller = Caller { peer, stream: None, wait, observer: self.metrics().start("Until") };
         until::until(self, request.into_inner(), caller).await.map(Response::new)
     }
 }
@@ -284,27 +292,8 @@ fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>)
 
 /// How long a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the answer, or
 /// the client would hear that it is exceeded instead of why.
-pub(super) fn wait_of(metadata: &tonic::metadata::MetadataMap) -> Duration {
-    let timeout = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse_grpc_timeout);
+pub(super) fn wait_of(timeout: Option<Duration>) -> Duration {
     timeout.map_or(MAX_WAIT, |timeout| (timeout / 10 * 9).min(MAX_WAIT))
-}
-
-/// gRPC over HTTP/2: at most 8 digits and a unit.
-fn parse_grpc_timeout(text: &str) -> Option<Duration> {
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let count: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(count * 3600),
-        "M" => Duration::from_secs(count * 60),
-        "S" => Duration::from_secs(count),
-        "m" => Duration::from_millis(count),
-        "u" => Duration::from_micros(count),
-        "n" => Duration::from_nanos(count),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -314,15 +303,14 @@ mod tests {
     #[test]
     fn a_deadline_bounds_the_wait() {
         let wait = |text: &'static str| {
-            let mut metadata = tonic::metadata::MetadataMap::new();
-            metadata.insert("grpc-timeout", text.parse().unwrap());
-            wait_of(&metadata)
+            let headers = [("grpc-timeout", text)].map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            wait_of(timeout_of(&headers.into_iter().collect()))
         };
         assert_eq!(wait("300m"), Duration::from_millis(270));
         assert_eq!(wait("2S"), Duration::from_millis(1800));
         for text in ["1H", "99999999M", "x", "S", "123456789S", "-1S"] {
             assert_eq!(wait(text), MAX_WAIT, "{text}");
         }
-        assert_eq!(wait_of(&tonic::metadata::MetadataMap::new()), MAX_WAIT);
+        assert_eq!(wait_of(None), MAX_WAIT);
     }
 }

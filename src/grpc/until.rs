@@ -21,6 +21,7 @@ use super::{
 use crate::{
     model::{Condition, EventView},
     proto::{self, PayloadFormat, pb},
+    transport::Chunk,
     watch::{FullChannelPolicy, QueueOptions, Until},
 };
 
@@ -143,13 +144,13 @@ fn conditions(resource: &ServedResource, texts: &[String]) -> Result<Until<Condi
 }
 
 /// The next of a frame's messages. There are only whole ones: they were encoded in this process.
-fn next(messages: &mut Bytes) -> Option<pb::WatchResponse> {
-    if messages.len() < PREFIX_BYTES {
+fn next(messages: &mut Chunk) -> Option<pb::WatchResponse> {
+    if messages.remaining() < PREFIX_BYTES {
         return None;
     }
     messages.advance(1);
     let length = messages.get_u32() as usize;
-    pb::WatchResponse::decode(messages.split_to(length.min(messages.len()))).ok()
+    pb::WatchResponse::decode(messages.copy_to_bytes(length.min(messages.remaining()))).ok()
 }
 
 fn in_format(mut event: pb::WatchResponse, format: PayloadFormat) -> pb::WatchResponse {

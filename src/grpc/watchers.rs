@@ -4,7 +4,7 @@
 //! a client that has stopped is not polled, and could not say so itself.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Bound,
     sync::{
         Arc,
@@ -19,7 +19,8 @@ use super::{frame::WireFrame, status::Refusal};
 use crate::{
     model::{ResourceVersion, Selection},
     proto::{self, pb},
-    watch::{CursorGauge, QueueOptions},
+    transport::StreamHandle,
+    watch::{CursorGauge, FullChannelPolicy::Block, QueueOptions},
 };
 
 /// The open watches.
@@ -55,6 +56,7 @@ pub(super) struct WatcherInfo {
 #[derive(Debug)]
 struct Watcher {
     info: WatcherInfo,
+    stream: Option<StreamHandle>,
     since: SystemTime,
     sent: AtomicU64,
     dropped: AtomicU64,
@@ -88,11 +90,15 @@ impl Watchers {
     }
 
     /// Opens one.
-    pub(super) fn enter(self: &Arc<Self>, info: WatcherInfo) -> Result<WatcherEntry, Refusal> {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        info: WatcherInfo,
+        stream: Option<StreamHandle>,
+    ) -> Result<WatcherEntry, Refusal> {
         let now = SystemTime::now();
         let progress = Mutex::new(Progress { at: now, version: None, gauge: None });
         let (sent, dropped) = (AtomicU64::new(0), AtomicU64::new(0));
-        let watcher = Arc::new(Watcher { info, since: now, sent, dropped, progress });
+        let watcher = Arc::new(Watcher { info, stream, since: now, sent, dropped, progress });
         let mut open = self.open.lock();
         if open.watchers.len() >= self.limit {
             return Err(Refusal::TooManyWatchers { limit: self.limit });
@@ -101,6 +107,37 @@ impl Watchers {
         let id = open.last_id;
         open.watchers.insert(id, Arc::clone(&watcher));
         Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self) })
+    }
+
+    /// Resets, for ever, the streams of those who were evicted under BLOCK and have not been told so: a client that reads nothing
+    /// keeps its window shut, and can be told nothing.
+    pub(super) async fn reset_evicted(&self, grace: Duration) {
+        let mut untold = BTreeSet::new();
+        loop {
+            tokio::time::sleep(grace).await;
+            let blocking: Vec<(u64, Arc<Watcher>)> = {
+                let open = self.open.lock();
+                let blocking = open.watchers.iter().filter(|(_, watcher)| watcher.info.queue.policy == Block);
+                blocking.map(|(id, watcher)| (*id, Arc::clone(watcher))).collect()
+            };
+            let mut found = BTreeSet::new();
+            for (id, watcher) in blocking {
+                let gauge = watcher.progress.lock().gauge.clone();
+                if !gauge.is_some_and(|gauge| gauge.is_evicted()) {
+                    continue;
+                }
+                match &watcher.stream {
+                    Some(stream) if untold.contains(&id) => {
+                        tracing::debug!(resource = watcher.info.resource, peer = watcher.info.peer, "stream reset");
+                        stream.reset();
+                    }
+                    _ => {
+                        found.insert(id);
+                    }
+                }
+            }
+            untold = found;
+        }
     }
 
     /// Answers ListWatchers.

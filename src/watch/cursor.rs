@@ -199,6 +199,13 @@ impl<F: Frame> CursorGauge<F> {
         let slot = log.slots.get(self.slot).filter(|slot| slot.id == self.id)?;
         Some(log.head - slot.position)
     }
+
+    /// Whether the cursor was evicted under BLOCK, and its reader does not know yet.
+    pub fn is_evicted(&self) -> bool {
+        let Some(group) = self.group.upgrade() else { return false };
+        let log = group.log.lock();
+        log.slots.get(self.slot).is_some_and(|slot| slot.id == self.id && slot.evicted)
+    }
 }
 
 impl<F: Frame> Drop for Cursor<F> {

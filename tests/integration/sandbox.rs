@@ -8,12 +8,16 @@ use informerd::{
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{Event, IndexFunc, Indexers, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
+    transport::{Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{
+    net::TcpListener,
+    task::{JoinHandle, JoinSet},
+};
 use tonic::{
     Streaming,
-    transport::{Channel, Endpoint, Server, server::TcpIncoming},
+    transport::{Channel, Endpoint},
 };
 
 /// Longer than anything here takes, and short enough to see what hangs.
@@ -27,7 +31,8 @@ pub(crate) struct Sandbox {
     address: String,
     lineage: Option<Arc<str>>,
     next: u128,
-    tasks: JoinSet<()>,
+    server: JoinHandle<()>,
+    _tasks: JoinSet<()>,
 }
 
 /// How the sandbox differs from the server's defaults.
@@ -37,6 +42,7 @@ pub(crate) struct Options {
     pub(crate) max_watchers: usize,
     pub(crate) future_wait: Duration,
     pub(crate) drain_period: Duration,
+    pub(crate) evicted_grace: Duration,
     pub(crate) history: Retention,
     /// Besides `node` and `app`.
     pub(crate) indexes: Vec<(String, IndexFunc)>,
@@ -52,6 +58,7 @@ impl Default for Options {
             max_watchers: 100_000,
             future_wait: Duration::from_secs(90),
             drain_period: Duration::from_secs(5),
+            evicted_grace: Duration::from_secs(5),
             history: BroadcasterConfig::default().retention,
             indexes: Vec::new(),
             lineage: None,
@@ -110,6 +117,7 @@ impl Sandbox {
                 bookmark_interval: options.bookmark_interval,
                 future_wait: options.future_wait,
                 drain_period: options.drain_period,
+                evicted_grace: options.evicted_grace,
                 max_watchers: options.max_watchers,
                 request_bytes: 64 << 10,
             },
@@ -118,14 +126,16 @@ impl Sandbox {
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        tasks.spawn(async move {
-            let admin = pb::admin_service_server::AdminServiceServer::new(service.clone());
-            let server = Server::builder().add_service(admin).add_service(Routes::new(service));
-            server.serve_with_incoming(incoming).await.unwrap();
-        });
+        let bounds = ServerConfig {
+            streams_per_connection: 1024,
+            progress_timeout: Duration::from_secs(30),
+            drain_period: options.drain_period,
+        };
+        let server = Server::new(Routes::new(service.clone()), Routes::is_watch, bounds);
+        let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
+        tasks.spawn(service.reset_evicted());
         let lineage = options.lineage.map(Arc::from);
-        Self { informer: handle, lifecycle, fifo, address, lineage, next: 1, tasks }
+        Self { informer: handle, lifecycle, fifo, address, lineage, next: 1, server, _tasks: tasks }
     }
 
     /// Where the server is.
@@ -189,9 +199,9 @@ impl Sandbox {
         tokio::time::timeout(DEADLINE, wait).await.expect("the version is reached");
     }
 
-    /// How many tasks of the server have ended, which should be none.
-    pub(crate) fn ended_tasks(&mut self) -> usize {
-        std::iter::from_fn(|| self.tasks.try_join_next()).count()
+    /// The server has ended by itself, with all its connections.
+    pub(crate) async fn server_ended(&mut self) {
+        tokio::time::timeout(DEADLINE, &mut self.server).await.expect("an end in time").unwrap();
     }
 }
 

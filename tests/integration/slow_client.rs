@@ -217,3 +217,24 @@ async fn under_coalesce_a_client_that_does_not_read_is_told_the_latest_states() 
     let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.body().clone()));
     assert_eq!(view, held.collect());
 }
+
+/// A client whose window is shut can be told nothing: what it occupies is freed all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_block_a_client_that_never_reads_again_is_reset() {
+    let broadcaster = BroadcasterConfig { block_timeout: Duration::from_millis(50), ..BroadcasterConfig::default() };
+    let evicted_grace = Duration::from_millis(50);
+    let options = Options { broadcaster, evicted_grace, ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let mut slow = join(&sandbox, pb::FullChannelPolicy::Block, true).await;
+    publish(&mut sandbox).await;
+    let watchers = || sandbox.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed);
+    let freed = async {
+        while watchers() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, freed).await.expect("its cursor is gone, though it has read nothing");
+    assert_eq!(stat(&sandbox, |stats| stats.evicted.load(Ordering::Relaxed)), 1);
+    // What it has still to read of its window, and then the reset.
+    assert_eq!(end(&mut slow).await.code(), Code::Cancelled);
+}

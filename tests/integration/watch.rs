@@ -167,7 +167,7 @@ async fn draining_tells_every_watch_where_it_was() {
         let status = end(watch).await;
         assert_eq!((status.code(), reason(&status).as_str()), (tonic::Code::Unavailable, "DRAINING"));
     }
-    assert_eq!(sandbox.ended_tasks(), 0);
+    sandbox.server_ended().await;
 }
 
 /// What a client reads is the state that it holds, whatever happens while it joins.

@@ -19,16 +19,16 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use bytes::BytesMut;
 use http_body::{Body, Frame as BodyFrame};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::super::{
     frame::{self, WireFrame},
     metrics::RpcObserver,
+    routes::trailers,
     scan::Scan,
     status::Refusal,
     watchers::WatcherEntry,
@@ -38,6 +38,7 @@ use crate::{
     model::{Cause, EventType, ObjectKey, ResourceVersion, Selection},
     planted::planted,
     proto::{self, PayloadFormat, pb},
+    transport::Chunk,
     watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
 
@@ -63,7 +64,7 @@ pub(in super::super) struct WatchBody {
     /// When this watch ends; known once the server drains.
     drain_at: Option<Pin<Box<Sleep>>>,
     /// Encoded, and not yet handed to the connection.
-    ready: Option<Bytes>,
+    ready: Option<Chunk>,
     end: Option<Status>,
     is_over: bool,
     observer: RpcObserver,
@@ -203,7 +204,7 @@ impl WatchBody {
         for response in responses {
             frame::append(&mut buffer, response);
         }
-        self.ready = Some(buffer.freeze());
+        self.ready = Some(buffer.freeze().into());
     }
 
     /// Whether the upstream's history has changed since the client joined, whether its cursor knows it or not.
@@ -334,7 +335,7 @@ impl WatchBody {
         match cursor.poll_take(cx, CHUNK_BYTES) {
             Poll::Ready(Taken::Frames(frames)) => {
                 self.watcher.sent(cursor.taken() - taken, Some(cursor.version()));
-                self.ready = Some(join(&frames));
+                self.ready = Some(frames.into_iter().map(|frame| frame.0).collect());
             }
             Poll::Ready(Taken::Dropped { count, after }) => {
                 self.watcher.dropped(count);
@@ -376,7 +377,7 @@ impl WatchBody {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        self.ready = Some(buffer.freeze());
+        self.ready = Some(buffer.freeze().into());
         Poll::Ready(())
     }
 
@@ -404,14 +405,14 @@ impl WatchBody {
 }
 
 impl Body for WatchBody {
-    type Data = Bytes;
+    type Data = Chunk;
     type Error = Status;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Bytes>, Status>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
         let this = self.get_mut();
         loop {
-            if let Some(bytes) = this.ready.take() {
-                return Poll::Ready(Some(Ok(BodyFrame::data(bytes))));
+            if let Some(chunk) = this.ready.take() {
+                return Poll::Ready(Some(Ok(BodyFrame::data(chunk))));
             }
             if this.is_over {
                 return Poll::Ready(None);
@@ -472,27 +473,4 @@ impl InitialEvents {
         }
         (buffer, events, false)
     }
-}
-
-/// The bytes of several slices in one piece; of one slice without a copy.
-fn join(frames: &[WireFrame]) -> Bytes {
-    match frames {
-        [one] => one.0.clone(),
-        many => {
-            let mut joined = BytesMut::with_capacity(many.iter().map(|frame| frame.0.len()).sum());
-            for frame in many {
-                joined.extend_from_slice(&frame.0);
-            }
-            joined.freeze()
-        }
-    }
-}
-
-fn trailers(status: &Status) -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    if status.add_header(&mut trailers).is_err() {
-        // The message cannot be a header; the code can.
-        trailers.insert("grpc-status", http::HeaderValue::from(Code::Internal as i32));
-    }
-    trailers
 }

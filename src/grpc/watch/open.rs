@@ -7,16 +7,14 @@ use http::Request;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use prost::Message;
 use tokio::time::Instant;
-use tonic::{
-    body::Body,
-    transport::server::{TcpConnectInfo, UdsConnectInfo},
-};
+use tonic::{Status, body::Body};
 
 use super::{
     super::{
         Service, WireFrame, frame,
         metrics::RpcObserver,
         query::{self, Parts},
+        routes::timeout_of,
         service::{ServedResource, wait_of},
         status::Refusal,
         watchers::WatcherInfo,
@@ -27,6 +25,7 @@ use crate::{
     cache::{JoinError, Joined, Start},
     model::ResourceVersion,
     proto::{self, pb},
+    transport::{Peer, StreamHandle},
     watch::{QueueOptions, Subscribe},
 };
 
@@ -34,16 +33,20 @@ use crate::{
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Reads, checks and joins a watch.
-pub(super) async fn open(
-    service: &Service,
-    request: Request<Body>,
-    observer: RpcObserver,
-) -> Result<WatchBody, Refusal> {
-    let metadata = tonic::metadata::MetadataMap::from_headers(request.headers().clone());
-    let caller = Caller { peer: peer(request.extensions()), wait: wait_of(&metadata), observer };
-    let request = decode(request.into_body(), service.config().request_bytes).await?;
-    let queue = queue(service, service.resource(&request.resource)?, request.queue.unwrap_or_default())?;
-    open_with(service, &request, queue, caller).await
+pub(in super::super) async fn open(service: &Service, request: Request<Body>) -> Result<WatchBody, Status> {
+    let observer = service.metrics().start("Watch");
+    let caller = Caller {
+        peer: peer(request.extensions()),
+        stream: request.extensions().get().cloned(),
+        wait: wait_of(timeout_of(request.headers())),
+        observer: observer.clone(),
+    };
+    let opened = async {
+        let request = decode(request.into_body(), service.config().request_bytes).await?;
+        let queue = queue(service, service.resource(&request.resource)?, request.queue.unwrap_or_default())?;
+        open_with(service, &request, queue, caller).await
+    };
+    observer.result(opened.await)
 }
 
 /// Who opens a watch.
@@ -51,6 +54,8 @@ pub(super) async fn open(
 pub(in super::super) struct Caller {
     /// [`peer`].
     pub(in super::super) peer: String,
+    /// By which the transport resets the stream, if it has one of its own.
+    pub(in super::super) stream: Option<StreamHandle>,
     /// How long it waits for the first list.
     pub(in super::super) wait: Duration,
     /// Of the call.
@@ -64,7 +69,7 @@ pub(in super::super) async fn open_with(
     queue: QueueOptions,
     caller: Caller,
 ) -> Result<WatchBody, Refusal> {
-    let Caller { peer, wait, observer } = caller;
+    let Caller { peer, stream, wait, observer } = caller;
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
         resource,
@@ -87,7 +92,7 @@ pub(in super::super) async fn open_with(
 
     let selection = Arc::new(selection);
     let info = WatcherInfo { resource: resource.name.clone(), peer, selection: Arc::clone(&selection), queue };
-    let watcher = service.watchers().enter(info)?;
+    let watcher = service.watchers().enter(info, stream)?;
 
     service.snapshot(resource, min_version.as_ref(), wait).await?;
     let joined = join(service, resource, from, || Subscribe {
@@ -117,12 +122,7 @@ pub(in super::super) async fn open_with(
 
 /// Where the client is, as far as the transport knows.
 pub(in super::super) fn peer(extensions: &http::Extensions) -> String {
-    let tcp = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    match tcp {
-        Some(address) => address.to_string(),
-        None if extensions.get::<UdsConnectInfo>().is_some() => "unix".to_owned(),
-        None => String::new(),
-    }
+    extensions.get::<Peer>().map(ToString::to_string).unwrap_or_default()
 }
 
 /// Joins; after a version of the future once it has been reached (invariant 13: replicas are never equally far).

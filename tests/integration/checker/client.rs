@@ -9,9 +9,13 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, BytesMut};
 use http_body::Body as _;
-use informerd::{grpc::Routes, proto::pb};
+use informerd::{
+    grpc::{self, Routes},
+    proto::pb,
+    transport::Chunk,
+};
 use prost::Message;
 use tonic::body::Body;
 use tower::Service;
@@ -31,7 +35,7 @@ pub(crate) struct Client {
 enum Connection {
     None,
     Asked(Answer),
-    Open(Pin<Box<Body>>),
+    Open(Pin<Box<grpc::Body>>),
 }
 
 type Answer = <Routes as Service<http::Request<Body>>>::Future;
@@ -211,7 +215,7 @@ fn request(plan: &Plan, start: &Start) -> pb::WatchRequest {
 }
 
 /// gRPC's messages, each behind a flag and its length.
-fn messages(mut data: Bytes) -> Result<Vec<pb::WatchResponse>, String> {
+fn messages(mut data: Chunk) -> Result<Vec<pb::WatchResponse>, String> {
     let mut messages = Vec::new();
     while data.has_remaining() {
         if data.remaining() < 5 || data.get_u8() != 0 {
@@ -221,7 +225,7 @@ fn messages(mut data: Bytes) -> Result<Vec<pb::WatchResponse>, String> {
         if data.remaining() < length {
             return Err("a piece does not end with a message".to_owned());
         }
-        messages.push(pb::WatchResponse::decode(data.split_to(length)).map_err(|error| error.to_string())?);
+        messages.push(pb::WatchResponse::decode(data.copy_to_bytes(length)).map_err(|error| error.to_string())?);
     }
     Ok(messages)
 }

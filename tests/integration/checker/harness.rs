@@ -91,6 +91,7 @@ impl Harness {
             max_queue_length: 65_536,
             bookmark_interval: BOOKMARK_INTERVAL,
             drain_period: Duration::ZERO,
+            evicted_grace: Duration::from_secs(5),
             future_wait: FUTURE_WAIT,
             max_watchers: 1000,
             request_bytes: 64 << 10,

@@ -1,0 +1,254 @@
+//! Where every request comes first: Watch goes to its own service, everything else to the generated ones.
+//!
+//! What holds for all of them is done here, as tonic's own server would: a call's deadline.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http_body::Frame as BodyFrame;
+use tokio::time::{Instant, Sleep};
+use tonic::{Code, Status, service::RoutesBuilder};
+use tower::ServiceExt;
+
+use super::{
+    Service,
+    watch::{self, WatchBody},
+};
+use crate::{
+    proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
+    transport::Chunk,
+};
+
+/// All services of the server.
+#[derive(Debug, Clone)]
+pub struct Routes {
+    service: Service,
+    generated: tonic::service::Routes,
+}
+
+/// The body of an answer.
+pub struct Body {
+    kind: BodyKind,
+    /// When the client's own deadline is; what is sent after it would be thrown away.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+enum BodyKind {
+    Watch(Box<WatchBody>),
+    Generated(tonic::body::Body),
+    Over,
+}
+
+const WATCH_PATH: &str = "/informerd.v1.InformerService/Watch";
+
+// === impl Routes ===
+
+impl Routes {
+    /// `InformerService` and `AdminService`.
+    pub fn new(service: Service) -> Self {
+        Self::beside(service, RoutesBuilder::default())
+    }
+
+    /// Them beside others.
+    pub fn beside(service: Service, mut others: RoutesBuilder) -> Self {
+        let informers =
+            InformerServiceServer::new(service.clone()).max_decoding_message_size(service.config().request_bytes);
+        others.add_service(AdminServiceServer::new(service.clone())).add_service(informers);
+        Self { service, generated: others.routes().prepare() }
+    }
+
+    /// Whether a request opens a stream that is cheap to poll and is woken with many others.
+    pub fn is_watch<B>(request: &Request<B>) -> bool {
+        request.uri().path() == WATCH_PATH
+    }
+}
+
+impl<B> tower::Service<Request<B>> for Routes
+where
+    B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
+        let request = request.map(tonic::body::Body::new);
+        if Self::is_watch(&request) {
+            let service = self.service.clone();
+            return Box::pin(async move {
+                Ok(match within(deadline, watch::open(&service, request)).await {
+                    Some(Ok(body)) => {
+                        let mut response = Response::new(Body::new(BodyKind::Watch(Box::new(body)), deadline));
+                        let grpc = HeaderValue::from_static("application/grpc");
+                        response.headers_mut().insert(header::CONTENT_TYPE, grpc);
+                        response
+                    }
+                    Some(Err(status)) => refused(status),
+                    None => refused(deadline_exceeded()),
+                })
+            });
+        }
+        let answer = self.generated.clone().oneshot(request);
+        Box::pin(async move {
+            Ok(match within(deadline, answer).await {
+                Some(Ok(response)) => response.map(|body| Body::new(BodyKind::Generated(body), deadline)),
+                Some(Err(never)) => match never {},
+                None => refused(deadline_exceeded()),
+            })
+        })
+    }
+}
+
+/// What comes of a future before the deadline.
+async fn within<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => tokio::time::timeout_at(deadline, future).await.ok(),
+        None => Some(future.await),
+    }
+}
+
+fn refused(status: Status) -> Response<Body> {
+    status.into_http().map(|body: tonic::body::Body| Body::new(BodyKind::Generated(body), None))
+}
+
+fn deadline_exceeded() -> Status {
+    Status::deadline_exceeded("the deadline of the call has passed")
+}
+
+// === impl Body ===
+
+impl Body {
+    fn new(kind: BodyKind, deadline: Option<Instant>) -> Self {
+        let deadline = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
+        Self { kind, deadline }
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Chunk;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
+        let polled = match &mut self.kind {
+            BodyKind::Watch(body) => Pin::new(body).poll_frame(cx),
+            BodyKind::Generated(body) => Pin::new(body)
+                .poll_frame(cx)
+                .map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(Chunk::from)))),
+            BodyKind::Over => return Poll::Ready(None),
+        };
+        if polled.is_pending()
+            && let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            self.kind = BodyKind::Over;
+            return Poll::Ready(Some(Ok(BodyFrame::trailers(trailers(&deadline_exceeded())))));
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            BodyKind::Watch(body) => body.is_end_stream(),
+            BodyKind::Generated(body) => body.is_end_stream(),
+            BodyKind::Over => true,
+        }
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.kind {
+            BodyKind::Watch(_) => "Watch",
+            BodyKind::Generated(_) => "Generated",
+            BodyKind::Over => "Over",
+        };
+        f.debug_struct("Body").field("kind", &kind).finish_non_exhaustive()
+    }
+}
+
+/// A status as the last frame of a body.
+pub(super) fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if status.add_header(&mut trailers).is_err() {
+        // The message cannot be a header; the code can.
+        trailers.insert("grpc-status", HeaderValue::from(Code::Internal as i32));
+    }
+    trailers
+}
+
+/// The deadline that a client gives a call, as gRPC over HTTP/2 has it: at most 8 digits and a unit. What is neither is no
+/// deadline.
+pub(super) fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(count * 3600),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_at_its_deadline() {
+        let began = Instant::now();
+        let data = tokio_stream::iter(["one", "two"]).throttle(Duration::from_secs(1)).chain(tokio_stream::pending());
+        let data = data.map(|text| Ok::<_, Status>(BodyFrame::data(Bytes::from_static(text.as_bytes()))));
+        let body = tonic::body::Body::new(StreamBody::new(data));
+        let body = Body::new(BodyKind::Generated(body), Some(began + Duration::from_secs(5)));
+        let collected = body.collect().await.unwrap();
+        let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
+        assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 5));
+        assert_eq!(collected.to_bytes(), "onetwo");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_refused_at_its_deadline() {
+        assert_eq!(within(Some(Instant::now() + Duration::from_secs(1)), std::future::pending::<()>()).await, None);
+        assert_eq!(within(Some(Instant::now()), std::future::ready(1)).await, Some(1));
+        assert_eq!(within(None, std::future::ready(1)).await, Some(1));
+        let refused = refused(deadline_exceeded());
+        assert_eq!(Status::from_header_map(refused.headers()).unwrap().code(), Code::DeadlineExceeded);
+        assert!(refused.into_body().collect().await.unwrap().to_bytes().is_empty());
+    }
+
+    #[test]
+    fn deadlines_are_read_as_grpc_writes_them() {
+        let timeout = |text: &'static str| {
+            timeout_of(&HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), text.parse().unwrap())]))
+        };
+        let read = ["300m", "2S", "1H", "3M", "7u", "9n"].map(|text| timeout(text).unwrap());
+        let millis = [300, 2000, 3_600_000, 180_000].map(Duration::from_millis);
+        assert_eq!(read[..4], millis);
+        assert_eq!(read[4..], [Duration::from_micros(7), Duration::from_nanos(9)]);
+        for text in ["x", "S", "", "123456789S", "-1S", "1.5S"] {
+            assert_eq!(timeout(text), None, "{text}");
+        }
+    }
+}

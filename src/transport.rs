@@ -1,0 +1,46 @@
+//! Connections: accepting them, driving HTTP/2 over each in one task, and ending them. Knows bytes and connections, and none
+//! of our messages.
+//!
+//! - [`Server`] accepts, and owns the task of every connection.
+//! - `connection` is that task: it polls hyper's connection and those streams that the service wants polled beside it, until
+//!   nothing is ready any more, and only then writes.
+//! - `streams` holds these streams and their wakers; any other stream has a task of its own, so that a large List never runs
+//!   where watches are served.
+//! - `merge` makes one write of all that HTTP/2 wants to write in one poll.
+//! - [`Chunk`] lets one DATA frame carry several pieces without copying them.
+//!
+//! Why not tonic's server: what a delivery costs is decided by bytes per write and by who is woken. A thousand streams on a few
+//! connections cost a task, a wake and a small write each there, and one write per connection here.
+
+mod accept;
+mod chunk;
+mod connection;
+mod merge;
+mod streams;
+
+use std::{fmt, net::SocketAddr};
+
+pub use accept::{Listener, Server, ServerConfig};
+pub use chunk::Chunk;
+pub use streams::StreamHandle;
+
+/// Who is at the other end of a connection; an extension of each request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// Over TCP.
+    Tcp(SocketAddr),
+    /// Over a unix socket, which has no address.
+    Unix,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix => f.write_str("unix"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Accepting connections, and ending them in order.
+
+use std::{fmt, io, sync::Arc, time::Duration};
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::{
+    net::{TcpListener, UnixListener},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug_span};
+
+use super::{
+    Peer,
+    connection::{Answers, BoxError, Connection, Io},
+    merge::BufferPool,
+};
+
+/// Serves HTTP/2 on all connections of one listener.
+pub struct Server<S> {
+    service: S,
+    is_local: fn(&Request<Incoming>) -> bool,
+    config: ServerConfig,
+}
+
+/// Where connections come from.
+#[derive(Debug)]
+pub enum Listener {
+    /// TCP.
+    Tcp(TcpListener),
+    /// A unix socket; its file is the owner's to remove.
+    Unix(UnixListener),
+}
+
+/// The bounds of every connection.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Streams that a client may have open on one connection, at most.
+    pub streams_per_connection: u32,
+    /// A connection that takes nothing of what is to be written to it is cut after this.
+    pub progress_timeout: Duration,
+    /// What is still open so long after draining has begun is cut.
+    pub drain_period: Duration,
+}
+
+/// What all connections share.
+pub(super) struct Shared {
+    pub(super) is_local: fn(&Request<Incoming>) -> bool,
+    pub(super) buffers: BufferPool,
+    /// No new streams.
+    pub(super) draining: CancellationToken,
+    /// No streams at all.
+    pub(super) cut: CancellationToken,
+}
+
+/// What cannot be accepted now, for want of file descriptors, is tried again after this.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long connections may take to tell their clients that the streams were reset.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+// === impl Server ===
+
+impl<S, B> Server<S>
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: Send>,
+    S: Clone + Send + Sync + 'static,
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    /// A server whose streams are polled in their connection's task where `is_local` says so, and get a
+    /// [`StreamHandle`](super::StreamHandle): right for streams that are cheap to poll, and woken together.
+    pub fn new(service: S, is_local: fn(&Request<Incoming>) -> bool, config: ServerConfig) -> Self {
+        Self { service, is_local, config }
+    }
+
+    /// Accepts until `draining` is cancelled. Then no stream is accepted any more, and those that are open may end by
+    /// themselves; what is left after the drain period is reset. Returns when no connection is left.
+    ///
+    /// # Cancel safety
+    ///
+    /// When it is dropped, so are all connections, without a word.
+    pub async fn serve(self, listener: Listener, draining: CancellationToken) {
+        let Self { service, is_local, config } = self;
+        let cut = CancellationToken::new();
+        let shared =
+            Arc::new(Shared { is_local, buffers: BufferPool::default(), draining: draining.clone(), cut: cut.clone() });
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok(accepted) => {
+                        let (service, config, shared) = (service.clone(), config.clone(), Arc::clone(&shared));
+                        accepted.spawn(&mut connections, service, config, shared);
+                    }
+                    Err(error) => {
+                        // Of a connection that was gone before it was accepted; or there are no descriptors left, which
+                        // asking at once would not change.
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        tokio::time::sleep(ACCEPT_RETRY).await;
+                    }
+                },
+                // Reaps those that have ended.
+                Some(_) = connections.join_next() => {}
+                () = draining.cancelled() => break,
+            }
+        }
+        drop(listener);
+        if ended(&mut connections, config.drain_period).await {
+            return;
+        }
+        tracing::warn!(connections = connections.len(), "streams still open at the end of the drain are reset");
+        cut.cancel();
+        ended(&mut connections, LAST_WORDS).await;
+    }
+}
+
+impl<S> fmt::Debug for Server<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// Whether all connections end within this time.
+async fn ended(connections: &mut JoinSet<()>, period: Duration) -> bool {
+    let all = async { while connections.join_next().await.is_some() {} };
+    tokio::time::timeout(period, all).await.is_ok()
+}
+
+// === impl Listener ===
+
+/// A connection that was accepted.
+enum Accepted {
+    Tcp(tokio::net::TcpStream, Peer),
+    Unix(tokio::net::UnixStream),
+}
+
+impl Listener {
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when it is dropped.
+    async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Accepted::Tcp(stream, Peer::Tcp(address)))
+            }
+            Self::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+// === impl Accepted ===
+
+impl Accepted {
+    fn spawn<S, B>(self, connections: &mut JoinSet<()>, service: S, config: ServerConfig, shared: Arc<Shared>)
+    where
+        S: Answers<Response = Response<B>, Error: Into<BoxError>>,
+        B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    {
+        match self {
+            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
+            Self::Unix(stream) => connections.spawn(drive(stream, Peer::Unix, service, config, shared)),
+        };
+    }
+}
+
+/// Drives one connection to its end.
+async fn drive<T, S, B>(io: T, peer: Peer, service: S, config: ServerConfig, shared: Arc<Shared>)
+where
+    T: Io,
+    S: Answers<Response = Response<B>, Error: Into<BoxError>>,
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    let connection = Connection::new(io, peer, service, &config, &shared);
+    drop(shared);
+    if let Err(error) = connection.instrument(debug_span!("connection", %peer)).await {
+        tracing::debug!(%peer, %error, "connection ended");
+    }
+}

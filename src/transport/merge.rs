@@ -1,0 +1,258 @@
+//! One write of all that HTTP/2 wants to write in one poll of its connection.
+
+use std::{
+    fmt, io,
+    io::IoSlice,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
+
+/// An IO whose writes are collected, and go out when [`Merge::poll_drain`] says so, or when they are many.
+///
+/// Clones share it: hyper's connection owns one and gives no access to it, the connection's task drains by another. Only that
+/// task ever locks it.
+pub(super) struct Merge<T>(Arc<Mutex<Merging<T>>>);
+
+struct Merging<T> {
+    io: T,
+    /// From the pool while there is something to write, so that a connection that has nothing to say holds no memory.
+    pending: Vec<u8>,
+    /// How much of it has been written.
+    written: usize,
+    /// Since there has been something to write and none of it was taken.
+    stuck_since: Option<Instant>,
+    /// Everything that was ever written.
+    total: u64,
+    pool: BufferPool,
+}
+
+/// Buffers that were written and are still hot in the processor's caches; clones share them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
+
+/// A write is cheap when it is large, and past this it hardly becomes cheaper.
+const MERGE_BYTES: usize = 64 << 10;
+/// As many connections as write at the same moment, and a few more: what is above it is freed.
+const POOLED_BUFFERS: usize = 64;
+
+// === impl Merge ===
+
+impl<T> Merge<T> {
+    pub(super) fn new(io: T, pool: BufferPool) -> Self {
+        let merging = Merging { io, pending: Vec::new(), written: 0, stuck_since: None, total: 0, pool };
+        Self(Arc::new(Mutex::new(merging)))
+    }
+
+    /// Since when the other end has taken nothing of what is to be written.
+    pub(super) fn stuck_since(&self) -> Option<Instant> {
+        self.0.lock().stuck_since
+    }
+
+    /// How many bytes were ever written.
+    pub(super) fn total(&self) -> u64 {
+        self.0.lock().total
+    }
+
+    /// Looks at the IO.
+    pub(super) fn with_io<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        look(&self.0.lock().io)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> Merge<T> {
+    /// Writes what was collected; ready once nothing is left.
+    pub(super) fn poll_drain(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.lock().poll_drain(cx)
+    }
+}
+
+impl<T> Clone for Merge<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Merge<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0.lock().io).poll_read(cx, buffer)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Merge<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    /// Collects as much as there is room for. When there is none, everything goes out first: a full socket is what tells
+    /// HTTP/2 to wait.
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut merging = self.0.lock();
+        if merging.pending.len() >= MERGE_BYTES {
+            ready!(merging.poll_drain(cx))?;
+        }
+        let before = merging.pending.len();
+        merging.collect(slices);
+        Poll::Ready(Ok(merging.pending.len() - before))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Does nothing: the connection's task drains once nothing is left to be polled.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut merging = self.0.lock();
+        ready!(merging.poll_drain(cx))?;
+        Pin::new(&mut merging.io).poll_shutdown(cx)
+    }
+}
+
+impl<T> fmt::Debug for Merge<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let merging = self.0.lock();
+        f.debug_struct("Merge")
+            .field("pending", &(merging.pending.len() - merging.written))
+            .field("total", &merging.total)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Merging ===
+
+impl<T> Merging<T> {
+    fn collect(&mut self, slices: &[IoSlice<'_>]) {
+        if self.pending.capacity() == 0 && slices.iter().any(|slice| !slice.is_empty()) {
+            self.pending = self.pool.take();
+        }
+        for slice in slices {
+            let room = MERGE_BYTES - self.pending.len();
+            self.pending.extend_from_slice(&slice[..slice.len().min(room)]);
+            if slice.len() >= room {
+                break;
+            }
+        }
+    }
+}
+
+impl<T: AsyncWrite + Unpin> Merging<T> {
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.pending.capacity() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        while self.written < self.pending.len() {
+            match Pin::new(&mut self.io).poll_write(cx, &self.pending[self.written..]) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(count)) => {
+                    self.written += count;
+                    self.total += count as u64;
+                    self.stuck_since = None;
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    self.stuck_since.get_or_insert_with(Instant::now);
+                    return Poll::Pending;
+                }
+            }
+        }
+        // Under TLS the last records are still with the session.
+        match Pin::new(&mut self.io).poll_flush(cx) {
+            Poll::Pending => {
+                self.stuck_since.get_or_insert_with(Instant::now);
+                return Poll::Pending;
+            }
+            Poll::Ready(flushed) => flushed?,
+        }
+        self.written = 0;
+        self.pool.give(std::mem::take(&mut self.pending));
+        Poll::Ready(Ok(()))
+    }
+}
+
+// === impl BufferPool ===
+
+impl BufferPool {
+    fn take(&self) -> Vec<u8> {
+        self.0.lock().pop().unwrap_or_else(|| Vec::with_capacity(MERGE_BYTES))
+    }
+
+    fn give(&self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        let mut pooled = self.0.lock();
+        if pooled.len() < POOLED_BUFFERS {
+            pooled.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::{assert_pending, assert_ready_ok, io::Builder, task};
+
+    use super::*;
+
+    fn write<T: AsyncWrite + Unpin>(merge: &mut Merge<T>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        task::spawn(()).enter(|cx, _| Pin::new(&mut *merge).poll_write(cx, bytes))
+    }
+
+    #[tokio::test]
+    async fn what_is_written_goes_out_together_when_it_is_drained() {
+        let mut merge = Merge::new(Builder::new().write(b"one, two").build(), BufferPool::default());
+        assert_eq!(assert_ready_ok!(write(&mut merge, b"one, ")), 5);
+        assert_eq!(assert_ready_ok!(write(&mut merge, b"two")), 3);
+        assert_ready_ok!(task::spawn(()).enter(|cx, _| Pin::new(&mut merge).poll_flush(cx)));
+        assert_eq!(merge.total(), 0, "a flush writes nothing");
+        std::future::poll_fn(|cx| merge.poll_drain(cx)).await.unwrap();
+        assert_eq!(merge.total(), 8);
+        assert_eq!(merge.0.lock().pending.capacity(), 0, "an idle connection holds no buffer");
+        assert_eq!(merge.0.lock().pool.0.lock().len(), 1, "which another may use");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_socket_makes_writers_wait_and_is_known_to_be_stuck() {
+        let (near, mut far) = tokio::io::duplex(1000);
+        let mut merge = Merge::new(near, BufferPool::default());
+        let (slices, large): (Vec<u8>, _) = ((0..200).cycle().take(MERGE_BYTES).collect(), vec![1; 10]);
+        assert_eq!(assert_ready_ok!(write(&mut merge, &slices[..10])), 10);
+        assert_eq!(assert_ready_ok!(write(&mut merge, &slices[10..])), MERGE_BYTES - 10);
+        assert_eq!(merge.stuck_since(), None);
+        assert_pending!(write(&mut merge, &large), "there is room for 1000");
+        let since = merge.stuck_since().expect("stuck");
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        assert_pending!(write(&mut merge, &large));
+        assert_eq!(merge.stuck_since(), Some(since));
+
+        let mut read = vec![0; MERGE_BYTES];
+        let reads = async { tokio::io::AsyncReadExt::read_exact(&mut far, &mut read).await.unwrap() };
+        let drains = std::future::poll_fn(|cx| merge.poll_drain(cx));
+        let (_, drained) = tokio::join!(reads, drains);
+        drained.unwrap();
+        assert_eq!((read, merge.stuck_since()), (slices, None));
+        assert_eq!(assert_ready_ok!(write(&mut merge, &large)), 10);
+    }
+
+    #[tokio::test]
+    async fn a_shutdown_drains_first() {
+        let (near, mut far) = tokio::io::duplex(1000);
+        let mut merge = Merge::new(near, BufferPool::default());
+        assert_ready_ok!(write(&mut merge, b"last words"));
+        std::future::poll_fn(|cx| Pin::new(&mut merge).poll_shutdown(cx)).await.unwrap();
+        let mut read = String::new();
+        tokio::io::AsyncReadExt::read_to_string(&mut far, &mut read).await.unwrap();
+        assert_eq!(read, "last words");
+    }
+}
