@@ -106,6 +106,8 @@ enum GrpcListener {
 /// A socket file, removed when it is dropped.
 struct UnixSocket(PathBuf);
 
+/// A wake costs some twenty times what an event costs, so that not to gather for half a millisecond would pay nobody.
+const LEAST_WINDOW: Duration = Duration::from_micros(500);
 /// Long enough for a client that reads again to learn why it was ended.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
 
@@ -351,6 +353,7 @@ fn connect<S: ListerWatcher>(
         indexers: Arc::clone(&resource.indexers),
         broadcaster: config.broadcaster(),
         history: config.history(),
+        batch_window: config.watch.batch_window.max(LEAST_WINDOW),
     };
     let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
     let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };

@@ -89,6 +89,8 @@ pub struct WatchConfig {
     pub bookmark_interval: Duration,
     /// How long a watch from a version that the resource has not reached yet waits for it; by default 90 seconds, never 0.
     pub future_wait: Duration,
+    /// The least time between two wakes of the watchers of a resource; by default 0, for the least that pays.
+    pub batch_window: Duration,
     /// A connection that takes nothing of what is to be written to it is cut after this; by default 30 seconds, never 0.
     pub progress_timeout: Duration,
     /// Watches open at the same time, of all clients together; by default 100 000, never 0.
@@ -208,6 +210,7 @@ impl Default for WatchConfig {
             block_timeout: broadcaster.block_timeout,
             bookmark_interval: Duration::from_secs(30),
             future_wait: Duration::from_secs(90),
+            batch_window: Duration::ZERO,
             progress_timeout: Duration::from_secs(30),
             max_watchers: 100_000,
         }

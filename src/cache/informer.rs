@@ -46,6 +46,10 @@ pub struct InformerConfig {
     pub broadcaster: BroadcasterConfig,
     /// The bounds of the history; sizes in bytes of bodies and records.
     pub history: Retention,
+    /// The least time between two wakes, unless there is a whole wake's worth of events. The first event after a pause is
+    /// applied at once, those that follow it are gathered: a wake costs much more than an event. Timers being what they are,
+    /// it may be a millisecond more.
+    pub batch_window: Duration,
 }
 
 /// The reading side of an [`Informer`]; clones share it.
@@ -206,6 +210,7 @@ impl<F: Frame> Informer<F> {
         let Self { fifo, mut commands, mut writer } = self;
         let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut not_before = Instant::now();
         loop {
             let is_blocked = writer.live.as_ref().is_some_and(|live| live.broadcaster.is_blocked());
             tokio::select! {
@@ -218,13 +223,22 @@ impl<F: Frame> Informer<F> {
                 // Cancel-safe: a tick is not lost.
                 _ = sweep.tick() => writer.sweep(),
                 // Cancel-safe by its own contract.
-                deltas = fifo.pop_batch(WAKE_EVENTS, WAKE_BYTES), if !is_blocked => match deltas {
-                    Some(deltas) => writer.apply(deltas),
+                deltas = next(&fifo, not_before), if !is_blocked => match deltas {
+                    Some(deltas) => {
+                        writer.apply(deltas);
+                        not_before = Instant::now() + writer.config.batch_window;
+                    }
                     None => return,
                 },
             }
         }
     }
+}
+
+/// What is applied next as one wake: not before this moment, unless it is full.
+async fn next(fifo: &RealFifo, not_before: Instant) -> Option<Vec<Delta>> {
+    fifo.gather(WAKE_EVENTS, WAKE_BYTES, not_before).await;
+    fifo.pop_batch(WAKE_EVENTS, WAKE_BYTES).await
 }
 
 // === impl Writer ===

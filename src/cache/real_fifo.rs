@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::List;
 use crate::model::Event;
@@ -47,6 +47,8 @@ struct State {
     deltas: VecDeque<Delta>,
     bytes: usize,
     closed: bool,
+    /// Whoever pops waits for so many, and is not told before.
+    gathers: Option<(usize, usize)>,
 }
 
 // === impl RealFifo ===
@@ -67,8 +69,11 @@ impl RealFifo {
         loop {
             let popped = self.popped.notified();
             // Woken when the lock is free, as everywhere.
-            if self.state.lock().push(&mut delta, self.bounds) {
-                self.pushed.notify_one();
+            let tells = self.state.lock().push(&mut delta, self.bounds);
+            if let Some(tells) = tells {
+                if tells {
+                    self.pushed.notify_one();
+                }
                 return;
             }
             popped.await;
@@ -86,6 +91,7 @@ impl RealFifo {
             let pushed = self.pushed.notified();
             let (batch, is_closed) = {
                 let mut state = self.state.lock();
+                state.gathers = None;
                 (state.pop_batch(max_events, max_bytes), state.closed)
             };
             if !batch.is_empty() {
@@ -96,6 +102,33 @@ impl RealFifo {
                 return None;
             }
             pushed.await;
+        }
+    }
+
+    /// Waits until there is as much as [`RealFifo::pop_batch`] would take at once, or something that comes alone, or the time
+    /// has come.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time.
+    pub async fn gather(&self, max_events: usize, max_bytes: usize, until: Instant) {
+        while Instant::now() < until {
+            let pushed = self.pushed.notified();
+            let is_enough = {
+                let mut state = self.state.lock();
+                // A queue that is full takes no more, whatever is waited for.
+                state.gathers = Some((max_events.min(self.bounds.events), max_bytes.min(self.bounds.bytes)));
+                state.is_enough()
+            };
+            // Cancel-safe: it is told again when nobody waited.
+            let is_over = tokio::select! {
+                () = std::future::ready(()), if is_enough => true,
+                () = pushed => false,
+                () = tokio::time::sleep_until(until) => true,
+            };
+            if is_over {
+                break;
+            }
         }
     }
 
@@ -119,13 +152,20 @@ impl RealFifo {
 // === impl State ===
 
 impl State {
-    /// Takes the delta if there is room for it. Whether it did.
-    fn push(&mut self, delta: &mut Option<Delta>, bounds: FifoBounds) -> bool {
+    /// Takes the delta if there is room for it. Whether whoever pops is to be told; `None` when it did not.
+    fn push(&mut self, delta: &mut Option<Delta>, bounds: FifoBounds) -> Option<bool> {
         let has_room = self.deltas.len() < bounds.events && self.bytes < bounds.bytes;
-        let Some(delta) = delta.take_if(|_| has_room || self.deltas.is_empty()) else { return false };
+        let delta = delta.take_if(|_| has_room || self.deltas.is_empty())?;
         self.bytes += delta.weight();
         self.deltas.push_back(delta);
-        true
+        Some(self.is_enough())
+    }
+
+    /// Whether there is what is waited for.
+    fn is_enough(&self) -> bool {
+        let Some((events, bytes)) = self.gathers else { return true };
+        let comes_alone = [self.deltas.front(), self.deltas.back()].into_iter().flatten().any(Delta::is_replace);
+        self.closed || comes_alone || self.deltas.len() >= events || self.bytes >= bytes
     }
 
     fn pop_batch(&mut self, max_events: usize, max_bytes: usize) -> Vec<Delta> {
@@ -172,7 +212,7 @@ impl Default for FifoBounds {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use bytes::Bytes;
     use tokio_test::{assert_pending, assert_ready, task::spawn};
@@ -251,6 +291,52 @@ mod tests {
         fifo.push(replace(1)).await;
         assert_eq!(fifo.pop_batch(1, 1).await.unwrap().len(), 1);
         assert!(fifo.pop_batch(1, 1).await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn gathering_ends_with_a_full_batch_or_something_that_comes_alone_or_in_time() {
+        let fifo = RealFifo::new(FifoBounds { events: 9, bytes: usize::MAX });
+        let event = || Delta::Event(Event::Added(object("a", 1)));
+        let until = Instant::now() + Duration::from_millis(5);
+        {
+            let mut gather = spawn(fifo.gather(3, usize::MAX, until));
+            assert_pending!(gather.poll());
+            for _ in 0..2 {
+                fifo.push(event()).await;
+                assert!(!gather.is_woken(), "one wake for all of them");
+            }
+            fifo.push(event()).await;
+            assert!(gather.is_woken());
+            assert_ready!(gather.poll());
+        }
+        let began = Instant::now();
+        fifo.gather(3, usize::MAX, until).await;
+        fifo.gather(99, 21, until).await;
+        assert_eq!(began.elapsed(), Duration::ZERO, "three of 7 bytes are there");
+        {
+            let mut gather = spawn(fifo.gather(99, usize::MAX, until));
+            assert_pending!(gather.poll());
+            fifo.push(replace(1)).await;
+            assert_ready!(gather.poll());
+        }
+        while !fifo.is_empty() {
+            fifo.pop_batch(99, usize::MAX).await;
+        }
+        fifo.gather(3, usize::MAX, until).await;
+        assert_eq!(Instant::now(), until);
+        {
+            // Given up, and not waited for by what comes next.
+            let mut gather = spawn(fifo.gather(3, usize::MAX, until + Duration::from_secs(1)));
+            assert_pending!(gather.poll());
+        }
+        let mut pop = spawn(fifo.pop_batch(3, usize::MAX));
+        assert_pending!(pop.poll());
+        fifo.push(event()).await;
+        assert!(pop.is_woken());
+        let full = RealFifo::new(FifoBounds { events: 1, bytes: usize::MAX });
+        full.push(event()).await;
+        full.gather(3, usize::MAX, until + Duration::from_secs(1)).await;
+        assert_eq!(Instant::now(), until, "a full queue is not waited for");
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 30] = [
+const KEYS: [Key; 31] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -25,6 +25,11 @@ const KEYS: [Key; 30] = [
     key("watch.block_timeout", "5s", "how long changes wait for clients under block"),
     key("watch.bookmark_interval", "30s", "how long a watch is silent before it gets a bookmark"),
     key("watch.future_wait", "90s", "how long a watch from a version of the future waits for it"),
+    key(
+        "watch.batch_window",
+        "0ms",
+        "how long changes are gathered after others: more delay, less work for many watchers",
+    ),
     key("watch.progress_timeout", "30s", "how long a connection may take nothing of what is written to it"),
     key("watch.max_watchers", "100000", "watches open at the same time"),
     key("history.age", "5m", "the age of the oldest event that is kept, for each resource"),
@@ -56,11 +61,9 @@ const KEYS: [Key; 30] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 12] = [
+const LATER: [&str; 10] = [
     "tls",
     "state_dir",
-    "watch.batch_window",
-    "watch.progress_timeout",
     "limits.connections",
     "limits.connections_per_peer",
     "limits.memory",

@@ -104,6 +104,7 @@ pub(super) struct RawWatch {
     pub(super) block_timeout: Option<Value>,
     pub(super) bookmark_interval: Option<Value>,
     pub(super) future_wait: Option<Value>,
+    pub(super) batch_window: Option<Value>,
     pub(super) progress_timeout: Option<Value>,
     pub(super) max_watchers: Option<Value>,
 }

@@ -131,6 +131,9 @@ fn resolve_watch(raw: &RawWatch, errors: &mut ConfigErrors) -> WatchConfig {
         future_wait: errors
             .read("watch.future_wait", raw.future_wait.as_ref(), value::positive_duration)
             .unwrap_or(default.future_wait),
+        batch_window: errors
+            .read("watch.batch_window", raw.batch_window.as_ref(), value::window)
+            .unwrap_or(default.batch_window),
         progress_timeout: errors
             .read("watch.progress_timeout", raw.progress_timeout.as_ref(), value::positive_duration)
             .unwrap_or(default.progress_timeout),

@@ -74,6 +74,7 @@ fn defaults() {
             block_timeout: Duration::from_secs(5),
             bookmark_interval: Duration::from_secs(30),
             future_wait: Duration::from_secs(90),
+            batch_window: Duration::ZERO,
             progress_timeout: Duration::from_secs(30),
             max_watchers: 100_000,
         },
@@ -115,7 +116,7 @@ listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
-         queue_bytes: 1MiB, block_timeout: 1s, bookmark_interval: 1m, future_wait: 2m, progress_timeout: 3m, max_watchers: 7 }
+         queue_bytes: 1MiB, block_timeout: 1s, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
 limits: { request_bytes: 1Ki, streams_per_connection: 3 }
 drain: { delay: 1s, period: 0 }
@@ -145,6 +146,7 @@ resources:
             block_timeout: Duration::from_secs(1),
             bookmark_interval: Duration::from_secs(60),
             future_wait: Duration::from_secs(120),
+            batch_window: Duration::from_millis(5),
             progress_timeout: Duration::from_secs(180),
             max_watchers: 7,
         }

@@ -141,6 +141,15 @@ pub(super) fn positive_duration(value: &Value) -> Result<Duration, ValueError> {
     Ok(duration)
 }
 
+/// For which every change may have to wait.
+pub(super) fn window(value: &Value) -> Result<Duration, ValueError> {
+    let duration = duration(value)?;
+    if duration > Duration::from_secs(1) {
+        return Err(ValueError::expected("a duration of at most 1s, such as 5ms", found(value)));
+    }
+    Ok(duration)
+}
+
 pub(super) fn positive_size(value: &Value) -> Result<usize, ValueError> {
     let size = match value {
         Value::String(text) => parse_size(text)?,

@@ -91,6 +91,7 @@ impl Sandbox {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster: options.broadcaster,
             history: options.history,
+            batch_window: Duration::from_micros(500),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
         let mut tasks = JoinSet::new();

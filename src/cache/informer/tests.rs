@@ -26,9 +26,14 @@ impl Running {
     }
 
     fn with(broadcaster: BroadcasterConfig) -> Self {
+        Self::gathering(broadcaster, Duration::ZERO)
+    }
+
+    fn gathering(broadcaster: BroadcasterConfig, batch_window: Duration) -> Self {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
-        let config = InformerConfig { indexers: Arc::default(), broadcaster, history: broadcaster.retention };
+        let (indexers, history) = (Arc::default(), broadcaster.retention);
+        let config = InformerConfig { indexers, broadcaster, history, batch_window };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
         Self { fifo, handle, task: tokio::spawn(informer.run()) }
     }
@@ -459,4 +464,26 @@ async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
     task.abort();
     settle().await;
     assert_eq!(taken(&mut cursor).await, ["Stopped"]);
+}
+
+/// Architecture §6: the first event at once, those that follow within the window in one wake, a full wake at once again.
+#[tokio::test(start_paused = true)]
+async fn events_that_follow_others_are_gathered() {
+    let window = Duration::from_millis(5);
+    let running = Running::gathering(BroadcasterConfig::default(), window);
+    running.list(Vec::new(), version(1)).await;
+    tokio::time::advance(2 * window).await;
+    let began = Instant::now();
+    running.apply(put("a", 2)).await;
+    assert_eq!(began.elapsed(), Duration::ZERO, "the first at once");
+    running.push(put("a", 3)).await;
+    settle().await;
+    assert_eq!(*running.handle.snapshot().unwrap().version(), version(2));
+    running.apply(put("a", 4)).await;
+    assert_eq!(began.elapsed(), window);
+    for number in 5..5 + WAKE_EVENTS as u128 {
+        running.push(put("a", number)).await;
+    }
+    running.reach(&version(4 + WAKE_EVENTS as u128)).await;
+    assert_eq!(began.elapsed(), window, "a full wake does not wait");
 }

@@ -72,7 +72,8 @@ fn every_unknown_key_is_named() {
     let text = "
 lisen: 1
 tls: { cert: a }
-watch: { queue_lenght: 1, batch_window: 0ms }
+watch: { queue_lenght: 1 }
+limits: { connections: 5 }
 resources:
   pods:
     source: { kube: { version: v1 }, files: { pth: x } }
@@ -86,7 +87,7 @@ resources:
             "lisen: unknown key; did you mean `listen`?",
             "tls: `tls` is not supported by this version; remove it",
             "watch.queue_lenght: unknown key; did you mean `queue_length`?",
-            "watch.batch_window: `batch_window` is not supported by this version; remove it",
+            "limits.connections: `connections` is not supported by this version; remove it",
             "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files` or `stream`",
             "resources.pods.source.files.pth: unknown key; did you mean `path`?",
             "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",

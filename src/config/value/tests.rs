@@ -127,6 +127,14 @@ fn durations_sizes_and_booleans_of_the_file() {
         ],
     );
     table(
+        window,
+        [
+            (json!("0ms"), Ok(Duration::ZERO)),
+            (json!("1s"), Ok(Duration::from_secs(1))),
+            (json!("2s"), Err("expected a duration of at most 1s, such as 5ms, found the text \"2s\"")),
+        ],
+    );
+    table(
         positive_size,
         [
             (json!("1Ki"), Ok(1024)),

@@ -75,7 +75,12 @@ impl Harness {
         let bound = |Bounds { age, events }| Retention { events, size: 1 << 40, age };
         let broadcaster =
             BroadcasterConfig { retention: bound(retention), block_timeout, ..BroadcasterConfig::default() };
-        let config = InformerConfig { indexers: Arc::new(indexers.unwrap()), broadcaster, history: bound(history) };
+        let config = InformerConfig {
+            indexers: Arc::new(indexers.unwrap()),
+            broadcaster,
+            history: bound(history),
+            batch_window: Duration::ZERO,
+        };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         drop(tokio::spawn(informer.run()));
 
