@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .extern_path(".google.rpc", "::tonic_types::pb")
         .bytes(".informerd.v1.Object.raw")
         .btree_map(".informerd.v1")
-        // Watch is served outside the generated trait, from frames that are encoded once for all clients.
+        // Watch, List and ByIndex are served outside the generated trait, from what is encoded without making messages.
         .generate_default_stubs(true)
         .compile_fds(FileDescriptorSet::decode(&*compiler.encode_file_descriptor_set())?)?;
     Ok(())

@@ -1,13 +1,14 @@
 //! The gRPC side: requests into queries, snapshots and cursors into answers.
 //!
 //! - [`Service`] holds what is served; the generated trait and the Watch service stand on it.
-//! - [`Routes`] is what every request comes to. It sends Watch to `watch`, outside the generated trait, because its frames are
-//!   encoded once for all watchers.
+//! - [`Routes`] is what every request comes to. It sends Watch to `watch`, and List and ByIndex to `list`, outside the generated
+//!   trait: the frames of a watch are encoded once for all watchers, and a list's objects without making messages of them.
 //! - `until` reads such a watch in this process.
 //! - `status` is the only place that makes a status; `frame` the only one that knows what a watcher's bytes look like.
 //!
 //! Deliberately not here: listening, connections and TLS (`app`, and the transport), and where objects come from.
 
+mod call;
 mod discovery;
 mod frame;
 mod list;

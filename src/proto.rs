@@ -10,7 +10,10 @@ use crate::{
     watch::FullChannelPolicy,
 };
 
+mod encode;
 mod json;
+
+pub use encode::{EncodedEvent, EncodedObject};
 
 /// The generated messages, clients and servers of `informerd.v1`.
 #[allow(

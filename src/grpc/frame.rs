@@ -5,7 +5,7 @@ use prost::Message;
 
 use crate::{
     model::ResourceVersion,
-    proto::{self, PayloadFormat, pb},
+    proto::{EncodedEvent, EncodedObject, PayloadFormat, pb},
     watch::{Frame, Notice},
 };
 
@@ -23,15 +23,9 @@ impl Frame for WireFrame {
     type Arena = BytesMut;
 
     fn encode(arena: &mut BytesMut, format: PayloadFormat, notice: &Notice<'_>) {
-        let response = pb::WatchResponse {
-            r#type: proto::event_type(notice.event_type).into(),
-            resource_version: notice.version.to_string(),
-            object: Some(proto::object(notice.object, notice.object_version, format)),
-            cause: proto::cause(notice.cause).into(),
-            coalesced: notice.coalesced,
-            ..Default::default()
-        };
-        append(arena, &response);
+        let Notice { event_type, cause, object, object_version, version, coalesced } = *notice;
+        let object = EncodedObject::new(object, object_version, format);
+        append_event(arena, &EncodedEvent::new(event_type, cause, Some(version), object, coalesced));
     }
 
     fn size(arena: &BytesMut) -> usize {
@@ -49,12 +43,33 @@ impl Frame for WireFrame {
 
 /// Appends one message with its prefix.
 pub(super) fn append(buffer: &mut BytesMut, message: &impl Message) {
-    let length = message.encoded_len();
+    append_prefix(buffer, message.encoded_len());
+    message.encode_raw(buffer);
+}
+
+/// Appends one event with its prefix.
+pub(super) fn append_event(buffer: &mut BytesMut, event: &EncodedEvent<'_>) {
+    append_prefix(buffer, event.len());
+    event.write(buffer);
+}
+
+fn append_prefix(buffer: &mut BytesMut, length: usize) {
     buffer.reserve(PREFIX_BYTES + length);
     buffer.put_u8(0);
-    // A message is an object of at most a few MiB and its envelope.
+    // A message is an object of at most a few MiB and its envelope, or a chunk of objects.
     buffer.put_u32(length as u32);
-    message.encode_raw(buffer);
+}
+
+/// The number of the objects of a `ListResponse` and of a `ByIndexResponse`.
+pub(super) const OBJECTS: u32 = 2;
+
+/// The prefix of a List's message and all of it but its objects, which come after this and are so long. The order of a
+/// message's fields is free.
+pub(super) fn list_head(rest: &pb::ListResponse, objects: usize) -> Bytes {
+    let mut head = BytesMut::with_capacity(PREFIX_BYTES + rest.encoded_len());
+    append_prefix(&mut head, rest.encoded_len() + objects);
+    rest.encode_raw(&mut head);
+    head.freeze()
 }
 
 /// A BOOKMARK at a version; empty before the initial events have ended, when there is nothing to resume from.

@@ -1,20 +1,28 @@
-//! List and ByIndex: one snapshot, streamed in chunks that are made when the client asks for them.
+//! List and ByIndex: one snapshot, streamed in chunks that are encoded when the client asks for them.
+//!
+//! Outside the generated trait, as Watch is: an answer may have all objects of a resource, and making messages of them first
+//! costs more than everything else. Both answers have the same fields under the same numbers.
 
 use std::{
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
+use bytes::BytesMut;
+use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
-use tokio_stream::{Stream, StreamExt};
-use tonic::{Code, Status, codegen::BoxStream};
+use tonic::{Code, Status};
 
 use super::{
+    call::Call,
+    frame,
     metrics::RpcObserver,
     page::{Continued, query_hash},
     query::{self, Parts},
+    routes::trailers,
     scan::Scan,
     service::{ServedResource, Service},
     status::Refusal,
@@ -22,14 +30,15 @@ use super::{
 use crate::{
     cache::{HealthReport, Snapshot},
     model::{ObjectKey, Selection},
-    proto::{self, PayloadFormat, pb},
+    proto::{self, EncodedObject, PayloadFormat, pb},
+    transport::Chunk,
 };
 
-/// Makes the chunks of one answer.
-#[derive(Debug)]
-struct Chunks {
+/// One answer.
+pub(super) struct ListBody {
     service: Service,
     snapshot: Arc<Snapshot>,
+    source: HealthReport,
     scan: Arc<Scan>,
     selection: Selection,
     format: PayloadFormat,
@@ -41,17 +50,23 @@ struct Chunks {
     looked_at: Option<ObjectKey>,
     /// The last object that was sent.
     sent: Option<ObjectKey>,
-    chunk: Chunk,
+    /// The objects of the next message, encoded.
+    objects: BytesMut,
+    /// Where the next page begins, once the page is full.
+    next_page_token: String,
     has_answered: bool,
-    is_done: bool,
+    stage: Stage,
     observer: RpcObserver,
 }
 
-#[derive(Debug, Default)]
-struct Chunk {
-    objects: Vec<pb::Object>,
-    bytes: usize,
-    next_page_token: String,
+/// How far an answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// There may be more objects.
+    Objects,
+    /// Everything has been sent but the status.
+    Trailers,
+    Over,
 }
 
 /// When a chunk is sent: small enough that making one keeps nobody waiting on the same thread, large enough that the
@@ -63,12 +78,47 @@ const MAX_CHUNK_BYTES: usize = 1 << 20;
 const SCAN_OBJECTS: usize = 256;
 
 /// Answers List.
-pub(super) async fn list(
+pub(super) async fn list(service: &Service, mut call: Call) -> Result<ListBody, Status> {
+    let observer = service.metrics().start("List");
+    let body = async {
+        let request = call.request(service.config().request_bytes).await?;
+        answer(service, request, call.wait, observer.clone()).await
+    };
+    observer.result(body.await)
+}
+
+/// Answers ByIndex: a List by one value of one index.
+pub(super) async fn by_index(service: &Service, mut call: Call) -> Result<ListBody, Status> {
+    let observer = service.metrics().start("ByIndex");
+    let body = async {
+        let request: pb::ByIndexRequest = call.request(service.config().request_bytes).await?;
+        let indexers = service.resource(&request.resource)?.informer.indexers();
+        if indexers.get(&request.index).is_none() {
+            return Err(Refusal::index("index", &request.index, indexers.names()));
+        }
+        let request = pb::ListRequest {
+            resource: request.resource,
+            namespace: request.namespace,
+            label_selector: request.label_selector,
+            field_selector: request.field_selector,
+            expression: request.expression,
+            format: request.format,
+            page_size: request.page_size,
+            page_token: request.page_token,
+            min_resource_version: request.min_resource_version,
+            index: Some(pb::IndexMatch { name: request.index, values: vec![request.value] }),
+        };
+        answer(service, request, call.wait, observer.clone()).await
+    };
+    observer.result(body.await)
+}
+
+async fn answer(
     service: &Service,
     mut request: pb::ListRequest,
     wait: Duration,
     observer: RpcObserver,
-) -> Result<BoxStream<pb::ListResponse>, Refusal> {
+) -> Result<ListBody, Refusal> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
@@ -86,9 +136,10 @@ pub(super) async fn list(
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let query = query_hash(&("List", request.encode_to_vec()));
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), wait).await?;
-    let chunks = Chunks {
+    Ok(ListBody {
         service: service.clone(),
         snapshot,
+        source: resource.informer.health().report(),
         scan: Arc::new(Scan::of(&selection)),
         selection,
         format,
@@ -96,54 +147,12 @@ pub(super) async fn list(
         room: (page_size > 0).then_some(page_size as usize),
         sent: after.clone(),
         looked_at: after,
-        chunk: Chunk::default(),
+        objects: BytesMut::new(),
+        next_page_token: String::new(),
         has_answered: false,
-        is_done: false,
+        stage: Stage::Objects,
         observer,
-    };
-
-    let version = chunks.snapshot.version().to_string();
-    let HealthReport { state, seen_at, .. } = resource.informer.health().report();
-    Ok(Box::pin(chunks.map(move |chunk| {
-        Ok::<_, Status>(pb::ListResponse {
-            resource_version: version.clone(),
-            objects: chunk.objects,
-            next_page_token: chunk.next_page_token,
-            source: proto::sync_state(state).into(),
-            source_seen_at: seen_at.map(proto::timestamp),
-        })
-    })))
-}
-
-/// Answers ByIndex: a List by one value of one index.
-pub(super) async fn by_index(
-    service: &Service,
-    request: pb::ByIndexRequest,
-    wait: Duration,
-    observer: RpcObserver,
-) -> Result<BoxStream<pb::ByIndexResponse>, Refusal> {
-    let indexers = service.resource(&request.resource)?.informer.indexers();
-    if indexers.get(&request.index).is_none() {
-        return Err(Refusal::index("index", &request.index, indexers.names()));
-    }
-    let request = pb::ListRequest {
-        resource: request.resource,
-        namespace: request.namespace,
-        label_selector: request.label_selector,
-        field_selector: request.field_selector,
-        expression: request.expression,
-        format: request.format,
-        page_size: request.page_size,
-        page_token: request.page_token,
-        min_resource_version: request.min_resource_version,
-        index: Some(pb::IndexMatch { name: request.index, values: vec![request.value] }),
-    };
-    let responses = list(service, request, wait, observer).await?;
-    Ok(Box::pin(responses.map(|response| {
-        response.map(|pb::ListResponse { resource_version, objects, next_page_token, source, source_seen_at }| {
-            pb::ByIndexResponse { resource_version, objects, next_page_token, source, source_seen_at }
-        })
-    })))
+    })
 }
 
 /// The snapshot to answer from, and the key to go on after.
@@ -164,40 +173,50 @@ async fn start(
     Ok((snapshot, Some(key.ok_or(Refusal::PageTokenExpired)?)))
 }
 
-// === impl Chunks ===
+// === impl ListBody ===
 
-impl Chunks {
-    /// Looks at the next objects, until the chunk is full, the page ends, or others should have their turn.
-    fn fill(&mut self) {
+impl ListBody {
+    /// Looks at the next objects, until there is enough for a message, the page ends, or others should have their turn.
+    /// Whether there is a message.
+    fn fill(&mut self) -> bool {
         let snapshot = Arc::clone(&self.snapshot);
-        let after = self.looked_at.clone();
+        let after = self.looked_at.take();
         let scan = Arc::clone(&self.scan);
-        let mut objects = scan.objects(&snapshot, after.as_ref()).take(SCAN_OBJECTS).peekable();
-        self.is_done = objects.peek().is_none();
-        for object in objects {
+        let mut objects = scan.objects(&snapshot, after.as_ref());
+        let mut last = None;
+        for _ in 0..SCAN_OBJECTS {
+            let Some(object) = objects.next() else {
+                self.stage = Stage::Trailers;
+                break;
+            };
             if self.selection.matches(object) {
                 if self.room == Some(0) {
-                    self.is_done = true;
-                    self.chunk.next_page_token = self.next_page_token();
-                    return;
+                    self.next_page_token = self.next_page_token();
+                    self.stage = Stage::Trailers;
+                    break;
                 }
-                let message = proto::object(object, object.version(), self.format);
-                let bytes = message.encoded_len();
-                if !self.chunk.objects.is_empty() && self.chunk.bytes + bytes > MAX_CHUNK_BYTES {
-                    // Looked at again for the next chunk.
-                    self.chunk.bytes = MAX_CHUNK_BYTES;
-                    return;
+                let encoded = EncodedObject::new(object, object.version(), self.format);
+                let length = encoded.field_len(frame::OBJECTS);
+                if !self.objects.is_empty() && self.objects.len() + length > MAX_CHUNK_BYTES {
+                    // Looked at again for the next message.
+                    self.looked_at = last.or(after);
+                    return true;
                 }
-                self.chunk.bytes += bytes;
-                self.chunk.objects.push(message);
+                self.objects.reserve(length);
+                encoded.write(frame::OBJECTS, &mut self.objects);
                 self.room = self.room.map(|room| room - 1);
                 self.sent = Some(object.key().clone());
             }
-            self.looked_at = Some(object.key().clone());
-            if self.chunk.bytes >= CHUNK_BYTES {
-                return;
+            last = Some(object.key().clone());
+            if self.objects.len() >= CHUNK_BYTES {
+                break;
             }
         }
+        self.looked_at = last.or(after);
+        // An answer without objects is one message: it carries the version.
+        self.objects.len() >= CHUNK_BYTES
+            || self.stage == Stage::Trailers
+                && !(self.has_answered && self.objects.is_empty() && self.next_page_token.is_empty())
     }
 
     /// Where the next page begins.
@@ -205,29 +224,56 @@ impl Chunks {
         let after = self.sent.as_ref().map(|sent| format!("{}\0{}", sent.namespace(), sent.name()));
         self.service.pages().token(&self.snapshot, self.query, &after.unwrap_or_default())
     }
+
+    /// The message with the objects that were looked at.
+    fn message(&mut self) -> Chunk {
+        self.has_answered = true;
+        let rest = pb::ListResponse {
+            resource_version: self.snapshot.version().to_string(),
+            objects: Vec::new(),
+            next_page_token: std::mem::take(&mut self.next_page_token),
+            source: proto::sync_state(self.source.state).into(),
+            source_seen_at: self.source.seen_at.map(proto::timestamp),
+        };
+        let objects = std::mem::take(&mut self.objects).freeze();
+        [frame::list_head(&rest, objects.len()), objects].into_iter().collect()
+    }
 }
 
-impl Stream for Chunks {
-    type Item = Chunk;
+impl Body for ListBody {
+    type Data = Chunk;
+    type Error = Status;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
-        let this = &mut *self;
-        if this.is_done {
-            return Poll::Ready(None);
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
+        let this = self.get_mut();
+        match this.stage {
+            Stage::Objects => {
+                if this.fill() {
+                    return Poll::Ready(Some(Ok(BodyFrame::data(this.message()))));
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Stage::Trailers => {
+                this.stage = Stage::Over;
+                this.observer.ends(Code::Ok);
+                Poll::Ready(Some(Ok(BodyFrame::trailers(trailers(&Status::ok(""))))))
+            }
+            Stage::Over => Poll::Ready(None),
         }
-        this.fill();
-        if this.is_done {
-            this.observer.ends(Code::Ok);
-            // An answer without objects is one chunk: it carries the version.
-            let is_needed =
-                !this.has_answered || !this.chunk.objects.is_empty() || !this.chunk.next_page_token.is_empty();
-            return Poll::Ready(is_needed.then(|| std::mem::take(&mut this.chunk)));
-        }
-        if this.chunk.bytes >= CHUNK_BYTES {
-            this.has_answered = true;
-            return Poll::Ready(Some(std::mem::take(&mut this.chunk)));
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stage == Stage::Over
+    }
+}
+
+impl fmt::Debug for ListBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListBody")
+            .field("selection", &self.selection)
+            .field("looked_at", &self.looked_at)
+            .field("stage", &self.stage)
+            .finish_non_exhaustive()
     }
 }

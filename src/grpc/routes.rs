@@ -1,4 +1,4 @@
-//! Where every request comes first: Watch goes to its own service, everything else to the generated ones.
+//! Where every request comes first: Watch, List and ByIndex are answered by us, everything else by the generated services.
 //!
 //! What holds for all of them is done here, as tonic's own server would: a call's deadline.
 
@@ -19,6 +19,8 @@ use tower::ServiceExt;
 
 use super::{
     Service,
+    call::Call,
+    list::{self, ListBody},
     watch::{self, WatchBody},
 };
 use crate::{
@@ -42,11 +44,22 @@ pub struct Body {
 
 enum BodyKind {
     Watch(Box<WatchBody>),
+    List(Box<ListBody>),
     Generated(tonic::body::Body),
     Over,
 }
 
+/// The calls that are answered here.
+#[derive(Debug, Clone, Copy)]
+enum Own {
+    Watch,
+    List,
+    ByIndex,
+}
+
 const WATCH_PATH: &str = "/informerd.v1.InformerService/Watch";
+const LIST_PATH: &str = "/informerd.v1.InformerService/List";
+const BY_INDEX_PATH: &str = "/informerd.v1.InformerService/ByIndex";
 
 // === impl Routes ===
 
@@ -85,30 +98,39 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
         let request = request.map(tonic::body::Body::new);
-        if Self::is_watch(&request) {
-            let service = self.service.clone();
-            return Box::pin(async move {
-                Ok(match within(deadline, watch::open(&service, request)).await {
-                    Some(Ok(body)) => {
-                        let mut response = Response::new(Body::new(BodyKind::Watch(Box::new(body)), deadline));
-                        let grpc = HeaderValue::from_static("application/grpc");
-                        response.headers_mut().insert(header::CONTENT_TYPE, grpc);
-                        response
-                    }
-                    Some(Err(status)) => refused(status),
-                    None => refused(deadline_exceeded()),
-                })
-            });
-        }
-        let answer = self.generated.clone().oneshot(request);
+        let service = self.service.clone();
+        let own = match request.uri().path() {
+            WATCH_PATH => Own::Watch,
+            LIST_PATH => Own::List,
+            BY_INDEX_PATH => Own::ByIndex,
+            _ => return Box::pin(answered(deadline, self.generated.clone().oneshot(request))),
+        };
+        let call = Call::new(request);
         Box::pin(async move {
-            Ok(match within(deadline, answer).await {
-                Some(Ok(response)) => response.map(|body| Body::new(BodyKind::Generated(body), deadline)),
-                Some(Err(never)) => match never {},
-                None => refused(deadline_exceeded()),
-            })
+            let answer = async {
+                Ok(match own {
+                    Own::Watch => BodyKind::Watch(Box::new(watch::open(&service, call).await?)),
+                    Own::List => BodyKind::List(Box::new(list::list(&service, call).await?)),
+                    Own::ByIndex => BodyKind::List(Box::new(list::by_index(&service, call).await?)),
+                })
+            };
+            let kind = within(deadline, answer).await.unwrap_or_else(|| Err(deadline_exceeded()));
+            Ok(kind.map_or_else(refused, |kind| {
+                let mut response = Response::new(Body::new(kind, deadline));
+                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                response
+            }))
         })
     }
+}
+
+/// An answer of the generated services.
+async fn answered(
+    deadline: Option<Instant>,
+    answer: impl Future<Output = Result<Response<tonic::body::Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    let Some(answer) = within(deadline, answer).await else { return Ok(refused(deadline_exceeded())) };
+    answer.map(|response| response.map(|body| Body::new(BodyKind::Generated(body), deadline)))
 }
 
 /// What comes of a future before the deadline.
@@ -143,6 +165,7 @@ impl http_body::Body for Body {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
         let polled = match &mut self.kind {
             BodyKind::Watch(body) => Pin::new(body).poll_frame(cx),
+            BodyKind::List(body) => Pin::new(body).poll_frame(cx),
             BodyKind::Generated(body) => Pin::new(body)
                 .poll_frame(cx)
                 .map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(Chunk::from)))),
@@ -161,6 +184,7 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             BodyKind::Watch(body) => body.is_end_stream(),
+            BodyKind::List(body) => body.is_end_stream(),
             BodyKind::Generated(body) => body.is_end_stream(),
             BodyKind::Over => true,
         }
@@ -171,6 +195,7 @@ impl fmt::Debug for Body {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.kind {
             BodyKind::Watch(_) => "Watch",
+            BodyKind::List(_) => "List",
             BodyKind::Generated(_) => "Generated",
             BodyKind::Over => "Over",
         };

@@ -3,18 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, codegen::BoxStream};
+use tonic::{Request, Response, Status};
 
 use super::{
-    discovery, list,
-    metrics::RpcMetrics,
-    page::Pages,
-    query,
-    routes::timeout_of,
-    status::Refusal,
-    until,
-    watch::{Caller, peer},
-    watchers::Watchers,
+    call::peer, discovery, metrics::RpcMetrics, page::Pages, query, routes::timeout_of, status::Refusal, until,
+    watch::Caller, watchers::Watchers,
 };
 use crate::{
     cache::{InformerHandle, Snapshot},
@@ -191,23 +184,6 @@ impl Service {
 
 #[tonic::async_trait]
 impl pb::informer_service_server::InformerService for Service {
-    async fn list(&self, request: Request<pb::ListRequest>) -> Result<Response<BoxStream<pb::ListResponse>>, Status> {
-        let observer = self.metrics().start("List");
-        let wait = wait_of(timeout_of(request.metadata().as_ref()));
-        let result = list::list(self, request.into_inner(), wait, observer.clone()).await;
-        Ok(Response::new(observer.result(result)?))
-    }
-
-    async fn by_index(
-        &self,
-        request: Request<pb::ByIndexRequest>,
-    ) -> Result<Response<BoxStream<pb::ByIndexResponse>>, Status> {
-        let observer = self.metrics().start("ByIndex");
-        let wait = wait_of(timeout_of(request.metadata().as_ref()));
-        let result = list::by_index(self, request.into_inner(), wait, observer.clone()).await;
-        Ok(Response::new(observer.result(result)?))
-    }
-
     async fn get(&self, request: Request<pb::GetRequest>) -> Result<Response<pb::GetResponse>, Status> {
         let observer = self.metrics().start("Get");
         let wait = wait_of(timeout_of(request.metadata().as_ref()));

@@ -9,4 +9,4 @@ mod body;
 mod open;
 
 pub(super) use body::WatchBody;
-pub(super) use open::{Caller, open, open_with, peer};
+pub(super) use open::{Caller, open, open_with};

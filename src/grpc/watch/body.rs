@@ -37,7 +37,7 @@ use crate::{
     cache::{InformerHandle, JoinError, Joined, Snapshot, Start, SyncState},
     model::{Cause, EventType, ObjectKey, ResourceVersion, Selection},
     planted::planted,
-    proto::{self, PayloadFormat, pb},
+    proto::{self, EncodedEvent, EncodedObject, PayloadFormat, pb},
     transport::Chunk,
     watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
@@ -452,13 +452,9 @@ impl InitialEvents {
         for _ in 0..SCAN_OBJECTS {
             let Some(object) = objects.next() else { return (buffer, events, true) };
             if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
-                let response = pb::WatchResponse {
-                    r#type: proto::event_type(EventType::Added).into(),
-                    object: Some(proto::object(object, object.version(), format)),
-                    cause: proto::cause(Cause::Initial).into(),
-                    ..Default::default()
-                };
-                frame::append(&mut buffer, &response);
+                let object = EncodedObject::new(object, object.version(), format);
+                let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
+                frame::append_event(&mut buffer, &event);
                 events += 1;
             }
             self.looked_at = Some(object.key().clone());

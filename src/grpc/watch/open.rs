@@ -2,20 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Buf;
-use http::Request;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use prost::Message;
 use tokio::time::Instant;
-use tonic::{Status, body::Body};
+use tonic::Status;
 
 use super::{
     super::{
-        Service, WireFrame, frame,
+        Service, WireFrame,
+        call::Call,
         metrics::RpcObserver,
         query::{self, Parts},
-        routes::timeout_of,
-        service::{ServedResource, wait_of},
+        service::ServedResource,
         status::Refusal,
         watchers::WatcherInfo,
     },
@@ -25,7 +21,7 @@ use crate::{
     cache::{JoinError, Joined, Start},
     model::ResourceVersion,
     proto::{self, pb},
-    transport::{Peer, StreamHandle},
+    transport::StreamHandle,
     watch::{QueueOptions, Subscribe},
 };
 
@@ -33,17 +29,13 @@ use crate::{
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Reads, checks and joins a watch.
-pub(in super::super) async fn open(service: &Service, request: Request<Body>) -> Result<WatchBody, Status> {
+pub(in super::super) async fn open(service: &Service, mut call: Call) -> Result<WatchBody, Status> {
     let observer = service.metrics().start("Watch");
-    let caller = Caller {
-        peer: peer(request.extensions()),
-        stream: request.extensions().get().cloned(),
-        wait: wait_of(timeout_of(request.headers())),
-        observer: observer.clone(),
-    };
     let opened = async {
-        let request = decode(request.into_body(), service.config().request_bytes).await?;
+        let request: pb::WatchRequest = call.request(service.config().request_bytes).await?;
         let queue = queue(service, service.resource(&request.resource)?, request.queue.unwrap_or_default())?;
+        let Call { peer, stream, wait, .. } = call;
+        let caller = Caller { peer, stream, wait, observer: observer.clone() };
         open_with(service, &request, queue, caller).await
     };
     observer.result(opened.await)
@@ -52,7 +44,7 @@ pub(in super::super) async fn open(service: &Service, request: Request<Body>) ->
 /// Who opens a watch.
 #[derive(Debug)]
 pub(in super::super) struct Caller {
-    /// [`peer`].
+    /// [`super::super::call::peer`].
     pub(in super::super) peer: String,
     /// By which the transport resets the stream, if it has one of its own.
     pub(in super::super) stream: Option<StreamHandle>,
@@ -120,11 +112,6 @@ pub(in super::super) async fn open_with(
     }))
 }
 
-/// Where the client is, as far as the transport knows.
-pub(in super::super) fn peer(extensions: &http::Extensions) -> String {
-    extensions.get::<Peer>().map(ToString::to_string).unwrap_or_default()
-}
-
 /// Joins; after a version of the future once it has been reached (invariant 13: replicas are never equally far).
 async fn join(
     service: &Service,
@@ -142,31 +129,6 @@ async fn join(
             (Err(error), _) => return Err(Refusal::join(error, from.as_ref(), &resource.name)),
         }
     }
-}
-
-/// Reads one message: a request of a Watch is not a stream.
-async fn decode(body: Body, max_bytes: usize) -> Result<pb::WatchRequest, Refusal> {
-    let invalid = |message: String| Refusal::Invalid { reason: "REQUEST_INVALID", field: "request", message };
-    let collected = Limited::new(body, max_bytes + frame::PREFIX_BYTES).collect().await.map_err(|error| {
-        if error.is::<LengthLimitError>() {
-            invalid(format!("larger than the {max_bytes} bytes that are allowed"))
-        } else {
-            invalid("it was cut off".to_owned())
-        }
-    })?;
-    let mut bytes = collected.to_bytes();
-    if bytes.len() < frame::PREFIX_BYTES {
-        return Err(invalid("there is no message".to_owned()));
-    }
-    let is_compressed = bytes.get_u8() != 0;
-    let length = bytes.get_u32() as usize;
-    if is_compressed {
-        return Err(Refusal::NotImplemented { what: "a compressed Watch request" });
-    }
-    if bytes.len() != length {
-        return Err(invalid("its length is not the one in its prefix".to_owned()));
-    }
-    pb::WatchRequest::decode(bytes).map_err(|error| invalid(error.to_string()))
 }
 
 /// How the stream begins.

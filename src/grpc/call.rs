@@ -1,0 +1,72 @@
+//! A call outside the generated services: its deadline, its caller and its one request.
+
+use std::time::Duration;
+
+use bytes::Buf;
+use http::Request;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use prost::Message;
+use tonic::body::Body;
+
+use super::{frame, routes::timeout_of, service::wait_of, status::Refusal};
+use crate::transport::{Peer, StreamHandle};
+
+/// What is known of a call before its request is read.
+#[derive(Debug)]
+pub(super) struct Call {
+    /// [`peer`].
+    pub(super) peer: String,
+    /// By which the transport resets the stream, if it is polled by its connection.
+    pub(super) stream: Option<StreamHandle>,
+    /// How long it waits for the first list.
+    pub(super) wait: Duration,
+    body: Body,
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(super) fn new(request: Request<Body>) -> Self {
+        Self {
+            peer: peer(request.extensions()),
+            stream: request.extensions().get().cloned(),
+            wait: wait_of(timeout_of(request.headers())),
+            body: request.into_body(),
+        }
+    }
+
+    /// Reads its one message, once.
+    pub(super) async fn request<M: Message + Default>(&mut self, max_bytes: usize) -> Result<M, Refusal> {
+        decode(std::mem::take(&mut self.body), max_bytes).await
+    }
+}
+
+/// Where the client is, as far as the transport knows.
+pub(super) fn peer(extensions: &http::Extensions) -> String {
+    extensions.get::<Peer>().map(ToString::to_string).unwrap_or_default()
+}
+
+/// Reads one message: no request is a stream.
+async fn decode<M: Message + Default>(body: Body, max_bytes: usize) -> Result<M, Refusal> {
+    let invalid = |message: String| Refusal::Invalid { reason: "REQUEST_INVALID", field: "request", message };
+    let collected = Limited::new(body, max_bytes + frame::PREFIX_BYTES).collect().await.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            invalid(format!("larger than the {max_bytes} bytes that are allowed"))
+        } else {
+            invalid("it was cut off".to_owned())
+        }
+    })?;
+    let mut bytes = collected.to_bytes();
+    if bytes.len() < frame::PREFIX_BYTES {
+        return Err(invalid("there is no message".to_owned()));
+    }
+    let is_compressed = bytes.get_u8() != 0;
+    let length = bytes.get_u32() as usize;
+    if is_compressed {
+        return Err(Refusal::NotImplemented { what: "a compressed request" });
+    }
+    if bytes.len() != length {
+        return Err(invalid("its length is not the one in its prefix".to_owned()));
+    }
+    M::decode(bytes).map_err(|error| invalid(error.to_string()))
+}

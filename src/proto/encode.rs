@@ -1,0 +1,267 @@
+//! Objects and events onto the wire, straight from the model: what the generated messages would encode, without making
+//! them, which costs an allocation for each of their strings.
+
+use bytes::{BufMut, Bytes};
+use prost::{
+    Message,
+    encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
+};
+use prost_types::Struct;
+
+use super::{PayloadFormat, json};
+use crate::{
+    model::{Cause, EventType, Object, ResourceVersion},
+    proto,
+};
+
+/// An object in one format, as [`super::object`] makes it a message.
+#[derive(Debug)]
+pub struct EncodedObject<'a> {
+    object: &'a Object,
+    version: String,
+    body: Body<'a>,
+    len: usize,
+}
+
+#[derive(Debug)]
+enum Body<'a> {
+    None,
+    Raw(&'a Bytes),
+    Struct(Struct),
+}
+
+/// One event, as a `WatchResponse`.
+#[derive(Debug)]
+pub struct EncodedEvent<'a> {
+    event_type: i32,
+    /// Empty where there is none to resume from.
+    version: String,
+    object: EncodedObject<'a>,
+    cause: i32,
+    coalesced: u32,
+}
+
+/// The numbers of the fields of `Object`.
+mod field {
+    pub(super) const NAMESPACE: u32 = 1;
+    pub(super) const NAME: u32 = 2;
+    pub(super) const UID: u32 = 3;
+    pub(super) const RESOURCE_VERSION: u32 = 4;
+    pub(super) const LABELS: u32 = 5;
+    pub(super) const API_VERSION: u32 = 6;
+    pub(super) const KIND: u32 = 7;
+    pub(super) const MEDIA_TYPE: u32 = 8;
+    pub(super) const STRUCT: u32 = 10;
+    pub(super) const RAW: u32 = 11;
+}
+
+/// The numbers of the fields of `WatchResponse`.
+mod event_field {
+    pub(super) const TYPE: u32 = 1;
+    pub(super) const RESOURCE_VERSION: u32 = 2;
+    pub(super) const OBJECT: u32 = 3;
+    pub(super) const CAUSE: u32 = 4;
+    pub(super) const COALESCED: u32 = 8;
+}
+
+// === impl EncodedObject ===
+
+impl<'a> EncodedObject<'a> {
+    /// An object at `version`: its own, or that of the event which takes it away.
+    pub fn new(object: &'a Object, version: &ResourceVersion, format: PayloadFormat) -> Self {
+        let raw = || Body::Raw(object.body());
+        let body = match format {
+            PayloadFormat::Metadata => Body::None,
+            PayloadFormat::Raw => raw(),
+            PayloadFormat::Struct => object.json().and_then(json::to_struct).map_or_else(raw, Body::Struct),
+        };
+        let version = version.to_string();
+        let labels: usize = object.labels().iter().map(|label| bytes_len(field::LABELS, label_len(label))).sum();
+        let len = object.strings(&version).map(|(tag, text)| text_len(tag, text)).into_iter().sum::<usize>()
+            + labels
+            + match &body {
+                Body::None => 0,
+                Body::Raw(bytes) => bytes_len(field::RAW, bytes.len()),
+                Body::Struct(fields) => bytes_len(field::STRUCT, fields.encoded_len()),
+            };
+        Self { object, version, body, len }
+    }
+
+    /// How long it is as a field of another message.
+    pub fn field_len(&self, tag: u32) -> usize {
+        bytes_len(tag, self.len)
+    }
+
+    /// Appends it as a field of another message.
+    pub fn write(&self, tag: u32, buffer: &mut impl BufMut) {
+        let Self { object, version, body, len } = self;
+        begin(tag, *len, buffer);
+        for (tag, text) in object.strings(version) {
+            if tag == field::LABELS + 1 {
+                for label in object.labels().iter() {
+                    begin(field::LABELS, label_len(label), buffer);
+                    put_text(1, label.0, buffer);
+                    put_text(2, label.1, buffer);
+                }
+            }
+            put_text(tag, text, buffer);
+        }
+        match body {
+            Body::None => {}
+            Body::Raw(bytes) => {
+                begin(field::RAW, bytes.len(), buffer);
+                buffer.put_slice(bytes);
+            }
+            Body::Struct(fields) => {
+                begin(field::STRUCT, fields.encoded_len(), buffer);
+                fields.encode_raw(buffer);
+            }
+        }
+    }
+}
+
+impl Object {
+    /// The fields that are text, in their order; the labels come between them.
+    fn strings<'a>(&'a self, version: &'a str) -> [(u32, &'a str); 7] {
+        [
+            (field::NAMESPACE, self.key().namespace()),
+            (field::NAME, self.key().name()),
+            (field::UID, self.uid()),
+            (field::RESOURCE_VERSION, version),
+            (field::API_VERSION, self.api_version()),
+            (field::KIND, self.kind()),
+            (field::MEDIA_TYPE, self.media_type()),
+        ]
+    }
+}
+
+// === impl EncodedEvent ===
+
+impl<'a> EncodedEvent<'a> {
+    /// An event at the version to resume from once it has been seen; none while there is none.
+    pub fn new(
+        event_type: EventType,
+        cause: Cause,
+        version: Option<&ResourceVersion>,
+        object: EncodedObject<'a>,
+        coalesced: u32,
+    ) -> Self {
+        let version = version.map(ToString::to_string).unwrap_or_default();
+        let (event_type, cause) = (proto::event_type(event_type).into(), proto::cause(cause).into());
+        Self { event_type, version, object, cause, coalesced }
+    }
+
+    /// How long the message is.
+    pub fn len(&self) -> usize {
+        let Self { event_type, version, object, cause, coalesced } = self;
+        uint_len(event_field::TYPE, *event_type as u64)
+            + text_len(event_field::RESOURCE_VERSION, version)
+            + object.field_len(event_field::OBJECT)
+            + uint_len(event_field::CAUSE, *cause as u64)
+            + uint_len(event_field::COALESCED, u64::from(*coalesced))
+    }
+
+    /// Never: an event has a type.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends the message.
+    pub fn write(&self, buffer: &mut impl BufMut) {
+        put_uint(event_field::TYPE, self.event_type as u64, buffer);
+        put_text(event_field::RESOURCE_VERSION, &self.version, buffer);
+        self.object.write(event_field::OBJECT, buffer);
+        put_uint(event_field::CAUSE, self.cause as u64, buffer);
+        put_uint(event_field::COALESCED, u64::from(self.coalesced), buffer);
+    }
+}
+
+// Fields that have their default are left out, as proto3 does.
+
+fn bytes_len(tag: u32, len: usize) -> usize {
+    key_len(tag) + encoded_len_varint(len as u64) + len
+}
+
+fn text_len(tag: u32, text: &str) -> usize {
+    if text.is_empty() { 0 } else { bytes_len(tag, text.len()) }
+}
+
+fn uint_len(tag: u32, value: u64) -> usize {
+    if value == 0 { 0 } else { key_len(tag) + encoded_len_varint(value) }
+}
+
+fn label_len((key, value): (&str, &str)) -> usize {
+    text_len(1, key) + text_len(2, value)
+}
+
+fn begin(tag: u32, len: usize, buffer: &mut impl BufMut) {
+    encode_key(tag, WireType::LengthDelimited, buffer);
+    encode_varint(len as u64, buffer);
+}
+
+fn put_text(tag: u32, text: &str, buffer: &mut impl BufMut) {
+    if !text.is_empty() {
+        begin(tag, text.len(), buffer);
+        buffer.put_slice(text.as_bytes());
+    }
+}
+
+fn put_uint(tag: u32, value: u64, buffer: &mut impl BufMut) {
+    if value != 0 {
+        encode_key(tag, WireType::Varint, buffer);
+        encode_varint(value, buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::proto::pb;
+
+    fn objects() -> impl Strategy<Value = Object> {
+        let text = || prop_oneof![Just(String::new()), "[a-zäß]{1,9}", "[a-z]{130}"];
+        let labels = proptest::collection::btree_map(text(), text(), 0..4);
+        (text(), text(), text(), text(), labels, "[a-z0-9]{0,300}").prop_map(
+            |(namespace, uid, kind, api, labels, x)| {
+                let json = serde_json::json!({
+                    "kind": kind, "apiVersion": api, "x": x,
+                    "metadata": { "namespace": namespace, "name": "n", "uid": uid, "labels": labels },
+                });
+                let body = if x.len() % 7 == 0 { Bytes::from_static(b"[1]") } else { Bytes::from(json.to_string()) };
+                Object::from_json(body, "default", ResourceVersion::decimal(x.len() as u128)).unwrap()
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_what_the_message_encodes(
+            object in objects(),
+            at in prop_oneof![Just(0u128), any::<u128>()],
+            format in prop_oneof![
+                Just(PayloadFormat::Raw), Just(PayloadFormat::Metadata), Just(PayloadFormat::Struct)
+            ],
+            coalesced in prop_oneof![Just(0u32), any::<u32>()],
+            has_version: bool,
+        ) {
+            let at = ResourceVersion::decimal(at);
+            let version = has_version.then_some(&at);
+            let (event_type, cause) = (EventType::Deleted, if has_version { Cause::LeftSelection } else { Cause::Change });
+            let message = pb::WatchResponse {
+                r#type: proto::event_type(event_type).into(),
+                resource_version: version.map(ToString::to_string).unwrap_or_default(),
+                object: Some(proto::object(&object, &at, format)),
+                cause: proto::cause(cause).into(),
+                coalesced,
+                ..Default::default()
+            };
+            let event = EncodedEvent::new(event_type, cause, version, EncodedObject::new(&object, &at, format), coalesced);
+            let mut written = Vec::new();
+            event.write(&mut written);
+            prop_assert_eq!(event.len(), written.len());
+            prop_assert_eq!(written, message.encode_to_vec());
+        }
+    }
+}
