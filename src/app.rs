@@ -33,7 +33,7 @@ use crate::{
         FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
         SourceHealth,
     },
-    config::{Config, ListenAddr, ResourceConfig, SourceConfig},
+    config::{Config, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
     source::{
@@ -41,7 +41,7 @@ use crate::{
         stream::{self, StreamConfig, StreamError, StreamPath, StreamSource},
     },
     telemetry::{self, ObservedResource},
-    transport::{Listener, Server, ServerConfig},
+    transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
 };
 
 /// A server that is listening and whose resources are being synced.
@@ -73,6 +73,9 @@ pub enum AppError {
         /// What to do about it.
         error: StreamError,
     },
+    /// TLS cannot be served.
+    #[error("tls: {0}")]
+    Tls(#[from] TlsError),
     /// An address cannot be listened on.
     #[error("cannot listen on {address} for {what}: {error}; {hint}")]
     Listen {
@@ -120,7 +123,7 @@ impl App {
     ///
     /// When a source cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, AppError> {
-        check_sources(&config)?;
+        check(&config)?;
         let grpc = GrpcListener::bind(&config.listen).await?;
         let admin_listener = match config.admin_listen {
             Some(address) => Some(bind_tcp("admin", address).await?),
@@ -195,7 +198,14 @@ impl App {
         };
         // Removed when this function returns.
         let (listener, _socket) = match grpc {
-            GrpcListener::Tcp(listener) => (Listener::Tcp(listener), None),
+            GrpcListener::Tcp(listener) => match config.tls.as_ref().map(tls).transpose()? {
+                Some(tls) => {
+                    let tls = Arc::new(tls);
+                    tasks.spawn(infallible("certificates", Arc::clone(&tls).reload()));
+                    (Listener::Tls(listener, tls), None)
+                }
+                None => (Listener::Tcp(listener), None),
+            },
             GrpcListener::Unix(listener, socket) => (Listener::Unix(listener), Some(socket)),
         };
         let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
@@ -301,7 +311,8 @@ async fn remove_stale_socket(path: &Path) {
 /// # Errors
 ///
 /// The first one that cannot.
-pub fn check_sources(config: &Config) -> Result<(), AppError> {
+pub fn check(config: &Config) -> Result<(), AppError> {
+    config.tls.as_ref().map(tls).transpose()?;
     for ResourceConfig { name, source, .. } in config.resources.values() {
         let resource = || name.clone();
         match source {
@@ -315,6 +326,12 @@ pub fn check_sources(config: &Config) -> Result<(), AppError> {
         }
     }
     Ok(())
+}
+
+/// Reads the files of TLS.
+fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
+    let TlsConfig { cert, key, client_ca } = config.clone();
+    Tls::load(TlsFiles { cert, key, client_ca })
 }
 
 /// Connects one resource: source, Reflector, queue, informer.

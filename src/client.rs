@@ -51,7 +51,7 @@ mod update;
 mod view;
 mod watch;
 
-pub use address::{AddressError, ServerAddress};
+pub use address::{AddressError, ServerAddress, TlsOptions};
 pub use connection::{Client, Got, Listed};
 pub use error::{ClientError, ServerStatus};
 pub use query::Query;

@@ -53,6 +53,8 @@ pub struct Config {
     pub admin_listen: Option<SocketAddr>,
     /// Whether plain text gRPC beyond loopback is what the user wants; by default not, and then `listen` is local.
     pub insecure: bool,
+    /// With which files TLS is served; without them, plain text is. Over TCP only.
+    pub tls: Option<TlsConfig>,
     /// What clients may ask for, and what they get when they do not.
     pub watch: WatchConfig,
     /// How much of each resource's past is kept for watches that lag or come back. Age: 5 minutes by default; events:
@@ -66,6 +68,17 @@ pub struct Config {
     pub stale_after: Duration,
     /// What is served, by name; at least one.
     pub resources: BTreeMap<String, ResourceConfig>,
+}
+
+/// The files of TLS, in PEM; read again when they change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsConfig {
+    /// The server's certificate, and those that lead from it to one that clients trust.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// When it is given, clients need a certificate that one of these has signed.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// Watches: the defaults of the server and the bounds of what a client may ask for.

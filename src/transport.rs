@@ -7,6 +7,7 @@
 //! - `streams` holds these streams and their wakers; any other stream has a task of its own, so that a large List never runs
 //!   where watches are served.
 //! - `merge` makes one write of all that HTTP/2 wants to write in one poll.
+//! - [`Tls`] lies below that, so that what was merged is encrypted together.
 //! - [`Chunk`] lets one DATA frame carry several pieces without copying them.
 //!
 //! Why not tonic's server: what a delivery costs is decided by bytes per write and by who is woken. A thousand streams on a few
@@ -17,12 +18,14 @@ mod chunk;
 mod connection;
 mod merge;
 mod streams;
+mod tls;
 
 use std::{fmt, net::SocketAddr};
 
 pub use accept::{Listener, Server, ServerConfig};
 pub use chunk::Chunk;
 pub use streams::StreamHandle;
+pub use tls::{Tls, TlsError, TlsFiles};
 
 /// Who is at the other end of a connection; an extension of each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

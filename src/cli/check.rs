@@ -26,7 +26,7 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
             return WRONG_USAGE.into();
         }
     };
-    if let Err(error) = app::check_sources(&config) {
+    if let Err(error) = app::check(&config) {
         complain(&error);
         return FAILED.into();
     }

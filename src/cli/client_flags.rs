@@ -2,7 +2,9 @@
 
 use std::{
     fmt::Display,
+    fs,
     io::Write,
+    path::PathBuf,
     time::{Duration, SystemTime},
 };
 
@@ -10,11 +12,12 @@ use clap::{Args, builder::NonEmptyStringValueParser};
 use prost_types::Timestamp;
 
 use super::{
+    WRONG_USAGE,
     failure::{Failure, UNAVAILABLE},
     print::{self, Color, ColumnOptions, Output, PrintOptions},
 };
 use crate::{
-    client::{Client, Query, ServerAddress},
+    client::{Client, Query, ServerAddress, TlsOptions},
     config::parse_duration,
     proto::pb::{self, SyncState},
 };
@@ -23,9 +26,21 @@ use crate::{
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct ServerFlags {
-    /// The informerd to ask: `HOST:PORT`, `http://HOST:PORT` or `unix:/path/of/socket`
+    /// The informerd to ask: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket`
     #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", default_value = "127.0.0.1:50051")]
-    pub(super) server: ServerAddress,
+    server: ServerAddress,
+
+    /// Under https, trust what these certificates in PEM have signed [default: what this machine trusts]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CERTIFICATE_AUTHORITY")]
+    certificate_authority: Option<PathBuf>,
+
+    /// Under https, the certificate in PEM that says who asks
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CLIENT_CERTIFICATE", requires = "client_key")]
+    client_certificate: Option<PathBuf>,
+
+    /// Its private key in PEM
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CLIENT_KEY", requires = "client_certificate")]
+    client_key: Option<PathBuf>,
 
     /// No notes on stderr; errors are still told
     #[arg(short, long)]
@@ -105,7 +120,33 @@ pub(super) struct ColumnFlags {
 
 impl ServerFlags {
     pub(super) async fn connect(&self) -> Result<Client, Failure> {
-        Ok(Client::connect(&self.server).await?)
+        Ok(Client::connect(&self.address()?).await?)
+    }
+
+    /// A client that connects when it is first used.
+    pub(super) fn connect_lazy(&self) -> Result<Client, Failure> {
+        Ok(Client::connect_lazy(&self.address()?)?)
+    }
+
+    /// The server, and whom to trust.
+    fn address(&self) -> Result<ServerAddress, Failure> {
+        if self.certificate_authority.is_none() && self.client_certificate.is_none() {
+            return Ok(self.server.clone());
+        }
+        let read = |path: &PathBuf| {
+            fs::read(path).map_err(|error| Failure::new(WRONG_USAGE, format!("{}: {error}", path.display())))
+        };
+        let options = TlsOptions {
+            authority: self.certificate_authority.as_ref().map(read).transpose()?,
+            identity: match (&self.client_certificate, &self.client_key) {
+                (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
+                _ => None,
+            },
+        };
+        self.server.with_tls(options).ok_or_else(|| {
+            let problem = format!("{} is not called under TLS: write --server https://HOST:PORT", self.server);
+            Failure::new(WRONG_USAGE, problem)
+        })
     }
 
     /// Tells something that is not data.

@@ -12,7 +12,7 @@ use super::{
     stdout,
 };
 use crate::{
-    client::{Client, Note, Progress, Update, WatchOptions},
+    client::{Note, Progress, Update, WatchOptions},
     proto::pb::{self, SyncState},
 };
 
@@ -82,7 +82,7 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
         fail_fast: true,
         ..WatchOptions::default()
     };
-    let mut watch = Client::connect_lazy(&flags.server.server)?.watch(&query, &watch_options);
+    let mut watch = flags.server.connect_lazy()?.watch(&query, &watch_options);
     let mut teller = Teller {
         printer: EventPrinter::new(stdout(), &options),
         flags,

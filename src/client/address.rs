@@ -4,8 +4,8 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use http::uri::Authority;
 
-/// The address of a server: `127.0.0.1:50051`, `informerd.example:50051`, `http://127.0.0.1:50051`, `[::1]:50051` or
-/// `unix:/run/informerd.sock`.
+/// The address of a server: `127.0.0.1:50051`, `informerd.example:50051`, `http://127.0.0.1:50051`, `[::1]:50051`,
+/// `https://informerd.example:50051` or `unix:/run/informerd.sock`.
 ///
 /// A port is required, and a path of a Unix socket is absolute and has at most 107 bytes. It is printed as it is parsed, with
 /// `http://` left out. Cheap to clone.
@@ -16,14 +16,25 @@ pub struct ServerAddress(Kind);
 enum Kind {
     /// Host and port.
     Tcp(Arc<str>),
+    /// Host and port, under TLS.
+    Tls(Arc<str>, Arc<TlsOptions>),
     /// An absolute path.
     Unix(Arc<str>),
+}
+
+/// Whom a client of TLS trusts, and who it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct TlsOptions {
+    /// The certificates in PEM that may have signed the server's; without them, those that the system trusts.
+    pub authority: Option<Vec<u8>>,
+    /// The client's own certificate and key in PEM.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Indicates a text that is not the address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{problem}: {text:?} is not the address of a server, as 127.0.0.1:50051, http://informerd.example:50051 \
+    "{problem}: {text:?} is not the address of a server, as 127.0.0.1:50051, https://informerd.example:50051 \
      or unix:/run/informerd.sock is"
 )]
 pub struct AddressError {
@@ -43,7 +54,24 @@ impl ServerAddress {
     pub(super) fn endpoint_uri(&self) -> String {
         match &self.0 {
             Kind::Tcp(authority) => format!("http://{authority}"),
+            Kind::Tls(authority, _) => format!("https://{authority}"),
             Kind::Unix(path) => format!("unix:{path}"),
+        }
+    }
+
+    /// Whom to trust under TLS; none for a server without it.
+    pub(super) fn tls(&self) -> Option<&TlsOptions> {
+        match &self.0 {
+            Kind::Tls(_, options) => Some(options),
+            Kind::Tcp(_) | Kind::Unix(_) => None,
+        }
+    }
+
+    /// The same server, trusted in another way. `None` when it is not called under TLS.
+    pub fn with_tls(&self, options: TlsOptions) -> Option<Self> {
+        match &self.0 {
+            Kind::Tls(authority, _) => Some(Self(Kind::Tls(Arc::clone(authority), Arc::new(options)))),
+            Kind::Tcp(_) | Kind::Unix(_) => None,
         }
     }
 
@@ -63,13 +91,14 @@ impl FromStr for ServerAddress {
             let path = path.strip_prefix("//").unwrap_or(path);
             return check_path(path).map(|()| Self(Kind::Unix(path.into()))).map_err(error);
         }
-        let authority = match text.split_once("://") {
-            None => text,
-            Some(("http", rest)) => rest.strip_suffix('/').unwrap_or(rest),
-            Some(("https", _)) => return Err(error("TLS is not served")),
-            Some(_) => return Err(error("the scheme is neither http nor unix")),
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+        let authority = rest.strip_suffix('/').filter(|_| rest.len() < text.len()).unwrap_or(rest);
+        let kind = match scheme {
+            "http" => Kind::Tcp(authority.into()),
+            "https" => Kind::Tls(authority.into(), Arc::default()),
+            _ => return Err(error("the scheme is neither http, https nor unix")),
         };
-        check_authority(authority).map(|()| Self(Kind::Tcp(authority.into()))).map_err(error)
+        check_authority(authority).map(|()| Self(kind)).map_err(error)
     }
 }
 
@@ -109,6 +138,7 @@ impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Tcp(authority) => f.write_str(authority),
+            Kind::Tls(authority, _) => write!(f, "https://{authority}"),
             Kind::Unix(path) => write!(f, "unix:{path}"),
         }
     }
@@ -132,6 +162,7 @@ mod tests {
             ("http://informerd:50051/", "informerd:50051", "http://informerd:50051"),
             ("[::1]:1", "[::1]:1", "http://[::1]:1"),
             ("localhost:65535", "localhost:65535", "http://localhost:65535"),
+            ("https://informerd:50051/", "https://informerd:50051", "https://informerd:50051"),
             ("unix:/run/a.sock", "unix:/run/a.sock", "unix:/run/a.sock"),
             ("unix:///run/a b.sock", "unix:/run/a b.sock", "unix:/run/a b.sock"),
         ] {
@@ -155,7 +186,7 @@ mod tests {
             ("localhost:65536", "a port is at most"),
             ("localhost:", "there is no port"),
             ("a b:1", "the host is not"),
-            ("https://localhost:1", "TLS is not served"),
+            ("https://localhost", "there is no port"),
             ("ftp://localhost:1", "the scheme is neither"),
             ("http://localhost:1/pods", "there is more than"),
             ("me@localhost:1", "there is more than"),

@@ -6,10 +6,10 @@ use futures_util::{Stream, StreamExt, TryStreamExt};
 use prost_types::Timestamp;
 use tonic::{
     Status,
-    transport::{Channel, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-use super::{ClientError, Query, ServerAddress, Watch, WatchOptions};
+use super::{ClientError, Query, ServerAddress, TlsOptions, Watch, WatchOptions};
 use crate::proto::pb::{
     self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
 };
@@ -88,7 +88,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// None for an address that was parsed.
+    /// None for an address that was parsed, but for certificates that are none.
     ///
     /// # Panics
     ///
@@ -277,6 +277,17 @@ fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
     if address.is_unix() {
         // HTTP/2 refuses a path as an authority, even percent-encoded.
         endpoint = endpoint.origin(http::Uri::from_static("http://localhost"));
+    }
+    if let Some(TlsOptions { authority, identity }) = address.tls() {
+        let mut tls = ClientTlsConfig::new();
+        tls = match authority {
+            Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
+            None => tls.with_native_roots(),
+        };
+        if let Some((cert, key)) = identity {
+            tls = tls.identity(Identity::from_pem(cert, key));
+        }
+        endpoint = endpoint.tls_config(tls).map_err(invalid)?;
     }
     let endpoint = endpoint
         .connect_timeout(CONNECT_TIMEOUT)

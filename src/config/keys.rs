@@ -13,10 +13,16 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 31] = [
+const KEYS: [Key; 34] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
+    no_default(
+        "tls.cert",
+        "serve gRPC under TLS with this certificate in PEM, and those that lead to its root; read again when it changes",
+    ),
+    no_default("tls.key", "its private key in PEM"),
+    no_default("tls.client_ca", "clients need a certificate that one of these has signed"),
     key("watch.full_channel_policy", "replay", "when a client's queue is full, unless it asks otherwise"),
     key("watch.allowed_policies", "[drop, block, replay, coalesce]", "what a client may ask for"),
     key("watch.queue_length", "1024", "events that make a client's queue full, unless it asks otherwise"),
@@ -61,8 +67,7 @@ const KEYS: [Key; 31] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 10] = [
-    "tls",
+const LATER: [&str; 9] = [
     "state_dir",
     "limits.connections",
     "limits.connections_per_peer",

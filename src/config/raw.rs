@@ -77,12 +77,22 @@ pub(super) struct RawConfig {
     pub(super) listen: Option<Value>,
     pub(super) admin: Section<RawAdmin>,
     pub(super) insecure: Option<Value>,
+    pub(super) tls: Section<RawTls>,
     pub(super) watch: Section<RawWatch>,
     pub(super) history: Section<RawHistory>,
     pub(super) limits: Section<RawLimits>,
     pub(super) drain: Section<RawDrain>,
     pub(super) stale_after: Option<Value>,
     pub(super) resources: Section<BTreeMap<String, Section<RawResource>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawTls {
+    pub(super) cert: Option<Value>,
+    pub(super) key: Option<Value>,
+    pub(super) client_ca: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]

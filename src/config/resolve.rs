@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use super::{
     Config, DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, DEFAULT_STALE_AFTER, DrainConfig, LimitsConfig, ListenAddr,
-    ResourceConfig, SourceConfig, WatchConfig,
+    ResourceConfig, SourceConfig, TlsConfig, WatchConfig,
     error::ConfigErrors,
     keys,
     raw::{
-        RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawStream, RawWatch, Section,
-        ServeFlags,
+        RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawStream, RawTls, RawWatch,
+        Section, ServeFlags,
     },
     value,
 };
@@ -45,7 +45,10 @@ pub(super) fn resolve(
     let insecure = errors.read("insecure", raw.insecure.as_ref(), value::boolean);
     let insecure = flags.insecure.or(insecure).unwrap_or(false);
 
-    let listen = resolve_listen(raw.listen.as_ref(), insecure, flags, errors);
+    let tls = errors.section("tls", raw.tls).unwrap_or_default();
+    let tls = [&tls.cert, &tls.key, &tls.client_ca].iter().any(|file| file.is_some()).then_some(tls);
+    let listen = resolve_listen(raw.listen.as_ref(), insecure, tls.is_some(), flags, errors);
+    let tls = tls.and_then(|tls| resolve_tls(&tls, &listen, directory, errors));
     let admin = errors.section("admin", raw.admin).unwrap_or_default();
     let admin_listen = resolve_admin_listen(admin.listen.as_ref(), &listen, flags, errors);
     let watch = errors.section("watch", raw.watch).unwrap_or_default();
@@ -57,6 +60,7 @@ pub(super) fn resolve(
         listen,
         admin_listen,
         insecure,
+        tls,
         history: resolve_history(&history, errors),
         limits: resolve_limits(&limits, errors),
         drain: resolve_drain(&drain, errors),
@@ -71,6 +75,7 @@ pub(super) fn resolve(
 fn resolve_listen(
     written: Option<&Value>,
     is_insecure: bool,
+    has_tls: bool,
     flags: &ServeFlags,
     errors: &mut ConfigErrors,
 ) -> ListenAddr {
@@ -78,14 +83,32 @@ fn resolve_listen(
     let in_flag = flags.listen.as_deref().and_then(|text| errors.check(LISTEN_FLAG, text.parse()));
     let (at, listen) =
         in_flag.map(|listen| (LISTEN_FLAG, listen)).or(in_file).unwrap_or(("listen", ListenAddr::Tcp(DEFAULT_LISTEN)));
-    if !listen.is_local() && !is_insecure {
+    if !listen.is_local() && !is_insecure && !has_tls {
         let problem = format!(
-            "{listen} is not loopback, and this version has no TLS: add --insecure (or `insecure: true`) to serve it in \
-             plain text, or listen on {DEFAULT_LISTEN}"
+            "{listen} is not loopback, and there is no `tls`: add `tls: {{ cert: ..., key: ... }}`, or --insecure (or \
+             `insecure: true`) to serve it in plain text, or listen on {DEFAULT_LISTEN}"
         );
         errors.add(at, problem);
     }
     listen
+}
+
+fn resolve_tls(raw: &RawTls, listen: &ListenAddr, directory: &Path, errors: &mut ConfigErrors) -> Option<TlsConfig> {
+    if let ListenAddr::Unix(_) = listen {
+        errors.add("tls", "a Unix socket is served without TLS; remove it, or listen on IP:PORT");
+        return None;
+    }
+    let mut file = |key: &str, written: Option<&Value>, is_required: bool| {
+        if written.is_none() && is_required {
+            errors.add(key, "is missing; write the path of a file in PEM");
+        }
+        let path = errors.read(key, written, value::path)?;
+        Some(directory.join(path).components().collect())
+    };
+    let cert = file("tls.cert", raw.cert.as_ref(), true);
+    let key = file("tls.key", raw.key.as_ref(), true);
+    let client_ca = file("tls.client_ca", raw.client_ca.as_ref(), false);
+    Some(TlsConfig { cert: cert?, key: key?, client_ca })
 }
 
 fn resolve_admin_listen(

@@ -60,6 +60,7 @@ fn defaults() {
         listen: "127.0.0.1:50051".parse().unwrap(),
         admin_listen: Some("127.0.0.1:9464".parse().unwrap()),
         insecure: false,
+        tls: None,
         watch: WatchConfig {
             full_channel_policy: FullChannelPolicy::Replay,
             allowed_policies: vec![
@@ -226,7 +227,7 @@ fn flags_and_their_environment() {
 #[test]
 fn plain_text_beyond_loopback_is_asked_for() {
     let problem = |args: &[&str]| Config::load(&flags(args)).map_err(|errors| errors.to_string()).err();
-    let text = "0.0.0.0:1 is not loopback, and this version has no TLS: add --insecure (or `insecure: true`) to serve it in \
+    let text = "0.0.0.0:1 is not loopback, and there is no `tls`: add `tls: { cert: ..., key: ... }`, or --insecure (or `insecure: true`) to serve it in \
                 plain text, or listen on 127.0.0.1:50051";
     assert_eq!(
         problem(&["--files=a=.", "--listen=0.0.0.0:1"]),

@@ -6,14 +6,14 @@ use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use tokio::{
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Peer,
+    Peer, Tls,
     connection::{Answers, BoxError, Connection, Io},
     merge::BufferPool,
 };
@@ -30,6 +30,8 @@ pub struct Server<S> {
 pub enum Listener {
     /// TCP.
     Tcp(TcpListener),
+    /// TLS over TCP.
+    Tls(TcpListener, Arc<Tls>),
     /// A unix socket; its file is the owner's to remove.
     Unix(UnixListener),
 }
@@ -131,8 +133,9 @@ async fn ended(connections: &mut JoinSet<()>, period: Duration) -> bool {
 
 /// A connection that was accepted.
 enum Accepted {
-    Tcp(tokio::net::TcpStream, Peer),
-    Unix(tokio::net::UnixStream),
+    Tcp(TcpStream, Peer),
+    Tls(TcpStream, Peer, Arc<Tls>),
+    Unix(UnixStream),
 }
 
 impl Listener {
@@ -142,13 +145,22 @@ impl Listener {
     async fn accept(&self) -> io::Result<Accepted> {
         match self {
             Self::Tcp(listener) => {
-                let (stream, address) = listener.accept().await?;
-                stream.set_nodelay(true)?;
-                Ok(Accepted::Tcp(stream, Peer::Tcp(address)))
+                let (stream, peer) = accept(listener).await?;
+                Ok(Accepted::Tcp(stream, peer))
+            }
+            Self::Tls(listener, tls) => {
+                let (stream, peer) = accept(listener).await?;
+                Ok(Accepted::Tls(stream, peer, Arc::clone(tls)))
             }
             Self::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
         }
     }
+}
+
+async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
+    let (stream, address) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, Peer::Tcp(address)))
 }
 
 // === impl Accepted ===
@@ -161,6 +173,12 @@ impl Accepted {
     {
         match self {
             Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
+            Self::Tls(stream, peer, tls) => connections.spawn(async move {
+                match tls.accept(stream).await {
+                    Ok(stream) => drive(stream, peer, service, config, shared).await,
+                    Err(error) => tracing::debug!(%peer, %error, "the handshake of TLS failed"),
+                }
+            }),
             Self::Unix(stream) => connections.spawn(drive(stream, Peer::Unix, service, config, shared)),
         };
     }

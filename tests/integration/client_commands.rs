@@ -313,7 +313,14 @@ fn what_cannot_be_done_is_told_in_one_line() {
         (&["list", "pods", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
         (&["list", "pods", "--server", &silent, "--timeout", "100ms"], 4, "no complete answer within 100ms"),
         (&["watch", "pods", "--server", "unix:/no/such.sock"], 4, "cannot connect to unix:/no/such.sock"),
-        (&["resources", "--server", "https://localhost:1"], 2, "TLS is not served"),
+        (&["resources", "--server", "https://localhost"], 2, "there is no port"),
+        (&["resources", "--certificate-authority", "none.pem"], 2, "none.pem: No such file"),
+        (
+            &["resources", "--certificate-authority", "Cargo.toml"],
+            2,
+            "is not called under TLS: write --server https://",
+        ),
+        (&["resources", "--client-key", "Cargo.toml"], 2, "--client-certificate"),
         (&["list"], 2, "<RESOURCE>"),
         (&["list", "pods", "-o", "xml"], 2, "jsonl"),
     ];

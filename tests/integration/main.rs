@@ -18,6 +18,7 @@ mod served;
 mod slow_client;
 mod stream;
 mod tidy;
+mod tls;
 mod until;
 mod watch;
 mod wire;

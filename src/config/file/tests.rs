@@ -71,7 +71,7 @@ fn aliases_are_bounded() {
 fn every_unknown_key_is_named() {
     let text = "
 lisen: 1
-tls: { cert: a }
+tls: { certificate: a }
 watch: { queue_lenght: 1 }
 limits: { connections: 5 }
 resources:
@@ -85,7 +85,7 @@ resources:
         problems(text.as_bytes()).lines().collect::<BTreeSet<_>>(),
         BTreeSet::from([
             "lisen: unknown key; did you mean `listen`?",
-            "tls: `tls` is not supported by this version; remove it",
+            "tls.certificate: unknown key; known here: cert, key, client_ca",
             "watch.queue_lenght: unknown key; did you mean `queue_length`?",
             "limits.connections: `connections` is not supported by this version; remove it",
             "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files` or `stream`",

@@ -1,0 +1,233 @@
+//! TLS on the connections of one listener, from files that may change.
+
+use std::{fmt, fs, io, path::PathBuf, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use super::connection::Io;
+
+/// Where certificate and key lie, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The server's certificate, and those that lead from it to one that clients trust.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// When it is given, clients need a certificate that one of these has signed.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What connections are accepted with.
+pub struct Tls {
+    files: TlsFiles,
+    /// The bytes of the files that it was made of.
+    loaded: ArcSwap<(Contents, Arc<ServerConfig>)>,
+}
+
+/// Indicates files that TLS cannot be served with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {problem}", path = path.display())]
+pub struct TlsError {
+    path: PathBuf,
+    problem: String,
+}
+
+#[derive(PartialEq, Eq)]
+struct Contents {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
+}
+
+/// How often the files are read, to see whether they have changed.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a client may take for its part of the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+// === impl Tls ===
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be read or is not what it should be, or the key is not the certificate's.
+    pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
+        let contents = files.read()?;
+        let config = files.config(&contents)?;
+        Ok(Self { files, loaded: ArcSwap::from_pointee((contents, config)) })
+    }
+
+    /// Reads the files again whenever they have changed; never ready. What cannot be served with is logged, and what was there
+    /// before goes on being served: a renewal may be half done. Connections that are open keep what they have.
+    pub async fn reload(self: Arc<Self>) {
+        let mut problem = None;
+        loop {
+            tokio::time::sleep(RELOAD_INTERVAL).await;
+            match self.reload_once() {
+                Ok(true) => tracing::info!(cert = %self.files.cert.display(), "the certificate has been loaded anew"),
+                Ok(false) => {}
+                Err(error) => {
+                    if problem.as_ref() != Some(&error) {
+                        tracing::warn!(%error, "the certificate has changed, and is not served");
+                    }
+                    problem = Some(error);
+                    continue;
+                }
+            }
+            problem = None;
+        }
+    }
+
+    /// Whether there was something new.
+    fn reload_once(&self) -> Result<bool, TlsError> {
+        let contents = self.files.read()?;
+        if contents == self.loaded.load().0 {
+            return Ok(false);
+        }
+        let config = self.files.config(&contents)?;
+        self.loaded.store(Arc::new((contents, config)));
+        Ok(true)
+    }
+
+    /// Answers a client's handshake.
+    ///
+    /// # Cancel safety
+    ///
+    /// The connection is closed when it is dropped.
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.load().1));
+        tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await?
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+// === impl TlsFiles ===
+
+impl TlsFiles {
+    fn read(&self) -> Result<Contents, TlsError> {
+        let read = |path: &PathBuf| fs::read(path).map_err(|error| TlsError::new(path, error.to_string()));
+        Ok(Contents {
+            cert: read(&self.cert)?,
+            key: read(&self.key)?,
+            client_ca: self.client_ca.as_ref().map(read).transpose()?,
+        })
+    }
+
+    fn config(&self, contents: &Contents) -> Result<Arc<ServerConfig>, TlsError> {
+        let certs = certificates(&self.cert, &contents.cert)?;
+        let key = PrivateKeyDer::from_pem_slice(&contents.key)
+            .map_err(|error| TlsError::new(&self.key, format!("there is no private key in PEM: {error}")))?;
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| TlsError::new(&self.cert, error.to_string()))?;
+        let builder = match (&self.client_ca, &contents.client_ca) {
+            (Some(path), Some(pem)) => {
+                let refused = |error: &dyn fmt::Display| TlsError::new(path, error.to_string());
+                let mut roots = RootCertStore::empty();
+                for cert in certificates(path, pem)? {
+                    roots.add(cert).map_err(|error| refused(&error))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+                builder.with_client_cert_verifier(verifier.map_err(|error| refused(&error))?)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_single_cert(certs, key).map_err(|error| {
+            TlsError::new(&self.cert, format!("it cannot be served with the key {}: {error}", self.key.display()))
+        })?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+fn certificates(path: &PathBuf, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let certs = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let certs = certs.map_err(|error| TlsError::new(path, format!("not a certificate in PEM: {error}")))?;
+    if certs.is_empty() {
+        return Err(TlsError::new(path, "there is no certificate in PEM".to_owned()));
+    }
+    Ok(certs)
+}
+
+impl TlsError {
+    fn new(path: &PathBuf, problem: String) -> Self {
+        Self { path: path.clone(), problem }
+    }
+}
+
+impl Io for TlsStream<TcpStream> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self.get_ref().0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+
+    use super::*;
+
+    fn write(directory: &Path) -> TlsFiles {
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let files = TlsFiles { cert: directory.join("tls.crt"), key: directory.join("tls.key"), client_ca: None };
+        fs::write(&files.cert, cert.pem()).unwrap();
+        fs::write(&files.key, signing_key.serialize_pem()).unwrap();
+        files
+    }
+
+    #[test]
+    fn what_changes_is_served_once_it_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let tls = Tls::load(write(directory.path())).unwrap();
+        let served = || Arc::clone(&tls.loaded.load().1);
+        let first = served();
+        assert_eq!(tls.reload_once(), Ok(false));
+        let old_key = fs::read(&tls.files.key).unwrap();
+        write(directory.path());
+        let new_key = fs::read(&tls.files.key).unwrap();
+        fs::write(&tls.files.key, old_key).unwrap();
+        let error = tls.reload_once().unwrap_err().to_string();
+        assert!(error.contains("tls.crt: it cannot be served with the key") && error.contains("tls.key"), "{error}");
+        assert!(Arc::ptr_eq(&first, &served()), "the old one, as long as the new one is half written");
+        fs::write(&tls.files.key, new_key).unwrap();
+        assert_eq!(tls.reload_once(), Ok(true));
+        assert!(!Arc::ptr_eq(&first, &served()));
+        assert_eq!(tls.reload_once(), Ok(false));
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_told_with_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = write(directory.path());
+        let none = directory.path().join("none");
+        let other = directory.path().join("other");
+        fs::write(&other, "not PEM").unwrap();
+        for (files, problem) in [
+            (TlsFiles { cert: none.clone(), ..files.clone() }, "none: No such file"),
+            (TlsFiles { cert: other.clone(), ..files.clone() }, "other: there is no certificate in PEM"),
+            (TlsFiles { key: other.clone(), ..files.clone() }, "other: there is no private key in PEM"),
+            (TlsFiles { client_ca: Some(none), ..files.clone() }, "none: No such file"),
+            (TlsFiles { client_ca: Some(other), ..files.clone() }, "other: there is no certificate in PEM"),
+        ] {
+            let error = Tls::load(files).unwrap_err().to_string();
+            assert!(error.contains(problem) && !error.contains('\n'), "{error}");
+        }
+    }
+}

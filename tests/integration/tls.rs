@@ -1,0 +1,128 @@
+//! TLS: whom the server shows itself as, whom it lets in, and what both sides say when that fails.
+
+use std::{fs, path::Path};
+
+use informerd::{
+    app::App,
+    client::{Client, Query, ServerAddress, TlsOptions},
+    config::{Config, ListenAddr, ServeFlags},
+};
+use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::sandbox::DEADLINE;
+
+/// Signs certificates.
+struct Authority {
+    certificate: Certificate,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap();
+        Self { certificate, issuer: Issuer::new(params, key) }
+    }
+
+    fn pem(&self) -> Vec<u8> {
+        self.certificate.pem().into_bytes()
+    }
+
+    /// A certificate and its key.
+    fn sign(&self, name: &str) -> (Vec<u8>, Vec<u8>) {
+        let key = KeyPair::generate().unwrap();
+        let signed = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        (signed.pem().into_bytes(), key.serialize_pem().into_bytes())
+    }
+}
+
+/// A server of one pod under TLS.
+struct Secured {
+    address: ServerAddress,
+    shutdown: CancellationToken,
+    running: tokio::task::JoinHandle<()>,
+    _directory: TempDir,
+}
+
+impl Secured {
+    async fn start(server: &Authority, clients: Option<&Authority>) -> Self {
+        let directory = TempDir::new().unwrap();
+        let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
+        let (cert, key) = server.sign("localhost");
+        write("tls.crt", &cert);
+        write("tls.key", &key);
+        fs::create_dir(directory.path().join("pods")).unwrap();
+        write("pods/web.json", br#"{"kind":"Pod","metadata":{"name":"web"}}"#);
+        let client_ca = clients.map(|clients| {
+            write("ca.crt", &clients.pem());
+            ", client_ca: ca.crt"
+        });
+        let config = format!(
+            "{{ listen: '127.0.0.1:0', admin: {{ listen: none }}, tls: {{ cert: tls.crt, key: tls.key{} }}, \
+             resources: {{ pods: {{ source: {{ files: {{ path: pods }} }} }} }} }}",
+            client_ca.unwrap_or_default()
+        );
+        write("informerd.yaml", config.as_bytes());
+        let app = App::start(load(directory.path())).await.unwrap();
+        let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
+        let shutdown = CancellationToken::new();
+        let running = tokio::spawn(app.run(shutdown.clone().cancelled_owned()));
+        let running = tokio::spawn(async { running.await.unwrap().unwrap() });
+        let address = format!("https://localhost:{}", address.port()).parse().unwrap();
+        Self { address, shutdown, running, _directory: directory }
+    }
+
+    /// What a client gets that trusts this authority and shows this certificate.
+    async fn names(
+        &self,
+        authority: &Authority,
+        identity: Option<(Vec<u8>, Vec<u8>)>,
+    ) -> Result<Vec<String>, informerd::client::ClientError> {
+        let options = TlsOptions { authority: Some(authority.pem()), identity };
+        let client = Client::connect(&self.address.with_tls(options).unwrap()).await?;
+        let listed = client.list(&Query::of("pods")).await?;
+        Ok(listed.objects.into_iter().map(|object| object.name).collect())
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        tokio::time::timeout(DEADLINE, self.running).await.expect("it ends in time").unwrap();
+    }
+}
+
+fn load(directory: &Path) -> Config {
+    let config = Some(directory.join("informerd.yaml"));
+    Config::load(&ServeFlags { config, ..ServeFlags::default() }).unwrap()
+}
+
+#[tokio::test]
+async fn a_client_that_trusts_the_server_is_served_and_another_says_why_not() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let server = Secured::start(&authority, None).await;
+    assert_eq!(server.names(&authority, None).await.unwrap(), ["web"]);
+    let error = server.names(&stranger, None).await.unwrap_err().to_string();
+    assert!(error.contains("invalid peer certificate") && !error.contains('\n'), "{error}");
+    let plain: ServerAddress = server.address.to_string().trim_start_matches("https://").parse().unwrap();
+    let client = Client::connect(&plain).await;
+    let answer = match client {
+        Ok(client) => client.list(&Query::of("pods")).await.map(drop),
+        Err(error) => Err(error),
+    };
+    assert!(answer.is_err(), "plain text is not answered");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_without_the_right_certificate_is_not_let_in() {
+    let (authority, clients, stranger) = (Authority::new(), Authority::new(), Authority::new());
+    let server = Secured::start(&authority, Some(&clients)).await;
+    assert_eq!(server.names(&authority, Some(clients.sign("me"))).await.unwrap(), ["web"]);
+    for identity in [None, Some(stranger.sign("me"))] {
+        assert!(server.names(&authority, identity).await.is_err());
+    }
+    server.stop().await;
+}
