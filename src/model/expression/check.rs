@@ -130,11 +130,7 @@ impl<'a> Check<'a> {
                 [container, key] => self.check(container)? + self.key(key)?,
                 _ => self.all(args, true)?,
             },
-            operators::ADD => args.iter_mut().try_fold(1, |sum, operand| {
-                // Of a chain, the links are no longer than what has been paid for.
-                let is_chain = matches!(&operand.expr, Expr::Call(call) if call.func_name == operators::ADD);
-                Ok(sum + if is_chain { self.check(operand)? } else { self.charged(operand)? })
-            })?,
+            operators::ADD => self.sum(args, 1)?,
             _ => self.all(args, true)?,
         };
         Ok(1 + steps + target.as_deref_mut().map_or(Ok(0), |target| self.charged(target))?)
@@ -150,7 +146,7 @@ impl<'a> Check<'a> {
         let body = steps_of_text(iter_var.len()) + self.check(loop_cond)? + self.check(loop_step)?;
         let steps = outside + self.check(result)?;
         self.scopes.pop();
-        let body = IdedExpr { id: iter_range.id, expr: Expr::Literal(LiteralValue::Int(body.cast_signed().into())) };
+        let body = number(iter_range.id, body);
         call(LOOP, iter_range, [body]);
         Ok(1 + steps)
     }
@@ -161,9 +157,23 @@ impl<'a> Check<'a> {
         })
     }
 
+    /// Checks the operands of a sum. In a chain of sums an operand is copied once for each that it goes through: so many `times`.
+    fn sum(&mut self, operands: &mut [IdedExpr], times: u64) -> Result<u64, Refused> {
+        operands.iter_mut().try_fold(1, |sum, operand| match &mut operand.expr {
+            Expr::Call(CallExpr { func_name, args, .. }) if func_name == operators::ADD => {
+                Ok(sum + self.sum(args, times + 1)?)
+            }
+            _ => Ok(sum + self.copied(operand, times)?),
+        })
+    }
+
     /// Checks what an operation reads or copies, and makes it pay for that.
     fn charged(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
-        let steps = self.check(expression)?;
+        self.copied(expression, 1)
+    }
+
+    fn copied(&mut self, expression: &mut IdedExpr, times: u64) -> Result<u64, Refused> {
+        let steps = times * self.check(expression)?;
         let is_charged = match &expression.expr {
             // The accumulator of a loop: `map` and `filter` append to it in place as long as they look as they do.
             Expr::Ident(name) => !name.starts_with('@'),
@@ -171,11 +181,14 @@ impl<'a> Check<'a> {
             // The other calls give booleans and numbers.
             Expr::Call(call) => LARGE.contains(&&*call.func_name),
             Expr::Comprehension(_) => true,
-            // What they cost is known, or has been paid for each element.
+            // Their elements have paid for being put into them.
+            Expr::List(_) | Expr::Map(_) => times > 1,
+            // What they cost is known.
             _ => false,
         };
         if is_charged {
-            call(CHARGE, expression, []);
+            let times = number(expression.id, times);
+            call(CHARGE, expression, [times]);
         }
         Ok(steps)
     }
@@ -238,6 +251,10 @@ fn too_deep(expression: &IdedExpr, levels: usize) -> Option<u64> {
             [iter_range, accu_init, loop_cond, loop_step, result].into_iter().find_map(below)
         }
     }
+}
+
+fn number(id: u64, number: u64) -> IdedExpr {
+    IdedExpr { id, expr: Expr::Literal(LiteralValue::Int(number.cast_signed().into())) }
 }
 
 /// Makes an expression the first argument of a call.

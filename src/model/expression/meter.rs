@@ -15,7 +15,7 @@ use cel::{
     },
 };
 
-/// `@charge(x)`: pays for reading or copying `x`, and is `x`. No text can name it: `@` is no letter of CEL.
+/// `@charge(x, n)`: pays for reading or copying `x` so many times, and is `x`. No text can name it: `@` is no letter of CEL.
 pub(super) const CHARGE: &str = "@charge";
 /// `@loop(x, n)`: pays for `x`, and for `n` steps for each of its elements; it is `x`.
 pub(super) const LOOP: &str = "@loop";
@@ -35,7 +35,7 @@ thread_local! {
 
 /// Makes the functions known.
 pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
-    env.add_overload(CHARGE, CHARGE, vec![DYN_TYPE], charge)?;
+    env.add_overload(CHARGE, CHARGE, vec![DYN_TYPE, INT_TYPE], charge)?;
     env.add_overload(KEY, KEY, vec![DYN_TYPE], charge_key)?;
     env.add_overload(LOOP, LOOP, vec![DYN_TYPE, INT_TYPE], charge_loop)
 }
@@ -52,14 +52,16 @@ pub(super) fn steps_of_text(bytes: usize) -> u64 {
     1 + (bytes / BYTES_A_STEP) as u64
 }
 
-fn charge<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
-    let value = arguments.pop().ok_or_else(ExecutionError::missing_argument_or_target)?;
-    pay(|limit| steps(&*value, limit))?;
+fn charge<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    let (value, times) = value_and_number(arguments)?;
+    // What one time costs is counted only as far as it can be paid.
+    pay(|limit| steps(&*value, limit).saturating_mul(times))?;
     Ok(value)
 }
 
-fn charge_key<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
-    let key = charge(arguments)?;
+fn charge_key<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    let key = arguments.pop().ok_or_else(ExecutionError::missing_argument_or_target)?;
+    pay(|limit| steps(&*key, limit))?;
     let is_place = |number: f64| number.fract() == 0.0 && number.abs() < i64::MAX as f64;
     match key.downcast_ref::<CelDouble>() {
         Some(number) if !is_place(*number.inner()) => Err(ExecutionError::function_error(KEY, "it is no whole number")),
@@ -67,15 +69,20 @@ fn charge_key<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, 
     }
 }
 
-fn charge_loop<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
-    let body = arguments.pop().as_deref().and_then(|body| body.downcast_ref::<CelInt>().map(|body| *body.inner()));
-    let value = arguments.pop().ok_or_else(ExecutionError::missing_argument_or_target)?;
+fn charge_loop<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    let (value, body) = value_and_number(arguments)?;
     pay(|limit| {
-        let elements = value.as_sizer().map_or(0, |sizer| *sizer.size().inner());
-        let body = elements.unsigned_abs().saturating_mul(body.unwrap_or_default().unsigned_abs());
-        steps(&*value, limit).saturating_add(body)
+        let elements = value.as_sizer().map_or(0, |sizer| sizer.size().inner().unsigned_abs());
+        steps(&*value, limit).saturating_add(elements.saturating_mul(body))
     })?;
     Ok(value)
+}
+
+fn value_and_number<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<(CowVal<'b, 'v>, u64), ExecutionError> {
+    let number =
+        arguments.pop().as_deref().and_then(|number| number.downcast_ref::<CelInt>().map(|number| *number.inner()));
+    let value = arguments.pop().ok_or_else(ExecutionError::missing_argument_or_target)?;
+    Ok((value, number.unwrap_or_default().unsigned_abs()))
 }
 
 /// Takes from the budget what the price is; it is enough to know that it is above the limit.

@@ -246,6 +246,9 @@ fn what_is_not_seen_costs_too() {
         format!("object.list.all({name}, true)"),
         format!("object.list.all(a, has(a.{name}) || true)"),
         format!("object.list.all(a, [a][0].{name} == 1 || true)"),
+        // The first operand is copied in each of the sums.
+        format!("({}).size() > 0", ["object.list"; 15].join(" + ")),
+        format!("[object.list, object.list, object.list]{} == 1", " + [1]".repeat(14)),
     ] {
         assert_eq!(outcome(&text, &body), (false, 1), "{text:.100}");
     }
