@@ -193,7 +193,8 @@ fn measure_wakes(
             })
         })
         .collect();
-    let mut pods = (0..OBJECTS).filter(|at| at % NODES < groups).map(|at| (at % NODES, &pods[at])).cycle();
+    let pods: Vec<_> = (0..OBJECTS).filter(|at| at % NODES < groups).map(|at| (at % NODES, &pods[at])).collect();
+    let mut pods = pods.into_iter().cycle();
     let mut context = Context::from_waker(Waker::noop());
     micro.measure(name, || {
         let (node, pod) = pods.next().unwrap();
