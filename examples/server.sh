@@ -55,12 +55,15 @@ eventually() {
 
 # serve: starts a server of the directory, in the background.
 serve() {
+  : >"$log"
   "$informerd" serve --listen 127.0.0.1:0 --admin-listen none --files "jobs=$jobs" 2>"$log" &
   server=$!
   eventually "the server listens" is_listening
+  [ -n "$address" ] || fail "the server has ended"
   printf 'serving %s on %s\n' "$jobs" "$address"
 }
 
+# Or has ended.
 is_listening() {
   address="$(sed -n 's/.*grpc listening.*address=\(127\.0\.0\.1:[0-9]*\).*/\1/p' "$log")"
   [ -n "$address" ] || ! kill -0 "$server" 2>/dev/null
