@@ -1,15 +1,15 @@
 //! Expressions of requests, compiled away from the threads that serve, and kept by their text.
 //!
-//! To compile takes a stack of its own and up to some milliseconds, for a text of the client's choice. So it is done one text
-//! at a time on a thread that may block, while the call waits; and of the texts that came last, the outcome is kept, for clients
-//! that come back or are many.
+//! To compile takes a stack of its own and up to some 15 ms, for a text of the client's choice. So it is done one text at a
+//! time on a thread that may block, while the call waits; and of the texts that came last, the outcome is kept, for clients that
+//! come back or are many.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::model::SyntaxError;
+use crate::model::{MAX_EXPRESSION_BYTES, SyntaxError};
 
 /// Compiles texts into what `T` is.
 pub(super) struct Compiler<T> {
@@ -54,13 +54,15 @@ impl<T: Clone + Send + 'static> Compiler<T> {
             return known;
         }
         let (parse, owned) = (self.parse, text.to_owned());
-        let compiled = tokio::task::spawn_blocking(move || {
-            let _until_the_end = turn;
-            parse(&owned)
-        });
-        // It does not panic, and the runtime ends after the calls.
-        let outcome = compiled.await.unwrap_or_else(|error| Err(SyntaxError::new(text, 0, error.to_string())));
+        // The turn goes with the work, and comes back with the outcome: if nobody waits for that any more, it ends there.
+        let compiled = tokio::task::spawn_blocking(move || (parse(&owned), turn));
+        let (outcome, turn) = match compiled.await {
+            Ok(compiled) => compiled,
+            // It does not panic, and the runtime ends after the calls.
+            Err(error) => return Err(SyntaxError::new(text, 0, error.to_string())),
+        };
         self.recent.lock().put(text, outcome.clone());
+        drop(turn);
         outcome
     }
 }
@@ -83,6 +85,10 @@ impl<T: Clone> Recent<T> {
     }
 
     fn put(&mut self, text: &str, outcome: Result<T, SyntaxError>) {
+        // What is longer is refused at once, and not worth the others' place.
+        if text.len() > MAX_EXPRESSION_BYTES {
+            return;
+        }
         self.bytes += text.len();
         self.outcomes.push_back((text.into(), outcome));
         while self.bytes > MAX_BYTES || self.outcomes.len() > MAX_TEXTS {
@@ -136,11 +142,13 @@ mod tests {
             compiler.compile(&n.to_string()).await.unwrap();
         }
         assert_eq!(compiler.recent.lock().outcomes.len(), MAX_TEXTS);
-        for n in 0..20 {
-            compiler.compile(&n.to_string().repeat(4096)).await.unwrap();
+        for n in 100..120 {
+            compiler.compile(&n.to_string().repeat(MAX_EXPRESSION_BYTES / 3)).await.unwrap();
         }
-        compiler.compile(&"x".repeat(2 * MAX_BYTES)).await.unwrap();
+        let kept = compiler.recent.lock().outcomes.len();
+        compiler.compile(&"x".repeat(MAX_EXPRESSION_BYTES + 1)).await.unwrap();
         let recent = compiler.recent.lock();
+        assert_eq!((kept, recent.outcomes.len()), (16, 16), "as many as there is room for, and none that is too long");
         assert!(recent.bytes <= MAX_BYTES);
         assert_eq!(recent.bytes, recent.outcomes.iter().map(|(text, _)| text.len()).sum::<usize>());
     }
@@ -163,20 +171,21 @@ mod tests {
             let compiler = Arc::clone(&compiler);
             tokio::spawn(async move { compiler.compile(&text).await })
         };
-        let calls: Vec<_> = (0..100).map(|n| compile(n.to_string())).collect();
+        // Each text twice.
+        let calls: Vec<_> = (0..100).map(|n| (n / 2).to_string()).map(|text| (text.clone(), compile(text))).collect();
         let cancelled = compile("cancelled".to_owned());
         while RUNNING.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
         cancelled.abort();
         assert!(cancelled.await.unwrap_err().is_cancelled());
-        assert!(calls.iter().all(|call| !call.is_finished()));
+        assert!(calls.iter().all(|(_, call)| !call.is_finished()));
         GATE.store(true, Ordering::SeqCst);
-        for (n, call) in calls.into_iter().enumerate() {
+        for (text, call) in calls {
             let call = tokio::time::timeout(Duration::from_secs(60), call);
-            assert_eq!(call.await.expect("its turn comes").unwrap(), Ok(n.to_string()));
+            assert_eq!(call.await.expect("its turn comes").unwrap(), Ok(text));
         }
         assert_eq!(MOST.load(Ordering::SeqCst), 1);
-        assert_eq!(compiler.recent.lock().outcomes.len(), 100, "what was given up was not compiled");
+        assert_eq!(compiler.recent.lock().outcomes.len(), 50, "each once, and not what was given up");
     }
 }
