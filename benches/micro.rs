@@ -4,8 +4,8 @@
 //! cargo bench --bench micro            # or: cargo bench --bench micro -- selection
 //! ```
 //!
-//! Criterion says what has changed since the last run. At the end stands the fastest sample of each work, beside that of copying
-//! 1 KiB in the same run: absolute times say only what was seen on one machine.
+//! Criterion says what has changed since the last run. At the end stands the fastest sample of each work, beside that of
+//! copying 1 KiB in the same run: absolute times say only what was seen on one machine.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the figures; and a run that cannot go on has failed")]
 

@@ -291,8 +291,8 @@ impl Run {
     fn print_kept(&self) {
         let (stats, (watch, history)) = (self.sandbox.informer.stats(), self.most);
         println!(
-            "  the others got everything; parked {} times, {} events told from the history; at most watch_retained {:.1} MiB and history {:.1} MiB \
-             (bounds {} MiB each)",
+            "  the others got everything; parked {} times, {} events told from the history; at most watch_retained \
+             {:.1} MiB and history {:.1} MiB (bounds {} MiB each)",
             stats.parked.load(Ordering::Relaxed),
             stats.replayed.load(Ordering::Relaxed),
             watch as f64 / f64::from(1 << 20),

@@ -157,7 +157,7 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Checks the operands of a sum. In a chain of sums an operand is copied once for each that it goes through: so many `times`.
+    /// Checks the operands of a sum. In a chain of sums an operand is copied so many `times`: once for each that it goes through.
     fn sum(&mut self, operands: &mut [IdedExpr], times: u64) -> Result<u64, Refused> {
         operands.iter_mut().try_fold(1, |sum, operand| match &mut operand.expr {
             Expr::Call(CallExpr { func_name, args, .. }) if func_name == operators::ADD => {
