@@ -106,7 +106,7 @@ impl Cli {
             Command::Serve(flags) => serve::run(&flags),
             Command::Check(flags) => check::run(&flags),
             Command::Resources(flags) => call(flags.timeout.limit(resources::run(&flags))),
-            Command::List(flags) => call(flags.timeout.limit(list::run(&flags))),
+            Command::List(flags) => call(flags.timeout.limit(list::run(&flags.resource, &flags.objects))),
             Command::Get(flags) => call(flags.timeout.limit(get::run(&flags))),
             Command::ByIndex(flags) => call(flags.timeout.limit(by_index::run(&flags))),
             Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),

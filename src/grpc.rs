@@ -4,11 +4,13 @@
 //! - [`Routes`] is what every request comes to. It sends Watch to `watch`, and List and ByIndex to `list`, outside the generated
 //!   trait: the frames of a watch are encoded once for all watchers, and a list's objects without making messages of them.
 //! - `until` reads such a watch in this process.
+//! - `compiler` makes expressions of their texts, where it keeps nobody waiting.
 //! - `status` is the only place that makes a status; `frame` the only one that knows what a watcher's bytes look like.
 //!
 //! Deliberately not here: listening, connections and TLS (`app`, and the transport), and where objects come from.
 
 mod call;
+mod compiler;
 mod discovery;
 mod frame;
 mod list;

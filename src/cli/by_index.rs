@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{
-    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags, TimeoutFlags},
+    client_flags::{ObjectFlags, TimeoutFlags},
     failure::Failure,
     list::print_listed,
 };
@@ -32,22 +32,13 @@ pub(super) struct ByIndexFlags {
     #[arg(value_name = "VALUE", allow_hyphen_values = true)]
     value: String,
     #[command(flatten)]
-    scope: ScopeFlags,
-    #[command(flatten)]
-    selectors: SelectorFlags,
-    #[command(flatten)]
-    format: FormatFlags,
-    #[command(flatten)]
-    columns: ColumnFlags,
-    #[command(flatten)]
-    server: ServerFlags,
+    objects: ObjectFlags,
     #[command(flatten)]
     pub(super) timeout: TimeoutFlags,
 }
 
 pub(super) async fn run(flags: &ByIndexFlags) -> Result<(), Failure> {
-    let ByIndexFlags { resource, index, value, scope, selectors, format, columns, server, .. } = flags;
-    let query = selectors.query(resource, scope);
-    let listed = server.connect().await?.by_index(&query, index, value).await?;
-    print_listed(resource, listed, &format.object_options(columns, scope), scope, server)
+    let ByIndexFlags { resource, index, value, objects, .. } = flags;
+    let listed = objects.server.connect().await?.by_index(&objects.query(resource), index, value).await?;
+    print_listed(resource, objects, listed)
 }

@@ -22,6 +22,46 @@ use crate::{
     proto::pb::{self, SyncState},
 };
 
+/// Objects of a resource: which of them, in which form, and from which server.
+///
+/// To be flattened after a command's own arguments: in the help, what follows and has no heading gets the last one of these.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ObjectFlags {
+    #[command(flatten)]
+    pub(super) selection: SelectionFlags,
+    #[command(flatten)]
+    pub(super) format: FormatFlags,
+    #[command(flatten)]
+    columns: ColumnFlags,
+    #[command(flatten)]
+    pub(super) server: ServerFlags,
+}
+
+/// Which objects.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Selection")]
+pub(super) struct SelectionFlags {
+    /// Only this namespace [default: all]
+    #[arg(short, long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    namespace: Option<String>,
+
+    /// All namespaces, as without -n; wins over it
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+
+    /// Only objects with these labels: `app=web`, `tier in (a,b)`, `!canary`, separated by commas
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    selector: Option<String>,
+
+    /// Only objects with these fields: `spec.nodeName=node-a`, `status.phase!=Running`, separated by commas
+    #[arg(long, value_name = "FIELDS")]
+    field_selector: Option<String>,
+
+    /// Only objects for which this CEL expression is true: `object.spec.containers.size() > 1`
+    #[arg(long, value_name = "CEL")]
+    expression: Option<String>,
+}
+
 /// Which server, and how much is said besides the data.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
@@ -56,36 +96,6 @@ pub(super) struct TimeoutFlags {
     timeout: Duration,
 }
 
-/// Where to look.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Selection")]
-pub(super) struct ScopeFlags {
-    /// Only this namespace [default: all]
-    #[arg(short, long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub(super) namespace: Option<String>,
-
-    /// All namespaces, as without -n; wins over it
-    #[arg(short = 'A', long)]
-    pub(super) all_namespaces: bool,
-}
-
-/// Which objects.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Selection")]
-pub(super) struct SelectorFlags {
-    /// Only objects with these labels: `app=web`, `tier in (a,b)`, `!canary`, separated by commas
-    #[arg(short = 'l', long, value_name = "LABELS")]
-    pub(super) selector: Option<String>,
-
-    /// Only objects with these fields: `spec.nodeName=node-a`, `status.phase!=Running`, separated by commas
-    #[arg(long, value_name = "FIELDS")]
-    pub(super) field_selector: Option<String>,
-
-    /// Only objects for which this CEL expression is true: `object.spec.containers.size() > 1`
-    #[arg(long, value_name = "CEL")]
-    pub(super) expression: Option<String>,
-}
-
 /// In which form.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
@@ -106,14 +116,72 @@ pub(super) struct FormatFlags {
 /// Which columns.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
-pub(super) struct ColumnFlags {
+struct ColumnFlags {
     /// A column for each of these labels; can be repeated, or separated by commas
     #[arg(short = 'L', long, value_name = "KEY", value_delimiter = ',')]
-    pub(super) label_columns: Vec<String>,
+    label_columns: Vec<String>,
 
     /// A column with all labels
     #[arg(long)]
-    pub(super) show_labels: bool,
+    show_labels: bool,
+}
+
+// === impl ObjectFlags ===
+
+impl ObjectFlags {
+    /// The objects that are asked for, with their bodies as the source gave them.
+    pub(super) fn query(&self, resource: &str) -> Query {
+        let SelectionFlags { selector, field_selector, expression, .. } = self.selection.clone();
+        Query {
+            namespace: self.selection.namespace().map(str::to_owned),
+            label_selector: selector.unwrap_or_default(),
+            field_selector: field_selector.unwrap_or_default(),
+            expression: expression.unwrap_or_default(),
+            format: pb::PayloadFormat::Raw,
+            ..Query::of(resource)
+        }
+    }
+
+    /// The same, but only those of a name, if there is one; NAMESPACE/NAME is one object.
+    pub(super) fn query_of_name(&self, resource: &str, name: Option<&str>) -> Query {
+        let mut query = self.query(resource);
+        match name.map(|name| (name, name.split_once('/'))) {
+            Some((_, Some((namespace, name)))) if query.namespace.as_deref().is_none_or(|other| other == namespace) => {
+                query.name = Some(name.to_owned());
+                query.namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
+            }
+            Some((name, _)) => query.name = Some(name.to_owned()),
+            None => {}
+        }
+        query
+    }
+
+    /// The namespace is shown when more than one is looked at.
+    pub(super) fn options(&self) -> PrintOptions {
+        let mut options = self.format.options();
+        options.columns.namespace = self.selection.namespace().is_none();
+        options.columns.labels = self.columns.label_columns.iter().filter(|key| !key.is_empty()).cloned().collect();
+        options.columns.show_labels = self.columns.show_labels;
+        options
+    }
+}
+
+// === impl SelectionFlags ===
+
+impl SelectionFlags {
+    /// The one namespace; none for all of them.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref().filter(|_| !self.all_namespaces)
+    }
+
+    /// What an empty answer says of where was looked.
+    pub(super) fn suffix(&self) -> String {
+        self.namespace().map(|namespace| format!(" in namespace {namespace:?}")).unwrap_or_default()
+    }
+
+    pub(super) fn has_selectors(&self) -> bool {
+        self.selector.is_some() || self.field_selector.is_some() || self.expression.is_some()
+    }
 }
 
 // === impl ServerFlags ===
@@ -179,54 +247,6 @@ impl TimeoutFlags {
     }
 }
 
-// === impl ScopeFlags ===
-
-impl ScopeFlags {
-    /// The one namespace; none for all of them.
-    pub(super) fn namespace(&self) -> Option<&str> {
-        self.namespace.as_deref().filter(|_| !self.all_namespaces)
-    }
-
-    /// What an empty answer says of where was looked.
-    pub(super) fn suffix(&self) -> String {
-        self.namespace().map(|namespace| format!(" in namespace {namespace:?}")).unwrap_or_default()
-    }
-}
-
-// === impl SelectorFlags ===
-
-impl SelectorFlags {
-    /// The objects that are asked for, with their bodies as the source gave them.
-    pub(super) fn query(&self, resource: &str, scope: &ScopeFlags) -> Query {
-        Query {
-            namespace: scope.namespace().map(str::to_owned),
-            label_selector: self.selector.clone().unwrap_or_default(),
-            field_selector: self.field_selector.clone().unwrap_or_default(),
-            expression: self.expression.clone().unwrap_or_default(),
-            format: pb::PayloadFormat::Raw,
-            ..Query::of(resource)
-        }
-    }
-
-    /// The same, but only those of a name, if there is one; NAMESPACE/NAME is one object.
-    pub(super) fn query_of_name(&self, resource: &str, scope: &ScopeFlags, name: Option<&str>) -> Query {
-        let mut query = self.query(resource, scope);
-        match name.map(|name| (name, name.split_once('/'))) {
-            Some((_, Some((namespace, name)))) if query.namespace.as_deref().is_none_or(|other| other == namespace) => {
-                query.name = Some(name.to_owned());
-                query.namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
-            }
-            Some((name, _)) => query.name = Some(name.to_owned()),
-            None => {}
-        }
-        query
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.selector.is_none() && self.field_selector.is_none() && self.expression.is_none()
-    }
-}
-
 // === impl FormatFlags ===
 
 impl FormatFlags {
@@ -239,15 +259,6 @@ impl FormatFlags {
             colors: self.color.is_on(),
         }
     }
-
-    /// For objects. The namespace is shown when more than one is looked at.
-    pub(super) fn object_options(&self, columns: &ColumnFlags, scope: &ScopeFlags) -> PrintOptions {
-        let mut options = self.options();
-        options.columns.namespace = scope.namespace().is_none();
-        options.columns.labels = columns.label_columns.iter().filter(|key| !key.is_empty()).cloned().collect();
-        options.columns.show_labels = columns.show_labels;
-        options
-    }
 }
 
 #[cfg(test)]
@@ -257,33 +268,29 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Flags {
+    struct Command {
         #[command(flatten)]
-        scope: ScopeFlags,
-        #[command(flatten)]
-        format: FormatFlags,
-        #[command(flatten)]
-        columns: ColumnFlags,
-        #[command(flatten)]
-        server: ServerFlags,
+        flags: ObjectFlags,
     }
 
-    fn parse(arguments: &[&str]) -> Flags {
-        Flags::try_parse_from([&["test"], arguments].concat()).unwrap()
+    fn parse(arguments: &[&str]) -> ObjectFlags {
+        Command::try_parse_from([&["test"], arguments].concat()).unwrap().flags
     }
 
     fn columns(arguments: &[&str]) -> ColumnOptions {
-        let flags = parse(arguments);
-        flags.format.object_options(&flags.columns, &flags.scope).columns
+        parse(arguments).options().columns
     }
 
     #[test]
     fn all_namespaces_unless_one_is_named() {
         assert!(columns(&[]).namespace && columns(&["-A"]).namespace && columns(&["-n", "shop", "-A"]).namespace);
         assert!(!columns(&["-n", "shop"]).namespace);
-        assert_eq!(parse(&["-n", "shop"]).scope.suffix(), " in namespace \"shop\"");
-        assert_eq!(parse(&["-n", "shop", "-A"]).scope.namespace(), None);
-        assert!(Flags::try_parse_from(["test", "-n", ""]).is_err(), "an empty variable of a script means no namespace");
+        assert_eq!(parse(&["-n", "shop"]).selection.suffix(), " in namespace \"shop\"");
+        assert_eq!(parse(&["-n", "shop", "-A"]).selection.namespace(), None);
+        assert!(
+            Command::try_parse_from(["test", "-n", ""]).is_err(),
+            "an empty variable of a script means no namespace"
+        );
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use clap::Args;
 
 use super::{
-    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags, TimeoutFlags},
+    client_flags::{ObjectFlags, ServerFlags, TimeoutFlags},
     complain,
     failure::{Failure, NOT_FOUND},
-    list::{self, ListFlags},
+    list,
     print::{ObjectPrinter, escape, reference, write_one},
     stdout,
 };
@@ -37,15 +37,7 @@ pub(super) struct GetFlags {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     #[command(flatten)]
-    scope: ScopeFlags,
-    #[command(flatten)]
-    selectors: SelectorFlags,
-    #[command(flatten)]
-    format: FormatFlags,
-    #[command(flatten)]
-    columns: ColumnFlags,
-    #[command(flatten)]
-    server: ServerFlags,
+    objects: ObjectFlags,
     #[command(flatten)]
     pub(super) timeout: TimeoutFlags,
 }
@@ -76,33 +68,25 @@ struct Finder<'a> {
 }
 
 pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
-    let GetFlags { resource, names, scope, selectors, format, columns, server, .. } = flags;
+    let GetFlags { resource, names, objects, .. } = flags;
+    let ObjectFlags { selection, server, .. } = objects;
     if names.is_empty() {
-        return list::run(&ListFlags {
-            resource: resource.clone(),
-            scope: scope.clone(),
-            selectors: selectors.clone(),
-            format: format.clone(),
-            columns: columns.clone(),
-            server: server.clone(),
-            timeout: flags.timeout.clone(),
-        })
-        .await;
+        return list::run(resource, objects).await;
     }
-    if !selectors.is_empty() {
+    if selection.has_selectors() {
         return Err(Failure::usage("selectors choose among all objects: leave out the names, or the selectors"));
     }
-    let options = format.object_options(columns, scope);
+    let options = objects.options();
     let client = server.connect().await?;
     let finder = Finder { client, resource, server };
     if let [name] = names.as_slice() {
-        let object = finder.find(name, scope.namespace()).await?;
+        let object = finder.find(name, selection.namespace()).await?;
         return Ok(write_one(object, stdout(), &options)?);
     }
     let mut printer = ObjectPrinter::new(stdout(), &options);
     let mut missing = Vec::new();
     for name in names {
-        match finder.find(name, scope.namespace()).await {
+        match finder.find(name, selection.namespace()).await {
             Ok(object) => printer.push(object)?,
             Err(Miss::Name(failure)) => missing.push(failure),
             Err(Miss::Call(failure)) => return Err(failure),

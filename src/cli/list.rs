@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::{
-    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags, TimeoutFlags},
+    client_flags::{ObjectFlags, TimeoutFlags},
     failure::Failure,
-    print::{ObjectPrinter, PrintOptions},
+    print::ObjectPrinter,
     stdout,
 };
 use crate::client::Listed;
@@ -28,40 +28,26 @@ pub(super) struct ListFlags {
     #[arg(value_name = "RESOURCE")]
     pub(super) resource: String,
     #[command(flatten)]
-    pub(super) scope: ScopeFlags,
-    #[command(flatten)]
-    pub(super) selectors: SelectorFlags,
-    #[command(flatten)]
-    pub(super) format: FormatFlags,
-    #[command(flatten)]
-    pub(super) columns: ColumnFlags,
-    #[command(flatten)]
-    pub(super) server: ServerFlags,
+    pub(super) objects: ObjectFlags,
     #[command(flatten)]
     pub(super) timeout: TimeoutFlags,
 }
 
-pub(super) async fn run(flags: &ListFlags) -> Result<(), Failure> {
-    let ListFlags { resource, scope, selectors, format, columns, server, .. } = flags;
-    let listed = server.connect().await?.list(&selectors.query(resource, scope)).await?;
-    print_listed(resource, listed, &format.object_options(columns, scope), scope, server)
+pub(super) async fn run(resource: &str, objects: &ObjectFlags) -> Result<(), Failure> {
+    let listed = objects.server.connect().await?.list(&objects.query(resource)).await?;
+    print_listed(resource, objects, listed)
 }
 
 /// Writes the objects of one snapshot, and notes what they do not say.
-pub(super) fn print_listed(
-    resource: &str,
-    listed: Listed,
-    options: &PrintOptions,
-    scope: &ScopeFlags,
-    server: &ServerFlags,
-) -> Result<(), Failure> {
+pub(super) fn print_listed(resource: &str, flags: &ObjectFlags, listed: Listed) -> Result<(), Failure> {
+    let (server, options) = (&flags.server, flags.options());
     server.note_stale(resource, listed.source, listed.source_seen_at);
-    let mut printer = ObjectPrinter::new(stdout(), options);
+    let mut printer = ObjectPrinter::new(stdout(), &options);
     for object in listed.objects {
         printer.push(object)?;
     }
     if printer.finish()? == 0 && !options.output.is_document() {
-        server.note(&format_args!("No objects found{}.", scope.suffix()));
+        server.note(&format_args!("No objects found{}.", flags.selection.suffix()));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::{
-    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags},
+    client_flags::ObjectFlags,
     failure::{Failure, UNAVAILABLE},
     print::{reference, write_one},
     stdout,
@@ -45,15 +45,7 @@ pub(super) struct UntilFlags {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     timeout: Duration,
     #[command(flatten)]
-    scope: ScopeFlags,
-    #[command(flatten)]
-    selectors: SelectorFlags,
-    #[command(flatten)]
-    format: FormatFlags,
-    #[command(flatten)]
-    columns: ColumnFlags,
-    #[command(flatten)]
-    server: ServerFlags,
+    objects: ObjectFlags,
 }
 
 /// What kubectl's `--for=delete` is: true at once if there is nothing.
@@ -61,8 +53,9 @@ const DELETE: &str = "delete";
 const NOTHING_LEFT: &str = "count == 0";
 
 pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
-    let UntilFlags { resource, name, conditions, timeout, scope, selectors, format, columns, server } = flags;
-    let query = selectors.query_of_name(resource, scope, name.as_deref());
+    let UntilFlags { resource, name, conditions, timeout, objects } = flags;
+    let server = &objects.server;
+    let query = objects.query_of_name(resource, name.as_deref());
     let meant = |text: &String| if text.trim() == DELETE { NOTHING_LEFT.to_owned() } else { text.clone() };
     let conditions: Vec<String> = conditions.iter().map(meant).collect();
     let options = UntilOptions { timeout: Some(*timeout), ..UntilOptions::default() };
@@ -73,7 +66,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     })?;
     server.note(&format_args!("# met: {}", words(&event)));
     match event.object {
-        Some(object) => Ok(write_one(object, stdout(), &format.object_options(columns, scope))?),
+        Some(object) => Ok(write_one(object, stdout(), &objects.options())?),
         None => Ok(()),
     }
 }

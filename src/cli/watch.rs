@@ -6,7 +6,7 @@ use clap::{Args, builder::BoolishValueParser};
 use futures_util::FutureExt;
 
 use super::{
-    client_flags::{ColumnFlags, FormatFlags, ScopeFlags, SelectorFlags, ServerFlags},
+    client_flags::ObjectFlags,
     failure::Failure,
     print::{Event, EventPrinter, Output},
     stdout,
@@ -52,15 +52,7 @@ pub(super) struct WatchFlags {
     #[arg(long, help_heading = "Selection")]
     watch_only: bool,
     #[command(flatten)]
-    scope: ScopeFlags,
-    #[command(flatten)]
-    selectors: SelectorFlags,
-    #[command(flatten)]
-    format: FormatFlags,
-    #[command(flatten)]
-    columns: ColumnFlags,
-    #[command(flatten)]
-    server: ServerFlags,
+    objects: ObjectFlags,
 }
 
 /// What has been told of a watch.
@@ -74,15 +66,15 @@ struct Teller<'a, W> {
 }
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
-    let options = flags.format.object_options(&flags.columns, &flags.scope);
-    let query = flags.selectors.query_of_name(&flags.resource, &flags.scope, flags.name.as_deref());
+    let options = flags.objects.options();
+    let query = flags.objects.query_of_name(&flags.resource, flags.name.as_deref());
     let watch_options = WatchOptions {
         // What is deleted is shown as it last was.
         keep_objects: options.output != Output::Name,
         fail_fast: true,
         ..WatchOptions::default()
     };
-    let mut watch = flags.server.connect_lazy()?.watch(&query, &watch_options);
+    let mut watch = flags.objects.server.connect_lazy()?.watch(&query, &watch_options);
     let mut teller = Teller {
         printer: EventPrinter::new(stdout(), &options),
         flags,
@@ -162,7 +154,7 @@ impl<W: Write> Teller<'_, W> {
     /// A note comes after the rows that came before it.
     fn note(&mut self, note: &dyn std::fmt::Display) -> Result<(), Failure> {
         self.printer.flush()?;
-        self.flags.server.note(note);
+        self.flags.objects.server.note(note);
         Ok(())
     }
 
@@ -207,8 +199,8 @@ mod tests {
     #[test]
     fn a_name_may_say_its_namespace() {
         let chosen = |arguments: &[&str]| {
-            let WatchFlags { resource, name, scope, selectors, .. } = parse(arguments);
-            let query = selectors.query_of_name(&resource, &scope, name.as_deref());
+            let WatchFlags { resource, name, objects, .. } = parse(arguments);
+            let query = objects.query_of_name(&resource, name.as_deref());
             (query.namespace.unwrap_or_default(), query.name.unwrap_or_default())
         };
         let pair = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());

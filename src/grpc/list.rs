@@ -122,6 +122,7 @@ async fn answer(
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
+        service,
         resource,
         Parts {
             namespace: &request.namespace,
@@ -131,7 +132,8 @@ async fn answer(
             expression: &request.expression,
             index: request.index.as_ref(),
         },
-    )?;
+    )
+    .await?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let query = query_hash(&("List", request.encode_to_vec()));

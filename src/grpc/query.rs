@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{service::ServedResource, status::Refusal};
+use super::{
+    service::{ServedResource, Service},
+    status::Refusal,
+};
 use crate::{
     model::{Condition, Expression, FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion, Selection},
     proto::{PayloadFormat, pb},
@@ -20,7 +23,11 @@ pub(super) struct Parts<'a> {
 }
 
 /// What the parts choose.
-pub(super) fn selection(resource: &ServedResource, parts: Parts<'_>) -> Result<Selection, Refusal> {
+pub(super) async fn selection(
+    service: &Service,
+    resource: &ServedResource,
+    parts: Parts<'_>,
+) -> Result<Selection, Refusal> {
     let Parts { namespace, name, label_selector, field_selector, expression, index } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     Ok(Selection {
@@ -28,23 +35,33 @@ pub(super) fn selection(resource: &ServedResource, parts: Parts<'_>) -> Result<S
         name: given(name),
         labels: LabelSelector::parse(label_selector).map_err(|error| Refusal::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| Refusal::selector("field_selector", &error))?,
-        expression: (!expression.is_empty()).then(|| self::expression(resource, expression)).transpose()?,
         index: index.map(|index| index_match(resource.informer.indexers(), index)).transpose()?,
+        // What takes time comes last.
+        expression: match expression {
+            "" => None,
+            expression => Some(self::expression(service, resource, expression).await?),
+        },
     })
 }
 
 /// An expression that objects are selected by; what fails in it is counted with the resource.
-fn expression(resource: &ServedResource, text: &str) -> Result<Expression, Refusal> {
+async fn expression(service: &Service, resource: &ServedResource, text: &str) -> Result<Expression, Refusal> {
     check_expressions("expression")?;
-    let expression = Expression::parse(text).map_err(|error| invalid_expression("expression", &error))?;
+    let expression = service.expressions().compile(text).await;
+    let expression = expression.map_err(|error| invalid_expression("expression", &error))?;
     Ok(expression.counted_in(&resource.informer.stats().expression_errors))
 }
 
 /// One of the conditions of an Until.
-pub(super) fn condition(resource: &ServedResource, at: usize, text: &str) -> Result<Condition, Refusal> {
+pub(super) async fn condition(
+    service: &Service,
+    resource: &ServedResource,
+    at: usize,
+    text: &str,
+) -> Result<Condition, Refusal> {
     check_expressions("conditions")?;
     let located = |error| invalid_expression("conditions", &format_args!("[{at}]: {error}"));
-    let condition = Condition::parse(text).map_err(located)?;
+    let condition = service.conditions().compile(text).await.map_err(located)?;
     Ok(condition.counted_in(&resource.informer.stats().expression_errors))
 }
 

@@ -6,13 +6,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
-    call::peer, discovery, metrics::RpcMetrics, page::Pages, query, routes::timeout_of, status::Refusal, until,
-    watch::Caller, watchers::Watchers,
+    call::peer, compiler::Compiler, discovery, metrics::RpcMetrics, page::Pages, query, routes::timeout_of,
+    status::Refusal, until, watch::Caller, watchers::Watchers,
 };
 use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
-    model::{ObjectKey, ResourceVersion},
+    model::{Condition, Expression, ObjectKey, ResourceVersion},
     proto::{self, pb},
     watch::{FullChannelPolicy, QueueOptions},
 };
@@ -73,6 +73,8 @@ struct Inner {
     resources: BTreeMap<String, ServedResource>,
     config: ServiceConfig,
     pages: Pages,
+    expressions: Compiler<Expression>,
+    conditions: Compiler<Condition>,
     watchers: Arc<Watchers>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
@@ -93,7 +95,16 @@ impl Service {
     ) -> Self {
         let watchers = Arc::new(Watchers::new(config.max_watchers));
         let resources = resources.into_iter().map(|resource| (resource.name.clone(), resource)).collect();
-        let inner = Inner { resources, config, pages: Pages::new(), watchers, lifecycle, metrics };
+        let inner = Inner {
+            resources,
+            config,
+            pages: Pages::new(),
+            expressions: Compiler::new(Expression::parse),
+            conditions: Compiler::new(Condition::parse),
+            watchers,
+            lifecycle,
+            metrics,
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -131,6 +142,14 @@ impl Service {
 
     pub(super) fn pages(&self) -> &Pages {
         &self.inner.pages
+    }
+
+    pub(super) fn expressions(&self) -> &Compiler<Expression> {
+        &self.inner.expressions
+    }
+
+    pub(super) fn conditions(&self) -> &Compiler<Condition> {
+        &self.inner.conditions
     }
 
     pub(super) fn watchers(&self) -> &Arc<Watchers> {

@@ -45,12 +45,13 @@ pub(super) async fn until(
     let observer = caller.observer.clone();
     let pb::UntilRequest { watch: request, conditions } = request;
     let request = request.unwrap_or_default();
-    let checked = (|| {
+    let checked = async {
         let resource = service.resource(&request.resource)?;
         check(&request)?;
-        Ok((resource, self::conditions(resource, &conditions)?, query::format(request.format)?))
-    })();
-    let (resource, conditions, format) = observer.result(checked)?;
+        let format = query::format(request.format)?;
+        Ok((resource, format, self::conditions(service, resource, &conditions).await?))
+    };
+    let (resource, format, conditions) = observer.result(checked.await)?;
     let mut waiting = Waiting { conditions, count: 0, is_synced: false };
 
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: resource.queue.length };
@@ -134,13 +135,20 @@ fn check(request: &pb::WatchRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn conditions(resource: &ServedResource, texts: &[String]) -> Result<Until<Condition>, Refusal> {
+async fn conditions(
+    service: &Service,
+    resource: &ServedResource,
+    texts: &[String],
+) -> Result<Until<Condition>, Refusal> {
     if texts.is_empty() || texts.len() > MAX_CONDITIONS {
         let message = format!("expected between 1 and {MAX_CONDITIONS}, found {}", texts.len());
         return Err(Refusal::Invalid { reason: "CONDITIONS_INVALID", field: "conditions", message });
     }
-    let parsed = texts.iter().enumerate().map(|(at, text)| query::condition(resource, at, text));
-    Ok(Until::new(parsed.collect::<Result<Vec<_>, _>>()?))
+    let mut conditions = Vec::new();
+    for (at, text) in texts.iter().enumerate() {
+        conditions.push(query::condition(service, resource, at, text).await?);
+    }
+    Ok(Until::new(conditions))
 }
 
 /// The next of a frame's messages. There are only whole ones: they were encoded in this process.

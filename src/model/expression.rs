@@ -9,10 +9,11 @@
 //! `filter`, `size`, `contains`, `startsWith`, `endsWith` and conversions. There is neither `matches` nor time.
 //!
 //! - What fails is false, and counted. A field, key or element that is missing is false too, and not counted: objects differ.
-//! - The cost of a text is bounded by its length ([`MAX_EXPRESSION_BYTES`]), and it is parsed on a stack of its own. How deep
-//!   it may be nested is bounded (20 levels), so that its evaluation does not exhaust the stack of any thread.
+//! - The cost of a text is bounded by its length ([`MAX_EXPRESSION_BYTES`]), and it is parsed on a stack of its own, while the
+//!   caller waits. How deep it may be nested is bounded (20 levels), so that its evaluation does not exhaust the stack of any
+//!   thread.
 //! - The cost of an evaluation is bounded by a budget of 100 000 steps (up to some 5 ms). Whatever reads or copies values
-//!   pays before it does so: a step for each value in them and one for each 64 bytes of text; a loop pays for
+//!   pays before it does so: a step for each value in them and one for each 64 bytes of text, that of names too; a loop pays for
 //!   its whole body for each element. Past the budget it has failed. So an evaluation needs no clock, and has the same
 //!   outcome on every replica.
 //! - Apart from that, a body becomes a value at the price of parsing it.

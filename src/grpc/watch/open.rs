@@ -64,6 +64,7 @@ pub(in super::super) async fn open_with(
     let Caller { peer, stream, wait, observer } = caller;
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
+        service,
         resource,
         Parts {
             namespace: &request.namespace,
@@ -73,7 +74,8 @@ pub(in super::super) async fn open_with(
             expression: &request.expression,
             index: request.index.as_ref(),
         },
-    )?;
+    )
+    .await?;
     let format = query::format(request.format)?;
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;

@@ -2,17 +2,20 @@
 
 use std::mem;
 
-use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators};
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr, SourceInfo, operators,
+};
 
 use super::{
     MAX_LEVELS,
-    meter::{CHARGE, LOOP, steps_of_text},
+    meter::{CHARGE, KEY, LOOP, steps_of_text},
 };
 
 /// Goes through an expression, and knows the names at each place of it.
 pub(super) struct Check<'a> {
     source: &'a SourceInfo,
-    variables: Vec<String>,
+    /// The variables, and inside of them those of each loop.
+    scopes: Vec<Vec<String>>,
 }
 
 /// What is refused, and the character (from 0) at which it is.
@@ -36,28 +39,31 @@ const TYPES: &[&str] = &["bool", "bytes", "double", "int", "list", "map", "null_
 
 impl<'a> Check<'a> {
     pub(super) fn new(source: &'a SourceInfo, variables: &[&str]) -> Self {
-        Self { source, variables: variables.iter().map(|&name| name.to_owned()).collect() }
+        Self { source, scopes: vec![variables.iter().map(|&name| name.to_owned()).collect()] }
     }
 
-    /// Checks a whole expression, and makes it pay.
-    pub(super) fn run(mut self, expression: &mut IdedExpr) -> Result<(), Refused> {
-        self.check(expression)?;
+    /// Checks a whole expression, and makes it pay. Gives the steps that it takes by itself, whatever it is about.
+    pub(super) fn run(mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
+        let steps = self.check(expression)?;
         match too_deep(expression, MAX_LEVELS) {
             Some(id) => Err(self.refuse(id, format!("it is nested more than {MAX_LEVELS} levels deep"))),
-            None => Ok(()),
+            None => Ok(steps),
         }
     }
 
-    /// Gives the steps that the expression takes at least when it is evaluated once, loops apart.
+    /// Gives the steps that the expression takes when all of it is evaluated once, apart from what it pays by calls.
     fn check(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         let id = expression.id;
         match &mut expression.expr {
             Expr::Unspecified => Err(self.refuse(id, "expected an expression".to_owned())),
-            Expr::Literal(LiteralValue::String(text)) => Ok(steps_of_text(text)),
-            Expr::Literal(LiteralValue::Bytes(bytes)) => Ok(1 + (bytes.inner().len() as u64)),
+            Expr::Literal(LiteralValue::String(text)) => Ok(steps_of_text(text.inner().len())),
+            Expr::Literal(LiteralValue::Bytes(bytes)) => Ok(steps_of_text(bytes.inner().len())),
             Expr::Literal(_) => Ok(1),
-            Expr::Ident(name) => self.name(id, name).map(|()| 1),
-            Expr::Select(select) => self.check(&mut select.operand).map(|steps| steps + 1),
+            Expr::Ident(name) => self.name(id, &[name]),
+            Expr::Select(select) => match name_of(select) {
+                Some((id, name)) => self.name(id, &name),
+                None => Ok(self.check(&mut select.operand)? + steps_of_text(select.field.len())),
+            },
             Expr::Call(call) => self.call(id, call),
             Expr::List(list) => self.all(&mut list.elements, true),
             Expr::Map(map) => map.entries.iter_mut().try_fold(1, |sum, entry| match &mut entry.expr {
@@ -71,15 +77,28 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn name(&self, id: u64, name: &str) -> Result<(), Refused> {
+    /// Checks a name and the fields behind it. Each beginning of the whole is looked for as a variable, in each loop from the
+    /// innermost outwards until the variable is found.
+    fn name(&self, id: u64, name: &[&str]) -> Result<u64, Refused> {
         // A leading dot is CEL's way to the outermost name.
-        let plain = name.strip_prefix('.').unwrap_or(name);
-        if self.variables.iter().any(|variable| variable == plain) || TYPES.contains(&plain) {
-            return Ok(());
+        let plain = name[0].strip_prefix('.').unwrap_or(name[0]);
+        let mut scopes = self.scopes.iter().rev();
+        let scopes = match scopes.position(|scope| scope.iter().any(|variable| variable == plain)) {
+            Some(inner) => inner + 1,
+            None if TYPES.contains(&plain) => self.scopes.len(),
+            None => {
+                // The accumulators of loops are no names that a user knows.
+                let known = self.scopes.iter().flatten().filter(|name| !name.starts_with('@'));
+                let known: Vec<_> = known.map(String::as_str).collect();
+                return Err(self.refuse(id, format!("there is no variable {plain:?}; there are: {}", known.join(", "))));
+            }
+        };
+        let (mut length, mut steps) = (0, 0);
+        for part in name {
+            length += part.len() + 1;
+            steps += steps_of_text(length);
         }
-        // The accumulators of loops are no names that a user knows.
-        let known: Vec<_> = self.variables.iter().filter(|name| !name.starts_with('@')).map(String::as_str).collect();
-        Err(self.refuse(id, format!("there is no variable {plain:?}; there are: {}", known.join(", "))))
+        Ok(scopes as u64 * steps)
     }
 
     fn call(&mut self, id: u64, call: &mut CallExpr) -> Result<u64, Refused> {
@@ -108,14 +127,10 @@ impl<'a> Check<'a> {
             | operators::NOT_STRICTLY_FALSE => self.all(args, false)?,
             // A container is not read as a whole.
             operators::INDEX => match args.as_mut_slice() {
-                [container, key] => self.check(container)? + self.charged(key)?,
+                [container, key] => self.check(container)? + self.key(key)?,
                 _ => self.all(args, true)?,
             },
-            operators::ADD => args.iter_mut().try_fold(1, |sum, operand| {
-                // Of a chain, the links are no longer than what has been paid for.
-                let is_chain = matches!(&operand.expr, Expr::Call(call) if call.func_name == operators::ADD);
-                Ok(sum + if is_chain { self.check(operand)? } else { self.charged(operand)? })
-            })?,
+            operators::ADD => self.sum(args, 1)?,
             _ => self.all(args, true)?,
         };
         Ok(1 + steps + target.as_deref_mut().map_or(Ok(0), |target| self.charged(target))?)
@@ -125,14 +140,13 @@ impl<'a> Check<'a> {
         let ComprehensionExpr { iter_range, iter_var, iter_var2, accu_var, accu_init, loop_cond, loop_step, result } =
             comprehension;
         let outside = self.check(iter_range)? + self.check(accu_init)?;
-        let outer = self.variables.len();
-        self.variables.push(accu_var.clone());
-        self.variables.push(iter_var.clone());
-        self.variables.extend(iter_var2.clone());
-        let body = 1 + self.check(loop_cond)? + self.check(loop_step)?;
+        let variables = [Some(&*accu_var), Some(&*iter_var), iter_var2.as_ref()];
+        self.scopes.push(variables.into_iter().flatten().cloned().collect());
+        // The variable is set anew for each element.
+        let body = steps_of_text(iter_var.len()) + self.check(loop_cond)? + self.check(loop_step)?;
         let steps = outside + self.check(result)?;
-        self.variables.truncate(outer);
-        let body = IdedExpr { id: iter_range.id, expr: Expr::Literal(LiteralValue::Int(body.cast_signed().into())) };
+        self.scopes.pop();
+        let body = number(iter_range.id, body);
         call(LOOP, iter_range, [body]);
         Ok(1 + steps)
     }
@@ -143,9 +157,23 @@ impl<'a> Check<'a> {
         })
     }
 
+    /// Checks the operands of a sum. In a chain of sums an operand is copied so many `times`: once for each that it goes through.
+    fn sum(&mut self, operands: &mut [IdedExpr], times: u64) -> Result<u64, Refused> {
+        operands.iter_mut().try_fold(1, |sum, operand| match &mut operand.expr {
+            Expr::Call(CallExpr { func_name, args, .. }) if func_name == operators::ADD => {
+                Ok(sum + self.sum(args, times + 1)?)
+            }
+            _ => Ok(sum + self.copied(operand, times)?),
+        })
+    }
+
     /// Checks what an operation reads or copies, and makes it pay for that.
     fn charged(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
-        let steps = self.check(expression)?;
+        self.copied(expression, 1)
+    }
+
+    fn copied(&mut self, expression: &mut IdedExpr, times: u64) -> Result<u64, Refused> {
+        let steps = times * self.check(expression)?;
         let is_charged = match &expression.expr {
             // The accumulator of a loop: `map` and `filter` append to it in place as long as they look as they do.
             Expr::Ident(name) => !name.starts_with('@'),
@@ -153,17 +181,49 @@ impl<'a> Check<'a> {
             // The other calls give booleans and numbers.
             Expr::Call(call) => LARGE.contains(&&*call.func_name),
             Expr::Comprehension(_) => true,
-            // What they cost is known, or has been paid for each element.
+            // Their elements have paid for being put into them.
+            Expr::List(_) | Expr::Map(_) => times > 1,
+            // What they cost is known.
             _ => false,
         };
         if is_charged {
-            call(CHARGE, expression, []);
+            let times = number(expression.id, times);
+            call(CHARGE, expression, [times]);
+        }
+        Ok(steps)
+    }
+
+    /// Checks what an element is looked up by, and makes it pay.
+    fn key(&mut self, key: &mut IdedExpr) -> Result<u64, Refused> {
+        let steps = self.check(key)?;
+        if !matches!(&key.expr, Expr::Literal(LiteralValue::String(_) | LiteralValue::Int(_))) {
+            call(KEY, key, []);
         }
         Ok(steps)
     }
 
     fn refuse(&self, id: u64, message: String) -> Refused {
         Refused { at: self.source.offset_for(id).map_or(0, |(start, _)| start as usize), message }
+    }
+}
+
+/// The variable, its id, and the fields of it that are one name, such as `object.spec.a`.
+fn name_of(select: &SelectExpr) -> Option<(u64, Vec<&str>)> {
+    let (mut select, mut name) = (select, Vec::new());
+    loop {
+        if select.test {
+            return None;
+        }
+        name.push(select.field.as_str());
+        match &select.operand.expr {
+            Expr::Ident(variable) => {
+                name.push(variable);
+                name.reverse();
+                return Some((select.operand.id, name));
+            }
+            Expr::Select(operand) => select = operand,
+            _ => return None,
+        }
     }
 }
 
@@ -191,6 +251,10 @@ fn too_deep(expression: &IdedExpr, levels: usize) -> Option<u64> {
             [iter_range, accu_init, loop_cond, loop_step, result].into_iter().find_map(below)
         }
     }
+}
+
+fn number(id: u64, number: u64) -> IdedExpr {
+    IdedExpr { id, expr: Expr::Literal(LiteralValue::Int(number.cast_signed().into())) }
 }
 
 /// Makes an expression the first argument of a call.

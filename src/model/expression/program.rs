@@ -26,6 +26,8 @@ use super::{
 /// An expression that has been checked.
 pub(super) struct Program {
     expression: IdedExpr,
+    /// That it takes by itself.
+    steps: u64,
 }
 
 /// What the names of an expression stand for.
@@ -87,7 +89,7 @@ impl Program {
         let variables = Variables { event, object: object.as_deref().unwrap_or(&CelNull) };
         let mut context = Context::with_env(Arc::clone(&ENV));
         context.set_variable_resolver(&variables);
-        let (result, was_enough) = meter::metered(|| Value::resolve_val(&self.expression, &context));
+        let (result, was_enough) = meter::metered(self.steps, || Value::resolve_val(&self.expression, &context));
         if !was_enough {
             // Whatever came of it: a loop may have gone on without what failed.
             return Err(Failure::Error);
@@ -126,8 +128,8 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
         first.map_or_else(|| SyntaxError::new(text, 0, "it is not CEL"), |error| syntax_error(text, error))
     })?;
     let checked = Check::new(&source, variables).run(&mut expression);
-    checked.map_err(|Refused { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
-    Ok(Program { expression })
+    let steps = checked.map_err(|Refused { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
+    Ok(Program { expression, steps })
 }
 
 /// What the parser says, in few words.

@@ -235,6 +235,39 @@ fn what_is_nested_as_deep_as_allowed_is_evaluated() {
     assert_eq!(deepest("[object].map(x,", "x", ")"), 4 * 15 + 1 + 4);
 }
 
+/// What CEL does for names, keys and errors is paid for as well.
+#[test]
+fn what_is_not_seen_costs_too() {
+    let body = serde_json::json!({ "short": vec![1; 30], "list": vec![1; 3000], "many": vec![1; 100_000] }).to_string();
+    let (fields, name) = (".a".repeat(1500), "n".repeat(3000));
+    for text in [
+        format!("object.short.all(a, object{fields} == 1 || true)"),
+        format!("object.short.all(a, [1].all(b, [1].all(c, object{} == 1 || true)))", ".a".repeat(800)),
+        format!("object.list.all({name}, true)"),
+        format!("object.list.all(a, has(a.{name}) || true)"),
+        format!("object.list.all(a, [a][0].{name} == 1 || true)"),
+        // The first operand is copied in each of the sums.
+        format!("({}).size() > 0", ["object.list"; 15].join(" + ")),
+        format!("[object.list, object.list, object.list]{} == 1", " + [1]".repeat(14)),
+    ] {
+        assert_eq!(outcome(&text, &body), (false, 1), "{text:.100}");
+    }
+    for text in [
+        // CEL would put a copy of the list into each error.
+        "object.list.all(a, object.many[0.5] == 1 || true)",
+        "object.list.all(a, object.many[1.0 / 0.0] == 1 || true)",
+        "object.list.all(a, object.many[double('nan')] == 1 || true)",
+        "object.list.all(a, object.many[1e300] == 1 || true)",
+        "object.list.all(a, object.many[2.0] == 1)",
+    ] {
+        let started = std::time::Instant::now();
+        assert_eq!(outcome(text, &body), (true, 0), "{text}");
+        let took = started.elapsed();
+        assert!(took < std::time::Duration::from_secs(5), "{text}: {took:?}");
+    }
+    assert_eq!(outcome("object.list[0.5] == 1", &body), (false, 1));
+}
+
 /// Each would take hours or terabytes.
 #[test]
 fn a_costly_evaluation_fails_soon() {

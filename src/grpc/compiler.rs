@@ -1,0 +1,191 @@
+//! Expressions of requests, compiled away from the threads that serve, and kept by their text.
+//!
+//! To compile takes a stack of its own and up to some 15 ms, for a text of the client's choice. So it is done one text at a
+//! time on a thread that may block, while the call waits; and of the texts that came last, the outcome is kept, for clients that
+//! come back or are many.
+
+use std::{collections::VecDeque, fmt, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::model::{MAX_EXPRESSION_BYTES, SyntaxError};
+
+/// Compiles texts into what `T` is.
+pub(super) struct Compiler<T> {
+    parse: fn(&str) -> Result<T, SyntaxError>,
+    recent: Mutex<Recent<T>>,
+    /// One permit. Waiting for it is in order.
+    turn: Arc<Semaphore>,
+}
+
+/// The outcomes that were asked for last, the latest at the end.
+struct Recent<T> {
+    outcomes: VecDeque<(Box<str>, Result<T, SyntaxError>)>,
+    bytes: usize,
+}
+
+/// Looked through one after the other, which takes less than a microsecond.
+const MAX_TEXTS: usize = 256;
+/// Of the texts. What they are compiled into was seen to be up to 75 times as large.
+const MAX_BYTES: usize = 64 << 10;
+
+// === impl Compiler ===
+
+impl<T: Clone + Send + 'static> Compiler<T> {
+    pub(super) fn new(parse: fn(&str) -> Result<T, SyntaxError>) -> Self {
+        let recent = Recent { outcomes: VecDeque::new(), bytes: 0 };
+        Self { parse, recent: Mutex::new(recent), turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// What a text is.
+    ///
+    /// # Cancel safety
+    ///
+    /// A text whose turn has come is compiled to its end all the same.
+    pub(super) async fn compile(&self, text: &str) -> Result<T, SyntaxError> {
+        if let Some(known) = self.recent.lock().get(text) {
+            return known;
+        }
+        // It is never closed; without a turn, all the more would be compiled at a time.
+        let turn = Arc::clone(&self.turn).acquire_owned().await.ok();
+        // Those who waited for the same text need no turn each.
+        if let Some(known) = self.recent.lock().get(text) {
+            return known;
+        }
+        let (parse, owned) = (self.parse, text.to_owned());
+        // The turn goes with the work, and comes back with the outcome: if nobody waits for that any more, it ends there.
+        let compiled = tokio::task::spawn_blocking(move || (parse(&owned), turn));
+        let (outcome, turn) = match compiled.await {
+            Ok(compiled) => compiled,
+            // It does not panic, and the runtime ends after the calls.
+            Err(error) => return Err(SyntaxError::new(text, 0, error.to_string())),
+        };
+        self.recent.lock().put(text, outcome.clone());
+        drop(turn);
+        outcome
+    }
+}
+
+impl<T> fmt::Debug for Compiler<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiler").field("kept", &self.recent.lock().outcomes.len()).finish_non_exhaustive()
+    }
+}
+
+// === impl Recent ===
+
+impl<T: Clone> Recent<T> {
+    fn get(&mut self, text: &str) -> Option<Result<T, SyntaxError>> {
+        let at = self.outcomes.iter().rposition(|(known, _)| **known == *text)?;
+        let found = self.outcomes.remove(at)?;
+        let outcome = found.1.clone();
+        self.outcomes.push_back(found);
+        Some(outcome)
+    }
+
+    fn put(&mut self, text: &str, outcome: Result<T, SyntaxError>) {
+        // What is longer is refused at once, and not worth the others' place.
+        if text.len() > MAX_EXPRESSION_BYTES {
+            return;
+        }
+        self.bytes += text.len();
+        self.outcomes.push_back((text.into(), outcome));
+        while self.bytes > MAX_BYTES || self.outcomes.len() > MAX_TEXTS {
+            let Some((oldest, _)) = self.outcomes.pop_front() else { break };
+            self.bytes -= oldest.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+        time::Duration,
+    };
+
+    use super::*;
+
+    type Outcome = Result<String, SyntaxError>;
+
+    /// A parser that refuses what begins with `!`.
+    fn parsed(text: &str) -> Outcome {
+        if text.starts_with('!') { Err(SyntaxError::new(text, 0, "no")) } else { Ok(text.to_uppercase()) }
+    }
+
+    #[tokio::test]
+    async fn a_text_is_compiled_once_until_it_is_forgotten() {
+        static TIMES: AtomicUsize = AtomicUsize::new(0);
+        let compiler = Compiler::new(|text| {
+            TIMES.fetch_add(1, Ordering::Relaxed);
+            parsed(text)
+        });
+        for _ in 0..3 {
+            assert_eq!(compiler.compile("a").await, Ok("A".to_owned()));
+            assert_eq!(compiler.compile("!").await, Err(SyntaxError::new("!", 0, "no")));
+        }
+        assert_eq!(TIMES.load(Ordering::Relaxed), 2);
+        for other in 0..MAX_TEXTS - 1 {
+            compiler.compile(&other.to_string()).await.unwrap();
+            compiler.compile("a").await.unwrap();
+        }
+        assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 1, "what is asked for again stays");
+        compiler.compile("!").await.unwrap_err();
+        assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 2, "what was not has gone");
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_bounded() {
+        let compiler = Compiler::new(parsed);
+        for n in 0..MAX_TEXTS + 50 {
+            compiler.compile(&n.to_string()).await.unwrap();
+        }
+        assert_eq!(compiler.recent.lock().outcomes.len(), MAX_TEXTS);
+        for n in 100..120 {
+            compiler.compile(&n.to_string().repeat(MAX_EXPRESSION_BYTES / 3)).await.unwrap();
+        }
+        let kept = compiler.recent.lock().outcomes.len();
+        compiler.compile(&"x".repeat(MAX_EXPRESSION_BYTES + 1)).await.unwrap();
+        let recent = compiler.recent.lock();
+        assert_eq!((kept, recent.outcomes.len()), (16, 16), "as many as there is room for, and none that is too long");
+        assert!(recent.bytes <= MAX_BYTES);
+        assert_eq!(recent.bytes, recent.outcomes.iter().map(|(text, _)| text.len()).sum::<usize>());
+    }
+
+    /// On a runtime of one thread, which goes on serving.
+    #[tokio::test]
+    async fn texts_wait_for_each_other_and_nothing_waits_for_them() {
+        static GATE: AtomicBool = AtomicBool::new(false);
+        static RUNNING: AtomicUsize = AtomicUsize::new(0);
+        static MOST: AtomicUsize = AtomicUsize::new(0);
+        let compiler = Arc::new(Compiler::new(|text| {
+            MOST.fetch_max(RUNNING.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            while !GATE.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            RUNNING.fetch_sub(1, Ordering::SeqCst);
+            parsed(text)
+        }));
+        let compile = |text: String| {
+            let compiler = Arc::clone(&compiler);
+            tokio::spawn(async move { compiler.compile(&text).await })
+        };
+        // Each text twice.
+        let calls: Vec<_> = (0..100).map(|n| (n / 2).to_string()).map(|text| (text.clone(), compile(text))).collect();
+        let cancelled = compile("cancelled".to_owned());
+        while RUNNING.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        cancelled.abort();
+        assert!(cancelled.await.unwrap_err().is_cancelled());
+        assert!(calls.iter().all(|(_, call)| !call.is_finished()));
+        GATE.store(true, Ordering::SeqCst);
+        for (text, call) in calls {
+            let call = tokio::time::timeout(Duration::from_secs(60), call);
+            assert_eq!(call.await.expect("its turn comes").unwrap(), Ok(text));
+        }
+        assert_eq!(MOST.load(Ordering::SeqCst), 1);
+        assert_eq!(compiler.recent.lock().outcomes.len(), 50, "each once, and not what was given up");
+    }
+}
