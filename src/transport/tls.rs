@@ -1,6 +1,11 @@
 //! TLS on the connections of one listener, from files that may change.
 
-use std::{fmt, fs, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use rustls::{
@@ -119,11 +124,11 @@ impl fmt::Debug for Tls {
 
 impl TlsFiles {
     fn read(&self) -> Result<Contents, TlsError> {
-        let read = |path: &PathBuf| fs::read(path).map_err(|error| TlsError::new(path, error.to_string()));
+        let read = |path: &Path| fs::read(path).map_err(|error| TlsError::new(path, error.to_string()));
         Ok(Contents {
             cert: read(&self.cert)?,
             key: read(&self.key)?,
-            client_ca: self.client_ca.as_ref().map(read).transpose()?,
+            client_ca: self.client_ca.as_deref().map(read).transpose()?,
         })
     }
 
@@ -155,7 +160,7 @@ impl TlsFiles {
     }
 }
 
-fn certificates(path: &PathBuf, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let certs = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
     let certs = certs.map_err(|error| TlsError::new(path, format!("not a certificate in PEM: {error}")))?;
     if certs.is_empty() {
@@ -165,8 +170,8 @@ fn certificates(path: &PathBuf, pem: &[u8]) -> Result<Vec<CertificateDer<'static
 }
 
 impl TlsError {
-    fn new(path: &PathBuf, problem: String) -> Self {
-        Self { path: path.clone(), problem }
+    fn new(path: &Path, problem: String) -> Self {
+        Self { path: path.to_path_buf(), problem }
     }
 }
 
@@ -178,8 +183,6 @@ impl Io for TlsStream<TcpStream> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     use super::*;
