@@ -79,6 +79,32 @@ pub enum Bug {
     EvictionIsUntold,
     /// A client under BLOCK counts as full as soon as another one is.
     EvictedWithoutBeingFull,
+    /// Under COALESCE a client is not told that what it has is gone.
+    CoalescingLosesADeletion,
+    /// Under COALESCE another uid is MODIFIED.
+    CoalescingMergesAcrossUids,
+    /// What was replaced under its key is DELETED at the version of what replaced it.
+    ReplacedIsDeletedAtTheNewVersion,
+    /// A DELETED carries the last state that was merged, which the client never had.
+    CoalescedDeletionHasTheLastState,
+    /// `coalesced` is one more than it is.
+    CoalescedIsMiscounted,
+    /// What left no trace is not counted.
+    VanishedIsNotCounted,
+    /// The keys of a generation come by their first change.
+    GenerationIsByTheFirstChange,
+    /// The last message of a generation does not carry its version.
+    GenerationEndsWithoutItsVersion,
+    /// Every message of a generation carries its version.
+    VersionInsideAGeneration,
+    /// Whoever has been told the first part of a generation is said to have all of it.
+    GenerationIsReachedWithItsFirstPart,
+    /// What was merged is not told.
+    GenerationIsForgotten,
+    /// What the queue held when merging began is not told.
+    QueueIsForgottenWhenMerging,
+    /// A client under COALESCE counts as full as soon as another one is.
+    CoalescesWithoutBeingFull,
     /// A waiting client is not woken.
     WakeIsLost,
     /// The first event of a replay is told twice.
@@ -109,6 +135,26 @@ pub enum Bug {
     DrainingAtTheHead,
     /// The trailers say OK whatever the last message was.
     EndsWellAlways,
+    /// A page is of the state of now.
+    PageFromTheStateOfNow,
+    /// A page token is honoured whatever the query.
+    PageOfAnotherQuery,
+    /// A page that is not the last has no token.
+    PageForgetsThatThereIsMore,
+    /// A page begins with the last object of the one before.
+    PageRepeatsTheLastObject,
+    /// A snapshot is kept for ever.
+    PageNeverExpires,
+    /// Half as many snapshots are kept.
+    PageIsForgottenEarly,
+    /// A snapshot is kept for its first token only.
+    PageIsKeptFromItsFirstToken,
+    /// A state is served however old it is.
+    MinVersionIsIgnored,
+    /// A state is served only when it is newer than what was asked for.
+    MinVersionIsToBePassed,
+    /// A state that is too old is refused at once.
+    MinVersionIsNotAwaited,
 }
 
 impl Bug {
@@ -147,6 +193,19 @@ impl Bug {
         Self::DropBeginsAtItsEnd,
         Self::EvictionIsUntold,
         Self::EvictedWithoutBeingFull,
+        Self::CoalescingLosesADeletion,
+        Self::CoalescingMergesAcrossUids,
+        Self::ReplacedIsDeletedAtTheNewVersion,
+        Self::CoalescedDeletionHasTheLastState,
+        Self::CoalescedIsMiscounted,
+        Self::VanishedIsNotCounted,
+        Self::GenerationIsByTheFirstChange,
+        Self::GenerationEndsWithoutItsVersion,
+        Self::VersionInsideAGeneration,
+        Self::GenerationIsReachedWithItsFirstPart,
+        Self::GenerationIsForgotten,
+        Self::QueueIsForgottenWhenMerging,
+        Self::CoalescesWithoutBeingFull,
         Self::WakeIsLost,
         Self::ReplayRepeats,
         Self::ReplayForgetsTheLast,
@@ -161,6 +220,16 @@ impl Bug {
         Self::InitialEventsAreNotSelected,
         Self::DrainingAtTheHead,
         Self::EndsWellAlways,
+        Self::PageFromTheStateOfNow,
+        Self::PageOfAnotherQuery,
+        Self::PageForgetsThatThereIsMore,
+        Self::PageRepeatsTheLastObject,
+        Self::PageNeverExpires,
+        Self::PageIsForgottenEarly,
+        Self::PageIsKeptFromItsFirstToken,
+        Self::MinVersionIsIgnored,
+        Self::MinVersionIsToBePassed,
+        Self::MinVersionIsNotAwaited,
     ];
 }
 

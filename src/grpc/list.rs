@@ -22,6 +22,7 @@ use super::{
 use crate::{
     cache::{HealthReport, Snapshot},
     model::{ObjectKey, Selection},
+    planted::planted,
     proto::{self, PayloadFormat, pb},
 };
 
@@ -158,7 +159,10 @@ async fn start(
     if page_token.is_empty() {
         return Ok((service.snapshot(resource, min_version, wait).await?, None));
     }
-    let Continued { snapshot, after } = service.pages().resume(page_token, query)?;
+    let Continued { mut snapshot, after } = service.pages().resume(page_token, query)?;
+    if let Some(now) = resource.informer.snapshot().filter(|_| planted!(PageFromTheStateOfNow)) {
+        snapshot = now;
+    }
     let key = after.split_once('\0').and_then(|(namespace, name)| ObjectKey::new(namespace, name).ok());
     // Tokens are made below, of a key; that of an object without one cannot be had.
     Ok((snapshot, Some(key.ok_or(Refusal::PageTokenExpired)?)))
@@ -178,7 +182,9 @@ impl Chunks {
             if self.selection.matches(object) {
                 if self.room == Some(0) {
                     self.is_done = true;
-                    self.chunk.next_page_token = self.next_page_token();
+                    if !planted!(PageForgetsThatThereIsMore) {
+                        self.chunk.next_page_token = self.next_page_token();
+                    }
                     return;
                 }
                 let message = proto::object(object, object.version(), self.format);
@@ -191,7 +197,9 @@ impl Chunks {
                 self.chunk.bytes += bytes;
                 self.chunk.objects.push(message);
                 self.room = self.room.map(|room| room - 1);
-                self.sent = Some(object.key().clone());
+                if self.sent.is_none() || self.room != Some(0) || !planted!(PageRepeatsTheLastObject) {
+                    self.sent = Some(object.key().clone());
+                }
             }
             self.looked_at = Some(object.key().clone());
             if self.chunk.bytes >= CHUNK_BYTES {

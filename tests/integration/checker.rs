@@ -23,11 +23,15 @@
 //! a test reads them to see that they do not. What is deliberately not here: sockets and flow control (the other stories),
 //! and the payload formats other than RAW and METADATA.
 
+mod answers;
+mod ask;
+mod call;
 mod client;
 mod expect;
 mod follow;
 mod harness;
 mod record;
+mod scenes;
 mod script;
 mod selection;
 mod truth;
@@ -43,6 +47,7 @@ use proptest::{
 };
 
 use self::{
+    answers::Answers,
     follow::Tally,
     harness::{FUTURE_WAIT, Run},
     record::{End, Start},
@@ -66,6 +71,7 @@ struct Totals {
     settled: u64,
     rewinds: u64,
     told: Tally,
+    answers: Answers,
 }
 
 impl Totals {
@@ -97,7 +103,9 @@ impl Totals {
 
     /// What did not happen, and has to in a run that is worth its name.
     fn missing(&self) -> Vec<&'static str> {
-        let Self { resumes, relists, relist_gaps, transactions, parked, expired_versions, rewinds, told, .. } = self;
+        let Self {
+            resumes, relists, relist_gaps, transactions, parked, expired_versions, rewinds, told, answers, ..
+        } = self;
         let counted = [
             ("resume", resumes),
             ("relist", relists),
@@ -112,6 +120,15 @@ impl Totals {
             ("eviction under BLOCK", &told.evictions),
             ("bookmark", &told.bookmarks),
             ("drain", &told.drains),
+            ("generation", &told.long_generations),
+            ("generation that left something out", &told.merged),
+            ("generation that left nothing", &told.vanished),
+            ("page of a state that has changed", &answers.past_pages),
+            ("page whose snapshot is gone", &answers.expired_pages),
+            ("page of another query", &answers.twisted_pages),
+            ("object", &answers.gets),
+            ("answer that was awaited", &answers.awaited),
+            ("version that was awaited in vain", &answers.not_reached),
         ];
         counted.into_iter().filter(|(_, count)| **count == 0).map(|(what, _)| what).collect()
     }
@@ -127,7 +144,7 @@ fn check(script: &Script, totals: &mut Totals) -> Result<(), Violation> {
     for record in &run.records {
         verify::verify(&run.truth, record, FUTURE_WAIT, &mut totals.told)?;
     }
-    Ok(())
+    answers::verify(&run.truth, &run.calls, &mut totals.answers).map_err(Violation::of)
 }
 
 /// A script, a line for each step.
@@ -170,7 +187,8 @@ fn every_stream_of_every_history_is_true() {
 }
 
 /// The checker is checked: it finds every bug that is planted, in runs that are always the same. It looks no further than
-/// the first run in which it does, unless `INFORMERD_CHECKER_BUG_CASES` says how many it shall count in.
+/// the first run in which it does, unless `INFORMERD_CHECKER_BUG_CASES` says how many it shall count in. With
+/// `INFORMERD_CHECKER_BUG` only those are planted whose name contains it.
 #[test]
 #[cfg(debug_assertions)]
 fn every_planted_bug_is_found() {
@@ -178,7 +196,8 @@ fn every_planted_bug_is_found() {
     let mut runner = runner(1, 2);
     let mut scripts = Vec::new();
     let mut wrong = Vec::new();
-    for bug in Bug::ALL {
+    let named = std::env::var("INFORMERD_CHECKER_BUG").unwrap_or_default();
+    for bug in Bug::ALL.iter().filter(|bug| format!("{bug:?}").contains(&named)) {
         let (mut reached, mut found, mut first) = (0, 0, None);
         for at in 0..setting("INFORMERD_CHECKER_BUG_CASES", 1500) as usize {
             if scripts.len() == at {
@@ -209,8 +228,11 @@ fn every_planted_bug_is_found() {
 #[test]
 fn the_checker_knows_nothing_of_the_server() {
     let sources = [
+        ("answers", include_str!("checker/answers.rs")),
+        ("ask", include_str!("checker/ask.rs")),
         ("expect", include_str!("checker/expect.rs")),
         ("follow", include_str!("checker/follow.rs")),
+        ("merging", include_str!("checker/follow/merging.rs")),
         ("record", include_str!("checker/record.rs")),
         ("selection", include_str!("checker/selection.rs")),
         ("truth", include_str!("checker/truth.rs")),

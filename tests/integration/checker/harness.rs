@@ -2,6 +2,8 @@
 //! by piece. The clock is paused and moved by the script alone; between two steps the server comes to rest. So how fast a
 //! client reads, when it leaves and what the server had applied by then are exactly known.
 
+mod calls;
+
 use std::{sync::Arc, time::Duration};
 
 use informerd::{
@@ -13,9 +15,10 @@ use informerd::{
 use tokio::time::Instant;
 
 use super::{
+    call::Call,
     client::Client,
-    record::{Moment, Plan, Record, Start},
-    script::{BOOKMARK_INTERVAL, Config, PLACES, Script, Step, Whence},
+    record::{CallRecord, Moment, Plan, Record, Start},
+    script::{BOOKMARK_INTERVAL, CALLS, Config, PLACES, Script, Step, Whence},
     truth::{Bounds, Held, Truth, Upstream},
 };
 
@@ -23,6 +26,7 @@ use super::{
 pub(crate) struct Run {
     pub(crate) truth: Truth,
     pub(crate) records: Vec<Record>,
+    pub(crate) calls: Vec<CallRecord>,
     pub(crate) parked: u64,
     pub(crate) replayed: u64,
     /// What the server did not do in time.
@@ -40,6 +44,10 @@ struct Harness {
     waited: Duration,
     places: Vec<Option<Client>>,
     records: Vec<Record>,
+    /// In the order in which they were asked, and which of them are in which place.
+    calls: Vec<Call>,
+    asking: [Option<usize>; CALLS],
+    turn: u64,
 }
 
 /// How long a version of the future is awaited.
@@ -87,7 +95,12 @@ impl Harness {
             informer: handle.clone(),
         };
         let service_config = ServiceConfig {
-            allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
+            allowed_policies: vec![
+                FullChannelPolicy::Drop,
+                FullChannelPolicy::Block,
+                FullChannelPolicy::Replay,
+                FullChannelPolicy::Coalesce,
+            ],
             max_queue_length: 65_536,
             bookmark_interval: BOOKMARK_INTERVAL,
             drain_period: Duration::ZERO,
@@ -108,6 +121,9 @@ impl Harness {
             waited: Duration::ZERO,
             places: (0..PLACES).map(|_| None).collect(),
             records: Vec::new(),
+            calls: Vec::new(),
+            asking: [None; CALLS],
+            turn: 0,
         };
         let list = harness.truth.list();
         harness.push(list).await;
@@ -158,6 +174,11 @@ impl Harness {
                 let start = self.resume_at(&client, from);
                 self.open(*place, client, start).await;
             }
+            Step::Ask(place, question) => self.ask(*place, question).await,
+            Step::NextPage { place, twist, page_size, is_slow } => {
+                self.next_page(*place, *twist, *page_size, *is_slow).await;
+            }
+            Step::Poll(place) => self.poll_place(*place).await,
         }
         self.rest().await;
         self.answer().await;
@@ -186,14 +207,15 @@ impl Harness {
     }
 
     async fn open(&mut self, place: usize, mut client: Client, start: Start) {
-        let asked = self.moment();
-        client.open(&mut self.routes, start, asked);
+        let (asked, min) = (self.moment(), client.record.plan.min.map(|min| self.min_version(min)));
+        client.open(&mut self.routes, start, min, asked);
         self.places[place] = Some(client);
         self.answer().await;
     }
 
     /// Takes the answers to calls that wait for one.
     async fn answer(&mut self) {
+        self.poll_calls(false).await;
         for place in 0..PLACES {
             for _ in 0..MANY {
                 let moment = self.moment();
@@ -202,7 +224,8 @@ impl Harness {
                     break;
                 }
                 self.rest().await;
-                if !self.is_woken(place) {
+                if let Some(client) = self.places[place].as_mut().filter(|client| !client.is_woken()) {
+                    client.waits(moment);
                     break;
                 }
             }
@@ -220,6 +243,9 @@ impl Harness {
             // What it made room for goes on at once.
             self.rest().await;
             if !was_piece && !self.is_woken(place) {
+                if let Some(client) = &mut self.places[place] {
+                    client.waits(moment);
+                }
                 return;
             }
         }
@@ -266,6 +292,7 @@ impl Harness {
         self.lifecycle.draining.cancel();
         self.rest().await;
         self.answer().await;
+        self.poll_calls(true).await;
         for place in 0..PLACES {
             self.read(place, MANY).await;
             if let Some(client) = self.places[place].take() {
@@ -279,6 +306,7 @@ impl Harness {
             replayed: count(&stats.replayed),
             truth: self.truth,
             records: self.records,
+            calls: self.calls.into_iter().map(|call| call.record).collect(),
             stuck,
         }
     }
@@ -295,13 +323,21 @@ impl Harness {
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
         }
+        self.turn += 1;
         assert_eq!(self.began.elapsed(), self.waited, "only the script moves the clock");
         let Moment { at, epoch, applied, .. } = self.moment();
         self.truth.applied(epoch, applied, at);
     }
 
     fn moment(&self) -> Moment {
-        moment(&self.informer, &self.lifecycle, self.began)
+        let applied = self.informer.snapshot().map_or(0, |snapshot| snapshot.version().number());
+        Moment {
+            at: self.began.elapsed(),
+            epoch: self.informer.stats().rewinds.load(std::sync::atomic::Ordering::Relaxed) as usize,
+            applied: u64::try_from(applied).unwrap(),
+            is_draining: self.lifecycle.draining.is_cancelled(),
+            turn: self.turn,
+        }
     }
 
     async fn push(&mut self, upstream: Upstream) {
@@ -332,14 +368,4 @@ impl Harness {
 
 fn first_start(plan: &Plan) -> Start {
     if plan.sends_initial_events { Start::InitialEvents } else { Start::Bookmark }
-}
-
-fn moment(informer: &InformerHandle<WireFrame>, lifecycle: &Lifecycle, began: Instant) -> Moment {
-    let applied = informer.snapshot().map_or(0, |snapshot| snapshot.version().number());
-    Moment {
-        at: began.elapsed(),
-        epoch: informer.stats().rewinds.load(std::sync::atomic::Ordering::Relaxed) as usize,
-        applied: u64::try_from(applied).unwrap(),
-        is_draining: lifecycle.draining.is_cancelled(),
-    }
 }

@@ -11,7 +11,9 @@ use proptest::{
 };
 
 use super::{
+    ask::{Min, Query, Twist},
     record::Plan,
+    scenes::any_scene,
     selection::Selection,
     truth::{Bounds, Key, Write},
 };
@@ -54,6 +56,34 @@ pub(crate) enum Step {
     Leave(usize, usize),
     Resume(usize, Whence),
     Wait(u64),
+    /// A call that is answered once, in the place of another.
+    Ask(usize, Question),
+    /// The page after the one that was read in a place.
+    NextPage {
+        place: usize,
+        twist: Twist,
+        page_size: u32,
+        is_slow: bool,
+    },
+    /// The next piece of an answer that is read slowly.
+    Poll(usize),
+}
+
+/// What is asked, apart from versions that are not known yet.
+#[derive(Debug, Clone)]
+pub(crate) struct Question {
+    pub(crate) asked: Asked,
+    pub(crate) has_bodies: bool,
+    pub(crate) min: Option<Min>,
+    pub(crate) deadline: Option<Duration>,
+    /// Whether its answer is looked at only now and then.
+    pub(crate) is_slow: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Asked {
+    List { query: Query, page_size: u32 },
+    Get(Key),
 }
 
 /// Where a client goes on.
@@ -73,6 +103,8 @@ pub(crate) enum Whence {
 const KEYS: [Key; 6] = [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
 /// Clients at one time.
 pub(crate) const PLACES: usize = 4;
+/// Calls at one time that are answered once.
+pub(crate) const CALLS: usize = 3;
 
 pub(crate) fn any_script() -> impl Strategy<Value = Script> {
     let first = vec((select(&KEYS[..]), any_app(), any_node()), 0..6);
@@ -87,7 +119,7 @@ fn any_config() -> impl Strategy<Value = Config> {
     let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
     let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
     let bounds = |(age, events)| Bounds { age, events };
-    let padding = prop_oneof![8 => Just(0), 1 => Just(50_000)];
+    let padding = prop_oneof![5 => Just(0), 1 => Just(50_000)];
     (weighted(0.25, Just(())), history, retention, 100_u64..2000, padding).prop_map(
         move |(lineage, history, retention, block_ms, padding)| Config {
             has_lineage: lineage.is_some(),
@@ -107,7 +139,7 @@ fn any_node() -> impl Strategy<Value = Option<&'static str>> {
     select(vec![Some("n1"), Some("n1"), Some("n2"), Some("n3"), None])
 }
 
-fn any_write() -> impl Strategy<Value = (Write, u64)> {
+pub(super) fn any_write() -> impl Strategy<Value = (Write, u64)> {
     let key = || select(&KEYS[..]);
     let write = prop_oneof![
         12 => (key(), any_app(), any_node()).prop_map(|(key, app, node)| Write::Put(key, app, node)),
@@ -120,19 +152,21 @@ fn any_write() -> impl Strategy<Value = (Write, u64)> {
 }
 
 /// Its version may be more than one past the last.
-fn any_transaction() -> impl Strategy<Value = Step> {
+pub(super) fn any_transaction() -> impl Strategy<Value = Step> {
     (vec(any_write(), 2..6), select(vec![1_u64, 3])).prop_map(|(writes, step)| {
         let writes = writes.into_iter().map(|(write, _)| write);
         Step::SayAtOnce(writes.collect(), step)
     })
 }
 
-fn any_plan() -> impl Strategy<Value = Plan> {
-    let policies = vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay];
+pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
+    let policies =
+        vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay, FullChannelPolicy::Coalesce];
     let selection = prop_oneof![2 => Just(Selection::All), 5 => select(&Selection::EVERY[..])];
     let timeout = weighted(0.1, 500_u64..5000);
-    (selection, weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout).prop_map(
-        |(selection, has_bodies, policy, length, sends_initial_events, timeout)| Plan {
+    let is_min = weighted(0.1, any_min());
+    (selection, weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout, is_min).prop_map(
+        |(selection, has_bodies, policy, length, sends_initial_events, timeout, min)| Plan {
             selection,
             has_bodies: has_bodies.is_some(),
             policy,
@@ -140,45 +174,45 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             sends_initial_events: sends_initial_events.is_some(),
             bookmark_interval: BOOKMARK_INTERVAL,
             timeout: timeout.map(Duration::from_millis),
+            min,
         },
     )
 }
 
-pub(crate) const BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
-
-/// Mostly one step; some things only happen when one leads to another.
-fn any_scene() -> impl Strategy<Value = Vec<Step>> {
-    let place = || 0..PLACES;
-    let say = || vec(any_write(), 1..5).prop_map(Step::Say);
-    let twins = (place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
-        let other = (place + 1) % PLACES;
-        let twin = Plan { length, ..plan.clone() };
-        vec![Step::Open(place, plan), Step::Read(place, 3), Step::Open(other, twin), Step::Read(other, 3)]
-    });
-    let back_and_past =
-        (place(), say(), 1_u64..12, any::<u8>(), say(), say()).prop_map(|(place, before, back, keep, after, later)| {
-            vec![before, Step::Rewind(back, keep), after, later, Step::Read(place, 3)]
-        });
-    // Large bodies do not fit into one piece, and so a batch may be half read when there is no room for its rest.
-    let torn = (place(), vec(any_write(), 3..8), say(), say()).prop_map(|(place, unseen, after, later)| {
-        vec![Step::Read(place, 9), Step::Relist(unseen, 1), Step::Read(place, 1), after, later, Step::Read(place, 3)]
-    });
-    // From a version that is nobody's, before a batch of several events.
-    let between = (place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
-        vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
-    });
-    let stall = (say(), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]);
-    prop_oneof![
-        36 => any_step().prop_map(|step| vec![step]),
-        3 => twins,
-        1 => back_and_past,
-        3 => torn,
-        2 => between,
-        1 => stall,
-    ]
+fn any_min() -> impl Strategy<Value = Min> {
+    prop_oneof![12 => (-3_i64..5).prop_map(Min::Near), 1 => Just(Min::Foreign)]
 }
 
-fn any_step() -> impl Strategy<Value = Step> {
+pub(super) fn any_list(page_size: impl Strategy<Value = u32>) -> impl Strategy<Value = Question> {
+    let query = (select(&Selection::LISTED[..]), any::<bool>());
+    let query = query.prop_map(|(selection, is_by_index)| Query { selection, is_by_index });
+    any_question((query, page_size).prop_map(|(query, page_size)| Asked::List { query, page_size }))
+}
+
+fn any_question(asked: impl Strategy<Value = Asked>) -> impl Strategy<Value = Question> {
+    let deadline = weighted(0.5, 200_u64..3000);
+    (asked, any::<bool>(), weighted(0.3, any_min()), deadline, weighted(0.3, Just(()))).prop_map(
+        |(asked, has_bodies, min, deadline, is_slow)| Question {
+            asked,
+            has_bodies,
+            min,
+            deadline: deadline.map(Duration::from_millis),
+            is_slow: is_slow.is_some(),
+        },
+    )
+}
+
+pub(super) fn any_next_page(place: usize) -> impl Strategy<Value = Step> {
+    let twist =
+        prop_oneof![12 => Just(Twist::None), 3 => (0_u8..3).prop_map(Twist::OtherQuery), 1 => Just(Twist::Garbage)];
+    (twist, select(vec![1_u32, 1, 2, 3, 0]), weighted(0.2, Just(()))).prop_map(move |(twist, page_size, is_slow)| {
+        Step::NextPage { place, twist, page_size, is_slow: is_slow.is_some() }
+    })
+}
+
+pub(crate) const BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
+
+pub(super) fn any_step() -> impl Strategy<Value = Step> {
     let place = || 0..PLACES;
     let from = prop_oneof![
         8 => Just(Whence::Last),
@@ -199,5 +233,9 @@ fn any_step() -> impl Strategy<Value = Step> {
         3 => (place(), lost).prop_map(|(place, lost)| Step::Leave(place, lost)),
         7 => (place(), from).prop_map(|(place, from)| Step::Resume(place, from)),
         4 => (10_u64..3000).prop_map(Step::Wait),
+        3 => (0..CALLS, any_list(prop_oneof![Just(0), 1_u32..4])).prop_map(|(place, list)| Step::Ask(place, list)),
+        1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(Asked::Get)))
+            .prop_map(|(place, get)| Step::Ask(place, get)),
+        2 => (0..CALLS).prop_map(Step::Poll),
     ]
 }

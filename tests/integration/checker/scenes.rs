@@ -1,0 +1,167 @@
+//! What happens in a script one after the other: mostly one step, and what only leads to something together.
+
+use informerd::proto::pb::FullChannelPolicy;
+use proptest::{collection::vec, prelude::*, strategy::BoxedStrategy};
+
+use super::{
+    ask::{Query, Twist},
+    record::Plan,
+    script::{
+        Asked, CALLS, PLACES, Question, Step, Whence, any_list, any_next_page, any_plan, any_step, any_transaction,
+        any_write,
+    },
+    selection::Selection,
+};
+
+type Scene = BoxedStrategy<Vec<Step>>;
+
+pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
+    prop_oneof![
+        360 => any_step().prop_map(|step| vec![step]),
+        20 => twins(),
+        10 => blockers(),
+        10 => back_and_past(),
+        10 => parked_past(),
+        20 => torn(),
+        20 => between(),
+        10 => stall(),
+        15 => lags(),
+        30 => paged(),
+        3 => crowded(),
+        5 => long(),
+    ]
+}
+
+fn any_place() -> impl Strategy<Value = usize> {
+    0..PLACES
+}
+
+fn say(count: std::ops::Range<usize>) -> impl Strategy<Value = Step> {
+    vec(any_write(), count).prop_map(Step::Say)
+}
+
+/// Opens, and reads up to where it joined.
+fn opened(place: usize, plan: Plan) -> [Step; 2] {
+    [Step::Open(place, plan), Step::Read(place, 9)]
+}
+
+/// Two clients of one group.
+fn twins() -> Scene {
+    let scene = (any_place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
+        let twin = Plan { length, ..plan.clone() };
+        [opened(place, plan), opened((place + 1) % PLACES, twin)].concat()
+    });
+    scene.boxed()
+}
+
+/// Two of which one holds everybody back for too long.
+fn blockers() -> Scene {
+    let scene = (any_place(), any_plan(), 1_u32..3, 3_u32..6, vec(any_write(), 2..5), 1_u64..2500);
+    let scene = scene.prop_map(|(place, plan, short, long, writes, time)| {
+        let other = (place + 1) % PLACES;
+        let plan = Plan { policy: FullChannelPolicy::Block, timeout: None, min: None, ..plan };
+        let opened =
+            [(place, short), (other, long)].map(|(place, length)| opened(place, Plan { length, ..plan.clone() }));
+        let then = [Step::Say(writes), Step::Wait(time), Step::Read(other, 3)];
+        opened.concat().into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+fn back_and_past() -> Scene {
+    let scene = (any_place(), say(1..5), 1_u64..12, any::<u8>(), say(1..5), say(1..5));
+    let scene = scene.prop_map(|(place, before, back, keep, after, later)| {
+        vec![before, Step::Rewind(back, keep), after, later, Step::Read(place, 3)]
+    });
+    scene.boxed()
+}
+
+/// The history changes below one that is to be told from it, and what it knows means something in the new one.
+fn parked_past() -> Scene {
+    let scene = (any_place(), any_plan(), say(5..8), 8_u64..20, any::<u8>(), [say(3..6), say(3..6), say(3..6)]);
+    let scene = scene.prop_map(|(place, plan, before, back, keep, after)| {
+        let plan =
+            Plan { policy: FullChannelPolicy::Replay, selection: Selection::All, timeout: None, min: None, ..plan };
+        let then = [before, Step::Rewind(back, keep)].into_iter().chain(after).chain([Step::Read(place, 3)]);
+        opened(place, plan).into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// Large bodies do not fit into one piece, and so a batch may be half read when there is no room for its rest.
+fn torn() -> Scene {
+    let scene = (any_place(), any_plan(), any::<bool>(), vec(any_write(), 4..9), any::<bool>(), say(2..6), say(2..6));
+    let scene = scene.prop_map(|(place, plan, opens, writes, is_relist, after, later)| {
+        let plan = Plan { selection: Selection::All, has_bodies: true, timeout: None, min: None, ..plan };
+        let opened = if opens { opened(place, plan).to_vec() } else { vec![Step::Read(place, 9)] };
+        let at_once = writes.iter().map(|(write, _)| write.clone()).collect();
+        let batch = if is_relist { Step::Relist(writes, 1) } else { Step::SayAtOnce(at_once, 1) };
+        opened.into_iter().chain([batch, Step::Read(place, 1), after, later, Step::Read(place, 3)]).collect()
+    });
+    scene.boxed()
+}
+
+/// From a version that is nobody's, before a batch of several events.
+fn between() -> Scene {
+    let scene = (any_place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
+        vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
+    });
+    scene.boxed()
+}
+
+fn stall() -> Scene {
+    (say(1..5), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]).boxed()
+}
+
+/// One that merges while many write, and may be given its generation in parts.
+fn lags() -> Scene {
+    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5));
+    let scene = scene.prop_map(|(place, plan, length, rounds)| {
+        let plan = Plan { policy: FullChannelPolicy::Coalesce, length, timeout: None, min: None, ..plan };
+        let rounds = rounds.into_iter().flat_map(|(say, pieces)| [say, Step::Read(place, pieces)]);
+        opened(place, plan).into_iter().chain(rounds).collect()
+    });
+    scene.boxed()
+}
+
+/// A list that is read page by page while others write.
+fn paged() -> Scene {
+    let scene = (0..CALLS).prop_flat_map(move |place| {
+        let next = || (say(1..5), any_next_page(place), Just(Step::Poll(place)));
+        (any_list(1_u32..3), vec(next(), 1..4)).prop_map(move |(list, next)| {
+            let next = next.into_iter().flat_map(|(say, next, poll)| [say, next, poll]);
+            [first_page(place, list)].into_iter().chain(next).collect()
+        })
+    });
+    scene.boxed()
+}
+
+/// A list that others crowd out, unless it is gone on with in between.
+fn crowded() -> Scene {
+    let scene = (any_list(Just(1)), vec(any_write(), 15..18), 0..2_usize).prop_map(|(list, writes, between)| {
+        let query = Query { selection: Selection::All, is_by_index: false };
+        let list = Question { asked: Asked::List { query, page_size: 1 }, ..list };
+        let others = writes.into_iter().flat_map(|write| [Step::Say(vec![write]), first_page(1, list.clone())]);
+        let mut steps: Vec<Step> = [first_page(0, list.clone())].into_iter().chain(others).collect();
+        (0..between).for_each(|_| steps.insert(12, next_page()));
+        steps.push(next_page());
+        steps
+    });
+    scene.boxed()
+}
+
+/// A list that takes a long time.
+fn long() -> Scene {
+    let scene = (any_list(Just(1)), 200_000_u64..302_000, 90_000_u64..302_000).prop_map(|(list, first, second)| {
+        vec![first_page(0, list), Step::Wait(first), next_page(), Step::Wait(second), next_page()]
+    });
+    scene.boxed()
+}
+
+fn first_page(place: usize, list: Question) -> Step {
+    Step::Ask(place, Question { is_slow: false, min: None, ..list })
+}
+
+fn next_page() -> Step {
+    Step::NextPage { place: 0, twist: Twist::None, page_size: 1, is_slow: false }
+}
