@@ -113,6 +113,12 @@ pub enum Bug {
     ReplayForgetsTheLast,
     /// A resume in between two versions goes back to the first.
     ReplayGoesBack,
+    /// A condition that is not met makes all of them be awaited again.
+    UntilBeginsAnew,
+    /// With a condition that is met, the next one counts as met.
+    UntilSkipsACondition,
+    /// An event that meets a condition is not tested for the next one.
+    UntilMeetsOneWithEachEvent,
 
     // grpc
     /// A parked watch goes on at the head.
@@ -151,6 +157,12 @@ pub enum Bug {
     PageIsKeptFromItsFirstToken,
     /// A state is served however old it is.
     MinVersionIsIgnored,
+    /// Of events that come together only the last one is tested.
+    UntilSeesTheLastOfAFrame,
+    /// What has left the selection is still counted.
+    UntilCountsWhatLeft,
+    /// The number of objects is told before all of them are known.
+    UntilCountsTooEarly,
     /// A state is served only when it is newer than what was asked for.
     MinVersionIsToBePassed,
     /// A state that is too old is refused at once.
@@ -210,6 +222,9 @@ impl Bug {
         Self::ReplayRepeats,
         Self::ReplayForgetsTheLast,
         Self::ReplayGoesBack,
+        Self::UntilBeginsAnew,
+        Self::UntilSkipsACondition,
+        Self::UntilMeetsOneWithEachEvent,
         Self::ParkedGoesOnAtTheHead,
         Self::ParkedGoesOnInAnotherHistory,
         Self::ParkedInsideABatchRepeatsIt,
@@ -228,6 +243,9 @@ impl Bug {
         Self::PageIsForgottenEarly,
         Self::PageIsKeptFromItsFirstToken,
         Self::MinVersionIsIgnored,
+        Self::UntilSeesTheLastOfAFrame,
+        Self::UntilCountsWhatLeft,
+        Self::UntilCountsTooEarly,
         Self::MinVersionIsToBePassed,
         Self::MinVersionIsNotAwaited,
     ];

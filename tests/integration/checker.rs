@@ -35,6 +35,7 @@ mod scenes;
 mod script;
 mod selection;
 mod truth;
+mod untils;
 mod verify;
 
 use std::{cell::RefCell, time::Instant};
@@ -128,6 +129,10 @@ impl Totals {
             ("page of another query", &answers.twisted_pages),
             ("object", &answers.gets),
             ("answer that was awaited", &answers.awaited),
+            ("wait that was met later", &answers.met_later),
+            ("wait that was met inside a batch", &answers.met_in_a_batch),
+            ("wait that was met, and read late", &answers.met_slowly),
+            ("wait that ended", &answers.ended_untils),
             ("version that was awaited in vain", &answers.not_reached),
         ];
         counted.into_iter().filter(|(_, count)| **count == 0).map(|(what, _)| what).collect()
@@ -236,6 +241,7 @@ fn the_checker_knows_nothing_of_the_server() {
         ("record", include_str!("checker/record.rs")),
         ("selection", include_str!("checker/selection.rs")),
         ("truth", include_str!("checker/truth.rs")),
+        ("untils", include_str!("checker/untils.rs")),
         ("verify", include_str!("checker/verify.rs")),
     ];
     for (name, source) in sources {

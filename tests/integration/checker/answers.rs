@@ -14,6 +14,7 @@ use super::{
     record::{CallRecord, End, Moment, Status},
     selection::Selection,
     truth::{Held, Truth},
+    untils,
 };
 
 /// What was seen of what can happen, over all calls.
@@ -29,6 +30,13 @@ pub(crate) struct Answers {
     /// Answers that had to wait for a version, and those that did not come in time.
     pub(crate) awaited: u64,
     pub(crate) not_reached: u64,
+    /// Waits that were met: by what happened after they joined, inside a batch, and when more had happened since.
+    pub(crate) untils: u64,
+    pub(crate) met_later: u64,
+    pub(crate) met_in_a_batch: u64,
+    pub(crate) met_slowly: u64,
+    /// Those that ended with an error.
+    pub(crate) ended_untils: u64,
 }
 
 /// A page that was read to its end.
@@ -62,8 +70,8 @@ pub(crate) fn verify(truth: &Truth, calls: &[CallRecord], tally: &mut Answers) -
 }
 
 fn words(what: &str, call: &CallRecord) -> String {
-    let CallRecord { ask, asked, waited, answered, messages, end, .. } = call;
-    let messages = messages.len();
+    let CallRecord { ask, asked, waits, answered, messages, end, .. } = call;
+    let (waited, messages) = (waits.last(), messages.len());
     format!(
         "{what}\nin {ask:?}\nasked {asked:?}\nwaited {waited:?}\nanswered {answered:?}, {messages} messages\n{end:?}"
     )
@@ -81,8 +89,12 @@ fn answer(
     let page = match &call.ask.what {
         What::List { page, .. } => page.as_ref(),
         What::Get(_) => None,
+        What::Until { selection, conditions } => {
+            return untils::verify(truth, call, (*selection, conditions), tally).map(|()| None);
+        }
     };
-    if let Some(waited) = call.waited.filter(|waited| page.is_some() || may_be_answered(truth, call, waited)) {
+    let may_be_answered = |waited: &&Moment| page.is_some() || may_be_answered(truth, call, waited);
+    if let Some(waited) = call.waits.iter().find(may_be_answered) {
         return Err(format!("it was waited for, and could be answered: {waited:?}"));
     }
     let status = match (&call.end, &call.answered) {
@@ -100,7 +112,7 @@ fn answer(
     if page.is_none() && reached(truth, call, &moment) != Some(true) {
         return Err("it is older than what was asked for".to_owned());
     }
-    tally.awaited += u64::from(call.waited.is_some());
+    tally.awaited += u64::from(!call.waits.is_empty());
     match &call.ask.what {
         What::Get(key) => {
             tally.gets += 1;
@@ -112,6 +124,7 @@ fn answer(
             object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.has_bodies)?;
             Ok(None)
         }
+        What::Until { .. } => Ok(None),
         What::List { query, page_size, .. } => {
             let (epoch, version, sent) = match page {
                 None => (moment.epoch, moment.applied, 0),
@@ -183,7 +196,7 @@ fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, has_bod
 }
 
 /// Whether the state was as new as was asked for; nothing if it can never be.
-fn reached(truth: &Truth, call: &CallRecord, moment: &Moment) -> Option<bool> {
+pub(super) fn reached(truth: &Truth, call: &CallRecord, moment: &Moment) -> Option<bool> {
     let Some(min) = &call.ask.min else { return Some(true) };
     Some(moment.applied >= truth.number(moment.epoch, min)?)
 }
@@ -194,7 +207,7 @@ fn may_be_answered(truth: &Truth, call: &CallRecord, moment: &Moment) -> bool {
     moment.is_draining || has_timed_out || reached(truth, call, moment) != Some(false)
 }
 
-fn refusal(
+pub(super) fn refusal(
     truth: &Truth,
     call: &CallRecord,
     page: Option<&PageOf>,

@@ -5,7 +5,10 @@ use std::time::Duration;
 use informerd::proto::pb;
 use prost::Message;
 
-use super::{selection::Selection, truth::Key};
+use super::{
+    selection::Selection,
+    truth::{Key, Pod},
+};
 
 /// One call.
 #[derive(Debug, Clone)]
@@ -22,6 +25,23 @@ pub(crate) struct Ask {
 pub(crate) enum What {
     List { query: Query, page_size: u32, page: Option<PageOf> },
     Get(Key),
+    Until { selection: Selection, conditions: Vec<Condition> },
+}
+
+/// Something to wait for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Condition {
+    Added,
+    Modified,
+    Deleted,
+    Synced,
+    Count(usize),
+    AtLeast(usize),
+    Named(&'static str),
+    DeletedNamed(&'static str),
+    App(&'static str),
+    /// A node, and another one.
+    NotNode(&'static str),
 }
 
 /// Which objects.
@@ -68,6 +88,12 @@ impl Ask {
         let (format, resource) = (format.into(), "pods".to_owned());
         let min_resource_version = self.min.clone().unwrap_or_default();
         match &self.what {
+            What::Until { selection, conditions } => {
+                let mut watch = pb::WatchRequest { resource, format, min_resource_version, ..Default::default() };
+                selection.ask(&mut watch);
+                let conditions = conditions.iter().map(|condition| condition.text()).collect();
+                ("Until", pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec())
+            }
             What::Get((namespace, name)) => {
                 let (namespace, name) = ((*namespace).to_owned(), (*name).to_owned());
                 let request = pb::GetRequest { resource, namespace, name, format, min_resource_version };
@@ -121,6 +147,40 @@ impl Query {
             Selection::Field => Some(("node", "n1", "")),
             Selection::IndexOfNamespace => Some(("app", "db", "shop")),
             _ => None,
+        }
+    }
+}
+
+impl Condition {
+    fn text(self) -> String {
+        match self {
+            Self::Added => "type == 'ADDED'".to_owned(),
+            Self::Modified => "type == 'MODIFIED'".to_owned(),
+            Self::Deleted => "type == 'DELETED'".to_owned(),
+            Self::Synced => "type == 'SYNCED'".to_owned(),
+            Self::Count(count) => format!("count == {count}"),
+            Self::AtLeast(count) => format!("count >= {count}"),
+            Self::Named(name) => format!("object.metadata.name == '{name}'"),
+            Self::DeletedNamed(name) => format!("type == 'DELETED' && object.metadata.name == '{name}'"),
+            Self::App(app) => format!("object.metadata.labels.app == '{app}'"),
+            Self::NotNode(node) => format!("object.spec.nodeName != '{node}'"),
+        }
+    }
+
+    /// Whether it is met: by what is missing, never.
+    pub(crate) fn is_met(self, event_type: &str, pod: Option<&Pod>, count: Option<usize>) -> bool {
+        let named = |name: &str| pod.is_some_and(|pod| pod.key.1 == name);
+        match self {
+            Self::Added => event_type == "ADDED",
+            Self::Modified => event_type == "MODIFIED",
+            Self::Deleted => event_type == "DELETED",
+            Self::Synced => event_type == "SYNCED",
+            Self::Count(is) => count == Some(is),
+            Self::AtLeast(least) => count.is_some_and(|count| count >= least),
+            Self::Named(name) => named(name),
+            Self::DeletedNamed(name) => event_type == "DELETED" && named(name),
+            Self::App(app) => pod.and_then(|pod| pod.app) == Some(app),
+            Self::NotNode(node) => pod.and_then(|pod| pod.node).is_some_and(|is| is != node),
         }
     }
 }

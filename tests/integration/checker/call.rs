@@ -44,7 +44,7 @@ impl Call {
         let record = CallRecord {
             ask,
             asked,
-            waited: None,
+            waits: Vec::new(),
             answered: None,
             was_woken: true,
             messages: Vec::new(),
@@ -73,7 +73,7 @@ impl Call {
     /// There is nothing yet, and it was not woken either.
     pub(crate) fn waits(&mut self, moment: Moment) {
         self.waits = true;
-        self.record.waited = Some(moment);
+        self.record.waits.push(moment);
     }
 
     /// Looks once. Whether there was something.

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, rc::Rc};
 use informerd::proto::pb::{self, Cause, EventType};
 
 use super::{
-    record::Plan,
     selection::Selection,
     truth::{Epoch, Held, State},
 };
@@ -125,6 +124,11 @@ impl Expected {
         all
     }
 
+    /// What it tells.
+    pub(crate) fn told(&self) -> (EventType, &Rc<Held>) {
+        (self.event_type, &self.held)
+    }
+
     /// What a client holds once it was told.
     pub(crate) fn apply(&self, state: &mut State) {
         match self.event_type {
@@ -137,7 +141,7 @@ impl Expected {
     pub(crate) fn differences(
         &self,
         message: &pb::WatchResponse,
-        plan: &Plan,
+        has_bodies: bool,
         version: u64,
         text: impl Fn(u64) -> String,
     ) -> Vec<String> {
@@ -152,7 +156,7 @@ impl Expected {
         compare("resource_version", message.resource_version.clone(), text(version));
         compare("coalesced", message.coalesced.to_string(), self.coalesced.to_string());
         let object = message.object.clone().unwrap_or_default();
-        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), plan.has_bodies) {
+        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), has_bodies) {
             compare(what, is, should);
         }
         wrong

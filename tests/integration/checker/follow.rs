@@ -167,7 +167,7 @@ impl<'a> Follower<'a> {
         };
         let inside = due.before.max(self.position.unwrap_or_default());
         let version = if due.closes { due.after } else { inside };
-        let differences = due.differences(message, self.plan, version, text);
+        let differences = due.differences(message, self.plan.has_bodies, version, text);
         if differences.is_empty() {
             due.apply(&mut self.held);
             self.position = Some(version);

@@ -4,7 +4,13 @@
 
 mod calls;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use informerd::{
     cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, RealFifo, SourceHealth},
@@ -299,15 +305,20 @@ impl Harness {
                 self.records.push(client.record);
             }
         }
+        for call in &mut self.calls {
+            call.leave();
+        }
+        let watchers = self.informer.watch_stats().map_or(0, |stats| stats.watchers.load(Ordering::Relaxed));
+        let left = (watchers > 0).then(|| format!("everybody has gone, and {watchers} watchers are left"));
         let stats = self.informer.stats();
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Run {
             parked: count(&stats.parked),
             replayed: count(&stats.replayed),
             truth: self.truth,
             records: self.records,
             calls: self.calls.into_iter().map(|call| call.record).collect(),
-            stuck,
+            stuck: stuck.or(left),
         }
     }
 
@@ -333,7 +344,7 @@ impl Harness {
         let applied = self.informer.snapshot().map_or(0, |snapshot| snapshot.version().number());
         Moment {
             at: self.began.elapsed(),
-            epoch: self.informer.stats().rewinds.load(std::sync::atomic::Ordering::Relaxed) as usize,
+            epoch: self.informer.stats().rewinds.load(Ordering::Relaxed) as usize,
             applied: u64::try_from(applied).unwrap(),
             is_draining: self.lifecycle.draining.is_cancelled(),
             turn: self.turn,

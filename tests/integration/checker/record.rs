@@ -68,8 +68,8 @@ pub(crate) enum Start {
 pub(crate) struct CallRecord {
     pub(crate) ask: Ask,
     pub(crate) asked: Moment,
-    /// When it was seen, last, that there is no answer yet.
-    pub(crate) waited: Option<Moment>,
+    /// When it was seen that there is no answer yet.
+    pub(crate) waits: Vec<Moment>,
     pub(crate) answered: Option<Moment>,
     /// Of a client that waited: whether it was told that there is something.
     pub(crate) was_woken: bool,

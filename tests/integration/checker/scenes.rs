@@ -1,5 +1,7 @@
 //! What happens in a script one after the other: mostly one step, and what only leads to something together.
 
+use std::time::Duration;
+
 use informerd::proto::pb::FullChannelPolicy;
 use proptest::{collection::vec, prelude::*, strategy::BoxedStrategy};
 
@@ -8,7 +10,7 @@ use super::{
     record::Plan,
     script::{
         Asked, CALLS, PLACES, Question, Step, Whence, any_list, any_next_page, any_plan, any_step, any_transaction,
-        any_write,
+        any_until, any_write,
     },
     selection::Selection,
 };
@@ -27,6 +29,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         10 => stall(),
         15 => lags(),
         30 => paged(),
+        20 => awaited(),
         3 => crowded(),
         5 => long(),
     ]
@@ -115,11 +118,14 @@ fn stall() -> Scene {
 
 /// One that merges while many write, and may be given its generation in parts.
 fn lags() -> Scene {
-    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5));
-    let scene = scene.prop_map(|(place, plan, length, rounds)| {
-        let plan = Plan { policy: FullChannelPolicy::Coalesce, length, timeout: None, min: None, ..plan };
+    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5), any::<bool>());
+    let scene = scene.prop_map(|(place, plan, length, rounds, has_timeout)| {
+        // It ends between two parts, perhaps.
+        let timeout = has_timeout.then_some(Duration::from_secs(1));
+        let plan = Plan { policy: FullChannelPolicy::Coalesce, length, timeout, min: None, ..plan };
         let rounds = rounds.into_iter().flat_map(|(say, pieces)| [say, Step::Read(place, pieces)]);
-        opened(place, plan).into_iter().chain(rounds).collect()
+        let ends = [Step::Wait(1000), Step::Read(place, 1)].into_iter().filter(|_| has_timeout);
+        opened(place, plan).into_iter().chain(rounds).chain(ends).collect()
     });
     scene.boxed()
 }
@@ -132,6 +138,17 @@ fn paged() -> Scene {
             let next = next.into_iter().flat_map(|(say, next, poll)| [say, next, poll]);
             [first_page(place, list)].into_iter().chain(next).collect()
         })
+    });
+    scene.boxed()
+}
+
+/// A wait for what others write.
+fn awaited() -> Scene {
+    let write = || prop_oneof![2 => say(1..5), 1 => any_transaction()];
+    let scene = (0..CALLS, any_until(), vec((write(), any::<bool>()), 2..6)).prop_map(|(place, until, writes)| {
+        let polls = |is_polled: bool| is_polled.then_some(Step::Poll(place));
+        let then = writes.into_iter().flat_map(|(write, is_polled)| [write].into_iter().chain(polls(is_polled)));
+        [Step::Ask(place, until)].into_iter().chain(then).collect()
     });
     scene.boxed()
 }

@@ -11,7 +11,7 @@ use proptest::{
 };
 
 use super::{
-    ask::{Min, Query, Twist},
+    ask::{Condition, Min, Query, Twist},
     record::Plan,
     scenes::any_scene,
     selection::Selection,
@@ -84,6 +84,7 @@ pub(crate) struct Question {
 pub(crate) enum Asked {
     List { query: Query, page_size: u32 },
     Get(Key),
+    Until { selection: Selection, conditions: Vec<Condition> },
 }
 
 /// Where a client goes on.
@@ -162,11 +163,10 @@ pub(super) fn any_transaction() -> impl Strategy<Value = Step> {
 pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     let policies =
         vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay, FullChannelPolicy::Coalesce];
-    let selection = prop_oneof![2 => Just(Selection::All), 5 => select(&Selection::EVERY[..])];
     let timeout = weighted(0.1, 500_u64..5000);
     let is_min = weighted(0.1, any_min());
-    (selection, weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout, is_min).prop_map(
-        |(selection, has_bodies, policy, length, sends_initial_events, timeout, min)| Plan {
+    (any_selection(), weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout, is_min)
+        .prop_map(|(selection, has_bodies, policy, length, sends_initial_events, timeout, min)| Plan {
             selection,
             has_bodies: has_bodies.is_some(),
             policy,
@@ -175,8 +175,11 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
             bookmark_interval: BOOKMARK_INTERVAL,
             timeout: timeout.map(Duration::from_millis),
             min,
-        },
-    )
+        })
+}
+
+fn any_selection() -> impl Strategy<Value = Selection> {
+    prop_oneof![2 => Just(Selection::All), 5 => select(&Selection::EVERY[..])]
 }
 
 fn any_min() -> impl Strategy<Value = Min> {
@@ -187,6 +190,24 @@ pub(super) fn any_list(page_size: impl Strategy<Value = u32>) -> impl Strategy<V
     let query = (select(&Selection::LISTED[..]), any::<bool>());
     let query = query.prop_map(|(selection, is_by_index)| Query { selection, is_by_index });
     any_question((query, page_size).prop_map(|(query, page_size)| Asked::List { query, page_size }))
+}
+
+pub(super) fn any_until() -> impl Strategy<Value = Question> {
+    let name = || select(vec!["a", "b", "c", "d"]);
+    let condition = prop_oneof![
+        2 => Just(Condition::Added),
+        2 => Just(Condition::Modified),
+        2 => Just(Condition::Deleted),
+        1 => Just(Condition::Synced),
+        3 => (0_usize..5).prop_map(Condition::Count),
+        1 => (2_usize..6).prop_map(Condition::AtLeast),
+        2 => name().prop_map(Condition::Named),
+        2 => name().prop_map(Condition::DeletedNamed),
+        2 => select(vec!["web", "db"]).prop_map(Condition::App),
+        2 => select(vec!["n1", "n2"]).prop_map(Condition::NotNode),
+    ];
+    let asked = (any_selection(), vec(condition, 1..5));
+    any_question(asked.prop_map(|(selection, conditions)| Asked::Until { selection, conditions }))
 }
 
 fn any_question(asked: impl Strategy<Value = Asked>) -> impl Strategy<Value = Question> {
@@ -236,6 +257,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         3 => (0..CALLS, any_list(prop_oneof![Just(0), 1_u32..4])).prop_map(|(place, list)| Step::Ask(place, list)),
         1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(Asked::Get)))
             .prop_map(|(place, get)| Step::Ask(place, get)),
+        2 => (0..CALLS, any_until()).prop_map(|(place, until)| Step::Ask(place, until)),
         2 => (0..CALLS).prop_map(Step::Poll),
     ]
 }

@@ -23,7 +23,7 @@ impl Follower<'_> {
         let mut events = messages.take_while(|message| message.object.is_some()).zip(1..).zip(&merged);
         let is_told = events.all(|((message, nth), due)| {
             let version = self.version_in_generation(due, nth == merged.len());
-            due.differences(message, self.plan, version, |version| self.text(version)).is_empty()
+            due.differences(message, self.plan.has_bodies, version, |version| self.text(version)).is_empty()
         });
         if is_told {
             tally.generations += 1;
@@ -50,7 +50,7 @@ impl Follower<'_> {
     pub(super) fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {
         let Some(due) = self.generation.pop_front() else { return Ok(()) };
         let version = self.version_in_generation(&due, self.generation.is_empty());
-        let differences = due.differences(message, self.plan, version, |version| self.text(version));
+        let differences = due.differences(message, self.plan.has_bodies, version, |version| self.text(version));
         self.position = Some(version);
         if differences.is_empty() {
             return Ok(());

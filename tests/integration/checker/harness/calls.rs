@@ -19,6 +19,7 @@ impl Harness {
         let what = match asked {
             Asked::List { query, page_size } => What::List { query, page_size, page: None },
             Asked::Get(key) => What::Get(key),
+            Asked::Until { selection, conditions } => What::Until { selection, conditions },
         };
         let min = min.map(|min| self.min_version(min));
         self.call(place, Ask { what, has_bodies, min, deadline }, is_slow).await;
