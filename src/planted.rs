@@ -139,6 +139,12 @@ pub enum Bug {
     InitialEventsAreNotSelected,
     /// A draining bookmark carries the head's version, not the client's own.
     DrainingAtTheHead,
+    /// A watch that is drained is said to be at the head.
+    DrainSkipsTheQueue,
+    /// A watch that is drained ends without its bookmark.
+    DrainIsUntold,
+    /// A watch goes on though the server drains.
+    DrainIsIgnored,
     /// The trailers say OK whatever the last message was.
     EndsWellAlways,
     /// A page is of the state of now.
@@ -234,6 +240,9 @@ impl Bug {
         Self::SkippedAtAChunkBoundary,
         Self::InitialEventsAreNotSelected,
         Self::DrainingAtTheHead,
+        Self::DrainSkipsTheQueue,
+        Self::DrainIsUntold,
+        Self::DrainIsIgnored,
         Self::EndsWellAlways,
         Self::PageFromTheStateOfNow,
         Self::PageOfAnotherQuery,

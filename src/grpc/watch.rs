@@ -7,6 +7,7 @@
 //! a cursor down.
 
 mod body;
+mod initial_events;
 mod open;
 
 use std::{

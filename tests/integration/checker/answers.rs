@@ -26,6 +26,7 @@ pub(crate) struct Answers {
     pub(crate) pages: u64,
     pub(crate) past_pages: u64,
     pub(crate) expired_pages: u64,
+    pub(crate) foreign_pages: u64,
     pub(crate) twisted_pages: u64,
     /// Answers that had to wait for a version, and those that did not come in time.
     pub(crate) awaited: u64,
@@ -258,6 +259,14 @@ fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Res
         |page: &Page| page.issued.filter(|issued| issued.turn < used.turn).map(|issued| (issued, snapshot(page)));
     let issued: Vec<(Moment, (usize, u64))> = pages.iter().flatten().filter_map(issued).collect();
     let token = of.issued.ok_or("it has no token")?;
+    if token.server != used.server {
+        tally.foreign_pages += 1;
+        return if is_expired {
+            Ok(())
+        } else {
+            Err("it was honoured by a server that did not give it out".to_owned())
+        };
+    }
     // A snapshot is as new as its last token; which of one version are the same is not known.
     let later = |than: Moment| issued.iter().filter(move |(issued, _)| issued.turn > than.turn);
     let newest = later(token).filter(|(_, other)| *other == snapshot(&of)).map(|(issued, _)| *issued);

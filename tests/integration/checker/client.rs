@@ -81,6 +81,11 @@ impl Client {
         });
     }
 
+    /// Which one it asked last.
+    pub(crate) fn server(&self) -> usize {
+        self.record.segments.last().map_or(0, |segment| segment.asked.server)
+    }
+
     /// The version that a client keeps.
     pub(crate) fn last_version(&self) -> Option<String> {
         let last = self.record.segments.last()?;

@@ -390,7 +390,7 @@ impl<'a> Follower<'a> {
             ("RESOURCE_VERSION_EXPIRED", 11) => {
                 tally.expired_streams += 1;
                 let position = self.position.unwrap_or_default();
-                let (may_be, _) = self.epoch.expiry(position, self.truth.bounds, moment.applied, moment.at);
+                let (may_be, _) = self.truth.expiry(position, moment);
                 if !may_be {
                     return Err(format!("{position} is not expired"));
                 }

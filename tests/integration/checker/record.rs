@@ -78,13 +78,16 @@ pub(crate) struct CallRecord {
     pub(crate) end: End,
 }
 
-/// What the server had applied at one time. Nothing happens while a client reads, so this is exact.
+/// What a server had applied at one time. Nothing happens while a client reads, so this is exact.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     pub(crate) at: Duration,
+    pub(crate) server: usize,
     pub(crate) epoch: usize,
     pub(crate) applied: u64,
     pub(crate) is_draining: bool,
+    /// It drains, and gives nobody any time.
+    pub(crate) is_drained: bool,
     /// Counts the times at which everything was at rest.
     pub(crate) turn: u64,
 }

@@ -30,6 +30,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         15 => lags(),
         30 => paged(),
         20 => awaited(),
+        10 => drained(),
         3 => crowded(),
         5 => long(),
     ]
@@ -133,11 +134,25 @@ fn lags() -> Scene {
 /// A list that is read page by page while others write.
 fn paged() -> Scene {
     let scene = (0..CALLS).prop_flat_map(move |place| {
-        let next = || (say(1..5), any_next_page(place), Just(Step::Poll(place)));
+        let between = || prop_oneof![30 => say(1..5), 1 => Just(Step::Elsewhere)];
+        let next = || (between(), any_next_page(place), Just(Step::Poll(place)));
         (any_list(1_u32..3), vec(next(), 1..4)).prop_map(move |(list, next)| {
-            let next = next.into_iter().flat_map(|(say, next, poll)| [say, next, poll]);
+            let next = next.into_iter().flat_map(|(between, next, poll)| [between, next, poll]);
             [first_page(place, list)].into_iter().chain(next).collect()
         })
+    });
+    scene.boxed()
+}
+
+/// One goes on at another server where the one that drains has left it.
+fn drained() -> Scene {
+    let scene = (any_place(), any_plan(), say(1..8), any::<bool>(), say(1..4), any::<bool>(), say(1..4));
+    let scene = scene.prop_map(|(place, plan, before, is_ahead, unread, reads, after)| {
+        let starts = is_ahead.then_some([Step::Elsewhere, Step::Elsewhere]).into_iter().flatten();
+        let reads = reads.then_some(Step::Read(place, 1));
+        let ends = [Step::Drain, Step::Read(place, 9), after, Step::Resume(place, Whence::Last), Step::Read(place, 9)];
+        let then = starts.chain([before]).chain(reads).chain([unread]).chain(ends);
+        opened(place, Plan { timeout: None, min: None, ..plan }).into_iter().chain(then).collect()
     });
     scene.boxed()
 }
@@ -169,7 +184,10 @@ fn crowded() -> Scene {
 
 /// A list that takes a long time.
 fn long() -> Scene {
-    let scene = (any_list(Just(1)), 200_000_u64..302_000, 90_000_u64..302_000).prop_map(|(list, first, second)| {
+    let any_time = || prop_oneof![2 => 100_000_u64..300_000, 1 => 300_001_u64..302_000];
+    let scene = (any_list(Just(1)), any_time(), any_time()).prop_map(|(list, first, second)| {
+        let query = Query { selection: Selection::All, is_by_index: false };
+        let list = Question { asked: Asked::List { query, page_size: 1 }, ..list };
         vec![first_page(0, list), Step::Wait(first), next_page(), Step::Wait(second), next_page()]
     });
     scene.boxed()

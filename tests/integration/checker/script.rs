@@ -35,7 +35,8 @@ pub(crate) struct Config {
     pub(crate) history: Bounds,
     pub(crate) retention: Bounds,
     pub(crate) block_timeout: Duration,
-    /// Of each body: large ones make more than one piece of what is sent.
+    pub(crate) drain_period: Duration,
+    /// Of each body: of large ones a piece of what is sent has two.
     pub(crate) padding: usize,
 }
 
@@ -67,6 +68,10 @@ pub(crate) enum Step {
     },
     /// The next piece of an answer that is read slowly.
     Poll(usize),
+    /// From now on clients go to the other server; at first it is started.
+    Elsewhere,
+    /// The same, and the one where they were drains.
+    Drain,
 }
 
 /// What is asked, apart from versions that are not known yet.
@@ -120,13 +125,15 @@ fn any_config() -> impl Strategy<Value = Config> {
     let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
     let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
     let bounds = |(age, events)| Bounds { age, events };
-    let padding = prop_oneof![5 => Just(0), 1 => Just(50_000)];
-    (weighted(0.25, Just(())), history, retention, 100_u64..2000, padding).prop_map(
-        move |(lineage, history, retention, block_ms, padding)| Config {
+    let padding = prop_oneof![5 => Just(0), 1 => Just(33_000)];
+    let drain_period = prop_oneof![3 => Just(0), 1 => 1_u64..1000].prop_map(Duration::from_millis);
+    (weighted(0.25, Just(())), history, retention, 100_u64..2000, drain_period, padding).prop_map(
+        move |(lineage, history, retention, block_ms, drain_period, padding)| Config {
             has_lineage: lineage.is_some(),
             history: bounds(history),
             retention: bounds(retention),
             block_timeout: Duration::from_millis(block_ms),
+            drain_period,
             padding,
         },
     )
@@ -259,5 +266,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
             .prop_map(|(place, get)| Step::Ask(place, get)),
         2 => (0..CALLS, any_until()).prop_map(|(place, until)| Step::Ask(place, until)),
         2 => (0..CALLS).prop_map(Step::Poll),
+        2 => (0..CALLS).prop_flat_map(any_next_page),
+        1 => prop_oneof![Just(Step::Elsewhere), Just(Step::Drain)],
     ]
 }

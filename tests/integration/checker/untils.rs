@@ -53,7 +53,7 @@ pub(super) fn verify(
         met.as_ref().is_some_and(happened)
     };
     for waited in call.waits.iter().filter(|waited| waited.turn >= joined.turn) {
-        if waited.is_draining || waited.epoch != joined.epoch || is_met_at(waited) {
+        if waited.is_drained || waited.epoch != joined.epoch || is_met_at(waited) {
             return Err(format!("it waits, and has to end: {waited:?}"));
         }
     }
@@ -69,7 +69,7 @@ pub(super) fn verify(
             ("DRAINING", 14) => moment.is_draining,
             ("HISTORY_CHANGED", 11) => moment.epoch != joined.epoch,
             // At best it was told of nothing since it joined.
-            ("RESOURCE_VERSION_EXPIRED", 11) => epoch.expiry(joined.applied, truth.bounds, moment.applied, moment.at).0,
+            ("RESOURCE_VERSION_EXPIRED", 11) => moment.epoch == joined.epoch && truth.expiry(joined.applied, moment).0,
             _ => false,
         };
         return if is_right { Ok(()) } else { Err("it ended so".to_owned()) };

@@ -160,7 +160,7 @@ fn may_be_answered(truth: &Truth, segment: &Segment, moment: Moment, future_wait
 fn should_begin(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &'static str> {
     let Start::After(version) = &segment.start else { return Ok(()) };
     let Some(version) = truth.number(moment.epoch, version) else { return Err("RESOURCE_VERSION_EXPIRED") };
-    let (_, must_be) = truth.epochs[moment.epoch].expiry(version, truth.bounds, moment.applied, moment.at);
+    let (_, must_be) = truth.expiry(version, &moment);
     match version {
         version if version > moment.applied => Err("RESOURCE_VERSION_TOO_LARGE"),
         _ if must_be => Err("RESOURCE_VERSION_EXPIRED"),
@@ -171,14 +171,13 @@ fn should_begin(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), 
 fn may_be_expired(truth: &Truth, segment: &Segment, moment: Moment) -> bool {
     let Start::After(version) = &segment.start else { return false };
     let Some(version) = truth.number(moment.epoch, version) else { return true };
-    truth.epochs[moment.epoch].expiry(version, truth.bounds, moment.applied, moment.at).0
+    truth.expiry(version, &moment).0
 }
 
 /// What an expired client is told to do next has to be true.
 fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<(), String> {
     let number = |key: &str| refusal.metadata.get(key).and_then(|text| truth.number(moment.epoch, text));
-    let epoch = &truth.epochs[moment.epoch];
-    let is_kept = |oldest| !epoch.expiry(oldest, truth.bounds, moment.applied, moment.at).1;
+    let is_kept = |oldest| !truth.expiry(oldest, &moment).1;
     if number("current") != Some(moment.applied) || !number("oldest").is_some_and(is_kept) {
         return Err(format!("{:?} is not what can be resumed from at {moment:?}", refusal.metadata));
     }

@@ -50,8 +50,8 @@ impl Harness {
     async fn call(&mut self, place: usize, ask: Ask, is_slow: bool) {
         self.give_up(place);
         self.rest().await;
-        let moment = self.moment();
-        self.calls.push(Call::new(&mut self.routes, ask, is_slow, moment));
+        let moment = self.moment(self.current);
+        self.calls.push(Call::new(&mut self.servers[self.current].routes, ask, is_slow, moment));
         let at = self.calls.len() - 1;
         self.asking[place] = Some(at);
         self.poll_call(at, if is_slow { 1 } else { MANY }).await;
@@ -87,7 +87,7 @@ impl Harness {
             if left == 0 || self.calls[at].is_over() {
                 return;
             }
-            let moment = self.moment();
+            let moment = self.moment(self.calls[at].record.asked.server);
             let was_something = self.calls[at].poll(moment);
             left -= usize::from(was_something);
             self.rest().await;
@@ -102,7 +102,7 @@ impl Harness {
     pub(super) fn min_version(&self, min: Min) -> String {
         match min {
             Min::Near(distance) => {
-                let near = self.moment().applied.saturating_add_signed(distance).max(1);
+                let near = self.moment(self.current).applied.saturating_add_signed(distance).max(1);
                 self.truth.text(self.truth.epochs.len() - 1, near)
             }
             Min::Foreign => "elsewhere.7".to_owned(),
