@@ -213,3 +213,16 @@ async fn a_resource_that_is_not_synced_says_why() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "NOT_SYNCED"));
     assert!(status.message().contains("connection refused"), "{}", status.message());
 }
+
+/// Found by the checker: it was answered or refused by the toss of a coin.
+#[tokio::test]
+async fn what_can_be_answered_is_answered_while_the_server_drains() {
+    let sandbox = Sandbox::start(shop()).await;
+    sandbox.lifecycle.draining.cancel();
+    for _ in 0..20 {
+        assert_eq!(names(&sandbox, list_pods()).await.len(), 4);
+    }
+    let later = pb::ListRequest { min_resource_version: "9".to_owned(), ..list_pods() };
+    let status = chunks(&sandbox, later).await.unwrap_err();
+    assert_eq!((status.code(), &*reason(&status)), (Code::Unavailable, "DRAINING"), "nothing is waited for any more");
+}
