@@ -163,16 +163,16 @@ pub enum Bug {
     PageIsKeptFromItsFirstToken,
     /// A state is served however old it is.
     MinVersionIsIgnored,
+    /// A state is served only when it is newer than what was asked for.
+    MinVersionIsToBePassed,
+    /// A state that is too old is refused at once.
+    MinVersionIsNotAwaited,
     /// Of events that come together only the last one is tested.
     UntilSeesTheLastOfAFrame,
     /// What has left the selection is still counted.
     UntilCountsWhatLeft,
     /// The number of objects is told before all of them are known.
     UntilCountsTooEarly,
-    /// A state is served only when it is newer than what was asked for.
-    MinVersionIsToBePassed,
-    /// A state that is too old is refused at once.
-    MinVersionIsNotAwaited,
 }
 
 impl Bug {
@@ -252,11 +252,11 @@ impl Bug {
         Self::PageIsForgottenEarly,
         Self::PageIsKeptFromItsFirstToken,
         Self::MinVersionIsIgnored,
+        Self::MinVersionIsToBePassed,
+        Self::MinVersionIsNotAwaited,
         Self::UntilSeesTheLastOfAFrame,
         Self::UntilCountsWhatLeft,
         Self::UntilCountsTooEarly,
-        Self::MinVersionIsToBePassed,
-        Self::MinVersionIsNotAwaited,
     ];
 }
 

@@ -118,8 +118,8 @@ impl Pages {
             }
         };
         retained.snapshots.push_back(RetainedSnapshot { id, snapshot: Arc::clone(snapshot), since: now });
-        while retained.snapshots.len() > if planted!(PageIsForgottenEarly) { MAX_SNAPSHOTS / 2 } else { MAX_SNAPSHOTS }
-        {
+        let bound = if planted!(PageIsForgottenEarly) { MAX_SNAPSHOTS / 2 } else { MAX_SNAPSHOTS };
+        while retained.snapshots.len() > bound {
             retained.snapshots.pop_front();
         }
         id

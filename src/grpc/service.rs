@@ -176,12 +176,13 @@ impl Service {
             !at.same_lineage(wanted) || if planted!(MinVersionIsToBePassed) { at > wanted } else { at >= wanted }
         };
         let is_enough = |snapshot: &Snapshot| version.is_none_or(|wanted| is_there(snapshot.version(), wanted));
+        let wait = if planted!(MinVersionIsNotAwaited) { Duration::ZERO } else { wait };
         tokio::select! {
             // What can be answered is answered, also while the server drains.
             biased;
             // Cancel-safe by its own contract.
             snapshot = resource.informer.wait_for(is_enough) => Ok(snapshot),
-            () = tokio::time::sleep(if planted!(MinVersionIsNotAwaited) { Duration::ZERO } else { wait }) => Err(not_reached(resource, version)),
+            () = tokio::time::sleep(wait) => Err(not_reached(resource, version)),
             () = self.draining().cancelled() => Err(Refusal::Draining),
         }
     }

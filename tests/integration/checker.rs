@@ -158,6 +158,7 @@ impl Totals {
             ("bookmark", &told.bookmarks),
             ("drain", &told.drains),
             ("generation", &told.long_generations),
+            ("generation that was not read to its end", &told.cut_generations),
             ("generation that left something out", &told.merged),
             ("generation that left nothing", &told.vanished),
             ("page of a state that has changed", &answers.past_pages),

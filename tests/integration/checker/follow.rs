@@ -29,9 +29,11 @@ pub(crate) struct Tally {
     pub(crate) rewinds: u64,
     pub(crate) drains: u64,
     pub(crate) timeouts: u64,
-    /// Under COALESCE: generations, those that are told in several messages, what they left out, and those that left nothing.
+    /// Under COALESCE: generations, those of several messages, those that were not read to their end, what they left out, and
+    /// those that left nothing.
     pub(crate) generations: u64,
     pub(crate) long_generations: u64,
+    pub(crate) cut_generations: u64,
     pub(crate) merged: u64,
     pub(crate) vanished: u64,
 }
@@ -344,6 +346,7 @@ impl<'a> Follower<'a> {
     pub(crate) fn end(&self, tally: &mut Tally) -> Verdict {
         let is_cut = self.next > 0 && self.expected.get(self.next).is_some_and(|expected| !expected.opens);
         tally.cut_batches += u64::from(is_cut);
+        tally.cut_generations += u64::from(!self.generation.is_empty());
         let (status, moment) = match &self.segment.end {
             End::Open => return Err("it was never ended, though the server was drained".to_owned()),
             End::Left => return Ok(()),

@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use informerd::proto::pb::FullChannelPolicy;
-use proptest::{collection::vec, prelude::*, strategy::BoxedStrategy};
+use proptest::{collection::vec, prelude::*, sample::select, strategy::BoxedStrategy};
 
 use super::{
     ask::{Query, Twist},
     record::Plan,
     script::{
-        Asked, CALLS, PLACES, Question, Step, Whence, any_list, any_next_page, any_plan, any_step, any_transaction,
-        any_until, any_write,
+        Asked, CALLS, KEYS, PLACES, Question, Step, Whence, any_list, any_next_page, any_plan, any_step,
+        any_transaction, any_until, any_write,
     },
     selection::Selection,
+    truth::Write,
 };
 
 type Scene = BoxedStrategy<Vec<Step>>;
@@ -28,6 +29,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         20 => between(),
         10 => stall(),
         15 => lags(),
+        5 => vanishes(),
         30 => paged(),
         20 => awaited(),
         10 => drained(),
@@ -119,14 +121,32 @@ fn stall() -> Scene {
 
 /// One that merges while many write, and may be given its generation in parts.
 fn lags() -> Scene {
-    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5), any::<bool>());
-    let scene = scene.prop_map(|(place, plan, length, rounds, has_timeout)| {
-        // It ends between two parts, perhaps.
-        let timeout = has_timeout.then_some(Duration::from_secs(1));
+    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5), 0..3_u8, 1_usize..4);
+    let scene = scene.prop_map(|(place, plan, length, rounds, end, lost)| {
+        let timeout = (end == 1).then_some(Duration::from_secs(1));
         let plan = Plan { policy: FullChannelPolicy::Coalesce, length, timeout, min: None, ..plan };
         let rounds = rounds.into_iter().flat_map(|(say, pieces)| [say, Step::Read(place, pieces)]);
-        let ends = [Step::Wait(1000), Step::Read(place, 1)].into_iter().filter(|_| has_timeout);
-        opened(place, plan).into_iter().chain(rounds).chain(ends).collect()
+        // It ends between two parts, perhaps, or goes on where it has not got all of one.
+        let end = match end {
+            0 => Vec::new(),
+            1 => vec![Step::Wait(1000), Step::Read(place, 1)],
+            _ => vec![Step::Leave(place, lost), Step::Resume(place, Whence::Last), Step::Read(place, 9)],
+        };
+        opened(place, plan).into_iter().chain(rounds).chain(end).collect()
+    });
+    scene.boxed()
+}
+
+/// One that merges, and an object that comes and goes meanwhile.
+fn vanishes() -> Scene {
+    let scene = (any_place(), any_plan(), select(&KEYS[..]), any_write(), 1_usize..4);
+    let scene = scene.prop_map(|(place, plan, key, full, pieces)| {
+        let (selection, policy) = (Selection::All, FullChannelPolicy::Coalesce);
+        let plan = Plan { selection, policy, length: 1, timeout: None, min: None, ..plan };
+        let say = |write| Step::Say(vec![(write, 1)]);
+        let comes_and_goes = [Write::Put(key, Some("web"), None), Write::Delete(key)].map(say);
+        let then = [Step::Say(vec![full])].into_iter().chain(comes_and_goes).chain([Step::Read(place, pieces)]);
+        [say(Write::Delete(key))].into_iter().chain(opened(place, plan)).chain(then).collect()
     });
     scene.boxed()
 }

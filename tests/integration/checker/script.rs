@@ -106,7 +106,8 @@ pub(crate) enum Whence {
     Foreign,
 }
 
-const KEYS: [Key; 6] = [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
+pub(super) const KEYS: [Key; 6] =
+    [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
 /// Clients at one time.
 pub(crate) const PLACES: usize = 4;
 /// Calls at one time that are answered once.

@@ -2,7 +2,7 @@
 
 use informerd::proto::pb;
 
-use super::{Follower, Tally, Verdict};
+use super::{Follower, Stage, Tally, Verdict};
 use crate::checker::{expect::Expected, record::Moment};
 
 impl Follower<'_> {
@@ -62,6 +62,9 @@ impl Follower<'_> {
     pub(crate) fn waits(&mut self, moment: &Moment, tally: &mut Tally) -> Verdict {
         if self.epoch_at != moment.epoch {
             return Err("the history has changed, and the client waits".to_owned());
+        }
+        if !matches!(self.stage, Stage::Live) {
+            return Err("the client waits, and was not told where it joined".to_owned());
         }
         if !self.generation.is_empty() {
             return Err("the client waits within a generation".to_owned());
