@@ -51,6 +51,10 @@ fn opened(place: usize, plan: Plan) -> [Step; 2] {
     [Step::Open(place, plan), Step::Read(place, 9)]
 }
 
+fn replays_all(plan: &Plan) -> Plan {
+    Plan { policy: FullChannelPolicy::Replay, selection: Selection::All, timeout: None, min: None, ..plan.clone() }
+}
+
 /// Two clients of one group.
 fn twins() -> Scene {
     let scene = (any_place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
@@ -84,25 +88,25 @@ fn back_and_past() -> Scene {
 
 /// The history changes below one that is to be told from it, and what it knows means something in the new one.
 fn parked_past() -> Scene {
-    let scene = (any_place(), any_plan(), say(5..8), 8_u64..20, any::<u8>(), [say(3..6), say(3..6), say(3..6)]);
-    let scene = scene.prop_map(|(place, plan, before, back, keep, after)| {
-        let plan =
-            Plan { policy: FullChannelPolicy::Replay, selection: Selection::All, timeout: None, min: None, ..plan };
-        let then = [before, Step::Rewind(back, keep)].into_iter().chain(after).chain([Step::Read(place, 3)]);
-        opened(place, plan).into_iter().chain(then).collect()
+    // Of two wakes the first is forgotten.
+    let before = (say(1..3), say(5..8));
+    let scene = (any_place(), any_plan(), before, 8_u64..24, any::<u8>(), [say(3..6), say(3..6), say(3..6)]);
+    let scene = scene.prop_map(|(place, plan, (first, second), back, keep, after)| {
+        let then = [first, second, Step::Rewind(back, keep)].into_iter().chain(after).chain([Step::Read(place, 3)]);
+        opened(place, replays_all(&plan)).into_iter().chain(then).collect()
     });
     scene.boxed()
 }
 
 /// Large bodies do not fit into one piece, and so a batch may be half read when there is no room for its rest.
 fn torn() -> Scene {
-    let scene = (any_place(), any_plan(), any::<bool>(), vec(any_write(), 4..9), any::<bool>(), say(2..6), say(2..6));
-    let scene = scene.prop_map(|(place, plan, opens, writes, is_relist, after, later)| {
-        let plan = Plan { selection: Selection::All, has_bodies: true, timeout: None, min: None, ..plan };
-        let opened = if opens { opened(place, plan).to_vec() } else { vec![Step::Read(place, 9)] };
+    let scene = (any_place(), any_plan(), vec(any_write(), 4..9), any::<bool>(), say(2..6), say(2..6));
+    let scene = scene.prop_map(|(place, plan, writes, is_relist, after, later)| {
+        let plan = Plan { has_bodies: true, ..replays_all(&plan) };
         let at_once = writes.iter().map(|(write, _)| write.clone()).collect();
         let batch = if is_relist { Step::Relist(writes, 1) } else { Step::SayAtOnce(at_once, 1) };
-        opened.into_iter().chain([batch, Step::Read(place, 1), after, later, Step::Read(place, 3)]).collect()
+        let then = [batch, Step::Read(place, 1), after, later, Step::Read(place, 3)];
+        opened(place, plan).into_iter().chain(then).collect()
     });
     scene.boxed()
 }
@@ -121,15 +125,17 @@ fn stall() -> Scene {
 
 /// One that merges while many write, and may be given its generation in parts.
 fn lags() -> Scene {
-    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5), 0..3_u8, 1_usize..4);
+    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5), 0..4_u8, 1_usize..4);
     let scene = scene.prop_map(|(place, plan, length, rounds, end, lost)| {
         let timeout = (end == 1).then_some(Duration::from_secs(1));
-        let plan = Plan { policy: FullChannelPolicy::Coalesce, length, timeout, min: None, ..plan };
+        let selection = if end == 0 { plan.selection } else { Selection::All };
+        let plan = Plan { policy: FullChannelPolicy::Coalesce, selection, length, timeout, min: None, ..plan };
         let rounds = rounds.into_iter().flat_map(|(say, pieces)| [say, Step::Read(place, pieces)]);
         // It ends between two parts, perhaps, or goes on where it has not got all of one.
         let end = match end {
             0 => Vec::new(),
             1 => vec![Step::Wait(1000), Step::Read(place, 1)],
+            2 => vec![Step::Drain, Step::Read(place, 1)],
             _ => vec![Step::Leave(place, lost), Step::Resume(place, Whence::Last), Step::Read(place, 9)],
         };
         opened(place, plan).into_iter().chain(rounds).chain(end).collect()
