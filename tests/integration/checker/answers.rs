@@ -203,7 +203,7 @@ pub(super) fn reached(truth: &Truth, call: &CallRecord, moment: &Moment) -> Opti
 }
 
 /// Whether nothing had to be awaited any more.
-fn may_be_answered(truth: &Truth, call: &CallRecord, moment: &Moment) -> bool {
+pub(super) fn may_be_answered(truth: &Truth, call: &CallRecord, moment: &Moment) -> bool {
     let has_timed_out = moment.since(&call.asked) >= call.ask.deadline.unwrap_or(MAX_WAIT).min(MAX_WAIT);
     moment.is_draining || has_timed_out || reached(truth, call, moment) != Some(false)
 }

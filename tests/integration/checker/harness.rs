@@ -304,9 +304,6 @@ impl Harness {
             }
         }
         self.records.extend(self.places.iter_mut().filter_map(Option::take).map(|client| client.record));
-        for call in &mut self.calls {
-            call.leave();
-        }
         let watchers: u64 = self.servers.iter().map(Server::watchers).sum();
         let left = (watchers > 0).then(|| format!("everybody has gone, and {watchers} watchers are left"));
         let stats = || self.servers.iter().map(|server| server.informer.stats());

@@ -33,7 +33,12 @@ pub(super) fn verify(
 ) -> Result<(), String> {
     let polls = || call.waits.iter().chain(&call.answered);
     let reached = |moment: &&Moment| answers::reached(truth, call, moment) == Some(true);
-    let Some(joined) = polls().find(reached) else {
+    let joined = polls().find(reached);
+    let mut before = call.waits.iter().filter(|waited| joined.is_none_or(|joined| waited.turn < joined.turn));
+    if let Some(waited) = before.find(|waited| answers::may_be_answered(truth, call, waited)) {
+        return Err(format!("it was waited for, and could be answered: {waited:?}"));
+    }
+    let Some(joined) = joined else {
         return match &call.end {
             End::Left => Ok(()),
             End::Status(status, moment) => answers::refusal(truth, call, None, status, moment, tally),
