@@ -22,7 +22,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
     prop_oneof![
         360 => any_step().prop_map(|step| vec![step]),
         20 => twins(),
-        10 => blockers(),
+        15 => one_is_full(),
         10 => back_and_past(),
         10 => parked_past(),
         20 => torn(),
@@ -64,15 +64,16 @@ fn twins() -> Scene {
     scene.boxed()
 }
 
-/// Two of which one holds everybody back for too long.
-fn blockers() -> Scene {
-    let scene = (any_place(), any_plan(), 1_u32..3, 3_u32..6, vec(any_write(), 2..5), 1_u64..2500);
-    let scene = scene.prop_map(|(place, plan, short, long, writes, time)| {
+/// Two of which one is full: it holds everybody back for too long, or merges.
+fn one_is_full() -> Scene {
+    let policy = select(vec![FullChannelPolicy::Block, FullChannelPolicy::Coalesce]);
+    let scene = (any_place(), any_plan(), policy, 1_u32..3, 3_u32..6, [say(2..5), say(1..4)], 1_u64..2500);
+    let scene = scene.prop_map(|(place, plan, policy, short, long, [fills, later], time)| {
         let other = (place + 1) % PLACES;
-        let plan = Plan { policy: FullChannelPolicy::Block, timeout: None, min: None, ..plan };
+        let plan = Plan { policy, timeout: None, min: None, ..plan };
         let opened =
             [(place, short), (other, long)].map(|(place, length)| opened(place, Plan { length, ..plan.clone() }));
-        let then = [Step::Say(writes), Step::Wait(time), Step::Read(other, 3)];
+        let then = [fills, Step::Wait(time), later, Step::Read(other, 3)];
         opened.concat().into_iter().chain(then).collect()
     });
     scene.boxed()

@@ -247,14 +247,14 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         8 => Just(Whence::Last),
         2 => Just(Whence::Hole),
         3 => (0_u64..30).prop_map(Whence::Old),
-        2 => any::<usize>().prop_map(Whence::Batch),
+        3 => any::<usize>().prop_map(Whence::Batch),
         1 => (1_u64..8).prop_map(Whence::Future),
         1 => Just(Whence::Foreign),
     ];
     let lost = of(1_usize..4).prop_map(Option::unwrap_or_default);
     prop_oneof![
         20 => vec(any_write(), 1..5).prop_map(Step::Say),
-        3 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
+        5 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
         4 => any_transaction(),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
