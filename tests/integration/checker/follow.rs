@@ -194,6 +194,10 @@ impl<'a> Follower<'a> {
         if bookmark.draining && !moment.is_draining {
             return Err("it says draining, and the server is not".to_owned());
         }
+        let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
+        if bookmark.draining && next.is_some_and(|next| next != EventType::Error) {
+            return Err("it says draining, and the stream goes on".to_owned());
+        }
         let is_closing = self.is_closing(at, moment) || bookmark.draining;
         match &self.stage {
             Stage::InitialEvents(missing) if bookmark.initial_events_end => {
