@@ -211,10 +211,10 @@ fn runner(cases: u64, seed: u64) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::XorShift, &bytes))
 }
 
-/// 1,500 runs, or `INFORMERD_CHECKER_CASES`; always the same, or those of `INFORMERD_CHECKER_SEED`.
+/// 1,200 runs, or `INFORMERD_CHECKER_CASES`; always the same, or those of `INFORMERD_CHECKER_SEED`.
 #[test]
 fn every_stream_of_every_history_is_true() {
-    let (cases, seed) = (setting("INFORMERD_CHECKER_CASES", 1500), setting("INFORMERD_CHECKER_SEED", 1));
+    let (cases, seed) = (setting("INFORMERD_CHECKER_CASES", 1200), setting("INFORMERD_CHECKER_SEED", 1));
     let (totals, began) = (RefCell::new(Totals::default()), Instant::now());
     let result = runner(cases, seed).run(&any_script(), |script| {
         check(&script, &mut totals.borrow_mut()).map_err(|violation| TestCaseError::fail(format!("{violation:?}")))
