@@ -79,6 +79,32 @@ pub enum Bug {
     EvictionIsUntold,
     /// A client under BLOCK counts as full as soon as another one is.
     EvictedWithoutBeingFull,
+    /// Under COALESCE a client is not told that what it has is gone.
+    CoalescingLosesADeletion,
+    /// Under COALESCE another uid is MODIFIED.
+    CoalescingMergesAcrossUids,
+    /// What was replaced under its key is DELETED at the version of what replaced it.
+    ReplacedIsDeletedAtTheNewVersion,
+    /// A DELETED carries the last state that was merged, which the client never had.
+    CoalescedDeletionHasTheLastState,
+    /// `coalesced` is one more than it is.
+    CoalescedIsMiscounted,
+    /// What left no trace is not counted.
+    VanishedIsNotCounted,
+    /// The keys of a generation come by their first change.
+    GenerationIsByTheFirstChange,
+    /// The last message of a generation does not carry its version.
+    GenerationEndsWithoutItsVersion,
+    /// Every message of a generation carries its version.
+    VersionInsideAGeneration,
+    /// Whoever has been told the first part of a generation is said to have all of it.
+    GenerationIsReachedWithItsFirstPart,
+    /// What was merged is not told.
+    GenerationIsForgotten,
+    /// What the queue held when merging began is not told.
+    QueueIsForgottenWhenMerging,
+    /// A client under COALESCE counts as full as soon as another one is.
+    CoalescesWithoutBeingFull,
     /// A waiting client is not woken.
     WakeIsLost,
     /// The first event of a replay is told twice.
@@ -87,6 +113,12 @@ pub enum Bug {
     ReplayForgetsTheLast,
     /// A resume in between two versions goes back to the first.
     ReplayGoesBack,
+    /// A condition that is not met makes all of them be awaited again.
+    UntilBeginsAnew,
+    /// With a condition that is met, the next one counts as met.
+    UntilSkipsACondition,
+    /// An event that meets a condition is not tested for the next one.
+    UntilMeetsOneWithEachEvent,
 
     // grpc
     /// A parked watch goes on at the head.
@@ -107,8 +139,42 @@ pub enum Bug {
     InitialEventsAreNotSelected,
     /// A draining bookmark carries the head's version, not the client's own.
     DrainingAtTheHead,
+    /// A watch that is drained is said to be at the head.
+    DrainSkipsTheQueue,
+    /// A watch that is drained ends without its bookmark.
+    DrainIsUntold,
+    /// A watch goes on though the server drains.
+    DrainIsIgnored,
     /// The trailers say OK whatever the last message was.
     EndsWellAlways,
+    /// A page is of the state of now.
+    PageFromTheStateOfNow,
+    /// A page token is honoured whatever the query.
+    PageOfAnotherQuery,
+    /// A page that is not the last has no token.
+    PageForgetsThatThereIsMore,
+    /// A page begins with the last object of the one before.
+    PageRepeatsTheLastObject,
+    /// A snapshot is kept for ever.
+    PageNeverExpires,
+    /// Half as many snapshots are kept.
+    PageIsForgottenEarly,
+    /// A snapshot is kept for its first token only.
+    PageIsKeptFromItsFirstToken,
+    /// A state is served however old it is.
+    MinVersionIsIgnored,
+    /// A state is served only when it is newer than what was asked for.
+    MinVersionIsToBePassed,
+    /// A state that is too old is refused at once.
+    MinVersionIsNotAwaited,
+    /// Of events that come together only the last one is tested.
+    UntilSeesTheLastOfAFrame,
+    /// What has left the selection is still counted.
+    UntilCountsWhatLeft,
+    /// The number of objects is told before all of them are known.
+    UntilCountsTooEarly,
+    /// A call goes on after its deadline.
+    DeadlineIsIgnored,
 }
 
 impl Bug {
@@ -147,10 +213,26 @@ impl Bug {
         Self::DropBeginsAtItsEnd,
         Self::EvictionIsUntold,
         Self::EvictedWithoutBeingFull,
+        Self::CoalescingLosesADeletion,
+        Self::CoalescingMergesAcrossUids,
+        Self::ReplacedIsDeletedAtTheNewVersion,
+        Self::CoalescedDeletionHasTheLastState,
+        Self::CoalescedIsMiscounted,
+        Self::VanishedIsNotCounted,
+        Self::GenerationIsByTheFirstChange,
+        Self::GenerationEndsWithoutItsVersion,
+        Self::VersionInsideAGeneration,
+        Self::GenerationIsReachedWithItsFirstPart,
+        Self::GenerationIsForgotten,
+        Self::QueueIsForgottenWhenMerging,
+        Self::CoalescesWithoutBeingFull,
         Self::WakeIsLost,
         Self::ReplayRepeats,
         Self::ReplayForgetsTheLast,
         Self::ReplayGoesBack,
+        Self::UntilBeginsAnew,
+        Self::UntilSkipsACondition,
+        Self::UntilMeetsOneWithEachEvent,
         Self::ParkedGoesOnAtTheHead,
         Self::ParkedGoesOnInAnotherHistory,
         Self::ParkedInsideABatchRepeatsIt,
@@ -160,7 +242,24 @@ impl Bug {
         Self::SkippedAtAChunkBoundary,
         Self::InitialEventsAreNotSelected,
         Self::DrainingAtTheHead,
+        Self::DrainSkipsTheQueue,
+        Self::DrainIsUntold,
+        Self::DrainIsIgnored,
         Self::EndsWellAlways,
+        Self::PageFromTheStateOfNow,
+        Self::PageOfAnotherQuery,
+        Self::PageForgetsThatThereIsMore,
+        Self::PageRepeatsTheLastObject,
+        Self::PageNeverExpires,
+        Self::PageIsForgottenEarly,
+        Self::PageIsKeptFromItsFirstToken,
+        Self::MinVersionIsIgnored,
+        Self::MinVersionIsToBePassed,
+        Self::MinVersionIsNotAwaited,
+        Self::UntilSeesTheLastOfAFrame,
+        Self::UntilCountsWhatLeft,
+        Self::UntilCountsTooEarly,
+        Self::DeadlineIsIgnored,
     ];
 }
 

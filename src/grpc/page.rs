@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::status::Refusal;
-use crate::cache::Snapshot;
+use crate::{cache::Snapshot, planted::planted};
 
 /// The snapshots of lists that have more pages (invariant 10).
 #[derive(Debug)]
@@ -35,6 +35,7 @@ struct Retained {
 struct RetainedSnapshot {
     id: u64,
     snapshot: Arc<Snapshot>,
+    /// When its newest token was given out; the oldest come first.
     since: Instant,
 }
 
@@ -85,7 +86,7 @@ impl Pages {
             return Err(malformed());
         };
         let after = parts.next().ok_or_else(malformed)?.to_owned();
-        if of_query != query {
+        if of_query != query && !planted!(PageOfAnotherQuery) {
             return Err(invalid("the token belongs to another query; only page_size may change between pages"));
         }
         if process != self.process {
@@ -102,13 +103,23 @@ impl Pages {
         let now = Instant::now();
         let mut retained = self.retained.lock();
         retained.expire(now);
-        if let Some(known) = retained.snapshots.iter().find(|known| Arc::ptr_eq(&known.snapshot, snapshot)) {
-            return known.id;
-        }
-        retained.next_id += 1;
-        let id = retained.next_id;
+        let known = retained.snapshots.iter().position(|known| Arc::ptr_eq(&known.snapshot, snapshot));
+        // Its newest token may be used for as long as any other.
+        let id = match known.and_then(|at| retained.snapshots.remove(at)) {
+            Some(oldest) if planted!(PageIsKeptFromItsFirstToken) => {
+                let id = oldest.id;
+                retained.snapshots.push_back(oldest);
+                return id;
+            }
+            Some(RetainedSnapshot { id, .. }) => id,
+            None => {
+                retained.next_id += 1;
+                retained.next_id
+            }
+        };
         retained.snapshots.push_back(RetainedSnapshot { id, snapshot: Arc::clone(snapshot), since: now });
-        while retained.snapshots.len() > MAX_SNAPSHOTS {
+        let bound = if planted!(PageIsForgottenEarly) { MAX_SNAPSHOTS / 2 } else { MAX_SNAPSHOTS };
+        while retained.snapshots.len() > bound {
             retained.snapshots.pop_front();
         }
         id
@@ -119,7 +130,8 @@ impl Pages {
 
 impl Retained {
     fn expire(&mut self, now: Instant) {
-        self.snapshots.retain(|retained| now.saturating_duration_since(retained.since) <= MAX_AGE);
+        let is_kept = |retained: &RetainedSnapshot| now.saturating_duration_since(retained.since) <= MAX_AGE;
+        self.snapshots.retain(|retained| is_kept(retained) || planted!(PageNeverExpires));
     }
 }
 
@@ -162,6 +174,25 @@ mod tests {
         assert!(pages.resume(&token, 7).is_ok());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(reason(pages.resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "too old");
+    }
+
+    /// Found by the checker: a snapshot was kept for its first token only, so that the next page's could expire at once.
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_is_kept_for_its_newest_token() {
+        let pages = Pages::new();
+        let first = snapshot(0);
+        let mut token = pages.token(&first, 7, "a");
+        for _ in 0..3 {
+            tokio::time::advance(MAX_AGE).await;
+            assert!(pages.resume(&token, 7).is_ok());
+            token = pages.token(&first, 7, "b");
+        }
+        for other in (1..MAX_SNAPSHOTS as u128).map(snapshot) {
+            pages.token(&other, 7, "a");
+        }
+        token = pages.token(&first, 7, "c");
+        pages.token(&snapshot(100), 7, "a");
+        assert!(pages.resume(&token, 7).is_ok(), "it was used last but one");
     }
 
     #[tokio::test]

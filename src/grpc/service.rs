@@ -13,6 +13,7 @@ use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
     model::{Condition, Expression, ObjectKey, ResourceVersion},
+    planted::planted,
     proto::{self, pb},
     watch::{FullChannelPolicy, QueueOptions},
 };
@@ -171,6 +172,7 @@ impl Service {
         min_version: Option<&ResourceVersion>,
         wait: Duration,
     ) -> Result<Arc<Snapshot>, Refusal> {
+        let min_version = min_version.filter(|_| !planted!(MinVersionIsIgnored));
         let snapshot = self.reached(resource, min_version, wait).await?;
         if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
             let message = format!("{min} is not a version of this source, which is at {}", snapshot.version());
@@ -190,9 +192,14 @@ impl Service {
         version: Option<&ResourceVersion>,
         wait: Duration,
     ) -> Result<Arc<Snapshot>, Refusal> {
-        let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| at >= wanted || !at.same_lineage(wanted);
+        let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| {
+            !at.same_lineage(wanted) || if planted!(MinVersionIsToBePassed) { at > wanted } else { at >= wanted }
+        };
         let is_enough = |snapshot: &Snapshot| version.is_none_or(|wanted| is_there(snapshot.version(), wanted));
+        let wait = if planted!(MinVersionIsNotAwaited) { Duration::ZERO } else { wait };
         tokio::select! {
+            // What can be answered is answered, also while the server drains.
+            biased;
             // Cancel-safe by its own contract.
             snapshot = resource.informer.wait_for(is_enough) => Ok(snapshot),
             () = tokio::time::sleep(wait) => Err(not_reached(resource, version)),

@@ -6,6 +6,7 @@
 //! no queue of its own: HTTP/2's flow control is what slows a cursor down.
 
 mod body;
+mod initial_events;
 mod open;
 
 pub(super) use body::WatchBody;

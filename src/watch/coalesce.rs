@@ -13,7 +13,10 @@ use std::{
 };
 
 use super::{Frame, Notice};
-use crate::model::{Cause, Change, EventType, Object, ObjectKey, ResourceVersion, Transition};
+use crate::{
+    model::{Cause, Change, EventType, Object, ObjectKey, ResourceVersion, Transition},
+    planted::planted,
+};
 
 /// Changes merged by key.
 #[derive(Debug, Default)]
@@ -30,10 +33,10 @@ struct Pending {
     had: Option<Arc<Object>>,
     /// What there is now, in its selection.
     now: Option<Arc<Object>>,
-    /// Of the last change.
-    version: ResourceVersion,
-    /// Of the last change.
-    cause: Cause,
+    /// The last change by which what the client has went away: its version, and why.
+    gone: (ResourceVersion, Cause),
+    /// Why what there is now came.
+    came: Cause,
     events: u32,
     /// The last change's place among all.
     place: u64,
@@ -77,16 +80,29 @@ impl Generation {
         let pending = self.pending.entry(change.object().key().clone()).or_insert_with(|| Pending {
             had: change.old.clone().filter(|_| transition.event_type != EventType::Added),
             now: None,
-            version: change.version.clone(),
-            cause: transition.cause,
+            gone: (change.version.clone(), transition.cause),
+            came: Cause::Change,
             events: 0,
             place,
         });
+        match transition.event_type {
+            EventType::Added => pending.came = transition.cause,
+            EventType::Modified => {}
+            EventType::Deleted => {
+                let had = pending.had.as_ref().zip(change.old.as_ref());
+                if had.is_some_and(|(had, old)| is_same(had, old)) {
+                    pending.gone = (change.version.clone(), transition.cause);
+                }
+                if pending.had.is_some() && planted!(CoalescedDeletionHasTheLastState) {
+                    pending.had.clone_from(&change.old);
+                }
+            }
+        }
         pending.now = now;
-        pending.version.clone_from(&change.version);
-        pending.cause = transition.cause;
         pending.events = pending.events.saturating_add(1);
-        pending.place = place;
+        if !planted!(GenerationIsByTheFirstChange) {
+            pending.place = place;
+        }
     }
 
     /// Everything that waits, by each key's last change. Events that vanished without a trace are counted with the last one.
@@ -97,7 +113,9 @@ impl Generation {
         for pending in pending {
             vanished = vanished.saturating_add(pending.tell(&mut told));
         }
-        if let Some(Told { coalesced, .. }) = told.back_mut() {
+        if let Some(Told { coalesced, .. }) =
+            told.back_mut().filter(|_| vanished == 0 || !planted!(VanishedIsNotCounted))
+        {
             *coalesced = coalesced.saturating_add(vanished);
         }
         Telling { told, before, after }
@@ -109,14 +127,13 @@ impl Generation {
 impl Pending {
     /// Tells what the client has to know. Returns how many events left no trace.
     fn tell(self, told: &mut VecDeque<Told>) -> u32 {
-        let Self { had, now, version, cause, events, .. } = self;
+        let Self { had, now, gone: (gone_at, gone), came, events, .. } = self;
         let count = told.len();
-        let is_same_uid = |a: &Object, b: &Object| a.uid() == b.uid() || a.uid().is_empty() || b.uid().is_empty();
-        let deleted = |object, cause, version| Told {
+        let deleted = |object| Told {
             event_type: EventType::Deleted,
-            cause,
+            cause: gone,
             object,
-            object_version: version,
+            object_version: gone_at,
             coalesced: 0,
         };
         let upserted = |event_type, object: Arc<Object>, cause| Told {
@@ -126,28 +143,30 @@ impl Pending {
             object,
             coalesced: 0,
         };
-        // A cause belongs to the type that it was given with.
-        let of_added = if cause == Cause::EnteredSelection { cause } else { Cause::Change };
-        let of_deleted = if matches!(cause, Cause::LeftSelection | Cause::Inferred) { cause } else { Cause::Change };
         match (had, now) {
             (None, None) => {}
-            (None, Some(now)) => told.push_back(upserted(EventType::Added, now, of_added)),
-            (Some(had), None) => told.push_back(deleted(had, of_deleted, version)),
+            (None, Some(now)) => told.push_back(upserted(EventType::Added, now, came)),
+            (Some(_), None) if planted!(CoalescingLosesADeletion) => {}
+            (Some(had), None) => told.push_back(deleted(had)),
             // Left and entered again as it was, or changed back: nothing is new to the client.
             (Some(had), Some(now)) if Arc::ptr_eq(&had, &now) => {}
-            (Some(had), Some(now)) if is_same_uid(&had, &now) => {
+            (Some(had), Some(now)) if is_same(&had, &now) || planted!(CoalescingMergesAcrossUids) => {
                 told.push_back(upserted(EventType::Modified, now, Cause::Change));
             }
             (Some(had), Some(now)) => {
-                told.push_back(deleted(had, Cause::Change, now.version().clone()));
-                told.push_back(upserted(EventType::Added, now, Cause::Change));
+                let mut deleted = deleted(had);
+                if planted!(ReplacedIsDeletedAtTheNewVersion) {
+                    deleted.object_version.clone_from(now.version());
+                }
+                told.push_back(deleted);
+                told.push_back(upserted(EventType::Added, now, came));
             }
         }
         let told_now = u32::try_from(told.len() - count).unwrap_or(u32::MAX);
         let further = events.saturating_sub(told_now);
         match told.back_mut().filter(|_| told_now > 0) {
             Some(last) => {
-                last.coalesced = further;
+                last.coalesced = if further > 0 && planted!(CoalescedIsMiscounted) { further + 1 } else { further };
                 0
             }
             None => events,
@@ -172,7 +191,10 @@ impl Telling {
     pub(super) fn encode<F: Frame>(&mut self, format: F::Format, max_size: usize) -> (F, u64) {
         let (mut arena, mut events) = (F::Arena::default(), 0);
         while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
-            let version = if self.told.is_empty() { &self.after } else { &self.before };
+            let is_last = self.told.is_empty();
+            let is_complete = is_last && !planted!(GenerationEndsWithoutItsVersion);
+            let version =
+                if is_complete || !is_last && planted!(VersionInsideAGeneration) { &self.after } else { &self.before };
             let notice =
                 Notice { event_type, cause, object: &object, object_version: &object_version, version, coalesced };
             F::encode(&mut arena, format, &notice);
@@ -183,6 +205,11 @@ impl Telling {
         }
         (F::freeze(arena), events)
     }
+}
+
+/// Whether both are states of one object. A source without uids cannot show that they are not.
+fn is_same(a: &Object, b: &Object) -> bool {
+    a.uid() == b.uid() || a.uid().is_empty() || b.uid().is_empty()
 }
 
 #[cfg(test)]

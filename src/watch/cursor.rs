@@ -170,8 +170,10 @@ impl<F: Frame> Cursor<F> {
             return None;
         }
         let (frame, events) = telling.encode::<F>(self.group.format, max_size);
-        if telling.is_done() {
+        if telling.is_done() || planted!(GenerationIsReachedWithItsFirstPart) {
             self.version = telling.after().clone();
+        }
+        if telling.is_done() {
             self.telling = None;
         }
         self.taken += events;
@@ -257,7 +259,7 @@ fn coalesced<F: Frame>(
         return Some(Coalesced::Frames(frames, events));
     }
     let filling = std::mem::take(&mut coalescing.filling);
-    if filling.len() == 0 {
+    if filling.len() == 0 || planted!(GenerationIsForgotten) {
         log.end_coalescing(index);
         return None;
     }

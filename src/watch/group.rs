@@ -337,6 +337,9 @@ impl<F: Frame> Log<F> {
             sending.push_back((frames, end - position, version.clone()));
             position = end;
         }
+        if planted!(QueueIsForgottenWhenMerging) {
+            sending.clear();
+        }
         let slot = &mut self.slots[index];
         (slot.position, slot.position_size) = (self.head, self.head_size);
         slot.coalescing = Some(Box::new(Coalescing { sending, filling: Generation::default() }));
@@ -372,12 +375,17 @@ impl<F: Frame> Log<F> {
             let low = Low::of(slot);
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
             let is_full = self.head - slot.position >= low.length.max(1)
-                || planted!(EvictedWithoutBeingFull)
                 || self.head_size - slot.position_size >= queue_size as u64;
             match slot.queue.policy {
                 // What is not retained any more cannot be taken over: such a slot is parked at its next poll.
-                FullChannelPolicy::Coalesce if is_full && slot.position >= tail => coalesce.push(index),
-                FullChannelPolicy::Block if is_full && slot.blocked_since.is_none() => {
+                FullChannelPolicy::Coalesce
+                    if (is_full || planted!(CoalescesWithoutBeingFull)) && slot.position >= tail =>
+                {
+                    coalesce.push(index);
+                }
+                FullChannelPolicy::Block
+                    if (is_full || planted!(EvictedWithoutBeingFull)) && slot.blocked_since.is_none() =>
+                {
                     slot.blocked_since = Some(now);
                     full.push(index);
                 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use informerd::{model::Object, proto::pb};
 use prost::Message;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
 use crate::sandbox::{Options, Sandbox, pod, reason};
 
@@ -13,7 +13,10 @@ fn list_pods() -> pb::ListRequest {
 }
 
 async fn chunks(sandbox: &Sandbox, request: pb::ListRequest) -> Result<Vec<pb::ListResponse>, tonic::Status> {
-    let mut stream = sandbox.client().await.list(request).await?.into_inner();
+    collect(sandbox.client().await.list(request).await?.into_inner()).await
+}
+
+async fn collect(mut stream: Streaming<pb::ListResponse>) -> Result<Vec<pb::ListResponse>, tonic::Status> {
     let mut chunks = Vec::new();
     while let Some(chunk) = stream.message().await? {
         chunks.push(chunk);
@@ -212,4 +215,19 @@ async fn a_resource_that_is_not_synced_says_why() {
     let status = sandbox.client().await.list(request).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "NOT_SYNCED"));
     assert!(status.message().contains("connection refused"), "{}", status.message());
+}
+
+/// Found by the checker: it was answered or refused by the toss of a coin.
+#[tokio::test]
+async fn what_can_be_answered_is_answered_while_the_server_drains() {
+    let sandbox = Sandbox::start(shop()).await;
+    sandbox.lifecycle.draining.cancel();
+    let mut client = sandbox.in_process();
+    for _ in 0..20 {
+        let answer = client.list(list_pods()).await.unwrap().into_inner();
+        assert_eq!(collect(answer).await.unwrap()[0].objects.len(), 4);
+    }
+    let later = pb::ListRequest { min_resource_version: "9".to_owned(), ..list_pods() };
+    let status = client.list(later).await.unwrap_err();
+    assert_eq!((status.code(), &*reason(&status)), (Code::Unavailable, "DRAINING"), "nothing is waited for any more");
 }

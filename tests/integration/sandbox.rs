@@ -1,14 +1,15 @@
 //! A server in this process, on port 0, fed by the test; and what its clients need.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
+use http_body_util::BodyExt;
 use informerd::{
     cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, RealFifo, SourceHealth},
-    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    grpc::{self, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{Event, IndexFunc, Indexers, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
-    transport::{Listener, Server, ServerConfig},
+    transport::{Chunk, Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use tokio::{
@@ -17,8 +18,10 @@ use tokio::{
 };
 use tonic::{
     Streaming,
+    body::Body,
     transport::{Channel, Endpoint},
 };
+use tower::{ServiceExt, util::BoxCloneService};
 
 /// Longer than anything here takes, and short enough to see what hangs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -27,6 +30,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Sandbox {
     pub(crate) informer: InformerHandle<WireFrame>,
     pub(crate) lifecycle: Lifecycle,
+    routes: Routes,
     fifo: Arc<RealFifo>,
     address: String,
     lineage: Option<Arc<str>>,
@@ -132,11 +136,12 @@ impl Sandbox {
             progress_timeout: Duration::from_secs(30),
             drain_period: options.drain_period,
         };
-        let server = Server::new(Routes::new(service.clone()), Routes::is_watch, bounds);
+        let routes = Routes::new(service.clone());
+        let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
         tasks.spawn(service.reset_evicted());
         let lineage = options.lineage.map(Arc::from);
-        Self { informer: handle, lifecycle, fifo, address, lineage, next: 1, server, _tasks: tasks }
+        Self { informer: handle, lifecycle, routes, fifo, address, lineage, next: 1, server, _tasks: tasks }
     }
 
     /// Where the server is.
@@ -148,6 +153,17 @@ impl Sandbox {
     pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
         let channel = Endpoint::new(self.address.clone()).unwrap().connect().await.unwrap();
         InformerServiceClient::new(channel).max_decoding_message_size(64 << 20)
+    }
+
+    /// A client without a connection: one that a server that drains would not let in any more.
+    pub(crate) fn in_process(
+        &self,
+    ) -> InformerServiceClient<BoxCloneService<http::Request<Body>, http::Response<Body>, Infallible>> {
+        let whole = |frame: http_body::Frame<Chunk>| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()));
+        let routes = ServiceExt::<http::Request<Body>>::map_response(self.routes.clone(), move |response| {
+            response.map(|body: grpc::Body| Body::new(body.map_frame(whole)))
+        });
+        InformerServiceClient::new(routes.boxed_clone())
     }
 
     /// A client that can be slow: what it does not read stays with the server but for 64 KiB and the kernel's buffers.

@@ -25,19 +25,21 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 
-use super::super::{
-    frame::{self, WireFrame},
-    metrics::RpcObserver,
-    routes::trailers,
-    scan::Scan,
-    status::Refusal,
-    watchers::WatcherEntry,
+use super::{
+    super::{
+        frame::{self, WireFrame},
+        metrics::RpcObserver,
+        routes::trailers,
+        status::Refusal,
+        watchers::WatcherEntry,
+    },
+    initial_events::InitialEvents,
 };
 use crate::{
-    cache::{InformerHandle, JoinError, Joined, Snapshot, Start, SyncState},
-    model::{Cause, EventType, ObjectKey, ResourceVersion, Selection},
+    cache::{InformerHandle, JoinError, Joined, Start, SyncState},
+    model::{ResourceVersion, Selection},
     planted::planted,
-    proto::{self, EncodedEvent, EncodedObject, PayloadFormat, pb},
+    proto::{self, PayloadFormat, pb},
     transport::Chunk,
     watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
@@ -116,18 +118,10 @@ enum Stage {
 
 type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, JoinError>> + Send>>;
 
-/// The objects that are still to be sent, pulled from the snapshot at the client's own pace.
-#[derive(Debug)]
-struct InitialEvents {
-    snapshot: Snapshot,
-    scan: Scan,
-    looked_at: Option<ObjectKey>,
-}
-
 /// What one poll takes from the cursor at most: HTTP/2 writes are cheap when they are large.
-const CHUNK_BYTES: usize = 64 << 10;
+pub(super) const CHUNK_BYTES: usize = 64 << 10;
 /// How many objects or changes are looked at before others get their turn.
-const SCAN_OBJECTS: usize = 256;
+pub(super) const SCAN_OBJECTS: usize = 256;
 
 // === impl WatchBody ===
 
@@ -138,10 +132,7 @@ impl WatchBody {
         let opened_state = opened.informer.health().state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
-            Begin::InitialEvents => {
-                let scan = Scan::of(&opened.selection);
-                Stage::InitialEvents(InitialEvents { snapshot, scan, looked_at: None })
-            }
+            Begin::InitialEvents => Stage::InitialEvents(InitialEvents::new(snapshot, &opened.selection)),
             Begin::After(version) => Stage::Replay(Replay::new(backlog.batches, version)),
             Begin::Bookmark => Stage::Live,
         };
@@ -221,12 +212,22 @@ impl WatchBody {
             self.send(&[frame::error(None, refusal.to_proto())]);
         } else {
             let is_draining = *refusal == Refusal::Draining;
+            if let (Some(cursor), Some(head)) = (&mut self.cursor, self.informer.distributed())
+                && is_draining
+                && planted!(DrainSkipsTheQueue)
+            {
+                cursor.advance(ResourceVersion::clone(&head));
+            }
             let mut bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
             if let Some(head) = self.informer.distributed().filter(|_| is_draining && planted!(DrainingAtTheHead)) {
                 bookmark.resource_version = head.to_string();
             }
             let error = frame::error(self.position(), refusal.to_proto());
-            self.send(&[bookmark, error]);
+            if is_draining && planted!(DrainIsUntold) {
+                self.send(&[error]);
+            } else {
+                self.send(&[bookmark, error]);
+            }
         }
         self.end = Some(if planted!(EndsWellAlways) { Status::ok("") } else { refusal.to_status() });
         tracing::debug!(resource = self.resource, ?refusal, "watch ended");
@@ -234,7 +235,7 @@ impl WatchBody {
 
     /// Whether something from outside ends the stream now.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
-        if self.drain_at.is_none() && self.drained.as_mut().poll(cx).is_ready() {
+        if self.drain_at.is_none() && self.drained.as_mut().poll(cx).is_ready() && !planted!(DrainIsIgnored) {
             self.drain_at = Some(Box::pin(tokio::time::sleep(self.watcher.drain_delay(self.drain_period))));
         }
         if let Some(drain_at) = &mut self.drain_at
@@ -438,35 +439,5 @@ impl fmt::Debug for WatchBody {
             .field("selection", &self.selection)
             .field("position", &self.position())
             .finish_non_exhaustive()
-    }
-}
-
-// === impl InitialEvents ===
-
-impl InitialEvents {
-    /// The next initial events, encoded, how many they are, and whether they were the last.
-    fn next(&mut self, selection: &Selection, format: PayloadFormat) -> (BytesMut, u64, bool) {
-        let (mut buffer, mut events) = (BytesMut::new(), 0);
-        let after = self.looked_at.take();
-        let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
-        for _ in 0..SCAN_OBJECTS {
-            let Some(object) = objects.next() else { return (buffer, events, true) };
-            if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
-                let object = EncodedObject::new(object, object.version(), format);
-                let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
-                frame::append_event(&mut buffer, &event);
-                events += 1;
-            }
-            self.looked_at = Some(object.key().clone());
-            if buffer.len() >= CHUNK_BYTES {
-                if planted!(SkippedAtAChunkBoundary)
-                    && let Some(skipped) = objects.next()
-                {
-                    self.looked_at = Some(skipped.key().clone());
-                }
-                break;
-            }
-        }
-        (buffer, events, false)
     }
 }

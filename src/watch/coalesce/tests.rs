@@ -74,7 +74,7 @@ fn what_the_client_has_and_the_latest_state_decide() {
     let deleted = [change(Some(&a1), Some(&a2), 2), change(Some(&a2), None, 3)];
     assert_eq!(lines(&deleted, ""), ["Deleted Change a 3 +1 @99"]);
     let recreated = [change(Some(&a1), None, 3), change(None, Some(&other), 4), change(Some(&other), Some(&other), 5)];
-    assert_eq!(lines(&recreated, ""), ["Deleted Change a 4 +0 @1", "Added Change a 4 +1 @99"], "another uid");
+    assert_eq!(lines(&recreated, ""), ["Deleted Change a 3 +0 @1", "Added Change a 4 +1 @99"], "another uid");
     let again = [change(Some(&a1), None, 2), change(None, Some(&a3), 3)];
     assert_eq!(lines(&again, ""), ["Modified Change a 3 +1 @99"], "the same uid");
 }
@@ -97,6 +97,29 @@ fn entering_and_leaving_a_selection_are_the_same_algebra() {
     let comes_back = [change(Some(&web), Some(&db), 2), change(Some(&db), Some(&web_again), 3)];
     assert_eq!(lines(&comes_back, "app=web"), ["Modified Change a 3 +1 @99"]);
     assert!(lines(&comes_back, "app=db").is_empty(), "it came and went");
+}
+
+/// Found by the checker: a DELETED that was merged with what came after it had the version of that, and no cause.
+#[test]
+fn what_is_replaced_is_deleted_at_its_own_version_and_for_its_own_cause() {
+    let [web, db] = [("web", 1), ("db", 2)].map(|(app, number)| object("a", "u", app, number));
+    let others = [("v", 5), ("v", 6), ("w", 8)].map(|(uid, number)| object("a", uid, "web", number));
+    let left = change(Some(&web), Some(&db), 2);
+    let created = [change(Some(&db), None, 4), change(None, Some(&others[0]), 5)];
+    let replaced = |changes: &[Change]| lines(&[[left.clone()].as_slice(), &created, changes].concat(), "app=web");
+    let deleted = "Deleted LeftSelection a 2 +0 @1";
+    assert_eq!(replaced(&[]), [deleted, "Added Change a 5 +0 @99"]);
+    let again = [change(Some(&others[0]), None, 7), change(None, Some(&others[2]), 8)];
+    assert_eq!(replaced(&again), [deleted, "Added Change a 8 +2 @99"], "the one between left no trace");
+    let gone = change(Some(&others[0]), None, 7);
+    assert_eq!(replaced(&[gone]), ["Deleted LeftSelection a 2 +2 @99"]);
+    let inferred = Change { cause: Cause::Inferred, ..change(Some(&web), None, 9) };
+    let listed = change(None, Some(&others[2]), 8);
+    let told = ["Deleted Inferred a 9 +0 @1", "Added Change a 8 +0 @99"];
+    assert_eq!(lines(&[inferred, listed], "app=web"), told, "at a relist");
+    let modified = change(Some(&others[0]), Some(&others[1]), 6);
+    let entered = lines(&[change(Some(&db), Some(&others[0]), 5), modified], "app=web");
+    assert_eq!(entered, ["Added EnteredSelection a 6 +1 @99"], "and what came has the cause by which it came");
 }
 
 #[test]

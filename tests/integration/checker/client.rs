@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http_body::Body as _;
 use informerd::{
     grpc::{self, Routes},
@@ -38,15 +38,25 @@ enum Connection {
     Open(Pin<Box<grpc::Body>>),
 }
 
-type Answer = <Routes as Service<http::Request<Body>>>::Future;
+pub(crate) type Answer = <Routes as Service<http::Request<Body>>>::Future;
 
 /// Whether it was woken.
 #[derive(Default)]
-struct Flag(AtomicBool);
+pub(crate) struct Flag(AtomicBool);
 
 impl Wake for Flag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Flag {
+    pub(crate) fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lower(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 
@@ -56,25 +66,28 @@ impl Client {
         Self { record, connection: Connection::None, flag: Arc::default(), waits: false, last_piece: 0 }
     }
 
-    pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, asked: Moment) {
-        let message = request(&self.record.plan, &start).encode_to_vec();
-        let mut framed = BytesMut::new();
-        framed.put_u8(0);
-        framed.put_u32(message.len() as u32);
-        framed.put_slice(&message);
-        let body = Body::new(http_body_util::Full::new(framed.freeze()));
-        let request = http::Request::post("/informerd.v1.InformerService/Watch").body(body).unwrap();
+    pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, min: Option<String>, asked: Moment) {
+        let message = request(&self.record.plan, &start, min.clone()).encode_to_vec();
+        let request = http::Request::post("/informerd.v1.InformerService/Watch").body(framed(&message)).unwrap();
         self.connection = Connection::Asked(routes.call(request));
         (self.waits, self.last_piece) = (false, 0);
         self.record.segments.push(Segment {
             start,
+            min,
             asked,
+            waited: None,
             answered: None,
             is_refused: false,
             messages: Vec::new(),
+            waits: Vec::new(),
             end: End::Open,
             settled: None,
         });
+    }
+
+    /// Which one it asked last.
+    pub(crate) fn server(&self) -> usize {
+        self.record.segments.last().map_or(0, |segment| segment.asked.server)
     }
 
     /// The version that a client keeps.
@@ -108,6 +121,7 @@ impl Client {
         let Some(segment) = self.record.segments.last_mut() else { return };
         segment.end = End::Left;
         segment.messages.truncate(segment.messages.len() - lost.min(self.last_piece));
+        segment.waits.retain(|(count, _)| *count <= segment.messages.len());
     }
 
     /// Takes the answer if it is there. Whether it is still waited for.
@@ -115,7 +129,7 @@ impl Client {
         let (Connection::Asked(answer), Some(segment)) = (&mut self.connection, self.record.segments.last_mut()) else {
             return false;
         };
-        self.flag.0.store(false, Ordering::Relaxed);
+        self.flag.lower();
         let waker = Waker::from(Arc::clone(&self.flag));
         let Poll::Ready(Ok(response)) = answer.as_mut().poll(&mut Context::from_waker(&waker)) else { return true };
         segment.answered = Some(moment);
@@ -136,7 +150,7 @@ impl Client {
 
     /// Whether there may be something since it looked last.
     pub(crate) fn is_woken(&self) -> bool {
-        self.flag.0.load(Ordering::Relaxed)
+        self.flag.is_raised()
     }
 
     /// Reads one piece. Whether there was one.
@@ -144,8 +158,8 @@ impl Client {
         let (Connection::Open(body), Some(segment)) = (&mut self.connection, self.record.segments.last_mut()) else {
             return false;
         };
-        let was_woken = !self.waits || self.flag.0.load(Ordering::Relaxed);
-        self.flag.0.store(false, Ordering::Relaxed);
+        let was_woken = !self.waits || self.flag.is_raised();
+        self.flag.lower();
         let waker = Waker::from(Arc::clone(&self.flag));
         let frame = match body.as_mut().poll_frame(&mut Context::from_waker(&waker)) {
             Poll::Pending => {
@@ -185,6 +199,16 @@ impl Client {
         true
     }
 
+    /// There is nothing for it, and it was not woken either.
+    pub(crate) fn waits(&mut self, moment: Moment) {
+        let Some(segment) = self.record.segments.last_mut() else { return };
+        match self.connection {
+            Connection::None => {}
+            Connection::Asked(_) => segment.waited = Some(moment),
+            Connection::Open(_) => segment.waits.push((segment.messages.len(), moment)),
+        }
+    }
+
     /// Everything has been read.
     pub(crate) fn settled(&mut self, moment: Moment) {
         if let (Connection::Open(_), Some(segment)) = (&self.connection, self.record.segments.last_mut()) {
@@ -193,7 +217,7 @@ impl Client {
     }
 }
 
-fn request(plan: &Plan, start: &Start) -> pb::WatchRequest {
+fn request(plan: &Plan, start: &Start, min: Option<String>) -> pb::WatchRequest {
     let format = if plan.has_bodies { pb::PayloadFormat::Raw } else { pb::PayloadFormat::Metadata };
     let (version, initial_events) = match start {
         Start::InitialEvents => (String::new(), pb::InitialEvents::Send),
@@ -207,6 +231,7 @@ fn request(plan: &Plan, start: &Start) -> pb::WatchRequest {
         format: format.into(),
         queue: Some(pb::QueueOptions { policy: plan.policy.into(), length: plan.length }),
         bookmark_interval: prost_types::Duration::try_from(plan.bookmark_interval).ok(),
+        min_resource_version: min.unwrap_or_default(),
         timeout: plan.timeout.and_then(|timeout| prost_types::Duration::try_from(timeout).ok()),
         ..Default::default()
     };
@@ -214,9 +239,23 @@ fn request(plan: &Plan, start: &Start) -> pb::WatchRequest {
     request
 }
 
+fn messages(data: Chunk) -> Result<Vec<pb::WatchResponse>, String> {
+    let decode = |piece: Bytes| pb::WatchResponse::decode(piece).map_err(|error| error.to_string());
+    pieces(data)?.into_iter().map(decode).collect()
+}
+
+/// One message as gRPC frames it.
+pub(crate) fn framed(message: &[u8]) -> Body {
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(message.len() as u32);
+    framed.put_slice(message);
+    Body::new(http_body_util::Full::new(framed.freeze()))
+}
+
 /// gRPC's messages, each behind a flag and its length.
-fn messages(mut data: Chunk) -> Result<Vec<pb::WatchResponse>, String> {
-    let mut messages = Vec::new();
+pub(crate) fn pieces(mut data: Chunk) -> Result<Vec<Bytes>, String> {
+    let mut pieces = Vec::new();
     while data.has_remaining() {
         if data.remaining() < 5 || data.get_u8() != 0 {
             return Err("a piece does not end with a message".to_owned());
@@ -225,13 +264,13 @@ fn messages(mut data: Chunk) -> Result<Vec<pb::WatchResponse>, String> {
         if data.remaining() < length {
             return Err("a piece does not end with a message".to_owned());
         }
-        messages.push(pb::WatchResponse::decode(data.copy_to_bytes(length)).map_err(|error| error.to_string())?);
+        pieces.push(data.copy_to_bytes(length));
     }
-    Ok(messages)
+    Ok(pieces)
 }
 
 /// The status in headers or trailers.
-fn status(headers: &http::HeaderMap) -> Option<Status> {
+pub(crate) fn status(headers: &http::HeaderMap) -> Option<Status> {
     let status = tonic::Status::from_header_map(headers)?;
     let details = tonic_types::pb::Status::decode(status.details()).unwrap_or_default();
     Some(Status { code: status.code() as i32, message: status.message().to_owned(), ..Status::of(&details) })

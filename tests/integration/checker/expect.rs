@@ -1,13 +1,12 @@
 //! The events that a selection is to be told: a history, seen through it.
 
-use std::rc::Rc;
+use std::{collections::BTreeMap, rc::Rc};
 
 use informerd::proto::pb::{self, Cause, EventType};
 
 use super::{
-    record::Plan,
     selection::Selection,
-    truth::{Epoch, Held},
+    truth::{Epoch, Held, State},
 };
 
 /// One event, as it has to be told.
@@ -24,6 +23,8 @@ pub(crate) struct Expected {
     /// The first and the last of its batch in the selection.
     pub(crate) opens: bool,
     pub(crate) closes: bool,
+    /// How many further events it stands for.
+    coalesced: u32,
 }
 
 impl Expected {
@@ -54,6 +55,7 @@ impl Expected {
                     after: batch.after,
                     opens: all.len() == first,
                     closes: false,
+                    coalesced: 0,
                 });
             }
             if let Some(last) = all[first..].last_mut() {
@@ -63,11 +65,83 @@ impl Expected {
         all
     }
 
+    /// What is left of whole batches for a client that lags under COALESCE and holds `had`: each key's difference between
+    /// that and what there is at last, by its last change. The last of them reaches the end of the last batch.
+    pub(crate) fn merged(had: &State, events: &[Self]) -> Vec<Self> {
+        let (mut now, mut of_keys) = (had.clone(), BTreeMap::<_, (usize, Vec<&Self>)>::new());
+        for (at, event) in events.iter().enumerate() {
+            event.apply(&mut now);
+            let of_key = of_keys.entry(event.held.pod.key).or_default();
+            of_key.0 = at;
+            of_key.1.push(event);
+        }
+        let mut of_keys: Vec<_> = of_keys.into_iter().collect();
+        of_keys.sort_by_key(|(_, (at, _))| *at);
+        let (mut all, mut vanished): (Vec<Self>, u32) = (Vec::new(), 0);
+        for (key, (_, of_key)) in of_keys {
+            let count = all.len();
+            let (had, now) = (had.get(&key), now.get(&key));
+            let is_of = |held: &Rc<Held>, event: &&&Self| event.held.pod.uid == held.pod.uid;
+            let last = |event_type: EventType, held: &Rc<Held>| {
+                let mut of_type = of_key.iter().rev().filter(|event| event.event_type == event_type);
+                *of_type.find(|event| is_of(held, event)).expect("it came or went")
+            };
+            let told = |event_type: EventType, cause: Cause, held: &Rc<Held>, object_version: u64| {
+                let after = events.last().expect("there is one").after;
+                let (held, before) = (Rc::clone(held), events[0].before);
+                Self {
+                    event_type,
+                    cause,
+                    held,
+                    object_version,
+                    before,
+                    after,
+                    opens: false,
+                    closes: false,
+                    coalesced: 0,
+                }
+            };
+            let is_same = had.zip(now).is_some_and(|(had, now)| had.pod.uid == now.pod.uid);
+            if let (true, Some(now)) = (is_same, now) {
+                all.push(told(EventType::Modified, Cause::Unspecified, now, now.version));
+            } else {
+                all.extend(had.map(|had| {
+                    let gone = last(EventType::Deleted, had);
+                    told(EventType::Deleted, gone.cause, had, gone.object_version)
+                }));
+                let came = |now: &Rc<Held>| last(EventType::Added, now).cause;
+                all.extend(now.map(|now| told(EventType::Added, came(now), now, now.version)));
+            }
+            let further = (of_key.len() + count - all.len()) as u32;
+            match all[count..].last_mut() {
+                Some(last) => last.coalesced = further,
+                None => vanished += further,
+            }
+        }
+        if let Some(last) = all.last_mut() {
+            last.coalesced += vanished;
+        }
+        all
+    }
+
+    /// What it tells.
+    pub(crate) fn told(&self) -> (EventType, &Rc<Held>) {
+        (self.event_type, &self.held)
+    }
+
+    /// What a client holds once it was told.
+    pub(crate) fn apply(&self, state: &mut State) {
+        match self.event_type {
+            EventType::Deleted => drop(state.remove(&self.held.pod.key)),
+            _ => drop(state.insert(self.held.pod.key, Rc::clone(&self.held))),
+        }
+    }
+
     /// What is wrong with a message that should tell this; `text` writes a version.
     pub(crate) fn differences(
         &self,
         message: &pb::WatchResponse,
-        plan: &Plan,
+        has_bodies: bool,
         version: u64,
         text: impl Fn(u64) -> String,
     ) -> Vec<String> {
@@ -80,8 +154,9 @@ impl Expected {
         compare("type", message.r#type().as_str_name().into(), self.event_type.as_str_name().into());
         compare("cause", message.cause().as_str_name().into(), self.cause.as_str_name().into());
         compare("resource_version", message.resource_version.clone(), text(version));
+        compare("coalesced", message.coalesced.to_string(), self.coalesced.to_string());
         let object = message.object.clone().unwrap_or_default();
-        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), plan.has_bodies) {
+        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), has_bodies) {
             compare(what, is, should);
         }
         wrong
@@ -100,8 +175,9 @@ impl Expected {
         };
         let (namespace, name) = self.held.pod.key;
         let event_type = self.event_type.as_str_name().trim_start_matches("EVENT_TYPE_");
-        let Self { before, after, object_version, .. } = self;
-        format!("{event_type}{cause} {namespace}/{name} at {object_version}, of the batch {before}..{after}")
+        let Self { before, after, object_version, coalesced, .. } = self;
+        let further = if *coalesced > 0 { format!(" and {coalesced} further") } else { String::new() };
+        format!("{event_type}{cause} {namespace}/{name} at {object_version}{further}, of the batch {before}..{after}")
     }
 }
 

@@ -2,7 +2,12 @@
 //!
 //! What a client is told after a version is a sequence, and nothing else may come: [`Follower::next`] only moves on by the
 //! event that is due, or over a hole that is announced with its exact size. The versions of messages are as exact as their
-//! contents, so every one of them is a point to resume from; that it is honoured is seen where clients come back.
+//! contents, so every one of them is a point to resume from; that it is honoured is seen where clients come back. Under
+//! COALESCE whole batches may be told as what is left of them, once the queue has been full ([`Expected::merged`]).
+
+mod merging;
+
+use std::collections::VecDeque;
 
 use informerd::proto::pb::{self, EventType};
 
@@ -24,6 +29,13 @@ pub(crate) struct Tally {
     pub(crate) rewinds: u64,
     pub(crate) drains: u64,
     pub(crate) timeouts: u64,
+    /// Under COALESCE: generations, those of several messages, those that were not read to their end, what they left out, and
+    /// those that left nothing.
+    pub(crate) generations: u64,
+    pub(crate) long_generations: u64,
+    pub(crate) cut_generations: u64,
+    pub(crate) merged: u64,
+    pub(crate) vanished: u64,
 }
 
 pub(crate) struct Follower<'a> {
@@ -36,6 +48,13 @@ pub(crate) struct Follower<'a> {
     next: usize,
     /// The last version that the client was given; none while initial events are not complete.
     pub(crate) position: Option<u64>,
+    /// What was told up to [`Follower::next`] leads to this.
+    held: State,
+    /// Under COALESCE: what is left to be told of a generation.
+    generation: VecDeque<Expected>,
+    /// Under COALESCE: whether changes merge since the client was told everything, and how many events it was told since.
+    merges: bool,
+    since_all: usize,
     stage: Stage,
 }
 
@@ -59,8 +78,22 @@ impl<'a> Follower<'a> {
             Start::Bookmark => (None, Stage::FirstBookmark),
             Start::After(version) => (truth.number(joined.epoch, version), Stage::Live),
         };
-        let expected = Expected::after(epoch, plan.selection, position.unwrap_or(joined.applied));
-        Self { truth, plan, segment, epoch_at: joined.epoch, epoch, expected, next: 0, position, stage }
+        let begins = position.unwrap_or(joined.applied);
+        Self {
+            truth,
+            plan,
+            segment,
+            epoch_at: joined.epoch,
+            epoch,
+            expected: Expected::after(epoch, plan.selection, begins),
+            next: 0,
+            position,
+            held: epoch.state_at(begins, plan.selection),
+            generation: VecDeque::new(),
+            merges: false,
+            since_all: 0,
+            stage,
+        }
     }
 
     fn text(&self, version: u64) -> String {
@@ -93,7 +126,7 @@ impl<'a> Follower<'a> {
             }
             (_, EventType::Bookmark) => {
                 tally.bookmarks += 1;
-                self.bookmark(at, moment)
+                self.bookmark(at, moment, tally)
             }
             (Stage::FirstBookmark, _) => Err("it does not begin with a BOOKMARK where it joined".to_owned()),
             (Stage::InitialEvents(missing), EventType::Added) => {
@@ -110,9 +143,23 @@ impl<'a> Follower<'a> {
             }
             (Stage::Live, _) => {
                 tally.events += 1;
-                self.event(message)
+                self.begin_generation(at, moment, tally);
+                if !self.generation.is_empty() {
+                    return self.merged_event(message);
+                }
+                let merged = self.merged(moment).unwrap_or_default();
+                let merged: Vec<String> = merged.iter().map(Expected::words).collect();
+                let or_merged = if merged.is_empty() { String::new() } else { format!("; or, merged: {merged:?}") };
+                self.event(message).map_err(|what| what + &or_merged)
             }
         }
+    }
+
+    /// What has happened and was not told.
+    fn untold(&self, moment: &Moment) -> &[Expected] {
+        let is_past = self.epoch_at != moment.epoch;
+        let rest = self.expected.get(self.next..).unwrap_or_default();
+        &rest[..rest.partition_point(|expected| is_past || expected.after <= moment.applied)]
     }
 
     fn event(&mut self, message: &pb::WatchResponse) -> Verdict {
@@ -122,10 +169,12 @@ impl<'a> Follower<'a> {
         };
         let inside = due.before.max(self.position.unwrap_or_default());
         let version = if due.closes { due.after } else { inside };
-        let differences = due.differences(message, self.plan, version, text);
+        let differences = due.differences(message, self.plan.has_bodies, version, text);
         if differences.is_empty() {
+            due.apply(&mut self.held);
             self.position = Some(version);
             self.next += 1;
+            self.since_all += 1;
             return Ok(());
         }
         let place = self.expected.iter().position(|expected| expected.is_meant_by(message, text));
@@ -139,11 +188,15 @@ impl<'a> Follower<'a> {
         Err(format!("{diagnosis}. Due is {}", due.words()))
     }
 
-    fn bookmark(&mut self, at: usize, moment: &Moment) -> Verdict {
+    fn bookmark(&mut self, at: usize, moment: &Moment, tally: &mut Tally) -> Verdict {
         let message = &self.segment.messages[at].message;
         let bookmark = message.bookmark.unwrap_or_default();
         if bookmark.draining && !moment.is_draining {
             return Err("it says draining, and the server is not".to_owned());
+        }
+        let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
+        if bookmark.draining && next.is_some_and(|next| next != EventType::Error) {
+            return Err("it says draining, and the stream goes on".to_owned());
         }
         let is_closing = self.is_closing(at, moment) || bookmark.draining;
         match &self.stage {
@@ -167,12 +220,18 @@ impl<'a> Follower<'a> {
                 self.position = Some(joined);
                 Ok(())
             }
-            Stage::Live | Stage::Over => self.progress(message, moment, is_closing),
+            Stage::Live | Stage::Over => self.progress(message, moment, is_closing, tally),
         }
     }
 
     /// A bookmark in the middle of a stream, or at its end: nothing up to it may be missing.
-    fn progress(&mut self, message: &pb::WatchResponse, moment: &Moment, is_closing: bool) -> Verdict {
+    fn progress(
+        &mut self,
+        message: &pb::WatchResponse,
+        moment: &Moment,
+        is_closing: bool,
+        tally: &mut Tally,
+    ) -> Verdict {
         let Some(version) = self.truth.number(self.epoch_at, &message.resource_version) else {
             return Err("its version is none of this history".to_owned());
         };
@@ -183,6 +242,12 @@ impl<'a> Follower<'a> {
         }
         if !is_past && version > moment.applied {
             return Err(format!("it is ahead of what has happened, {}", self.text(moment.applied)));
+        }
+        if !self.generation.is_empty() && version != position {
+            return Err("it lies inside a generation".to_owned());
+        }
+        if !is_closing {
+            self.waits(moment, tally)?;
         }
         if let Some(due) = self.expected.get(self.next) {
             if version >= due.after {
@@ -222,6 +287,9 @@ impl<'a> Follower<'a> {
         }
         let end = self.next + dropped.count as usize;
         let hole = self.expected.get(self.next..end).unwrap_or_default();
+        for event in hole {
+            event.apply(&mut self.held);
+        }
         let Some(last) = hole.last() else {
             return Err(format!(
                 "{} events are left, {} are said to be missing",
@@ -278,17 +346,11 @@ impl<'a> Follower<'a> {
         Err(format!("its version is not {:?}, {what}", self.text(version)))
     }
 
-    /// How many events that have happened were not told.
-    fn untold(&self, moment: &Moment) -> usize {
-        let is_past = self.epoch_at != moment.epoch;
-        let rest = self.expected.get(self.next..).unwrap_or_default();
-        rest.iter().take_while(|expected| is_past || expected.after <= moment.applied).count()
-    }
-
     /// After the last message: whether the end is explained.
     pub(crate) fn end(&self, tally: &mut Tally) -> Verdict {
         let is_cut = self.next > 0 && self.expected.get(self.next).is_some_and(|expected| !expected.opens);
         tally.cut_batches += u64::from(is_cut);
+        tally.cut_generations += u64::from(!self.generation.is_empty());
         let (status, moment) = match &self.segment.end {
             End::Open => return Err("it was never ended, though the server was drained".to_owned()),
             End::Left => return Ok(()),
@@ -321,7 +383,7 @@ impl<'a> Follower<'a> {
             ("HISTORY_CHANGED", 11) => tally.rewinds += 1,
             ("SLOW_CONSUMER", 8) => {
                 tally.evictions += 1;
-                let (untold, length) = (self.untold(moment), self.plan.length as usize);
+                let (untold, length) = (self.untold(moment).len(), self.plan.length as usize);
                 if self.plan.policy != pb::FullChannelPolicy::Block || untold < length {
                     return Err(format!(
                         "SLOW_CONSUMER with {untold} of {length} events untold, {:?}",
@@ -335,7 +397,7 @@ impl<'a> Follower<'a> {
             ("RESOURCE_VERSION_EXPIRED", 11) => {
                 tally.expired_streams += 1;
                 let position = self.position.unwrap_or_default();
-                let (may_be, _) = self.epoch.expiry(position, self.truth.bounds, moment.applied, moment.at);
+                let (may_be, _) = self.truth.expiry(position, moment);
                 if !may_be {
                     return Err(format!("{position} is not expired"));
                 }

@@ -2,27 +2,38 @@
 //! by piece. The clock is paused and moved by the script alone; between two steps the server comes to rest. So how fast a
 //! client reads, when it leaves and what the server had applied by then are exactly known.
 
-use std::{sync::Arc, time::Duration};
+mod calls;
+mod server;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use informerd::{
-    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, RealFifo, SourceHealth},
-    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
-    model::{Event, IndexFunc, Indexers, Object, Path, ResourceVersion},
-    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
+    cache::{Delta, InformerStats, List},
+    model::{Event, Object, ResourceVersion},
 };
 use tokio::time::Instant;
 
+use self::server::Server;
 use super::{
+    call::Call,
     client::Client,
-    record::{Moment, Plan, Record, Start},
-    script::{BOOKMARK_INTERVAL, Config, PLACES, Script, Step, Whence},
-    truth::{Bounds, Held, Truth, Upstream},
+    record::{CallRecord, Moment, Plan, Record, Start},
+    script::{BOOKMARK_INTERVAL, CALLS, Config, PLACES, Script, Step, Whence},
+    truth::{Held, SERVERS, Truth, Upstream},
 };
 
 /// What a run leaves behind.
 pub(crate) struct Run {
     pub(crate) truth: Truth,
     pub(crate) records: Vec<Record>,
+    pub(crate) calls: Vec<CallRecord>,
+    pub(crate) servers: u64,
     pub(crate) parked: u64,
     pub(crate) replayed: u64,
     /// What the server did not do in time.
@@ -31,15 +42,19 @@ pub(crate) struct Run {
 
 struct Harness {
     truth: Truth,
-    fifo: Arc<RealFifo>,
-    informer: InformerHandle<WireFrame>,
-    health: SourceHealth,
-    lifecycle: Lifecycle,
-    routes: Routes,
+    config: Config,
+    /// All over one upstream.
+    servers: Vec<Server>,
+    /// Where new calls go.
+    current: usize,
     began: Instant,
     waited: Duration,
     places: Vec<Option<Client>>,
     records: Vec<Record>,
+    /// In the order in which they were asked, and which of them are in which place.
+    calls: Vec<Call>,
+    asking: [Option<usize>; CALLS],
+    turn: u64,
 }
 
 /// How long a version of the future is awaited.
@@ -64,61 +79,44 @@ pub(crate) fn run(script: &Script) -> Run {
 
 impl Harness {
     async fn start(script: &Script) -> Self {
-        let Config { has_lineage, history, retention, block_timeout, padding } = script.config;
-        let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
-        let indexers = Indexers::new([
-            ("node".to_owned(), path(".spec.nodeName")),
-            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
-        ]);
-        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-        let health = SourceHealth::new(Duration::from_secs(2), Duration::from_secs(3));
-        let bound = |Bounds { age, events }| Retention { events, size: 1 << 40, age };
-        let broadcaster =
-            BroadcasterConfig { retention: bound(retention), block_timeout, ..BroadcasterConfig::default() };
-        let config = InformerConfig {
-            indexers: Arc::new(indexers.unwrap()),
-            broadcaster,
-            history: bound(history),
-            batch_window: Duration::ZERO,
-        };
-        let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
-        drop(tokio::spawn(informer.run()));
-
-        let resource = ServedResource {
-            name: "pods".to_owned(),
-            source: "test",
-            optional: false,
-            queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
-            informer: handle.clone(),
-        };
-        let service_config = ServiceConfig {
-            allowed_policies: vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay],
-            max_queue_length: 65_536,
-            bookmark_interval: BOOKMARK_INTERVAL,
-            drain_period: Duration::ZERO,
-            evicted_grace: Duration::from_secs(5),
-            future_wait: FUTURE_WAIT,
-            max_watchers: 1000,
-            request_bytes: 64 << 10,
-        };
-        let lifecycle = Lifecycle::default();
-        let service = Service::new([resource], service_config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
+        let Config { has_lineage, history, padding, .. } = script.config;
         let mut harness = Self {
             truth: Truth::new(has_lineage, history, padding, &script.first),
-            fifo,
-            informer: handle,
-            health,
-            lifecycle,
-            routes: Routes::new(service),
+            config: script.config.clone(),
+            servers: Vec::new(),
+            current: 0,
             began: Instant::now(),
             waited: Duration::ZERO,
             places: (0..PLACES).map(|_| None).collect(),
             records: Vec::new(),
+            calls: Vec::new(),
+            asking: [None; CALLS],
+            turn: 0,
         };
-        let list = harness.truth.list();
-        harness.push(list).await;
-        harness.rest().await;
+        harness.start_server().await;
         harness
+    }
+
+    /// Starts one more server: it knows the present, and is told what comes.
+    async fn start_server(&mut self) {
+        let epoch = self.truth.epochs.len() - 1;
+        let server = Server::start(&self.config, epoch);
+        server.push(self.delta(self.truth.list())).await;
+        self.servers.push(server);
+        self.truth.begin_server();
+        self.rest().await;
+    }
+
+    /// The next calls go to another server, if there is one that goes on.
+    async fn go_elsewhere(&mut self) -> bool {
+        if self.servers.len() < SERVERS {
+            self.start_server().await;
+        }
+        let is_possible = !self.servers[1 - self.current].is_draining();
+        if is_possible {
+            self.current = 1 - self.current;
+        }
+        is_possible
     }
 
     async fn step(&mut self, step: &Step) {
@@ -164,6 +162,18 @@ impl Harness {
                 let start = self.resume_at(&client, from);
                 self.open(*place, client, start).await;
             }
+            Step::Ask(place, question) => self.ask(*place, question).await,
+            Step::NextPage { place, twist, page_size, is_slow } => {
+                self.next_page(*place, *twist, *page_size, *is_slow).await;
+            }
+            Step::Poll(place) => self.poll_place(*place).await,
+            Step::Elsewhere => drop(self.go_elsewhere().await),
+            Step::Drain => {
+                let draining = self.current;
+                if self.go_elsewhere().await {
+                    self.servers[draining].lifecycle.draining.cancel();
+                }
+            }
         }
         self.rest().await;
         self.answer().await;
@@ -171,7 +181,7 @@ impl Harness {
 
     /// Where a client goes on: from where it asks to, if it has such a version; without any version it begins anew.
     fn resume_at(&self, client: &Client, from: &Whence) -> Start {
-        let (epoch, newest) = (self.truth.epochs.len() - 1, self.moment().applied);
+        let (epoch, newest) = (self.truth.epochs.len() - 1, self.moment(self.current).applied);
         let text = |version| Start::After(self.truth.text(epoch, version));
         match from {
             Whence::Last => client.last_version().map_or(first_start(&client.record.plan), Start::After),
@@ -192,23 +202,27 @@ impl Harness {
     }
 
     async fn open(&mut self, place: usize, mut client: Client, start: Start) {
-        let asked = self.moment();
-        client.open(&mut self.routes, start, asked);
+        let (asked, min) = (self.moment(self.current), client.record.plan.min.map(|min| self.min_version(min)));
+        client.open(&mut self.servers[self.current].routes, start, min, asked);
         self.places[place] = Some(client);
         self.answer().await;
     }
 
     /// Takes the answers to calls that wait for one.
     async fn answer(&mut self) {
+        self.poll_calls(false).await;
         for place in 0..PLACES {
             for _ in 0..MANY {
-                let moment = self.moment();
+                let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.server())) else {
+                    break;
+                };
                 let Some(client) = &mut self.places[place] else { break };
                 if !client.poll_answer(moment) {
                     break;
                 }
                 self.rest().await;
-                if !self.is_woken(place) {
+                if let Some(client) = self.places[place].as_mut().filter(|client| !client.is_woken()) {
+                    client.waits(moment);
                     break;
                 }
             }
@@ -218,7 +232,7 @@ impl Harness {
     async fn read(&mut self, place: usize, pieces: usize) {
         let mut left = pieces;
         for _ in 0..MANY {
-            let moment = self.moment();
+            let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.server())) else { return };
             let reads = |client: &&mut Client| left > 0 && client.is_open();
             let Some(client) = self.places[place].as_mut().filter(reads) else { return };
             let was_piece = client.poll_piece(moment);
@@ -226,6 +240,9 @@ impl Harness {
             // What it made room for goes on at once.
             self.rest().await;
             if !was_piece && !self.is_woken(place) {
+                if let Some(client) = &mut self.places[place] {
+                    client.waits(moment);
+                }
                 return;
             }
         }
@@ -258,34 +275,49 @@ impl Harness {
         for place in 0..PLACES {
             self.read(place, MANY).await;
         }
-        let (moment, said) = (self.moment(), self.truth.seen_version());
-        if (moment.epoch + 1, moment.applied) != (self.truth.epochs.len(), said) {
-            return Some(format!("everybody has read everything, {said} was said, and {moment:?} is applied"));
+        let said = (self.truth.epochs.len() - 1, self.truth.seen_version());
+        for (at, server) in self.servers.iter().enumerate() {
+            if server.applied() != said {
+                return Some(format!("everybody has read everything, {said:?} was said, and {:?}", self.moment(at)));
+            }
         }
-        for client in self.places.iter_mut().flatten() {
-            client.settled(moment);
+        for place in 0..PLACES {
+            let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.server())) else { continue };
+            if let Some(client) = &mut self.places[place] {
+                client.settled(moment);
+            }
         }
         None
     }
 
     async fn finish(mut self, stuck: Option<String>) -> Run {
-        self.lifecycle.draining.cancel();
-        self.rest().await;
-        self.answer().await;
-        for place in 0..PLACES {
-            self.read(place, MANY).await;
-            if let Some(client) = self.places[place].take() {
-                self.records.push(client.record);
+        for server in &self.servers {
+            server.lifecycle.draining.cancel();
+        }
+        // Who reads learns when it is to end.
+        for time in [Duration::ZERO, self.config.drain_period] {
+            self.wait(time).await;
+            self.answer().await;
+            self.poll_calls(true).await;
+            for place in 0..PLACES {
+                self.read(place, MANY).await;
             }
         }
-        let stats = self.informer.stats();
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+        self.records.extend(self.places.iter_mut().filter_map(Option::take).map(|client| client.record));
+        let watchers: u64 = self.servers.iter().map(Server::watchers).sum();
+        let left = (watchers > 0).then(|| format!("everybody has gone, and {watchers} watchers are left"));
+        let stats = || self.servers.iter().map(|server| server.informer.stats());
+        let sum = |counter: fn(&InformerStats) -> &AtomicU64| {
+            stats().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
+        };
         Run {
-            parked: count(&stats.parked),
-            replayed: count(&stats.replayed),
+            parked: sum(|stats| &stats.parked),
+            replayed: sum(|stats| &stats.replayed),
+            servers: self.servers.len() as u64,
             truth: self.truth,
             records: self.records,
-            stuck,
+            calls: self.calls.into_iter().map(|call| call.record).collect(),
+            stuck: stuck.or(left),
         }
     }
 
@@ -301,16 +333,30 @@ impl Harness {
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
         }
+        self.turn += 1;
         assert_eq!(self.began.elapsed(), self.waited, "only the script moves the clock");
-        let Moment { at, epoch, applied, .. } = self.moment();
-        self.truth.applied(epoch, applied, at);
+        for (at, server) in self.servers.iter().enumerate() {
+            let (epoch, applied) = server.applied();
+            self.truth.applied(at, epoch, applied, self.waited);
+        }
     }
 
-    fn moment(&self) -> Moment {
-        moment(&self.informer, &self.lifecycle, self.began)
+    fn moment(&self, server: usize) -> Moment {
+        let (epoch, applied) = self.servers[server].applied();
+        let is_draining = self.servers[server].is_draining();
+        let is_drained = is_draining && self.config.drain_period.is_zero();
+        Moment { at: self.began.elapsed(), server, epoch, applied, is_draining, is_drained, turn: self.turn }
     }
 
+    /// Says it to all servers.
     async fn push(&mut self, upstream: Upstream) {
+        let delta = self.delta(upstream);
+        for server in &self.servers {
+            server.push(delta.clone()).await;
+        }
+    }
+
+    fn delta(&self, upstream: Upstream) -> Delta {
         let epoch = self.truth.epochs.len() - 1;
         let version = |number| self.truth.text(epoch, number).parse::<ResourceVersion>().unwrap();
         let object = |held: &Held, at| {
@@ -323,29 +369,17 @@ impl Harness {
             Upstream::Bookmark(at) => Event::Bookmark(version(at)),
             Upstream::Transaction(_) | Upstream::List(..) => unreachable!("it is not one event"),
         };
-        let delta = match upstream {
+        match upstream {
             Upstream::Put(_) | Upstream::Deleted(..) | Upstream::Bookmark(_) => Delta::Event(event(upstream)),
             Upstream::Transaction(told) => Delta::Transaction(told.into_iter().map(event).collect()),
             Upstream::List(held, at) => Delta::Replace(List {
                 objects: held.iter().map(|held| object(held, held.version)).collect(),
                 version: version(at),
             }),
-        };
-        self.health.alive();
-        self.fifo.push(delta).await;
+        }
     }
 }
 
 fn first_start(plan: &Plan) -> Start {
     if plan.sends_initial_events { Start::InitialEvents } else { Start::Bookmark }
-}
-
-fn moment(informer: &InformerHandle<WireFrame>, lifecycle: &Lifecycle, began: Instant) -> Moment {
-    let applied = informer.snapshot().map_or(0, |snapshot| snapshot.version().number());
-    Moment {
-        at: began.elapsed(),
-        epoch: informer.stats().rewinds.load(std::sync::atomic::Ordering::Relaxed) as usize,
-        applied: u64::try_from(applied).unwrap(),
-        is_draining: lifecycle.draining.is_cancelled(),
-    }
 }

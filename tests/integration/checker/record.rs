@@ -4,10 +4,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use bytes::Bytes;
 use informerd::proto::pb;
 use prost::Message;
 
-use super::selection::Selection;
+use super::{
+    ask::{Ask, Min},
+    selection::Selection,
+};
 
 /// Everything that one run of a script left behind.
 #[derive(Debug)]
@@ -27,18 +31,26 @@ pub(crate) struct Plan {
     pub(crate) sends_initial_events: bool,
     pub(crate) bookmark_interval: Duration,
     pub(crate) timeout: Option<Duration>,
+    /// From which state on, at each of its connections.
+    pub(crate) min: Option<Min>,
 }
 
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) start: Start,
+    /// Not before this.
+    pub(crate) min: Option<String>,
     pub(crate) asked: Moment,
+    /// When it was seen, last, that there is no answer yet.
+    pub(crate) waited: Option<Moment>,
     /// When it was joined or refused; nothing while a version of the future is awaited.
     pub(crate) answered: Option<Moment>,
     /// Answered with a status and no stream.
     pub(crate) is_refused: bool,
     pub(crate) messages: Vec<Received>,
+    /// When the client had read everything and waited, and how many messages had come by then.
+    pub(crate) waits: Vec<(usize, Moment)>,
     pub(crate) end: End,
     /// How many messages had come when writes had stopped and everything had been read.
     pub(crate) settled: Option<(usize, Moment)>,
@@ -51,13 +63,40 @@ pub(crate) enum Start {
     After(String),
 }
 
-/// What the server had applied at one time. Nothing happens while a client reads, so this is exact.
+/// A call that is answered once, and its answer.
+#[derive(Debug)]
+pub(crate) struct CallRecord {
+    pub(crate) ask: Ask,
+    pub(crate) asked: Moment,
+    /// When it was seen that there is no answer yet.
+    pub(crate) waits: Vec<Moment>,
+    pub(crate) answered: Option<Moment>,
+    /// Of a client that waited: whether it was told that there is something.
+    pub(crate) was_woken: bool,
+    /// As they came.
+    pub(crate) messages: Vec<(Bytes, Moment)>,
+    pub(crate) end: End,
+}
+
+/// What a server had applied at one time. Nothing happens while a client reads, so this is exact.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     pub(crate) at: Duration,
+    pub(crate) server: usize,
     pub(crate) epoch: usize,
     pub(crate) applied: u64,
     pub(crate) is_draining: bool,
+    /// It drains, and gives nobody any time.
+    pub(crate) is_drained: bool,
+    /// Counts the times at which everything was at rest.
+    pub(crate) turn: u64,
+}
+
+impl Moment {
+    /// The time since an earlier one.
+    pub(crate) fn since(&self, earlier: &Self) -> Duration {
+        self.at.saturating_sub(earlier.at)
+    }
 }
 
 #[derive(Debug)]

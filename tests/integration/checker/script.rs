@@ -11,7 +11,9 @@ use proptest::{
 };
 
 use super::{
+    ask::{Condition, Min, Query, Twist},
     record::Plan,
+    scenes::any_scene,
     selection::Selection,
     truth::{Bounds, Key, Write},
 };
@@ -33,7 +35,8 @@ pub(crate) struct Config {
     pub(crate) history: Bounds,
     pub(crate) retention: Bounds,
     pub(crate) block_timeout: Duration,
-    /// Of each body: large ones make more than one piece of what is sent.
+    pub(crate) drain_period: Duration,
+    /// Of each body: of large ones a piece of what is sent has two.
     pub(crate) padding: usize,
 }
 
@@ -54,6 +57,39 @@ pub(crate) enum Step {
     Leave(usize, usize),
     Resume(usize, Whence),
     Wait(u64),
+    /// A call that is answered once, in the place of another.
+    Ask(usize, Question),
+    /// The page after the one that was read in a place.
+    NextPage {
+        place: usize,
+        twist: Twist,
+        page_size: u32,
+        is_slow: bool,
+    },
+    /// The next piece of an answer that is read slowly.
+    Poll(usize),
+    /// From now on clients go to the other server; at first it is started.
+    Elsewhere,
+    /// The same, and the one where they were drains.
+    Drain,
+}
+
+/// What is asked, apart from versions that are not known yet.
+#[derive(Debug, Clone)]
+pub(crate) struct Question {
+    pub(crate) asked: Asked,
+    pub(crate) has_bodies: bool,
+    pub(crate) min: Option<Min>,
+    pub(crate) deadline: Option<Duration>,
+    /// Whether its answer is looked at only now and then.
+    pub(crate) is_slow: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Asked {
+    List { query: Query, page_size: u32 },
+    Get(Key),
+    Until { selection: Selection, conditions: Vec<Condition> },
 }
 
 /// Where a client goes on.
@@ -70,9 +106,12 @@ pub(crate) enum Whence {
     Foreign,
 }
 
-const KEYS: [Key; 6] = [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
+pub(super) const KEYS: [Key; 6] =
+    [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
 /// Clients at one time.
 pub(crate) const PLACES: usize = 4;
+/// Calls at one time that are answered once.
+pub(crate) const CALLS: usize = 3;
 
 pub(crate) fn any_script() -> impl Strategy<Value = Script> {
     let first = vec((select(&KEYS[..]), any_app(), any_node()), 0..6);
@@ -87,13 +126,15 @@ fn any_config() -> impl Strategy<Value = Config> {
     let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
     let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
     let bounds = |(age, events)| Bounds { age, events };
-    let padding = prop_oneof![8 => Just(0), 1 => Just(50_000)];
-    (weighted(0.25, Just(())), history, retention, 100_u64..2000, padding).prop_map(
-        move |(lineage, history, retention, block_ms, padding)| Config {
+    let padding = prop_oneof![5 => Just(0), 1 => Just(33_000)];
+    let drain_period = prop_oneof![3 => Just(0), 1 => 1_u64..1000].prop_map(Duration::from_millis);
+    (weighted(0.25, Just(())), history, retention, 100_u64..2000, drain_period, padding).prop_map(
+        move |(lineage, history, retention, block_ms, drain_period, padding)| Config {
             has_lineage: lineage.is_some(),
             history: bounds(history),
             retention: bounds(retention),
             block_timeout: Duration::from_millis(block_ms),
+            drain_period,
             padding,
         },
     )
@@ -107,7 +148,7 @@ fn any_node() -> impl Strategy<Value = Option<&'static str>> {
     select(vec![Some("n1"), Some("n1"), Some("n2"), Some("n3"), None])
 }
 
-fn any_write() -> impl Strategy<Value = (Write, u64)> {
+pub(super) fn any_write() -> impl Strategy<Value = (Write, u64)> {
     let key = || select(&KEYS[..]);
     let write = prop_oneof![
         12 => (key(), any_app(), any_node()).prop_map(|(key, app, node)| Write::Put(key, app, node)),
@@ -120,19 +161,20 @@ fn any_write() -> impl Strategy<Value = (Write, u64)> {
 }
 
 /// Its version may be more than one past the last.
-fn any_transaction() -> impl Strategy<Value = Step> {
+pub(super) fn any_transaction() -> impl Strategy<Value = Step> {
     (vec(any_write(), 2..6), select(vec![1_u64, 3])).prop_map(|(writes, step)| {
         let writes = writes.into_iter().map(|(write, _)| write);
         Step::SayAtOnce(writes.collect(), step)
     })
 }
 
-fn any_plan() -> impl Strategy<Value = Plan> {
-    let policies = vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay];
-    let selection = prop_oneof![2 => Just(Selection::All), 5 => select(&Selection::EVERY[..])];
+pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
+    let policies =
+        vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay, FullChannelPolicy::Coalesce];
     let timeout = weighted(0.1, 500_u64..5000);
-    (selection, weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout).prop_map(
-        |(selection, has_bodies, policy, length, sends_initial_events, timeout)| Plan {
+    let is_min = weighted(0.1, any_min());
+    (any_selection(), weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout, is_min)
+        .prop_map(|(selection, has_bodies, policy, length, sends_initial_events, timeout, min)| Plan {
             selection,
             has_bodies: has_bodies.is_some(),
             policy,
@@ -140,58 +182,79 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             sends_initial_events: sends_initial_events.is_some(),
             bookmark_interval: BOOKMARK_INTERVAL,
             timeout: timeout.map(Duration::from_millis),
+            min,
+        })
+}
+
+fn any_selection() -> impl Strategy<Value = Selection> {
+    prop_oneof![2 => Just(Selection::All), 5 => select(&Selection::EVERY[..])]
+}
+
+fn any_min() -> impl Strategy<Value = Min> {
+    prop_oneof![12 => (-3_i64..5).prop_map(Min::Near), 1 => Just(Min::Foreign)]
+}
+
+pub(super) fn any_list(page_size: impl Strategy<Value = u32>) -> impl Strategy<Value = Question> {
+    let query = (select(&Selection::LISTED[..]), any::<bool>());
+    let query = query.prop_map(|(selection, is_by_index)| Query { selection, is_by_index });
+    any_question((query, page_size).prop_map(|(query, page_size)| Asked::List { query, page_size }))
+}
+
+pub(super) fn any_until() -> impl Strategy<Value = Question> {
+    let name = || select(vec!["a", "b", "c", "d"]);
+    let condition = prop_oneof![
+        2 => Just(Condition::Added),
+        2 => Just(Condition::Modified),
+        2 => Just(Condition::Deleted),
+        1 => Just(Condition::Synced),
+        3 => (0_usize..5).prop_map(Condition::Count),
+        1 => (2_usize..6).prop_map(Condition::AtLeast),
+        2 => name().prop_map(Condition::Named),
+        2 => name().prop_map(Condition::DeletedNamed),
+        2 => select(vec!["web", "db"]).prop_map(Condition::App),
+        2 => select(vec!["n1", "n2"]).prop_map(Condition::NotNode),
+    ];
+    let asked = (any_selection(), vec(condition, 1..5));
+    any_question(asked.prop_map(|(selection, conditions)| Asked::Until { selection, conditions }))
+}
+
+fn any_question(asked: impl Strategy<Value = Asked>) -> impl Strategy<Value = Question> {
+    let deadline = weighted(0.5, 200_u64..3000);
+    (asked, any::<bool>(), weighted(0.3, any_min()), deadline, weighted(0.3, Just(()))).prop_map(
+        |(asked, has_bodies, min, deadline, is_slow)| Question {
+            asked,
+            has_bodies,
+            min,
+            deadline: deadline.map(Duration::from_millis),
+            is_slow: is_slow.is_some(),
         },
     )
 }
 
-pub(crate) const BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
-
-/// Mostly one step; some things only happen when one leads to another.
-fn any_scene() -> impl Strategy<Value = Vec<Step>> {
-    let place = || 0..PLACES;
-    let say = || vec(any_write(), 1..5).prop_map(Step::Say);
-    let twins = (place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
-        let other = (place + 1) % PLACES;
-        let twin = Plan { length, ..plan.clone() };
-        vec![Step::Open(place, plan), Step::Read(place, 3), Step::Open(other, twin), Step::Read(other, 3)]
-    });
-    let back_and_past =
-        (place(), say(), 1_u64..12, any::<u8>(), say(), say()).prop_map(|(place, before, back, keep, after, later)| {
-            vec![before, Step::Rewind(back, keep), after, later, Step::Read(place, 3)]
-        });
-    // Large bodies do not fit into one piece, and so a batch may be half read when there is no room for its rest.
-    let torn = (place(), vec(any_write(), 3..8), say(), say()).prop_map(|(place, unseen, after, later)| {
-        vec![Step::Read(place, 9), Step::Relist(unseen, 1), Step::Read(place, 1), after, later, Step::Read(place, 3)]
-    });
-    // From a version that is nobody's, before a batch of several events.
-    let between = (place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
-        vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
-    });
-    let stall = (say(), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]);
-    prop_oneof![
-        36 => any_step().prop_map(|step| vec![step]),
-        3 => twins,
-        1 => back_and_past,
-        3 => torn,
-        2 => between,
-        1 => stall,
-    ]
+pub(super) fn any_next_page(place: usize) -> impl Strategy<Value = Step> {
+    let twist =
+        prop_oneof![12 => Just(Twist::None), 3 => (0_u8..3).prop_map(Twist::OtherQuery), 1 => Just(Twist::Garbage)];
+    (twist, select(vec![1_u32, 1, 2, 3, 0]), weighted(0.2, Just(()))).prop_map(move |(twist, page_size, is_slow)| {
+        Step::NextPage { place, twist, page_size, is_slow: is_slow.is_some() }
+    })
 }
 
-fn any_step() -> impl Strategy<Value = Step> {
+pub(crate) const BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
+
+pub(super) fn any_step() -> impl Strategy<Value = Step> {
     let place = || 0..PLACES;
     let from = prop_oneof![
         8 => Just(Whence::Last),
         2 => Just(Whence::Hole),
         3 => (0_u64..30).prop_map(Whence::Old),
-        2 => any::<usize>().prop_map(Whence::Batch),
+        3 => any::<usize>().prop_map(Whence::Batch),
         1 => (1_u64..8).prop_map(Whence::Future),
         1 => Just(Whence::Foreign),
     ];
     let lost = of(1_usize..4).prop_map(Option::unwrap_or_default);
     prop_oneof![
         20 => vec(any_write(), 1..5).prop_map(Step::Say),
-        3 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
+        5 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
         4 => any_transaction(),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
@@ -199,5 +262,12 @@ fn any_step() -> impl Strategy<Value = Step> {
         3 => (place(), lost).prop_map(|(place, lost)| Step::Leave(place, lost)),
         7 => (place(), from).prop_map(|(place, from)| Step::Resume(place, from)),
         4 => (10_u64..3000).prop_map(Step::Wait),
+        3 => (0..CALLS, any_list(prop_oneof![Just(0), 1_u32..4])).prop_map(|(place, list)| Step::Ask(place, list)),
+        1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(Asked::Get)))
+            .prop_map(|(place, get)| Step::Ask(place, get)),
+        2 => (0..CALLS, any_until()).prop_map(|(place, until)| Step::Ask(place, until)),
+        2 => (0..CALLS).prop_map(Step::Poll),
+        2 => (0..CALLS).prop_flat_map(any_next_page),
+        1 => prop_oneof![Just(Step::Elsewhere), Just(Step::Drain)],
     ]
 }

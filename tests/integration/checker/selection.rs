@@ -35,6 +35,20 @@ impl Selection {
         Self::LabelAndField,
     ];
 
+    /// Those that a List can have: all but a name.
+    pub(crate) const LISTED: [Self; 10] = [
+        Self::All,
+        Self::Namespace,
+        Self::Label,
+        Self::LabelSet,
+        Self::NoLabel,
+        Self::Field,
+        Self::NotField,
+        Self::Index,
+        Self::IndexOfNamespace,
+        Self::LabelAndField,
+    ];
+
     /// Asks for it.
     pub(crate) fn ask(self, request: &mut pb::WatchRequest) {
         let index = |name: &str, values: &[&str]| {

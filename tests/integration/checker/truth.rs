@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::selection::Selection;
+use super::{record::Moment, selection::Selection};
 
 /// Namespace and name.
 pub(crate) type Key = (&'static str, &'static str);
@@ -55,8 +55,8 @@ pub(crate) struct Batch {
     pub(crate) after: u64,
     pub(crate) changes: Vec<Change>,
     pub(crate) is_relist: bool,
-    /// When the server was seen to have applied it.
-    pub(crate) applied_at: Option<Duration>,
+    /// When each server was seen to have applied it.
+    applied_at: [Option<Duration>; SERVERS],
 }
 
 /// One unbroken history. A list that is behind begins the next.
@@ -107,6 +107,8 @@ pub(crate) struct Truth {
     has_lineage: bool,
     pub(crate) bounds: Bounds,
     pub(crate) epochs: Vec<Epoch>,
+    /// In which history and at which version each server began.
+    servers: Vec<(usize, u64)>,
     /// The upstream's own state; ahead of what it has said while a relist is due.
     world: State,
     version: u64,
@@ -118,6 +120,8 @@ pub(crate) struct Truth {
     padding: usize,
 }
 
+/// Over the same upstream.
+pub(crate) const SERVERS: usize = 2;
 /// Where the first history begins: there is room to go back.
 const FIRST_VERSION: u64 = 40;
 /// How long an age may be exceeded: expiry is looked for at intervals.
@@ -145,6 +149,7 @@ impl Truth {
             has_lineage,
             bounds,
             epochs: Vec::new(),
+            servers: Vec::new(),
             world: State::new(),
             version: 1,
             seen: State::new(),
@@ -211,7 +216,7 @@ impl Truth {
     }
 
     fn tell(&mut self, before: u64, changes: Vec<Change>, upstream: Upstream) -> Upstream {
-        self.push(Batch { before, after: self.version, changes, is_relist: false, applied_at: None });
+        self.push(Batch { before, after: self.version, changes, is_relist: false, applied_at: [None; SERVERS] });
         self.last = upstream.clone();
         upstream
     }
@@ -284,7 +289,7 @@ impl Truth {
             }
         }
         self.seen = self.world.clone();
-        self.push(Batch { before, after, changes, is_relist: true, applied_at: None });
+        self.push(Batch { before, after, changes, is_relist: true, applied_at: [None; SERVERS] });
         self.last = Upstream::Bookmark(after);
         Upstream::List(listed, after)
     }
@@ -313,12 +318,30 @@ impl Truth {
         epoch.batches.last().map_or(epoch.start, |batch| batch.after)
     }
 
-    /// Takes note of how far the server has got.
-    pub(crate) fn applied(&mut self, epoch: usize, version: u64, now: Duration) {
+    /// One more server begins here.
+    pub(crate) fn begin_server(&mut self) {
+        self.servers.push((self.epochs.len() - 1, self.seen_version()));
+    }
+
+    /// Takes note of how far a server has got.
+    pub(crate) fn applied(&mut self, server: usize, epoch: usize, version: u64, now: Duration) {
         let reached = |batch: &&mut Batch| batch.after <= version;
         for batch in self.epochs[epoch].batches.iter_mut().take_while(reached) {
-            batch.applied_at.get_or_insert(now);
+            batch.applied_at[server].get_or_insert(now);
         }
+    }
+
+    /// Whether somebody who was told everything up to `version` may be told that it is expired, and whether it must be.
+    pub(crate) fn expiry(&self, version: u64, moment: &Moment) -> (bool, bool) {
+        let epoch = &self.epochs[moment.epoch];
+        let start = match self.servers[moment.server] {
+            (began, start) if began == moment.epoch => start,
+            _ => epoch.start,
+        };
+        let is_in_gap = epoch.is_in_gap(version, moment.applied);
+        let is_before = |bounds| version < epoch.oldest(bounds, start, moment);
+        let lazy = Bounds { age: self.bounds.age + SWEEP_INTERVAL, ..self.bounds };
+        (is_in_gap || is_before(self.bounds), is_in_gap || is_before(lazy))
     }
 
     fn begin(&mut self) {
@@ -362,23 +385,15 @@ impl Epoch {
         state
     }
 
-    /// Whether somebody who was told everything up to `version` may be told that it is expired, and whether it must be.
-    pub(crate) fn expiry(&self, version: u64, bounds: Bounds, applied: u64, now: Duration) -> (bool, bool) {
-        let is_in_gap = self.is_in_gap(version, applied);
-        let is_before = |bounds| version < self.oldest(bounds, applied, now);
-        let lazy = Bounds { age: bounds.age + SWEEP_INTERVAL, ..bounds };
-        (is_in_gap || is_before(bounds), is_in_gap || is_before(lazy))
-    }
-
-    /// The oldest version that is kept by the letter of the bounds.
-    pub(crate) fn oldest(&self, bounds: Bounds, applied: u64, now: Duration) -> u64 {
+    /// The oldest version that is kept by the letter of the bounds by a server that began at `start`.
+    fn oldest(&self, bounds: Bounds, start: u64, moment: &Moment) -> u64 {
         let is_kept = |batch: &&Batch| !batch.changes.is_empty() || (batch.is_relist && batch.before != batch.after);
-        let kept: Vec<&Batch> =
-            self.batches.iter().take_while(|batch| batch.after <= applied).filter(is_kept).collect();
-        let mut oldest = self.start;
+        let is_known = |batch: &&Batch| start < batch.after && batch.after <= moment.applied;
+        let kept: Vec<&Batch> = self.batches.iter().filter(is_known).filter(is_kept).collect();
+        let mut oldest = start;
         for (at, batch) in kept.iter().enumerate() {
             let newer: usize = kept[at..].iter().map(|batch| batch.changes.len()).sum();
-            let age = batch.applied_at.map_or(Duration::ZERO, |applied_at| now.saturating_sub(applied_at));
+            let age = batch.applied_at[moment.server].map_or(Duration::ZERO, |at| moment.at.saturating_sub(at));
             let is_newest = at + 1 == kept.len();
             // Only age drops the newest, however large it is.
             if age > bounds.age || (!is_newest && newer > bounds.events) {
@@ -389,7 +404,7 @@ impl Epoch {
     }
 
     /// Strictly inside a relist: an object that was created and deleted there is in neither state.
-    pub(crate) fn is_in_gap(&self, version: u64, applied: u64) -> bool {
+    fn is_in_gap(&self, version: u64, applied: u64) -> bool {
         let is_around = |batch: &Batch| batch.is_relist && batch.before < version && version < batch.after;
         self.batches.iter().take_while(|batch| batch.after <= applied).any(is_around)
     }

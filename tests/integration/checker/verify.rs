@@ -73,6 +73,9 @@ fn follow(
 ) -> Result<(), (usize, String)> {
     let count = segment.messages.len();
     for at in 0..=count {
+        for (_, moment) in segment.waits.iter().filter(|(waits, _)| *waits == at) {
+            follower.waits(moment, tally).map_err(|what| (at, what))?;
+        }
         if let Some((_, moment)) = segment.settled.as_ref().filter(|(settled, _)| *settled == at) {
             follower.settled(moment).map_err(|what| (at, what))?;
             let state = truth.epochs[moment.epoch].state_at(moment.applied, record.plan.selection);
@@ -88,6 +91,9 @@ fn follow(
 
 /// Whether a connection was rightly joined or refused; when it was joined, where.
 fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Option<Moment>, String> {
+    if let Some(waited) = segment.waited.filter(|waited| may_be_answered(truth, segment, *waited, future_wait)) {
+        return Err(format!("it waits for an answer, and could be answered: {waited:?}"));
+    }
     let Some(moment) = segment.answered else {
         return match &segment.end {
             End::Left => Ok(None),
@@ -100,12 +106,12 @@ fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Opt
         _ => None,
     };
     let Some(refusal) = refusal else {
-        match should_begin(truth, segment, moment) {
+        match min_reached(truth, segment, moment).and_then(|()| should_begin(truth, segment, moment)) {
             Ok(()) => return Ok(Some(moment)),
             Err(reason) => return Err(format!("it was joined, and had to be refused: {reason}")),
         }
     };
-    let waited = moment.at.saturating_sub(segment.asked.at);
+    let waited = moment.since(&segment.asked);
     let is_right = match refusal.reason.as_str() {
         "DRAINING" => moment.is_draining && refusal.code == 14,
         "RESOURCE_VERSION_EXPIRED" => {
@@ -114,18 +120,47 @@ fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Opt
         }
         "RESOURCE_VERSION_TOO_LARGE" => {
             let is_future = should_begin(truth, segment, moment) == Err("RESOURCE_VERSION_TOO_LARGE");
-            is_future && waited >= future_wait && refusal.code == 14 && refusal.has_retry_delay
+            let is_behind = min_reached(truth, segment, moment) == Err("RESOURCE_VERSION_TOO_LARGE");
+            let has_waited = is_behind && waited >= MIN_WAIT || is_future && waited >= future_wait;
+            has_waited && refusal.code == 14 && refusal.has_retry_delay
+        }
+        "RESOURCE_VERSION_INVALID" => {
+            min_reached(truth, segment, moment) == Err("RESOURCE_VERSION_INVALID") && refusal.code == 3
         }
         _ => false,
     };
     if is_right { Ok(None) } else { Err(format!("it was refused: {refusal:?}, {moment:?}, after {waited:?}")) }
 }
 
+/// How long the state that a watch is not to start before is awaited.
+const MIN_WAIT: Duration = Duration::from_secs(10);
+
+/// Whether the state is as new as was asked for; if not, why it is refused at last.
+fn min_reached(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &'static str> {
+    let Some(min) = &segment.min else { return Ok(()) };
+    match truth.number(moment.epoch, min) {
+        None => Err("RESOURCE_VERSION_INVALID"),
+        Some(min) if min > moment.applied => Err("RESOURCE_VERSION_TOO_LARGE"),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Whether nothing has to be awaited any more.
+fn may_be_answered(truth: &Truth, segment: &Segment, moment: Moment, future_wait: Duration) -> bool {
+    let waited = moment.since(&segment.asked);
+    let too_large = Err("RESOURCE_VERSION_TOO_LARGE");
+    if min_reached(truth, segment, moment) == too_large {
+        return moment.is_draining || waited >= MIN_WAIT;
+    }
+    let longest = if segment.min.is_some() { MIN_WAIT + future_wait } else { future_wait };
+    moment.is_draining || waited >= longest || should_begin(truth, segment, moment) != too_large
+}
+
 /// Whether the server must join it; if not, why.
 fn should_begin(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &'static str> {
     let Start::After(version) = &segment.start else { return Ok(()) };
     let Some(version) = truth.number(moment.epoch, version) else { return Err("RESOURCE_VERSION_EXPIRED") };
-    let (_, must_be) = truth.epochs[moment.epoch].expiry(version, truth.bounds, moment.applied, moment.at);
+    let (_, must_be) = truth.expiry(version, &moment);
     match version {
         version if version > moment.applied => Err("RESOURCE_VERSION_TOO_LARGE"),
         _ if must_be => Err("RESOURCE_VERSION_EXPIRED"),
@@ -136,14 +171,13 @@ fn should_begin(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), 
 fn may_be_expired(truth: &Truth, segment: &Segment, moment: Moment) -> bool {
     let Start::After(version) = &segment.start else { return false };
     let Some(version) = truth.number(moment.epoch, version) else { return true };
-    truth.epochs[moment.epoch].expiry(version, truth.bounds, moment.applied, moment.at).0
+    truth.expiry(version, &moment).0
 }
 
 /// What an expired client is told to do next has to be true.
 fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<(), String> {
     let number = |key: &str| refusal.metadata.get(key).and_then(|text| truth.number(moment.epoch, text));
-    let epoch = &truth.epochs[moment.epoch];
-    let is_kept = |oldest| !epoch.expiry(oldest, truth.bounds, moment.applied, moment.at).1;
+    let is_kept = |oldest| !truth.expiry(oldest, &moment).1;
     if number("current") != Some(moment.applied) || !number("oldest").is_some_and(is_kept) {
         return Err(format!("{:?} is not what can be resumed from at {moment:?}", refusal.metadata));
     }
@@ -225,7 +259,8 @@ fn around(segment: &Segment, wrong: usize) -> String {
         let object = object.map(|object| {
             format!(" {}/{} {} at {}", object.namespace, object.name, object.uid, object.resource_version)
         });
-        let rest = (&message.bookmark, &message.dropped).words();
+        let further = if message.coalesced > 0 { format!(" and {} further", message.coalesced) } else { String::new() };
+        let rest = (&message.bookmark, &message.dropped).words() + &further;
         let Moment { at: time, epoch, applied, .. } = received.moment;
         let version = &message.resource_version;
         let object = object.unwrap_or_default();

@@ -1,0 +1,282 @@
+//! Answers that come once: whether they are the state of one version, not older than was asked for, and in time.
+//!
+//! The pages of a list are one snapshot: what they say together is the state at the version that the first one announced,
+//! sorted, each object once. A token that is not honoured has to be of another query, or its snapshot has to be gone.
+
+use std::{collections::BTreeSet, rc::Rc, time::Duration};
+
+use informerd::proto::pb;
+use prost::Message;
+
+use super::{
+    ask::{PageOf, Query, Twist, What},
+    expect::object_fields,
+    record::{CallRecord, End, Moment, Status},
+    selection::Selection,
+    truth::{Held, Truth},
+    untils,
+};
+
+/// What was seen of what can happen, over all calls.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    pub(crate) lists: u64,
+    pub(crate) gets: u64,
+    /// After the first, and those of a state that has changed since.
+    pub(crate) pages: u64,
+    pub(crate) past_pages: u64,
+    pub(crate) expired_pages: u64,
+    pub(crate) foreign_pages: u64,
+    pub(crate) twisted_pages: u64,
+    /// Answers that had to wait for a version, and those that did not come in time.
+    pub(crate) awaited: u64,
+    pub(crate) not_reached: u64,
+    /// Waits that were met: by what happened after they joined, inside a batch, and when more had happened since.
+    pub(crate) untils: u64,
+    pub(crate) met_later: u64,
+    pub(crate) met_in_a_batch: u64,
+    pub(crate) met_slowly: u64,
+    /// Those that ended with an error.
+    pub(crate) ended_untils: u64,
+}
+
+/// A page that was read to its end.
+#[derive(Debug, Clone, Copy)]
+struct Page {
+    epoch: usize,
+    version: u64,
+    /// Objects up to its end.
+    sent: usize,
+    /// When a token was given out, if there is more.
+    issued: Option<Moment>,
+}
+
+/// Of one server.
+const KEPT_SNAPSHOTS: usize = 16;
+const KEPT_FOR: Duration = Duration::from_secs(300);
+/// For which a state is awaited when the deadline is later or none.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+
+/// Checks all answers of one run.
+pub(crate) fn verify(truth: &Truth, calls: &[CallRecord], tally: &mut Answers) -> Result<(), String> {
+    let mut pages: Vec<Option<Page>> = Vec::new();
+    for call in calls {
+        let page = answer(truth, call, &pages, tally).map_err(|what| words(&what, call))?;
+        pages.push(page);
+    }
+    for call in calls {
+        tokens(call, &pages, tally).map_err(|what| words(&what, call))?;
+    }
+    Ok(())
+}
+
+fn words(what: &str, call: &CallRecord) -> String {
+    let CallRecord { ask, asked, waits, answered, messages, end, .. } = call;
+    let (waited, messages) = (waits.last(), messages.len());
+    format!(
+        "{what}\nin {ask:?}\nasked {asked:?}\nwaited {waited:?}\nanswered {answered:?}, {messages} messages\n{end:?}"
+    )
+}
+
+fn answer(
+    truth: &Truth,
+    call: &CallRecord,
+    pages: &[Option<Page>],
+    tally: &mut Answers,
+) -> Result<Option<Page>, String> {
+    if !call.was_woken {
+        return Err("the client waited for it and was not woken".to_owned());
+    }
+    let page = match &call.ask.what {
+        What::List { page, .. } => page.as_ref(),
+        What::Get(_) => None,
+        What::Until { selection, conditions } => {
+            return untils::verify(truth, call, (*selection, conditions), tally).map(|()| None);
+        }
+    };
+    let may_be_answered = |waited: &&Moment| page.is_some() || may_be_answered(truth, call, waited);
+    if let Some(waited) = call.waits.iter().find(may_be_answered) {
+        return Err(format!("it was waited for, and could be answered: {waited:?}"));
+    }
+    let status = match (&call.end, &call.answered) {
+        (End::Left, None) => return Ok(None),
+        (End::Open, _) => return Err("it was never answered".to_owned()),
+        (End::Broken(how), _) => return Err(how.clone()),
+        (End::Left, Some(_)) if call.messages.is_empty() => return Ok(None),
+        (End::Left, Some(_)) => None,
+        (End::Status(status, _), _) => Some(status),
+    };
+    let moment = call.answered.ok_or("it ended without an answer")?;
+    if let Some(status) = status.filter(|status| status.code != 0) {
+        return refusal(truth, call, page, status, &moment, tally).map(|()| None);
+    }
+    if page.is_none() && reached(truth, call, &moment) != Some(true) {
+        return Err("it is older than what was asked for".to_owned());
+    }
+    tally.awaited += u64::from(!call.waits.is_empty());
+    match &call.ask.what {
+        What::Get(key) => {
+            tally.gets += 1;
+            let [(message, _)] = &*call.messages else { return Err("it is not one message".to_owned()) };
+            let response = pb::GetResponse::decode(message.clone()).map_err(|error| error.to_string())?;
+            let state = truth.epochs[moment.epoch].state_at(moment.applied, Selection::All);
+            let held = state.get(key).ok_or("there is no such object")?;
+            announced(truth, &response.resource_version, moment.epoch, moment.applied)?;
+            object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.has_bodies)?;
+            Ok(None)
+        }
+        What::Until { .. } => Ok(None),
+        What::List { query, page_size, .. } => {
+            let (epoch, version, sent) = match page {
+                None => (moment.epoch, moment.applied, 0),
+                Some(PageOf { twist: Twist::None, previous, .. }) => {
+                    let Page { epoch, version, sent, .. } = pages[*previous].ok_or("there was no page before it")?;
+                    tally.pages += 1;
+                    tally.past_pages += u64::from((epoch, version) != (moment.epoch, moment.applied));
+                    (epoch, version, sent)
+                }
+                Some(_) => return Err("a token that is not of this query was accepted".to_owned()),
+            };
+            tally.lists += u64::from(page.is_none());
+            let sent = list(truth, call, *query, *page_size, (epoch, version, sent))?;
+            Ok(sent.map(|(sent, issued)| Page { epoch, version, sent, issued }))
+        }
+    }
+}
+
+/// One page. How many objects were sent up to its end, and when a token was given out; nothing if it was not read to its
+/// end.
+fn list(
+    truth: &Truth,
+    call: &CallRecord,
+    query: Query,
+    page_size: u32,
+    (epoch, version, sent): (usize, u64, usize),
+) -> Result<Option<(usize, Option<Moment>)>, String> {
+    let state = truth.epochs[epoch].state_at(version, query.selection);
+    let limit = if page_size == 0 { usize::MAX } else { page_size as usize };
+    let mut due = state.values().skip(sent).take(limit);
+    let (mut end, mut last) = (sent, None);
+    for (message, moment) in &call.messages {
+        if last.is_some_and(|(has_token, _)| has_token) {
+            return Err("a chunk comes after the page's end".to_owned());
+        }
+        let chunk = pb::ListResponse::decode(message.clone()).map_err(|error| error.to_string())?;
+        announced(truth, &chunk.resource_version, epoch, version)?;
+        for is in &chunk.objects {
+            let held = due.next().ok_or("there are more objects than the state or the page has")?;
+            object(truth, epoch, is, held, call.ask.has_bodies)?;
+            end += 1;
+        }
+        last = Some((!chunk.next_page_token.is_empty(), *moment));
+    }
+    if let End::Left = call.end {
+        return Ok(None);
+    }
+    let (has_token, at) = last.ok_or("there is not even one chunk")?;
+    if due.next().is_some() {
+        return Err(format!("{} of {} objects were sent", end - sent, state.len() - sent));
+    }
+    if has_token != (end < state.len()) {
+        return Err(format!("{end} of {} objects were sent, and there is a token: {has_token}", state.len()));
+    }
+    Ok(Some((end, Some(at).filter(|_| has_token))))
+}
+
+fn announced(truth: &Truth, is: &str, epoch: usize, version: u64) -> Result<(), String> {
+    let should = truth.text(epoch, version);
+    if is == should { Ok(()) } else { Err(format!("it is said to be of {is:?} instead of {should:?}")) }
+}
+
+fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, has_bodies: bool) -> Result<(), String> {
+    let fields = object_fields(is, held, &truth.text(epoch, held.version), has_bodies);
+    match fields.into_iter().find(|(_, is, should)| is != should) {
+        Some((what, is, should)) => Err(format!("an object's {what} is {is:?} instead of {should:?}")),
+        None => Ok(()),
+    }
+}
+
+/// Whether the state was as new as was asked for; nothing if it can never be.
+pub(super) fn reached(truth: &Truth, call: &CallRecord, moment: &Moment) -> Option<bool> {
+    let Some(min) = &call.ask.min else { return Some(true) };
+    Some(moment.applied >= truth.number(moment.epoch, min)?)
+}
+
+/// Whether nothing had to be awaited any more.
+pub(super) fn may_be_answered(truth: &Truth, call: &CallRecord, moment: &Moment) -> bool {
+    let has_timed_out = moment.since(&call.asked) >= call.ask.deadline.unwrap_or(MAX_WAIT).min(MAX_WAIT);
+    moment.is_draining || has_timed_out || reached(truth, call, moment) != Some(false)
+}
+
+pub(super) fn refusal(
+    truth: &Truth,
+    call: &CallRecord,
+    page: Option<&PageOf>,
+    status: &Status,
+    moment: &Moment,
+    tally: &mut Answers,
+) -> Result<(), String> {
+    let reached = if page.is_some() { Some(true) } else { reached(truth, call, moment) };
+    let twist = page.map(|page| page.twist);
+    let is_right = match (status.reason.as_str(), status.code) {
+        ("PAGE_TOKEN_INVALID", 3) => {
+            tally.twisted_pages += 1;
+            matches!(twist, Some(Twist::OtherQuery(_) | Twist::Garbage))
+        }
+        // Whether it is gone, the tokens of all calls show.
+        ("PAGE_TOKEN_EXPIRED", 11) => twist == Some(Twist::None),
+        ("RESOURCE_VERSION_INVALID", 3) => reached.is_none(),
+        ("RESOURCE_VERSION_TOO_LARGE", 14) => {
+            tally.not_reached += 1;
+            // The client has to hear of it before its deadline.
+            let wait = call.ask.deadline.map_or(MAX_WAIT, |deadline| (deadline / 10 * 9).min(MAX_WAIT));
+            let current = status.metadata.get("current");
+            reached == Some(false)
+                && moment.since(&call.asked) >= wait
+                && status.has_retry_delay
+                && current == Some(&truth.text(moment.epoch, moment.applied))
+        }
+        ("DRAINING", 14) => moment.is_draining && reached == Some(false) && status.has_retry_delay,
+        ("OBJECT_NOT_FOUND", 5) => {
+            let state = truth.epochs[moment.epoch].state_at(moment.applied, Selection::All);
+            reached == Some(true) && matches!(call.ask.what, What::Get(key) if !state.contains_key(&key))
+        }
+        _ => false,
+    };
+    if is_right { Ok(()) } else { Err("it was refused".to_owned()) }
+}
+
+/// Whether the token of a page was rightly honoured or not.
+fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Result<(), String> {
+    let What::List { page: Some(PageOf { twist: Twist::None, previous, .. }), .. } = &call.ask.what else {
+        return Ok(());
+    };
+    let (Some(used), Some(of)) = (call.answered, pages[*previous]) else { return Ok(()) };
+    let is_expired = matches!(&call.end, End::Status(status, _) if status.code != 0);
+    tally.expired_pages += u64::from(is_expired);
+    let snapshot = |page: &Page| (page.epoch, page.version);
+    let issued =
+        |page: &Page| page.issued.filter(|issued| issued.turn < used.turn).map(|issued| (issued, snapshot(page)));
+    let issued: Vec<(Moment, (usize, u64))> = pages.iter().flatten().filter_map(issued).collect();
+    let token = of.issued.ok_or("it has no token")?;
+    if token.server != used.server {
+        tally.foreign_pages += 1;
+        return if is_expired {
+            Ok(())
+        } else {
+            Err("it was honoured by a server that did not give it out".to_owned())
+        };
+    }
+    // A snapshot is as new as its last token; which of one version are the same is not known.
+    let later = |than: Moment| issued.iter().filter(move |(issued, _)| issued.turn > than.turn);
+    let newest = later(token).filter(|(_, other)| *other == snapshot(&of)).map(|(issued, _)| *issued);
+    let newest = newest.max_by_key(|issued| issued.turn).unwrap_or(token);
+    let others: BTreeSet<_> = later(newest).map(|(_, other)| other).collect();
+    let may_be = used.since(&token) > KEPT_FOR || later(token).count() >= KEPT_SNAPSHOTS;
+    let must_be = used.since(&newest) > KEPT_FOR || others.len() >= KEPT_SNAPSHOTS;
+    match is_expired {
+        true if !may_be => Err(format!("it is said to have expired, and its snapshot is kept: {token:?}")),
+        false if must_be => Err(format!("it was honoured, and its snapshot has to be gone: {token:?}")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,186 @@
+//! What clients ask that is answered once, as a request says it.
+
+use std::time::Duration;
+
+use informerd::proto::pb;
+use prost::Message;
+
+use super::{
+    selection::Selection,
+    truth::{Key, Pod},
+};
+
+/// One call.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) what: What,
+    pub(crate) has_bodies: bool,
+    /// Not older than this.
+    pub(crate) min: Option<String>,
+    /// Of the call.
+    pub(crate) deadline: Option<Duration>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum What {
+    List { query: Query, page_size: u32, page: Option<PageOf> },
+    Get(Key),
+    Until { selection: Selection, conditions: Vec<Condition> },
+}
+
+/// Something to wait for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Condition {
+    Added,
+    Modified,
+    Deleted,
+    Synced,
+    Count(usize),
+    AtLeast(usize),
+    Named(&'static str),
+    DeletedNamed(&'static str),
+    App(&'static str),
+    /// A node, and another one.
+    NotNode(&'static str),
+}
+
+/// Which objects.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Query {
+    pub(crate) selection: Selection,
+    /// By ByIndex, if the selection can be had by it.
+    pub(crate) is_by_index: bool,
+}
+
+/// A page after the first.
+#[derive(Debug, Clone)]
+pub(crate) struct PageOf {
+    /// The call that was answered with the page before.
+    pub(crate) previous: usize,
+    /// As it was given out, or something else.
+    pub(crate) token: String,
+    pub(crate) twist: Twist,
+}
+
+/// Which version a state has to have reached.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Min {
+    /// As far from the newest.
+    Near(i64),
+    /// One of another source.
+    Foreign,
+}
+
+/// What is wrong about a page token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Twist {
+    None,
+    /// It is used with another format (0), another `min_resource_version` (1), or another selection.
+    OtherQuery(u8),
+    /// It is no token.
+    Garbage,
+}
+
+impl Ask {
+    /// Its path, and the request.
+    pub(crate) fn encode(&self) -> (&'static str, Vec<u8>) {
+        let format = if self.has_bodies { pb::PayloadFormat::Raw } else { pb::PayloadFormat::Metadata };
+        let (format, resource) = (format.into(), "pods".to_owned());
+        let min_resource_version = self.min.clone().unwrap_or_default();
+        match &self.what {
+            What::Until { selection, conditions } => {
+                let mut watch = pb::WatchRequest { resource, format, min_resource_version, ..Default::default() };
+                selection.ask(&mut watch);
+                let conditions = conditions.iter().map(|condition| condition.text()).collect();
+                ("Until", pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec())
+            }
+            What::Get((namespace, name)) => {
+                let (namespace, name) = ((*namespace).to_owned(), (*name).to_owned());
+                let request = pb::GetRequest { resource, namespace, name, format, min_resource_version };
+                ("Get", request.encode_to_vec())
+            }
+            What::List { query, page_size, page } => {
+                let (page_size, page_token) = (*page_size, page.as_ref().map(|page| page.token.clone()));
+                let page_token = page_token.unwrap_or_default();
+                if let Some((index, value, namespace)) = query.by_index() {
+                    let (index, value, namespace) = (index.to_owned(), value.to_owned(), namespace.to_owned());
+                    let request = pb::ByIndexRequest {
+                        resource,
+                        index,
+                        value,
+                        namespace,
+                        format,
+                        page_size,
+                        page_token,
+                        min_resource_version,
+                        ..Default::default()
+                    };
+                    return ("ByIndex", request.encode_to_vec());
+                }
+                let mut watch = pb::WatchRequest::default();
+                query.selection.ask(&mut watch);
+                let request = pb::ListRequest {
+                    resource,
+                    namespace: watch.namespace,
+                    label_selector: watch.label_selector,
+                    field_selector: watch.field_selector,
+                    expression: String::new(),
+                    format,
+                    page_size,
+                    page_token,
+                    min_resource_version,
+                    index: watch.index,
+                };
+                ("List", request.encode_to_vec())
+            }
+        }
+    }
+}
+
+impl Query {
+    /// Index, value and namespace.
+    fn by_index(self) -> Option<(&'static str, &'static str, &'static str)> {
+        match self.selection {
+            _ if !self.is_by_index => None,
+            Selection::Namespace => Some(("namespace", "shop", "")),
+            Selection::Label => Some(("app", "web", "")),
+            Selection::Field => Some(("node", "n1", "")),
+            Selection::IndexOfNamespace => Some(("app", "db", "shop")),
+            _ => None,
+        }
+    }
+}
+
+impl Condition {
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::Added => "type == 'ADDED'".to_owned(),
+            Self::Modified => "type == 'MODIFIED'".to_owned(),
+            Self::Deleted => "type == 'DELETED'".to_owned(),
+            Self::Synced => "type == 'SYNCED'".to_owned(),
+            Self::Count(count) => format!("count == {count}"),
+            Self::AtLeast(count) => format!("count >= {count}"),
+            Self::Named(name) => format!("object.metadata.name == '{name}'"),
+            Self::DeletedNamed(name) => format!("type == 'DELETED' && object.metadata.name == '{name}'"),
+            Self::App(app) => format!("object.metadata.labels.app == '{app}'"),
+            Self::NotNode(node) => format!("object.spec.nodeName != '{node}'"),
+        }
+    }
+
+    /// Whether it is met: by what is missing, never.
+    pub(crate) fn is_met(self, event_type: &str, pod: Option<&Pod>, count: Option<usize>) -> bool {
+        let named = |name: &str| pod.is_some_and(|pod| pod.key.1 == name);
+        match self {
+            Self::Added => event_type == "ADDED",
+            Self::Modified => event_type == "MODIFIED",
+            Self::Deleted => event_type == "DELETED",
+            Self::Synced => event_type == "SYNCED",
+            Self::Count(is) => count == Some(is),
+            Self::AtLeast(least) => count.is_some_and(|count| count >= least),
+            Self::Named(name) => named(name),
+            Self::DeletedNamed(name) => event_type == "DELETED" && named(name),
+            Self::App(app) => pod.and_then(|pod| pod.app) == Some(app),
+            Self::NotNode(node) => pod.and_then(|pod| pod.node).is_some_and(|is| is != node),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Under COALESCE: when a generation may be told instead of everything, and what it has to say.
+
+use informerd::proto::pb;
+
+use super::{Follower, Stage, Tally, Verdict};
+use crate::checker::{expect::Expected, record::Moment};
+
+impl Follower<'_> {
+    /// What may be told instead of everything that was not told: nothing, unless the queue has been full since the client
+    /// was told everything.
+    pub(super) fn merged(&self, moment: &Moment) -> Option<Vec<Expected>> {
+        let has_been_full = self.merges || self.since_all >= self.plan.length.max(1) as usize;
+        let lags = self.plan.policy == pb::FullChannelPolicy::Coalesce && has_been_full && self.generation.is_empty();
+        let untold = Some(self.untold(moment)).filter(|untold| lags && untold.first().is_some_and(|due| due.opens))?;
+        Some(Expected::merged(&self.held, untold))
+    }
+
+    /// A generation begins here if this and the following messages are one, as far as the client has read them. It holds
+    /// what had happened when its first message was taken.
+    pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
+        let Some(merged) = self.merged(moment).filter(|merged| !merged.is_empty()) else { return };
+        let messages = self.segment.messages[at..].iter().map(|received| &received.message);
+        let mut events = messages.take_while(|message| message.object.is_some()).zip(1..).zip(&merged);
+        let is_told = events.all(|((message, nth), due)| {
+            let version = self.version_in_generation(due, nth == merged.len());
+            due.differences(message, self.plan.has_bodies, version, |version| self.text(version)).is_empty()
+        });
+        if is_told {
+            tally.generations += 1;
+            tally.long_generations += u64::from(merged.len() > 1);
+            tally.merged += (self.untold(moment).len() - merged.len()) as u64;
+            self.tell_all(moment);
+            (self.generation, self.merges) = (merged.into(), true);
+        }
+    }
+
+    /// Everything that has happened counts as told.
+    pub(super) fn tell_all(&mut self, moment: &Moment) {
+        let end = self.next + self.untold(moment).len();
+        for event in &self.expected[self.next..end] {
+            event.apply(&mut self.held);
+        }
+        self.next = end;
+    }
+
+    pub(super) fn version_in_generation(&self, due: &Expected, is_last: bool) -> u64 {
+        if is_last { due.after } else { self.position.unwrap_or_default() }
+    }
+
+    pub(super) fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {
+        let Some(due) = self.generation.pop_front() else { return Ok(()) };
+        let version = self.version_in_generation(&due, self.generation.is_empty());
+        let differences = due.differences(message, self.plan.has_bodies, version, |version| self.text(version));
+        self.position = Some(version);
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(format!("{}. Due is {}", differences.join("; "), due.words()))
+    }
+
+    /// There is nothing for the client: everything has been told, or has left no trace.
+    pub(crate) fn waits(&mut self, moment: &Moment, tally: &mut Tally) -> Verdict {
+        if self.epoch_at != moment.epoch {
+            return Err("the history has changed, and the client waits".to_owned());
+        }
+        if !matches!(self.stage, Stage::Live) {
+            return Err("the client waits, and was not told where it joined".to_owned());
+        }
+        if !self.generation.is_empty() {
+            return Err("the client waits within a generation".to_owned());
+        }
+        if self.merged(moment).is_some_and(|merged| merged.is_empty()) {
+            tally.vanished += 1;
+            self.tell_all(moment);
+        }
+        if let Some(due) = self.untold(moment).first() {
+            return Err(format!("the client waits, and was never told: {}", due.words()));
+        }
+        (self.merges, self.since_all) = (false, 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! Calls that are answered once: who asks what, and when their answers are looked at.
+
+use informerd::proto::pb;
+use prost::Message;
+
+use super::{Harness, MANY};
+use crate::checker::{
+    ask::{Ask, Min, PageOf, Query, Twist, What},
+    call::Call,
+    record::{CallRecord, End},
+    script::{Asked, Question},
+    selection::Selection,
+};
+
+impl Harness {
+    /// Asks, in the place of another call.
+    pub(super) async fn ask(&mut self, place: usize, question: &Question) {
+        let Question { asked, has_bodies, min, deadline, is_slow } = question.clone();
+        let what = match asked {
+            Asked::List { query, page_size } => What::List { query, page_size, page: None },
+            Asked::Get(key) => What::Get(key),
+            Asked::Until { selection, conditions } => What::Until { selection, conditions },
+        };
+        let min = min.map(|min| self.min_version(min));
+        self.call(place, Ask { what, has_bodies, min, deadline }, is_slow).await;
+    }
+
+    /// Asks for the page after the one that was read in a place, if there is one.
+    pub(super) async fn next_page(&mut self, place: usize, twist: Twist, next_size: u32, is_slow: bool) {
+        let Some(previous) = self.asking[place] else { return };
+        let record = &self.calls[previous].record;
+        let (What::List { query, .. }, Some(token)) = (&record.ask.what, next_page_token(record)) else { return };
+        let (mut query, mut ask) = (*query, record.ask.clone());
+        match twist {
+            Twist::OtherQuery(0) => ask.has_bodies = !ask.has_bodies,
+            Twist::OtherQuery(1) if ask.min.is_none() => ask.min = Some(self.min_version(Min::Near(0))),
+            Twist::OtherQuery(1) => ask.min = None,
+            Twist::OtherQuery(_) => {
+                let at = Selection::LISTED.iter().position(|listed| *listed == query.selection).unwrap_or_default();
+                query = Query { selection: Selection::LISTED[(at + 1) % Selection::LISTED.len()], ..query };
+            }
+            Twist::None | Twist::Garbage => {}
+        }
+        let token = if twist == Twist::Garbage { token[1..].to_owned() } else { token };
+        let page = Some(PageOf { previous, token, twist });
+        ask.what = What::List { query, page_size: next_size, page };
+        self.call(place, ask, is_slow).await;
+    }
+
+    async fn call(&mut self, place: usize, ask: Ask, is_slow: bool) {
+        self.give_up(place);
+        if let What::Until { conditions, .. } = &ask.what {
+            self.servers[self.current].compile(conditions).await;
+        }
+        self.rest().await;
+        let moment = self.moment(self.current);
+        self.calls.push(Call::new(&mut self.servers[self.current].routes, ask, is_slow, moment));
+        let at = self.calls.len() - 1;
+        self.asking[place] = Some(at);
+        self.poll_call(at, if is_slow { 1 } else { MANY }).await;
+    }
+
+    /// Leaves the call in a place, if it is still waited for.
+    fn give_up(&mut self, place: usize) {
+        if let Some(at) = self.asking[place].take() {
+            self.calls[at].leave();
+        }
+    }
+
+    /// Looks at a call that is only looked at now and then.
+    pub(super) async fn poll_place(&mut self, place: usize) {
+        if let Some(at) = self.asking[place] {
+            self.poll_call(at, 1).await;
+        }
+    }
+
+    /// Looks at all calls; at those that are slow when everything is to end.
+    pub(super) async fn poll_calls(&mut self, is_end: bool) {
+        for place in 0..self.asking.len() {
+            let Some(at) = self.asking[place] else { continue };
+            if is_end || !self.calls[at].is_slow {
+                self.poll_call(at, MANY).await;
+            }
+        }
+    }
+
+    async fn poll_call(&mut self, at: usize, pieces: usize) {
+        let mut left = pieces;
+        for _ in 0..MANY {
+            if left == 0 || self.calls[at].is_over() {
+                return;
+            }
+            let moment = self.moment(self.calls[at].record.asked.server);
+            let was_something = self.calls[at].poll(moment);
+            left -= usize::from(was_something);
+            self.rest().await;
+            if !was_something && !self.calls[at].is_woken() {
+                self.calls[at].waits(moment);
+                return;
+            }
+        }
+    }
+
+    /// A version that a state is to be as new as.
+    pub(super) fn min_version(&self, min: Min) -> String {
+        match min {
+            Min::Near(distance) => {
+                let near = self.moment(self.current).applied.saturating_add_signed(distance).max(1);
+                self.truth.text(self.truth.epochs.len() - 1, near)
+            }
+            Min::Foreign => "elsewhere.7".to_owned(),
+        }
+    }
+}
+
+/// Where a list goes on that was read to its end. Both kinds of list are answered with the same fields.
+fn next_page_token(record: &CallRecord) -> Option<String> {
+    let (last, _) =
+        record.messages.last().filter(|_| matches!(&record.end, End::Status(status, _) if status.code == 0))?;
+    let last = pb::ListResponse::decode(last.clone()).ok()?;
+    Some(last.next_page_token).filter(|token| !token.is_empty())
+}

@@ -1,0 +1,128 @@
+//! One server: an informer and the RPCs over it, without sockets.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use informerd::{
+    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, SourceHealth},
+    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    model::{IndexFunc, Indexers, Path},
+    proto::pb,
+    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
+};
+use prost::Message;
+use tonic::Code;
+use tower::Service as _;
+
+use super::FUTURE_WAIT;
+use crate::checker::{
+    ask::Condition,
+    client::{framed, status},
+    script::{BOOKMARK_INTERVAL, Config},
+    truth::Bounds,
+};
+
+pub(super) struct Server {
+    pub(super) informer: InformerHandle<WireFrame>,
+    pub(super) lifecycle: Lifecycle,
+    pub(super) routes: Routes,
+    /// The history in which it began.
+    pub(super) first_epoch: usize,
+    /// The conditions that it has compiled.
+    compiled: HashSet<String>,
+    fifo: Arc<RealFifo>,
+    health: SourceHealth,
+}
+
+impl Server {
+    /// One that has not been told anything yet.
+    pub(super) fn start(config: &Config, first_epoch: usize) -> Self {
+        let Config { history, retention, block_timeout, drain_period, .. } = *config;
+        let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
+        let indexers = Indexers::new([
+            ("node".to_owned(), path(".spec.nodeName")),
+            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
+        ]);
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let health = SourceHealth::new(Duration::from_secs(2), Duration::from_secs(3));
+        let bound = |Bounds { age, events }| Retention { events, size: 1 << 40, age };
+        let broadcaster =
+            BroadcasterConfig { retention: bound(retention), block_timeout, ..BroadcasterConfig::default() };
+        let config = InformerConfig {
+            indexers: Arc::new(indexers.unwrap()),
+            broadcaster,
+            history: bound(history),
+            batch_window: Duration::ZERO,
+        };
+        let (task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
+        drop(tokio::spawn(task.run()));
+
+        let resource = ServedResource {
+            name: "pods".to_owned(),
+            source: "test",
+            optional: false,
+            queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            informer: informer.clone(),
+        };
+        let config = ServiceConfig {
+            allowed_policies: vec![
+                FullChannelPolicy::Drop,
+                FullChannelPolicy::Block,
+                FullChannelPolicy::Replay,
+                FullChannelPolicy::Coalesce,
+            ],
+            max_queue_length: 65_536,
+            bookmark_interval: BOOKMARK_INTERVAL,
+            drain_period,
+            evicted_grace: Duration::from_secs(5),
+            future_wait: FUTURE_WAIT,
+            max_watchers: 1000,
+            request_bytes: 64 << 10,
+        };
+        let lifecycle = Lifecycle::default();
+        let service = Service::new([resource], config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
+        Self { informer, lifecycle, routes: Routes::new(service), first_epoch, compiled: HashSet::new(), fifo, health }
+    }
+
+    pub(super) async fn push(&self, delta: Delta) {
+        self.health.alive();
+        self.fifo.push(delta).await;
+    }
+
+    /// Has conditions compiled ahead of the call that has them. That is done on another thread, in its own time, and so a
+    /// call that waits for it would not have come to rest when everything else has.
+    pub(super) async fn compile(&mut self, conditions: &[Condition]) {
+        let texts = conditions.iter().map(|condition| condition.text());
+        let mut conditions: Vec<String> = texts.filter(|text| self.compiled.insert(text.clone())).collect();
+        if conditions.is_empty() {
+            return;
+        }
+        // They are compiled in order, so when this one is refused the others are ready.
+        conditions.push("refused(".to_owned());
+        let watch = pb::WatchRequest { resource: "pods".to_owned(), ..Default::default() };
+        let message = pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec();
+        let request = http::Request::post("/informerd.v1.InformerService/Until").body(framed(&message));
+        let Ok(answer) = self.routes.call(request.unwrap()).await;
+        let status = status(answer.headers()).expect("it is refused");
+        assert_eq!(status.code, Code::InvalidArgument as i32, "{status:?}");
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.lifecycle.draining.is_cancelled()
+    }
+
+    /// The history and the version that it has got to.
+    pub(super) fn applied(&self) -> (usize, u64) {
+        let applied = self.informer.snapshot().map_or(0, |snapshot| snapshot.version().number());
+        let rewinds = self.informer.stats().rewinds.load(Ordering::Relaxed) as usize;
+        (self.first_epoch + rewinds, u64::try_from(applied).unwrap())
+    }
+
+    /// How many watches are open.
+    pub(super) fn watchers(&self) -> u64 {
+        self.informer.watch_stats().map_or(0, |stats| stats.watchers.load(Ordering::Relaxed))
+    }
+}

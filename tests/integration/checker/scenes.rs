@@ -1,0 +1,229 @@
+//! What happens in a script one after the other: mostly one step, and what only leads to something together.
+
+use std::time::Duration;
+
+use informerd::proto::pb::FullChannelPolicy;
+use proptest::{collection::vec, prelude::*, sample::select, strategy::BoxedStrategy};
+
+use super::{
+    ask::{Query, Twist},
+    record::Plan,
+    script::{
+        Asked, CALLS, KEYS, PLACES, Question, Step, Whence, any_list, any_next_page, any_plan, any_step,
+        any_transaction, any_until, any_write,
+    },
+    selection::Selection,
+    truth::Write,
+};
+
+type Scene = BoxedStrategy<Vec<Step>>;
+
+pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
+    prop_oneof![
+        360 => any_step().prop_map(|step| vec![step]),
+        20 => twins(),
+        15 => one_is_full(),
+        10 => back_and_past(),
+        10 => parked_past(),
+        20 => torn(),
+        20 => between(),
+        10 => stall(),
+        15 => lags(),
+        5 => vanishes(),
+        30 => paged(),
+        20 => awaited(),
+        10 => drained(),
+        3 => crowded(),
+        5 => long(),
+    ]
+}
+
+fn any_place() -> impl Strategy<Value = usize> {
+    0..PLACES
+}
+
+fn say(count: std::ops::Range<usize>) -> impl Strategy<Value = Step> {
+    vec(any_write(), count).prop_map(Step::Say)
+}
+
+/// Opens, and reads up to where it joined.
+fn opened(place: usize, plan: Plan) -> [Step; 2] {
+    [Step::Open(place, plan), Step::Read(place, 9)]
+}
+
+fn replays_all(plan: &Plan) -> Plan {
+    Plan { policy: FullChannelPolicy::Replay, selection: Selection::All, timeout: None, min: None, ..plan.clone() }
+}
+
+/// Two clients of one group.
+fn twins() -> Scene {
+    let scene = (any_place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
+        let twin = Plan { length, ..plan.clone() };
+        [opened(place, plan), opened((place + 1) % PLACES, twin)].concat()
+    });
+    scene.boxed()
+}
+
+/// Two of which one is full: it holds everybody back for too long, or merges.
+fn one_is_full() -> Scene {
+    let policy = select(vec![FullChannelPolicy::Block, FullChannelPolicy::Coalesce]);
+    let scene = (any_place(), any_plan(), policy, 1_u32..3, 3_u32..6, [say(2..5), say(1..4)], 1_u64..2500);
+    let scene = scene.prop_map(|(place, plan, policy, short, long, [fills, later], time)| {
+        let other = (place + 1) % PLACES;
+        let plan = Plan { policy, timeout: None, min: None, ..plan };
+        let opened =
+            [(place, short), (other, long)].map(|(place, length)| opened(place, Plan { length, ..plan.clone() }));
+        let then = [fills, Step::Wait(time), later, Step::Read(other, 3)];
+        opened.concat().into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+fn back_and_past() -> Scene {
+    let scene = (any_place(), say(1..5), 1_u64..12, any::<u8>(), say(1..5), say(1..5));
+    let scene = scene.prop_map(|(place, before, back, keep, after, later)| {
+        vec![before, Step::Rewind(back, keep), after, later, Step::Read(place, 3)]
+    });
+    scene.boxed()
+}
+
+/// The history changes below one that is to be told from it, and what it knows means something in the new one.
+fn parked_past() -> Scene {
+    // Of two wakes the first is forgotten.
+    let before = (say(1..3), say(5..8));
+    let scene = (any_place(), any_plan(), before, 8_u64..24, any::<u8>(), [say(3..6), say(3..6), say(3..6)]);
+    let scene = scene.prop_map(|(place, plan, (first, second), back, keep, after)| {
+        let then = [first, second, Step::Rewind(back, keep)].into_iter().chain(after).chain([Step::Read(place, 3)]);
+        opened(place, replays_all(&plan)).into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// Large bodies do not fit into one piece, and so a batch may be half read when there is no room for its rest.
+fn torn() -> Scene {
+    let scene = (any_place(), any_plan(), vec(any_write(), 4..9), any::<bool>(), say(2..6), say(2..6));
+    let scene = scene.prop_map(|(place, plan, writes, is_relist, after, later)| {
+        let plan = Plan { has_bodies: true, ..replays_all(&plan) };
+        let at_once = writes.iter().map(|(write, _)| write.clone()).collect();
+        let batch = if is_relist { Step::Relist(writes, 1) } else { Step::SayAtOnce(at_once, 1) };
+        let then = [batch, Step::Read(place, 1), after, later, Step::Read(place, 3)];
+        opened(place, plan).into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// From a version that is nobody's, before a batch of several events.
+fn between() -> Scene {
+    let scene = (any_place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
+        vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
+    });
+    scene.boxed()
+}
+
+fn stall() -> Scene {
+    (say(1..5), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]).boxed()
+}
+
+/// One that merges while many write, and may be given its generation in parts.
+fn lags() -> Scene {
+    let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5), 0..4_u8, 1_usize..4);
+    let scene = scene.prop_map(|(place, plan, length, rounds, end, lost)| {
+        let timeout = (end == 1).then_some(Duration::from_secs(1));
+        let selection = if end == 0 { plan.selection } else { Selection::All };
+        let plan = Plan { policy: FullChannelPolicy::Coalesce, selection, length, timeout, min: None, ..plan };
+        let rounds = rounds.into_iter().flat_map(|(say, pieces)| [say, Step::Read(place, pieces)]);
+        // It ends between two parts, perhaps, or goes on where it has not got all of one.
+        let end = match end {
+            0 => Vec::new(),
+            1 => vec![Step::Wait(1000), Step::Read(place, 1)],
+            2 => vec![Step::Drain, Step::Read(place, 1)],
+            _ => vec![Step::Leave(place, lost), Step::Resume(place, Whence::Last), Step::Read(place, 9)],
+        };
+        opened(place, plan).into_iter().chain(rounds).chain(end).collect()
+    });
+    scene.boxed()
+}
+
+/// One that merges, and an object that comes and goes meanwhile.
+fn vanishes() -> Scene {
+    let scene = (any_place(), any_plan(), select(&KEYS[..]), any_write(), 1_usize..4);
+    let scene = scene.prop_map(|(place, plan, key, full, pieces)| {
+        let (selection, policy) = (Selection::All, FullChannelPolicy::Coalesce);
+        let plan = Plan { selection, policy, length: 1, timeout: None, min: None, ..plan };
+        let say = |write| Step::Say(vec![(write, 1)]);
+        let comes_and_goes = [Write::Put(key, Some("web"), None), Write::Delete(key)].map(say);
+        let then = [Step::Say(vec![full])].into_iter().chain(comes_and_goes).chain([Step::Read(place, pieces)]);
+        [say(Write::Delete(key))].into_iter().chain(opened(place, plan)).chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// A list that is read page by page while others write.
+fn paged() -> Scene {
+    let scene = (0..CALLS).prop_flat_map(move |place| {
+        let between = || prop_oneof![30 => say(1..5), 1 => Just(Step::Elsewhere)];
+        let next = || (between(), any_next_page(place), Just(Step::Poll(place)));
+        (any_list(1_u32..3), vec(next(), 1..4)).prop_map(move |(list, next)| {
+            let next = next.into_iter().flat_map(|(between, next, poll)| [between, next, poll]);
+            [first_page(place, list)].into_iter().chain(next).collect()
+        })
+    });
+    scene.boxed()
+}
+
+/// One goes on at another server where the one that drains has left it.
+fn drained() -> Scene {
+    let scene = (any_place(), any_plan(), say(1..8), any::<bool>(), say(1..4), any::<bool>(), say(1..4));
+    let scene = scene.prop_map(|(place, plan, before, is_ahead, unread, reads, after)| {
+        let starts = is_ahead.then_some([Step::Elsewhere, Step::Elsewhere]).into_iter().flatten();
+        let reads = reads.then_some(Step::Read(place, 1));
+        let ends = [Step::Drain, Step::Read(place, 9), after, Step::Resume(place, Whence::Last), Step::Read(place, 9)];
+        let then = starts.chain([before]).chain(reads).chain([unread]).chain(ends);
+        opened(place, Plan { timeout: None, min: None, ..plan }).into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// A wait for what others write.
+fn awaited() -> Scene {
+    let write = || prop_oneof![2 => say(1..5), 1 => any_transaction()];
+    let scene = (0..CALLS, any_until(), vec((write(), any::<bool>()), 2..6)).prop_map(|(place, until, writes)| {
+        let polls = |is_polled: bool| is_polled.then_some(Step::Poll(place));
+        let then = writes.into_iter().flat_map(|(write, is_polled)| [write].into_iter().chain(polls(is_polled)));
+        [Step::Ask(place, until)].into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// A list that others crowd out, unless it is gone on with in between.
+fn crowded() -> Scene {
+    let scene = (any_list(Just(1)), vec(any_write(), 15..18), 0..2_usize).prop_map(|(list, writes, between)| {
+        let query = Query { selection: Selection::All, is_by_index: false };
+        let list = Question { asked: Asked::List { query, page_size: 1 }, ..list };
+        let others = writes.into_iter().flat_map(|write| [Step::Say(vec![write]), first_page(1, list.clone())]);
+        let mut steps: Vec<Step> = [first_page(0, list.clone())].into_iter().chain(others).collect();
+        (0..between).for_each(|_| steps.insert(12, next_page()));
+        steps.push(next_page());
+        steps
+    });
+    scene.boxed()
+}
+
+/// A list that takes a long time.
+fn long() -> Scene {
+    let any_time = || prop_oneof![2 => 100_000_u64..300_000, 1 => 300_001_u64..302_000];
+    let scene = (any_list(Just(1)), any_time(), any_time()).prop_map(|(list, first, second)| {
+        let query = Query { selection: Selection::All, is_by_index: false };
+        let list = Question { asked: Asked::List { query, page_size: 1 }, ..list };
+        vec![first_page(0, list), Step::Wait(first), next_page(), Step::Wait(second), next_page()]
+    });
+    scene.boxed()
+}
+
+fn first_page(place: usize, list: Question) -> Step {
+    Step::Ask(place, Question { is_slow: false, min: None, ..list })
+}
+
+fn next_page() -> Step {
+    Step::NextPage { place: 0, twist: Twist::None, page_size: 1, is_slow: false }
+}
