@@ -1,0 +1,169 @@
+//! What the modes have in common: a server, its feed and the load client, from the beginning of a run to its end.
+
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use prost::Message;
+
+use super::{
+    Bench, BenchError,
+    client::{Call, Client},
+    process::{self, Memory, Process, Watchdog},
+    publisher::{Feed, Pattern},
+    report::{Better, Measured, Metric},
+    stats::Histogram,
+    subject::{Running, Setup, Subject},
+    template::{INDEX, node},
+};
+use crate::proto::pb;
+
+pub(super) const P50: Metric = Metric { key: "p50_ms", heading: "P50 ms", better: Better::Less };
+pub(super) const P99: Metric = Metric { key: "p99_ms", heading: "P99 ms", better: Better::Less };
+pub(super) const RESIDENT: Metric = Metric { key: "resident_mib", heading: "RSS MiB", better: Better::Less };
+pub(super) const SOCKETS: Metric = Metric { key: "sockets_mib", heading: "SOCKETS MiB", better: Better::Neither };
+
+/// A server that is fed and watched.
+pub(super) struct Run<'a> {
+    pub(super) bench: &'a Bench,
+    pub(super) client: Client,
+    /// None while events are being published.
+    feed: Option<Feed>,
+    /// Ended after the client has gone.
+    running: Running,
+}
+
+/// Where the clocks stood when something began.
+pub(super) struct Begun {
+    at: Instant,
+    server: Option<Duration>,
+    client: Duration,
+    watchdog: Watchdog,
+}
+
+/// What something took.
+pub(super) struct Took {
+    pub(super) wall: Duration,
+    /// None when the process of the server is not known.
+    pub(super) server: Option<Duration>,
+    pub(super) client: Duration,
+    /// At most.
+    pub(super) memory: Memory,
+}
+
+impl<'a> Run<'a> {
+    /// Starts the subject, and connects the client.
+    pub(super) fn start(
+        bench: &'a Bench,
+        subject: &Subject,
+        setup: &Setup,
+        pattern: Pattern,
+    ) -> Result<Self, BenchError> {
+        let (running, writer) = subject.start(setup)?;
+        let epoch = Instant::now();
+        let client = Client::connect(running.address, setup.connections, bench.client, epoch)?;
+        let feed = Feed::new(writer, subject.form(), bench.size, pattern, epoch);
+        Ok(Self { bench, client, feed: Some(feed), running })
+    }
+
+    /// A watch of everything, or of one value of the index.
+    pub(super) fn watch(&mut self, connection: usize, value: Option<u64>, initial: bool) -> Result<usize, BenchError> {
+        let initial = if initial { pb::InitialEvents::Send } else { pb::InitialEvents::None };
+        let request = pb::WatchRequest {
+            resource: self.running.resource.clone(),
+            initial_events: initial.into(),
+            format: pb::PayloadFormat::Raw.into(),
+            index: value.map(|value| pb::IndexMatch { name: INDEX.to_owned(), values: vec![node(value)] }),
+            queue: Some(pb::QueueOptions { policy: self.bench.policy.into(), length: self.bench.queue }),
+            ..Default::default()
+        };
+        self.client.call(connection, Call::Watch, &request.encode_to_vec())
+    }
+
+    /// Reads until as many watches have joined.
+    pub(super) fn joined(&mut self, watches: usize) -> Result<(), BenchError> {
+        self.read(|client| client.tally.joined == watches as u64)
+    }
+
+    /// Reads until it is so; a server that has ended is told.
+    pub(super) fn read(&mut self, is_done: impl Fn(&Client) -> bool) -> Result<(), BenchError> {
+        self.client.run(is_done).map_err(|error| {
+            let ended = self.running.process.as_mut().and_then(Process::obituary);
+            ended.map_or(error, |said| BenchError::ServerEnded { said })
+        })
+    }
+
+    /// Publishes these events while `meanwhile` runs.
+    pub(super) fn publish<T>(
+        &mut self,
+        events: Range<u64>,
+        rate: Option<f64>,
+        meanwhile: impl FnOnce(&mut Self) -> Result<T, BenchError>,
+    ) -> Result<T, BenchError> {
+        let Some(feed) = self.feed.take() else { return Err(BenchError::Publish("it is publishing already".into())) };
+        let publishing = feed.publish(events, rate);
+        let done = meanwhile(self);
+        if let (Err(_), Some(process)) = (&done, &mut self.running.process) {
+            // Or the publisher would wait for ever for somebody to read.
+            process.kill();
+        }
+        let done = done?;
+        self.feed = Some(publishing.finish()?);
+        Ok(done)
+    }
+
+    /// Publishes events, and reads until every watch has all of its own and nothing more.
+    pub(super) fn deliver(
+        &mut self,
+        events: Range<u64>,
+        rate: Option<f64>,
+        pattern: &Pattern,
+    ) -> Result<(), BenchError> {
+        let shares = pattern.shares(0..events.end, self.client.streams.len());
+        let total = shares.iter().sum::<u64>();
+        self.publish(events, rate, |run| run.read(|client| client.tally.changes + client.tally.missed >= total))?;
+        self.check(&shares)
+    }
+
+    /// Whether every watch has had exactly these changes.
+    pub(super) fn check(&self, shares: &[u64]) -> Result<(), BenchError> {
+        let tallies = self.client.streams.iter().map(|stream| stream.tally);
+        for (stream, (tally, expected)) in tallies.zip(shares).enumerate() {
+            let got = tally.changes + tally.missed;
+            if got != *expected {
+                return Err(BenchError::Miscounted { stream, expected: *expected, got });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin(&self) -> Begun {
+        let watchdog = Watchdog::start(self.running.pid);
+        let server = self.running.pid.map(process::cpu_of);
+        Begun { watchdog, server, client: process::cpu_of_this_thread(), at: Instant::now() }
+    }
+
+    /// What has been taken since.
+    pub(super) fn end(&self, begun: Begun) -> Took {
+        let wall = begun.at.elapsed();
+        let client = process::cpu_of_this_thread().saturating_sub(begun.client);
+        let now = self.running.pid.map(process::cpu_of);
+        let server = now.zip(begun.server).map(|(now, then)| now.saturating_sub(then));
+        Took { wall, server, client, memory: begun.watchdog.stop() }
+    }
+}
+
+/// The latencies that were taken.
+pub(super) fn latencies(histogram: &Histogram) -> Measured {
+    let millis = |share| histogram.quantile(share).map(|nanos| nanos as f64 / 1e6);
+    let both = [millis(0.5).map(|value| (&P50, value)), millis(0.99).map(|value| (&P99, value))];
+    both.into_iter().flatten().collect()
+}
+
+/// The memory that was taken.
+pub(super) fn memory(memory: Memory) -> Measured {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let sockets = (&SOCKETS, mib(memory.sockets));
+    if memory.resident == 0 { vec![sockets] } else { vec![(&RESIDENT, mib(memory.resident)), sockets] }
+}
