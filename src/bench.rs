@@ -18,14 +18,18 @@
 mod client;
 mod fan_out;
 mod frames;
+mod idle;
 mod messages;
 mod process;
 mod publisher;
 mod report;
 mod run;
 mod stats;
+mod stopped;
+mod storm;
 mod subject;
 mod template;
+mod witness;
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -33,8 +37,11 @@ pub use self::{
     client::ClientConfig,
     fan_out::FanOut,
     frames::MAX_WINDOW,
+    idle::Idle,
     report::{Better, Metric, Report},
     stats::Spread,
+    stopped::Stopped,
+    storm::{Lists, Storm},
     subject::{Remote, Subject},
 };
 use crate::proto::pb;
@@ -63,6 +70,14 @@ pub struct Bench {
 pub enum Mode {
     /// W1, W2 and W3.
     FanOut(FanOut),
+    /// Memory of watchers that are told nothing.
+    Idle(Idle),
+    /// One client that has stopped reading; each run is compared with one in which nobody has.
+    Stopped(Stopped),
+    /// Many clients that ask for everything at once.
+    Storm(Storm),
+    /// Lists of everything.
+    Lists(Lists),
 }
 
 /// Why there are no figures.
@@ -153,16 +168,38 @@ pub enum BenchError {
 pub fn run(bench: &Bench, mode: &Mode, mut say: impl FnMut(&str)) -> Result<Report, BenchError> {
     let mut report = Report::default();
     for repetition in 1..=bench.repetitions {
-        for subject in &bench.subjects {
-            let name = subject.name();
+        for (name, subject, is_control) in mode.runs(&bench.subjects) {
             say(&format!("run {repetition} of {}: {name}", bench.repetitions));
             let measured = match mode {
                 Mode::FanOut(fan_out) => fan_out.run(bench, subject)?,
+                Mode::Idle(idle) => idle.run(bench, subject)?,
+                Mode::Stopped(stopped) => stopped.run(bench, subject, !is_control)?,
+                Mode::Storm(storm) => storm.run(bench, subject)?,
+                Mode::Lists(lists) => lists.run(bench, subject)?,
             };
             report.add(name, measured);
         }
     }
     Ok(report)
+}
+
+// === impl Mode ===
+
+impl Mode {
+    /// What is run in turns, with its name in the report: each subject that the mode means something for, and for control
+    /// the first one again.
+    fn runs<'a>(&self, subjects: &'a [Subject]) -> Vec<(&'static str, &'a Subject, bool)> {
+        let has = |subject: &&Subject| match subject {
+            Subject::Local { .. } | Subject::Remote(_) => true,
+            Subject::Naive { .. } => matches!(self, Self::FanOut(_) | Self::Idle(_)),
+            Subject::Floor { .. } => matches!(self, Self::FanOut(_)),
+        };
+        let mut runs: Vec<_> = subjects.iter().filter(has).map(|subject| (subject.name(), subject, false)).collect();
+        if let (Self::Stopped(_), Some((_, subject, _))) = (self, runs.first().copied()) {
+            runs = vec![("one stopped", subject, false), ("nobody stopped", subject, true)];
+        }
+        runs
+    }
 }
 
 // === impl BenchError ===

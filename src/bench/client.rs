@@ -217,6 +217,14 @@ impl Client {
         Ok(at)
     }
 
+    /// From now on nothing of this connection is read; or it is again.
+    pub(super) fn stop(&mut self, connection: usize, is_stopped: bool) {
+        self.connections[connection].is_stopped = is_stopped;
+        if !is_stopped {
+            self.unread.push(connection);
+        }
+    }
+
     /// Forgets the latencies, and takes one for every so many changes.
     pub(super) fn begin_latencies(&mut self, every: u64) {
         self.latencies.clear();

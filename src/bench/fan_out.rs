@@ -9,6 +9,7 @@ use super::{
     run::{self, Run},
     subject::{Setup, Subject},
 };
+use crate::proto::pb;
 
 /// Watchers on connections, and the events for them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,8 +38,6 @@ const OBJECTS: u64 = 1000;
 const NAIVE_SHARE: u64 = 100;
 /// Nobody waits so long for a slow client here.
 const NO_TIMEOUT: Duration = Duration::from_secs(3600);
-/// In which a surplus would show itself.
-const AFTER: Duration = Duration::from_millis(20);
 
 // === impl FanOut ===
 
@@ -46,30 +45,24 @@ impl FanOut {
     /// One run: the costs are those of a delivery; of an event when each has one watcher.
     pub(super) fn run(&self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
         let pattern = self.pattern();
-        let setup = Setup {
-            connections: self.connections,
-            streams: self.watchers.div_ceil(self.connections),
-            queue: bench.queue,
-            history: bench.history,
-            block_timeout: NO_TIMEOUT,
-            is_indexed: self.values.is_some(),
-        };
+        let streams = self.watchers.div_ceil(self.connections);
+        let setup = Setup { streams, is_indexed: self.values.is_some(), ..Self::setup(bench, self.connections) };
         let mut run = Run::start(bench, subject, &setup, pattern)?;
         for watcher in 0..self.watchers {
-            run.watch(watcher % self.connections, self.values.map(|_| watcher as u64), false)?;
+            run.watch(watcher % self.connections, self.values.map(|_| watcher as u64), pb::InitialEvents::None)?;
         }
         run.joined(self.watchers)?;
 
         let (warm, end) = self.range(subject, &pattern);
-        run.deliver(0..warm, None, &pattern)?;
+        run.deliver(warm, None, &pattern.shares(0..warm, self.watchers))?;
         run.client.begin_latencies(if self.rate.is_some() { 1 } else { 16 });
         let before = run.client.tally.changes;
+        let shares = pattern.shares(0..end, self.watchers);
         let begun = run.begin();
-        run.deliver(warm..end, self.rate, &pattern)?;
+        run.deliver(end, self.rate, &shares)?;
         let took = run.end(begun);
         let measured_latencies = run::latencies(run.client.latencies());
-        run.client.run_for(AFTER)?;
-        run.check(&pattern.shares(0..end, self.watchers))?;
+        run.check_again(&shares)?;
 
         let delivered = run.client.tally.changes - before;
         let units = if self.values.is_some() { end - warm } else { delivered };
@@ -91,6 +84,18 @@ impl FanOut {
         Ok(measured)
     }
 
+    /// With a stream on each of these connections.
+    pub(super) fn setup(bench: &Bench, connections: usize) -> Setup {
+        Setup {
+            connections,
+            streams: 1,
+            queue: bench.queue,
+            history: bench.history,
+            block_timeout: NO_TIMEOUT,
+            is_indexed: false,
+        }
+    }
+
     fn pattern(&self) -> Pattern {
         match self.values {
             Some(values) => Pattern {
@@ -99,7 +104,7 @@ impl FanOut {
                 is_random: true,
                 watched: Some((self.watchers as u64).min(values)),
             },
-            None => Pattern { objects: OBJECTS, first: 0, is_random: false, watched: None },
+            None => Pattern::in_turn(OBJECTS),
         }
     }
 

@@ -16,11 +16,13 @@ use super::{
 
 /// Where events go, and what they are.
 pub(super) struct Feed {
-    pub(super) writer: Box<dyn Write + Send>,
-    pub(super) template: Template,
-    pub(super) pattern: Pattern,
+    writer: Box<dyn Write + Send>,
+    template: Template,
+    pattern: Pattern,
     /// Times are told since then.
-    pub(super) epoch: Instant,
+    epoch: Instant,
+    /// The number of the next event.
+    pub(super) next: u64,
 }
 
 /// Which object each event changes, by the number of the event. The same for everybody who asks.
@@ -40,7 +42,7 @@ pub(super) struct Pattern {
 #[derive(Debug)]
 pub(super) struct Publishing {
     thread: JoinHandle<(Feed, io::Result<()>)>,
-    _stop: mpsc::Sender<()>,
+    stop: mpsc::Sender<()>,
 }
 
 /// Events in one write: about what a pipe holds.
@@ -49,6 +51,11 @@ const BATCH: u64 = 32;
 // === impl Pattern ===
 
 impl Pattern {
+    /// So many objects, one after the other and from the first again; everybody watches all of them.
+    pub(super) fn in_turn(objects: u64) -> Self {
+        Self { objects, first: 0, is_random: false, watched: None }
+    }
+
     pub(super) fn object(&self, event: u64) -> u64 {
         if self.is_random && event >= self.first { mix(event) % self.objects } else { event % self.objects }
     }
@@ -91,11 +98,12 @@ impl Feed {
         pattern: Pattern,
         epoch: Instant,
     ) -> Self {
-        Self { writer, template: Template::new(form, size), pattern, epoch }
+        Self { writer, template: Template::new(form, size), pattern, epoch, next: 0 }
     }
 
-    /// Writes these events, on a thread of its own: one by one, so many a second, or as many as are taken.
-    pub(super) fn publish(mut self, events: Range<u64>, rate: Option<f64>) -> Publishing {
+    /// Writes the events up to this one, on a thread of its own: one by one, so many a second, or as fast as they are taken.
+    pub(super) fn publish(mut self, up_to: u64, rate: Option<f64>) -> Publishing {
+        let events = self.next..up_to;
         let (stop, stopped) = mpsc::channel();
         let thread = thread::spawn(move || {
             let written = match rate {
@@ -104,20 +112,19 @@ impl Feed {
             };
             (self, written)
         });
-        Publishing { thread, _stop: stop }
+        Publishing { thread, stop }
     }
 
     fn pour(&mut self, events: Range<u64>) -> io::Result<()> {
         let mut batch = Vec::new();
-        let mut begin = events.start;
-        while begin < events.end {
-            let end = events.end.min(begin + BATCH);
+        while self.next < events.end {
+            let end = events.end.min(self.next + BATCH);
             batch.clear();
-            (begin..end).for_each(|event| self.append(event, &mut batch));
+            (self.next..end).for_each(|event| self.append(event, &mut batch));
             self.writer.write_all(&batch)?;
-            begin = end;
+            self.next = end;
         }
-        self.writer.flush()
+        Ok(())
     }
 
     fn pace(&mut self, events: Range<u64>, rate: f64, stopped: &mpsc::Receiver<()>) -> io::Result<()> {
@@ -126,13 +133,14 @@ impl Feed {
         for event in events {
             let due = begin + Duration::from_secs_f64((event - first) as f64 / rate);
             let left = due.saturating_duration_since(Instant::now());
-            if !left.is_zero() && stopped.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected) {
+            // Without a wait too it may have been stopped.
+            if stopped.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected) {
                 return Ok(());
             }
             line.clear();
             self.append(event, &mut line);
             self.writer.write_all(&line)?;
-            self.writer.flush()?;
+            self.next = event + 1;
         }
         Ok(())
     }
@@ -153,10 +161,20 @@ impl fmt::Debug for Feed {
 // === impl Publishing ===
 
 impl Publishing {
+    /// Writes no more than it has, if it writes at a fixed rate.
+    pub(super) fn stop(self) -> Result<Feed, BenchError> {
+        drop(self.stop);
+        Self::join(self.thread)
+    }
+
     /// Waits until everything has been written.
     pub(super) fn finish(self) -> Result<Feed, BenchError> {
+        Self::join(self.thread)
+    }
+
+    fn join(thread: JoinHandle<(Feed, io::Result<()>)>) -> Result<Feed, BenchError> {
         // The only failure is a panic, which is a bug that was reported where it happened.
-        let (feed, written) = self.thread.join().map_err(|_| BenchError::Publish("its thread has ended".to_owned()))?;
+        let (feed, written) = thread.join().map_err(|_| BenchError::Publish("its thread has ended".to_owned()))?;
         written.map_err(|error| BenchError::Publish(error.to_string()))?;
         Ok(feed)
     }
@@ -190,8 +208,8 @@ mod tests {
         for rate in [None, Some(1e9)] {
             let written = Shared::default();
             let feed = Feed::new(Box::new(written.clone()), Form::Lines, 400, EVERYTHING, Instant::now());
-            let feed = feed.publish(0..50, rate).finish().unwrap();
-            feed.publish(50..100, rate).finish().unwrap();
+            let feed = feed.publish(50, rate).finish().unwrap();
+            assert_eq!(feed.publish(100, rate).finish().unwrap().next, 100);
             let text = String::from_utf8(written.0.lock().clone()).unwrap();
             let names = text.lines().map(|line| {
                 let event: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -214,6 +232,15 @@ mod tests {
     }
 
     #[test]
+    fn a_fixed_rate_can_be_stopped() {
+        let written = Shared::default();
+        let feed = Feed::new(Box::new(written.clone()), Form::Lines, 400, EVERYTHING, Instant::now());
+        let feed = feed.publish(u64::MAX, Some(0.01)).stop().unwrap();
+        let lines = String::from_utf8(written.0.lock().clone()).unwrap().lines().count();
+        assert!(feed.next <= 1 && lines as u64 == feed.next, "only the first is due at once");
+    }
+
+    #[test]
     fn a_source_that_is_gone_is_told() {
         struct Gone;
         impl Write for Gone {
@@ -225,6 +252,6 @@ mod tests {
             }
         }
         let feed = Feed::new(Box::new(Gone), Form::Lines, 400, EVERYTHING, Instant::now());
-        assert!(matches!(feed.publish(0..5, None).finish(), Err(BenchError::Publish(_))));
+        assert!(matches!(feed.publish(5, None).finish(), Err(BenchError::Publish(_))));
     }
 }

@@ -1,14 +1,11 @@
 //! What the modes have in common: a server, its feed and the load client, from the beginning of a run to its end.
 
-use std::{
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use prost::Message;
 
 use super::{
-    Bench, BenchError,
+    Bench, BenchError, ClientConfig,
     client::{Call, Client},
     process::{self, Memory, Process, Watchdog},
     publisher::{Feed, Pattern},
@@ -16,6 +13,7 @@ use super::{
     stats::Histogram,
     subject::{Running, Setup, Subject},
     template::{INDEX, node},
+    witness::Witness,
 };
 use crate::proto::pb;
 
@@ -28,6 +26,7 @@ pub(super) const SOCKETS: Metric = Metric { key: "sockets_mib", heading: "SOCKET
 pub(super) struct Run<'a> {
     pub(super) bench: &'a Bench,
     pub(super) client: Client,
+    epoch: Instant,
     /// None while events are being published.
     feed: Option<Feed>,
     /// Ended after the client has gone.
@@ -52,6 +51,11 @@ pub(super) struct Took {
     pub(super) memory: Memory,
 }
 
+/// In which a surplus would show itself, and what is freed is freed.
+const AFTER: Duration = Duration::from_millis(20);
+
+// === impl Run ===
+
 impl<'a> Run<'a> {
     /// Starts the subject, and connects the client.
     pub(super) fn start(
@@ -64,21 +68,52 @@ impl<'a> Run<'a> {
         let epoch = Instant::now();
         let client = Client::connect(running.address, setup.connections, bench.client, epoch)?;
         let feed = Feed::new(writer, subject.form(), bench.size, pattern, epoch);
-        Ok(Self { bench, client, feed: Some(feed), running })
+        Ok(Self { bench, client, epoch, feed: Some(feed), running })
     }
 
-    /// A watch of everything, or of one value of the index.
-    pub(super) fn watch(&mut self, connection: usize, value: Option<u64>, initial: bool) -> Result<usize, BenchError> {
-        let initial = if initial { pb::InitialEvents::Send } else { pb::InitialEvents::None };
+    /// A watch of everything, or of one value of the index; from the current objects on, or from now on.
+    pub(super) fn watch(
+        &mut self,
+        connection: usize,
+        value: Option<u64>,
+        from: pb::InitialEvents,
+    ) -> Result<usize, BenchError> {
+        let request = self.watch_request(value, from);
+        self.client.call(connection, Call::Watch, &request)
+    }
+
+    fn watch_request(&self, value: Option<u64>, from: pb::InitialEvents) -> Vec<u8> {
         let request = pb::WatchRequest {
             resource: self.running.resource.clone(),
-            initial_events: initial.into(),
+            initial_events: from.into(),
             format: pb::PayloadFormat::Raw.into(),
             index: value.map(|value| pb::IndexMatch { name: INDEX.to_owned(), values: vec![node(value)] }),
             queue: Some(pb::QueueOptions { policy: self.bench.policy.into(), length: self.bench.queue }),
             ..Default::default()
         };
-        self.client.call(connection, Call::Watch, &request.encode_to_vec())
+        request.encode_to_vec()
+    }
+
+    /// A watch of everything on a connection and a thread of its own, which has joined.
+    pub(super) fn witness(&self) -> Result<Witness, BenchError> {
+        let mut client = Client::connect(self.running.address, 1, self.bench.client, self.epoch)?;
+        client.call(0, Call::Watch, &self.watch_request(None, pb::InitialEvents::None))?;
+        client.run(|client| client.tally.joined == 1)?;
+        Ok(Witness::new(client))
+    }
+
+    /// Lists everything; how many objects there were.
+    pub(super) fn list(&mut self, connection: usize) -> Result<u64, BenchError> {
+        let (resource, format) = (self.running.resource.clone(), pb::PayloadFormat::Raw.into());
+        let request = pb::ListRequest { resource, format, ..Default::default() };
+        let stream = self.client.call(connection, Call::List, &request.encode_to_vec())?;
+        self.read(|client| client.streams[stream].tally.ended == 1)?;
+        Ok(self.client.streams[stream].tally.objects)
+    }
+
+    /// Opens further connections for the client.
+    pub(super) fn connect(&mut self, connections: usize, config: ClientConfig) -> Result<(), BenchError> {
+        self.client.open(connections, config)
     }
 
     /// Reads until as many watches have joined.
@@ -94,40 +129,57 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Publishes these events while `meanwhile` runs.
+    /// Publishes the events up to this one while `meanwhile` runs, and waits for both.
     pub(super) fn publish<T>(
         &mut self,
-        events: Range<u64>,
+        up_to: u64,
         rate: Option<f64>,
         meanwhile: impl FnOnce(&mut Self) -> Result<T, BenchError>,
     ) -> Result<T, BenchError> {
         let Some(feed) = self.feed.take() else { return Err(BenchError::Publish("it is publishing already".into())) };
-        let publishing = feed.publish(events, rate);
-        let done = meanwhile(self);
-        if let (Err(_), Some(process)) = (&done, &mut self.running.process) {
-            // Or the publisher would wait for ever for somebody to read.
-            process.kill();
-        }
-        let done = done?;
+        let publishing = feed.publish(up_to, rate);
+        let done = meanwhile(self).inspect_err(|_| self.abandon())?;
         self.feed = Some(publishing.finish()?);
         Ok(done)
     }
 
-    /// Publishes events, and reads until every watch has all of its own and nothing more.
-    pub(super) fn deliver(
+    /// Publishes so many events a second for as long as `meanwhile` runs; the number of all events up to now.
+    pub(super) fn publish_while(
         &mut self,
-        events: Range<u64>,
-        rate: Option<f64>,
-        pattern: &Pattern,
-    ) -> Result<(), BenchError> {
-        let shares = pattern.shares(0..events.end, self.client.streams.len());
-        let total = shares.iter().sum::<u64>();
-        self.publish(events, rate, |run| run.read(|client| client.tally.changes + client.tally.missed >= total))?;
-        self.check(&shares)
+        rate: f64,
+        meanwhile: impl FnOnce(&mut Self) -> Result<(), BenchError>,
+    ) -> Result<u64, BenchError> {
+        let Some(feed) = self.feed.take() else { return Err(BenchError::Publish("it is publishing already".into())) };
+        let publishing = feed.publish(u64::MAX, Some(rate));
+        meanwhile(self).inspect_err(|_| self.abandon())?;
+        let feed = publishing.stop()?;
+        let published = feed.next;
+        self.feed = Some(feed);
+        Ok(published)
     }
 
-    /// Whether every watch has had exactly these changes.
-    pub(super) fn check(&self, shares: &[u64]) -> Result<(), BenchError> {
+    /// Or the publisher would wait for ever for somebody to read.
+    fn abandon(&mut self) {
+        if let Some(process) = &mut self.running.process {
+            process.kill();
+        }
+    }
+
+    /// Publishes the events up to this one, and reads until every watch has had, since the beginning, its own share of them
+    /// and nothing more.
+    pub(super) fn deliver(&mut self, up_to: u64, rate: Option<f64>, shares: &[u64]) -> Result<(), BenchError> {
+        let total = shares.iter().sum::<u64>();
+        self.publish(up_to, rate, |run| run.read(|client| client.tally.changes + client.tally.missed >= total))?;
+        self.check(shares)
+    }
+
+    /// Reads for a moment longer, and checks that every watch has had exactly these changes.
+    pub(super) fn check_again(&mut self, shares: &[u64]) -> Result<(), BenchError> {
+        self.client.run_for(AFTER)?;
+        self.check(shares)
+    }
+
+    fn check(&self, shares: &[u64]) -> Result<(), BenchError> {
         let tallies = self.client.streams.iter().map(|stream| stream.tally);
         for (stream, (tally, expected)) in tallies.zip(shares).enumerate() {
             let got = tally.changes + tally.missed;
@@ -151,6 +203,12 @@ impl<'a> Run<'a> {
         let now = self.running.pid.map(process::cpu_of);
         let server = now.zip(begun.server).map(|(now, then)| now.saturating_sub(then));
         Took { wall, server, client, memory: begun.watchdog.stop() }
+    }
+
+    /// Of the server, as it is when nothing has happened for a while.
+    pub(super) fn settled_memory(&mut self) -> Result<Memory, BenchError> {
+        self.client.run_for(25 * AFTER)?;
+        Ok(process::memory_of(self.running.pid))
     }
 }
 

@@ -74,6 +74,8 @@ pub(super) struct Running {
 
 /// What the resource of a server is called that is started here.
 const RESOURCE: &str = "bench";
+/// Standard input as the pipe that it is: it is read without a thread that blocks.
+const STDIN: &str = "/dev/stdin";
 
 // === impl Subject ===
 
@@ -120,7 +122,7 @@ fn start_local(program: &Path, setup: &Setup) -> Result<(Running, Box<dyn Write 
         "watch: {{ block_timeout: {block_timeout}ms }}\n\
          history: {{ events: {history} }}\n\
          limits: {{ streams_per_connection: {streams} }}\n\
-         resources:\n  {RESOURCE}:\n    source: {{ stream: {{ path: '-' }} }}\n    {indexes}\n",
+         resources:\n  {RESOURCE}:\n    source: {{ stream: {{ path: {STDIN} }} }}\n    {indexes}\n",
         block_timeout = block_timeout.as_millis(),
         streams = streams + 8,
     ))?;

@@ -17,7 +17,8 @@ fn measured(arguments: &str) -> Value {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && error.is_empty(), "{arguments:?}: {error}");
     let mut document: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(document["bench"][0]["subject"], "informerd");
+    let subject = document["bench"][0]["subject"].as_str().unwrap();
+    assert!(["informerd", "one stopped"].contains(&subject), "{subject}");
     document["bench"][0]["measured"].take()
 }
 
@@ -52,6 +53,43 @@ fn each_event_goes_to_its_watcher() {
 fn a_narrow_client_gets_everything_too() {
     let arguments = "w2 --local --watchers 4 --connections 2 --events 50 --reps 1 --window 65535 --size 40000";
     assert_eq!(delivered(arguments), 200);
+}
+
+#[test]
+fn idle_watchers_are_weighed() {
+    let measured = measured("idle --local --watchers 20 --connections 4 --reps 1");
+    assert!(measured["idle_kib"]["median"].is_number() && measured["after_events_kib"]["median"].is_number());
+}
+
+/// The counts of the stopped client are checked in the run; here, that it was stopped indeed.
+#[test]
+fn a_stopped_client_is_told_what_its_policy_promises() {
+    let stopped = |policy: &str| {
+        // Under BLOCK long enough for those who do read: they have no time left once the stopped one has spent it.
+        let queue = if policy == "block" { 400 } else { 16 };
+        let arguments =
+            "stopped --local --watchers 4 --size 4000 --rate 2000 --seconds 1 --reps 1 --block-timeout 100ms";
+        let measured = measured(&format!("{arguments} --queue {queue} --history 5000 --policy {policy}"));
+        let of = |metric: &str| count(&measured, &format!("stopped_{metric}"));
+        (of("delivered"), of("missed"), of("ended"))
+    };
+    assert_eq!(stopped("replay"), (2000, 0, 0));
+    for policy in ["drop", "coalesce"] {
+        let (delivered, missed, ended) = stopped(policy);
+        assert!(missed > 0 && delivered + missed == 2000 && ended == 0, "{policy}: {delivered} and {missed}");
+    }
+    let (delivered, missed, ended) = stopped("block");
+    assert!(delivered < 2000 && (missed, ended) == (0, 1), "{delivered} before the end");
+}
+
+#[test]
+fn a_storm_of_snapshots_and_lists_gives_every_object_to_everybody() {
+    for mode in ["storm --watchers 5", "list --lists 3"] {
+        let measured = measured(&format!("{mode} --local --objects 500 --rate 200 --reps 1"));
+        for metric in ["time_s", "throughput_gb_s", "per_core_gb_s", "quiet_p99_ms", "resident_mib"] {
+            assert!(measured[metric]["median"].as_f64().unwrap() > 0.0, "{mode}: {metric} of {measured}");
+        }
+    }
 }
 
 struct Server(Child);
