@@ -36,6 +36,8 @@ const DELIVERED: Metric = Metric { key: "delivered", heading: "DELIVERED", bette
 const OBJECTS: u64 = 1000;
 /// Broadcast-and-filter takes a hundred times as long for an event: so that a run is over some day, it gets this share.
 const NAIVE_SHARE: u64 = 100;
+/// The queue of a selective watcher is never full, but it has to be read before the history has moved past it.
+const SELECTIVE_HISTORY: u64 = 100_000;
 /// Nobody waits so long for a slow client here.
 const NO_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -46,7 +48,11 @@ impl FanOut {
     pub(super) fn run(&self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
         let pattern = self.pattern();
         let streams = self.watchers.div_ceil(self.connections);
-        let setup = Setup { streams, is_indexed: self.values.is_some(), ..Self::setup(bench, self.connections) };
+        let setup = Setup { streams, ..Self::setup(bench, self.connections) };
+        let setup = match self.values {
+            Some(_) => Setup { is_indexed: true, history: bench.history.max(SELECTIVE_HISTORY), ..setup },
+            None => setup,
+        };
         let mut run = Run::start(bench, subject, &setup, pattern)?;
         for watcher in 0..self.watchers {
             run.watch(watcher % self.connections, self.values.map(|_| watcher as u64), pb::InitialEvents::None)?;
