@@ -19,7 +19,7 @@
 //! - [`source`]: the upstreams. Today: a directory of manifests, and a stream of watch events.
 //! - [`grpc`]: requests into queries, snapshots and cursors into answers.
 //! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.
-//! - [`bench`]: a publisher, a load client, and what the server between them costs.
+//! - [`mod@bench`]: a publisher, a load client, and what the server between them costs.
 //! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
 //! - [`app`] and [`cli`]: everything connected, and the command line.
 //! - [`planted`]: bugs for tests to plant; nothing of it is left in a release.
