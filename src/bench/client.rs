@@ -119,6 +119,8 @@ const READ_BYTES: usize = 256 << 10;
 const READS: usize = 8;
 /// Connections that are opened before the server must have answered: fewer than any server's backlog.
 const AT_A_TIME: usize = 64;
+/// How long nothing may come before it is looked whether it is time to go.
+const LOOK_UP: Duration = Duration::from_millis(50);
 /// Nothing at all for this long is a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -243,7 +245,7 @@ impl Client {
     pub(super) fn run(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<(), BenchError> {
         let mut heard = ((self.tally, self.accepted), Instant::now());
         while !is_done(self) {
-            self.turn(Duration::from_secs(1))?;
+            self.turn(LOOK_UP)?;
             if (self.tally, self.accepted) != heard.0 {
                 heard = ((self.tally, self.accepted), Instant::now());
             } else if heard.1.elapsed() > PATIENCE {

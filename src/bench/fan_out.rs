@@ -16,7 +16,7 @@ use crate::proto::pb;
 pub struct FanOut {
     /// Streams, dealt out over the connections one by one.
     pub watchers: usize,
-    /// Connections.
+    /// Connections; at least 1.
     pub connections: usize,
     /// What is published while it is measured; a tenth of that before.
     pub events: u64,

@@ -14,7 +14,7 @@ use crate::proto::pb;
 pub struct Idle {
     /// Streams, dealt out over the connections one by one.
     pub watchers: usize,
-    /// Connections.
+    /// Connections; at least 1.
     pub connections: usize,
 }
 

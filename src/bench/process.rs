@@ -59,14 +59,14 @@ const TICKS_PER_SECOND: u64 = 100;
 
 /// The processor time of a process, its ended threads among it.
 pub(super) fn cpu_of(pid: u32) -> Duration {
-    // All threads, but only to ten milliseconds.
+    // Of all threads, but only to ten milliseconds.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let ticks: u64 = stat
         .rsplit(") ")
         .next()
         .map(|fields| fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum())
         .unwrap_or_default();
-    // To the nanosecond, but only those that live.
+    // To the nanosecond, but only of those that live: it is less by what has ended.
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let precise: Duration = threads.map(|thread| scheduled(&thread.path().join("schedstat"))).sum();
     precise.max(Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND))

@@ -136,8 +136,7 @@ impl<'a> Run<'a> {
         rate: Option<f64>,
         meanwhile: impl FnOnce(&mut Self) -> Result<T, BenchError>,
     ) -> Result<T, BenchError> {
-        let Some(feed) = self.feed.take() else { return Err(BenchError::Publish("it is publishing already".into())) };
-        let publishing = feed.publish(up_to, rate);
+        let publishing = self.feed()?.publish(up_to, rate);
         let done = meanwhile(self).inspect_err(|_| self.abandon())?;
         self.feed = Some(publishing.finish()?);
         Ok(done)
@@ -149,13 +148,16 @@ impl<'a> Run<'a> {
         rate: f64,
         meanwhile: impl FnOnce(&mut Self) -> Result<(), BenchError>,
     ) -> Result<u64, BenchError> {
-        let Some(feed) = self.feed.take() else { return Err(BenchError::Publish("it is publishing already".into())) };
-        let publishing = feed.publish(u64::MAX, Some(rate));
+        let publishing = self.feed()?.publish(u64::MAX, Some(rate));
         meanwhile(self).inspect_err(|_| self.abandon())?;
         let feed = publishing.stop()?;
         let published = feed.next;
         self.feed = Some(feed);
         Ok(published)
+    }
+
+    fn feed(&mut self) -> Result<Feed, BenchError> {
+        self.feed.take().ok_or_else(|| BenchError::Publish("it is publishing already".to_owned()))
     }
 
     /// Or the publisher would wait for ever for somebody to read.

@@ -14,7 +14,7 @@ use crate::proto::pb;
 /// Watchers on connections of their own, the last of which reads nothing while events come.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stopped {
-    /// The stopped one among them.
+    /// The stopped one among them; at least 2.
     pub watchers: usize,
     /// Events.
     pub events: u64,

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
 };
 
@@ -104,21 +105,14 @@ impl Drop for Server {
 #[test]
 fn a_server_that_runs_already_is_measured_through_its_pipe() {
     let directory = TempDir::new().unwrap();
-    let (feed, socket_log) = (directory.path().join("feed"), directory.path().join("log"));
+    let feed = directory.path().join("feed");
     assert!(Command::new("mkfifo").arg(&feed).status().unwrap().success());
     let stream = format!("pods={}", feed.display());
     let arguments = ["serve", "--stream", &stream, "--listen", "127.0.0.1:0", "--admin-listen", "none"];
-    let log = fs::File::create(&socket_log).unwrap();
-    let server = Server(informerd(&arguments).stderr(Stdio::from(log)).spawn().unwrap());
-    let address = loop {
-        let said = fs::read_to_string(&socket_log).unwrap();
-        if let Some((_, rest)) =
-            said.split_once("grpc listening address=127.0.0.1:").filter(|(_, rest)| rest.contains('\n'))
-        {
-            break format!("127.0.0.1:{}", rest.lines().next().unwrap());
-        }
-        std::thread::yield_now();
-    };
+    let mut server = Server(informerd(&arguments).stderr(Stdio::piped()).spawn().unwrap());
+    let mut log = BufReader::new(server.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = log.find(|line| line.contains("grpc listening")).expect("it listens");
+    let address = line.split("address=").nth(1).unwrap().to_owned();
     let target = format!("--server {address} --feed {} --resource pods", feed.display());
     assert_eq!(delivered(&format!("w1 {target} --pid {} --watchers 5 --events 100 --reps 2", server.0.id())), 500);
     let unknown = measured(&format!("w1 {target} --watchers 5 --events 100 --reps 1"));
