@@ -79,7 +79,14 @@ impl<'a> Run<'a> {
         from: pb::InitialEvents,
     ) -> Result<usize, BenchError> {
         let request = self.watch_request(value, from);
-        self.client.call(connection, Call::Watch, &request)
+        let stream = self.client.call(connection, Call::Watch, &request)?;
+        self.client.streams[stream].is_merged = self.merges();
+        Ok(stream)
+    }
+
+    /// Whether a change may stand for several.
+    fn merges(&self) -> bool {
+        self.bench.policy == pb::FullChannelPolicy::Coalesce
     }
 
     fn watch_request(&self, value: Option<u64>, from: pb::InitialEvents) -> Vec<u8> {
@@ -97,7 +104,8 @@ impl<'a> Run<'a> {
     /// A watch of everything on a connection and a thread of its own, which has joined.
     pub(super) fn witness(&self) -> Result<Witness, BenchError> {
         let mut client = Client::connect(self.running.address, 1, self.bench.client, self.epoch)?;
-        client.call(0, Call::Watch, &self.watch_request(None, pb::InitialEvents::None))?;
+        let stream = client.call(0, Call::Watch, &self.watch_request(None, pb::InitialEvents::None))?;
+        client.streams[stream].is_merged = self.merges();
         client.run(|client| client.tally.joined == 1)?;
         Ok(Witness::new(client))
     }

@@ -50,7 +50,6 @@ impl Stopped {
         }
         let stopped = &mut run.client.streams[others];
         stopped.is_timed = false;
-        stopped.is_merged = true;
         stopped.may_end = stops && bench.policy == pb::FullChannelPolicy::Block;
         run.joined(self.watchers)?;
         run.deliver(WARM, None, &vec![WARM; self.watchers])?;
