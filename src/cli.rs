@@ -4,6 +4,7 @@
 //! configuration is wrong; 130 and 143 when a second SIGINT or SIGTERM cut an orderly end short. The client commands also
 //! have 3, not found; 4, unavailable or too late; 5, not allowed.
 
+mod bench;
 mod by_index;
 mod check;
 mod client_flags;
@@ -69,6 +70,9 @@ enum Command {
     /// Show who watches what, and how far behind
     #[command(after_help = watchers::EXAMPLES)]
     Watchers(watchers::WatchersFlags),
+    /// Measure what watching costs a server, and check that every watcher gets everything
+    #[command(after_help = bench::EXAMPLES)]
+    Bench(bench::BenchFlags),
 }
 
 const EXAMPLES: &str = "\
@@ -113,6 +117,7 @@ impl Cli {
             Command::Watch(flags) => call(watch::run(&flags)),
             Command::Until(flags) => call(until::run(&flags)),
             Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
+            Command::Bench(flags) => exit_code(bench::run(&flags)),
         }
     }
 }
@@ -126,7 +131,11 @@ fn call(command: impl Future<Output = Result<(), Failure>>) -> ExitCode {
             return FAILED.into();
         }
     };
-    match runtime.block_on(command) {
+    exit_code(runtime.block_on(command))
+}
+
+fn exit_code(ended: Result<(), Failure>) -> ExitCode {
+    match ended {
         Ok(()) | Err(Failure::Closed) => ExitCode::SUCCESS,
         Err(failure) => {
             complain(&failure);

@@ -14,6 +14,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("cache", &["model", "watch", "planted"]),
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto"]),
+    ("bench", &["model", "proto"]),
     ("source", &["model", "watch", "cache", "proto"]),
     ("transport", &[]),
     ("grpc", &["model", "watch", "cache", "proto", "transport", "planted"]),
@@ -21,7 +22,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("telemetry", &["model", "watch", "cache", "proto", "config", "grpc"]),
     ("admin", &["model", "watch", "cache", "proto", "config", "grpc"]),
     ("app", &["model", "watch", "cache", "proto", "source", "grpc", "transport", "config", "telemetry", "admin"]),
-    ("cli", &["app", "client", "config", "proto", "telemetry"]),
+    ("cli", &["app", "bench", "client", "config", "proto", "telemetry"]),
     ("main", &["cli"]),
     ("lib", &[]),
 ];

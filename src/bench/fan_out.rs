@@ -1,0 +1,155 @@
+//! W1, W2 and W3: events that go to every watcher, or each to one.
+
+use std::time::Duration;
+
+use super::{
+    Bench, BenchError,
+    publisher::Pattern,
+    report::{Better, Measured, Metric},
+    run::{self, Run},
+    subject::{Setup, Subject},
+};
+use crate::proto::pb;
+
+/// Watchers on connections, and the events for them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FanOut {
+    /// Streams, dealt out over the connections one by one.
+    pub watchers: usize,
+    /// Connections; at least 1.
+    pub connections: usize,
+    /// What is published while it is measured; a tenth of that before.
+    pub events: u64,
+    /// Events a second; as many as are taken if there is none.
+    pub rate: Option<f64>,
+    /// Each watcher selects one value of an index, and each event has one of so many; else everybody watches everything.
+    pub values: Option<u64>,
+}
+
+const SERVER: Metric = Metric { key: "server_us", heading: "SERVER us", better: Better::Less };
+const CLIENT: Metric = Metric { key: "client_us", heading: "CLIENT us", better: Better::Neither };
+const BOTH: Metric = Metric { key: "both_us", heading: "BOTH us", better: Better::Less };
+const RATE: Metric = Metric { key: "rate_k", heading: "k/s", better: Better::More };
+const DELIVERED: Metric = Metric { key: "delivered", heading: "DELIVERED", better: Better::Neither };
+
+/// Objects that are changed when everybody watches everything.
+const OBJECTS: u64 = 1000;
+/// Broadcast-and-filter takes a hundred times as long for an event: so that a run is over some day, it gets this share.
+const NAIVE_SHARE: u64 = 100;
+/// The queue of a selective watcher is never full, but it has to be read before the history has moved past it.
+const SELECTIVE_HISTORY: u64 = 100_000;
+/// Nobody waits so long for a slow client here.
+const NO_TIMEOUT: Duration = Duration::from_secs(3600);
+
+// === impl FanOut ===
+
+impl FanOut {
+    /// One run: the costs are those of a delivery; of an event when each has one watcher.
+    pub(super) fn run(&self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
+        let pattern = self.pattern();
+        let streams = self.watchers.div_ceil(self.connections);
+        let setup = Setup { streams, ..Self::setup(bench, self.connections) };
+        let setup = match self.values {
+            Some(_) => Setup { is_indexed: true, history: bench.history.max(SELECTIVE_HISTORY), ..setup },
+            None => setup,
+        };
+        let mut run = Run::start(bench, subject, &setup, pattern)?;
+        for watcher in 0..self.watchers {
+            run.watch(watcher % self.connections, self.values.map(|_| watcher as u64), pb::InitialEvents::None)?;
+        }
+        run.joined(self.watchers)?;
+
+        let (warm, end) = self.range(subject, &pattern);
+        run.deliver(warm, None, &pattern.shares(0..warm, self.watchers))?;
+        run.client.begin_latencies(if self.rate.is_some() { 1 } else { 16 });
+        let before = run.client.tally.changes;
+        let shares = pattern.shares(0..end, self.watchers);
+        let begun = run.begin();
+        run.deliver(end, self.rate, &shares)?;
+        let took = run.end(begun);
+        let measured_latencies = run::latencies(run.client.latencies());
+        run.check_again(&shares)?;
+
+        let delivered = run.client.tally.changes - before;
+        let units = if self.values.is_some() { end - warm } else { delivered };
+        let each = |time: Duration| time.as_secs_f64() * 1e6 / units as f64;
+        let mut measured = Vec::new();
+        if let Some(server) = took.server {
+            measured.extend([
+                (&SERVER, each(server)),
+                (&CLIENT, each(took.client)),
+                (&BOTH, each(server + took.client)),
+            ]);
+        } else {
+            measured.push((&CLIENT, each(took.client)));
+        }
+        measured.push((&RATE, units as f64 / 1e3 / took.wall.as_secs_f64()));
+        measured.extend(measured_latencies);
+        measured.extend(run::memory(took.memory));
+        measured.push((&DELIVERED, delivered as f64));
+        Ok(measured)
+    }
+
+    /// With a stream on each of these connections.
+    pub(super) fn setup(bench: &Bench, connections: usize) -> Setup {
+        Setup {
+            connections,
+            streams: 1,
+            queue: bench.queue,
+            history: bench.history,
+            block_timeout: NO_TIMEOUT,
+            is_indexed: false,
+        }
+    }
+
+    fn pattern(&self) -> Pattern {
+        match self.values {
+            Some(values) => Pattern {
+                objects: values,
+                first: values,
+                is_random: true,
+                watched: Some((self.watchers as u64).min(values)),
+            },
+            None => Pattern::in_turn(OBJECTS),
+        }
+    }
+
+    /// Up to where the events are not measured, and up to where they are.
+    fn range(&self, subject: &Subject, pattern: &Pattern) -> (u64, u64) {
+        let is_naive = matches!(subject, Subject::Naive { .. });
+        let share = if is_naive && self.values.is_some() && self.rate.is_none() { NAIVE_SHARE } else { 1 };
+        let events = (self.events / share).max(1);
+        // An event that nobody watches cannot be waited for: the last one is for somebody.
+        let watched = |end: &u64| pattern.watched.is_none_or(|watched| pattern.object(end - 1) < watched);
+        let ending_at = |least: u64| (least..u64::MAX).find(watched).unwrap_or(least);
+        let warm = ending_at((events / 10).max(pattern.first).max(1));
+        (warm, ending_at(warm + events))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SELECTIVE: FanOut = FanOut { watchers: 10, connections: 2, events: 1000, rate: None, values: Some(500) };
+
+    #[test]
+    fn the_last_event_has_a_watcher() {
+        let subject = Subject::Local { program: "x".into() };
+        let pattern = SELECTIVE.pattern();
+        let (warm, end) = SELECTIVE.range(&subject, &pattern);
+        assert!(warm >= 500 && end >= warm + 1000, "each object first, then the events: {warm} {end}");
+        assert!(pattern.object(warm - 1) < 10 && pattern.object(end - 1) < 10);
+        let everybody = FanOut { values: None, ..SELECTIVE };
+        assert_eq!(everybody.range(&subject, &everybody.pattern()), (100, 1100));
+    }
+
+    #[test]
+    fn broadcast_and_filter_gets_fewer_events_unless_they_are_paced() {
+        let naive = Subject::Naive { program: "x".into() };
+        let all = FanOut { values: Some(10), events: 10_000, ..SELECTIVE };
+        assert_eq!(all.range(&naive, &all.pattern()), (10, 110));
+        let paced = FanOut { rate: Some(1e3), ..all };
+        assert_eq!(paced.range(&naive, &paced.pattern()), (1000, 11_000));
+    }
+}

@@ -1,0 +1,71 @@
+//! What a watcher takes that is told nothing.
+
+use super::{
+    Bench, BenchError, FanOut,
+    publisher::Pattern,
+    report::{Better, Measured, Metric},
+    run::Run,
+    subject::{Setup, Subject},
+};
+use crate::proto::pb;
+
+/// Watchers on connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Idle {
+    /// Streams, dealt out over the connections one by one.
+    pub watchers: usize,
+    /// Connections; at least 1.
+    pub connections: usize,
+}
+
+const IDLE: Metric = Metric { key: "idle_kib", heading: "IDLE KiB/watcher", better: Better::Less };
+const AFTER: Metric = Metric { key: "after_events_kib", heading: "AFTER 10 EVENTS", better: Better::Less };
+const CONNECTION: Metric = Metric { key: "connection_kib", heading: "IDLE KiB/connection", better: Better::Less };
+const SOCKETS: Metric = Metric { key: "sockets_kib", heading: "SOCKET KiB/connection", better: Better::Neither };
+
+/// Before anything is measured, so that what a server allocates once is there.
+const WARM: u64 = 100;
+const EVENTS: u64 = 10;
+/// What opening a watch takes for a moment is not what is measured, and stays resident when too many open at once.
+const AT_A_TIME: usize = 64;
+
+// === impl Idle ===
+
+impl Idle {
+    /// One run: what the memory of the server grows by.
+    pub(super) fn run(self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
+        let Self { watchers, connections } = self;
+        let setup = Setup { streams: watchers.div_ceil(connections), ..FanOut::setup(bench, 1) };
+        let mut run = Run::start(bench, subject, &setup, Pattern::in_turn(WARM))?;
+        run.watch(0, None, pb::InitialEvents::None)?;
+        run.joined(1)?;
+        run.deliver(WARM, None, &[WARM])?;
+
+        let before = run.settled_memory()?;
+        run.connect(connections, bench.client)?;
+        for watcher in 0..watchers {
+            run.watch(1 + watcher % connections, None, pb::InitialEvents::None)?;
+            if watcher % AT_A_TIME == 0 {
+                run.joined(2 + watcher)?;
+            }
+        }
+        run.joined(1 + watchers)?;
+        let idle = run.settled_memory()?;
+        let mut shares = vec![EVENTS; 1 + watchers];
+        shares[0] += WARM;
+        run.deliver(WARM + EVENTS, None, &shares)?;
+        let after = run.settled_memory()?;
+
+        let each = |now: u64, then: u64, count: usize| (now as f64 - then as f64) / 1024.0 / count as f64;
+        let sockets = (&SOCKETS, each(idle.sockets, before.sockets, connections));
+        if before.resident == 0 {
+            return Ok(vec![sockets]);
+        }
+        Ok(vec![
+            (&IDLE, each(idle.resident, before.resident, watchers)),
+            (&AFTER, each(after.resident, before.resident, watchers)),
+            (&CONNECTION, each(idle.resident, before.resident, connections)),
+            sockets,
+        ])
+    }
+}

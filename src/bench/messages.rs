@@ -1,0 +1,176 @@
+//! gRPC messages in the DATA of one stream, and what the load client reads of a `WatchResponse` without decoding it.
+//!
+//! Pure. A message that lies in one piece in the read buffer is not copied.
+
+use super::template::{SENT_DIGITS, SENT_END};
+
+/// Cuts messages out of the DATA of a stream.
+#[derive(Debug, Default)]
+pub(super) struct MessageReader {
+    /// The beginning of a message, with its prefix, whose rest has not come yet.
+    partial: Vec<u8>,
+}
+
+/// What a message of a Watch is, by its first field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Said {
+    /// ADDED, MODIFIED or DELETED.
+    Change,
+    Bookmark,
+    Error,
+    Dropped,
+    Unknown,
+}
+
+/// Before each message: whether it is compressed, and its length.
+pub(super) const PREFIX_BYTES: usize = 5;
+
+// === impl MessageReader ===
+
+impl MessageReader {
+    /// Calls `each` with every message that is complete with these bytes.
+    pub(super) fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
+        if !self.partial.is_empty() {
+            if !self.complete(&mut bytes) {
+                return;
+            }
+            each(&self.partial[PREFIX_BYTES..]);
+            self.partial.clear();
+        }
+        while let Some(end) = end_of(bytes).filter(|end| *end <= bytes.len()) {
+            each(&bytes[PREFIX_BYTES..end]);
+            bytes = &bytes[end..];
+        }
+        self.partial.extend_from_slice(bytes);
+    }
+
+    /// Takes what belongs to the message that has begun; whether that was all.
+    fn complete(&mut self, bytes: &mut &[u8]) -> bool {
+        let mut take = |partial: &mut Vec<u8>, up_to: usize| {
+            let (taken, rest) = bytes.split_at(bytes.len().min(up_to.saturating_sub(partial.len())));
+            partial.extend_from_slice(taken);
+            *bytes = rest;
+        };
+        take(&mut self.partial, PREFIX_BYTES);
+        let Some(end) = end_of(&self.partial) else { return false };
+        take(&mut self.partial, end);
+        self.partial.len() == end
+    }
+}
+
+/// Where the message ends that begins with these bytes, if so much of it is there.
+fn end_of(bytes: &[u8]) -> Option<usize> {
+    let [_, a, b, c, d, ..] = *bytes else { return None };
+    Some(PREFIX_BYTES + u32::from_be_bytes([a, b, c, d]) as usize)
+}
+
+// === impl Said ===
+
+impl Said {
+    /// By the field `type`, which is never left out and comes first.
+    pub(super) fn of(message: &[u8]) -> Self {
+        match message {
+            [0x08, 1..=3, ..] => Self::Change,
+            [0x08, 4, ..] => Self::Bookmark,
+            [0x08, 5, ..] => Self::Error,
+            [0x08, 6, ..] => Self::Dropped,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// When an event was published, by what stands at the very end of it: nothing follows the body in the message of a live
+/// change.
+pub(super) fn sent(message: &[u8]) -> Option<u64> {
+    let digits = message.strip_suffix(SENT_END)?;
+    let digits = &digits[digits.len().checked_sub(SENT_DIGITS)?..];
+    digits.iter().try_fold(0, |sent, digit| digit.is_ascii_digit().then(|| sent * 10 + u64::from(digit - b'0')))
+}
+
+/// How many objects a `ListResponse` has: its fields are hopped over, and those of `objects` counted.
+pub(super) fn objects(mut message: &[u8]) -> u64 {
+    const OBJECTS: u64 = 2;
+    let mut count = 0;
+    while !message.is_empty() {
+        let Ok(key) = prost::encoding::decode_varint(&mut message) else { break };
+        let length = match (key & 7, prost::encoding::decode_varint(&mut message)) {
+            (0, Ok(_)) => 0,
+            (2, Ok(length)) => length as usize,
+            _ => break,
+        };
+        let Some(rest) = message.get(length..) else { break };
+        message = rest;
+        count += u64::from(key >> 3 == OBJECTS);
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+    use crate::proto::pb;
+
+    fn framed(messages: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for message in messages {
+            bytes.push(0);
+            bytes.extend((message.len() as u32).to_be_bytes());
+            bytes.extend_from_slice(message);
+        }
+        bytes
+    }
+
+    #[test]
+    fn messages_are_found_however_they_are_cut() {
+        let messages: [&[u8]; 5] = [b"one", b"", b"three", b"four and more", b""];
+        let bytes = framed(&messages);
+        for piece in 1..=bytes.len() {
+            let (mut reader, mut found) = (MessageReader::default(), Vec::new());
+            for piece in bytes.chunks(piece) {
+                reader.feed(piece, |message| found.push(message.to_owned()));
+            }
+            assert_eq!(found, messages, "in pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn the_type_is_read_from_what_our_server_sends() {
+        use pb::EventType::{Added, Bookmark, Deleted, Dropped, Error, Modified};
+        let table = [
+            (Added, Said::Change),
+            (Modified, Said::Change),
+            (Deleted, Said::Change),
+            (Bookmark, Said::Bookmark),
+            (Error, Said::Error),
+            (Dropped, Said::Dropped),
+        ];
+        for (event_type, expected) in table {
+            let response = pb::WatchResponse { r#type: event_type.into(), ..Default::default() };
+            assert_eq!(Said::of(&response.encode_to_vec()), expected);
+        }
+        assert_eq!(Said::of(b""), Said::Unknown);
+    }
+
+    #[test]
+    fn the_time_is_read_from_the_end() {
+        assert_eq!(sent(br#"...,"sent":"0000000123456789"}"#), Some(123_456_789));
+        assert_eq!(sent(br#"...,"sent":"00000001x3456789"}"#), None);
+        assert_eq!(sent(br#"9"}"#), None);
+        assert_eq!(sent(b"0000000123456789\"}\x40\x01"), None, "a merged event");
+    }
+
+    #[test]
+    fn the_objects_of_a_list_are_counted() {
+        let object = pb::Object { name: "x".repeat(300), ..Default::default() };
+        let response = pb::ListResponse {
+            resource_version: "5".to_owned(),
+            objects: vec![object; 7],
+            source: pb::SyncState::Synced.into(),
+            ..Default::default()
+        };
+        assert_eq!(objects(&response.encode_to_vec()), 7);
+        assert_eq!(objects(&[0xff]), 0);
+    }
+}

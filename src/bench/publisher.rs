@@ -1,0 +1,257 @@
+//! The publisher: a thread that writes events to a source, as fast as they are taken or at a fixed rate.
+
+use std::{
+    fmt,
+    io::{self, Write},
+    ops::Range,
+    sync::mpsc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::{
+    BenchError,
+    template::{EVERYBODY, Form, Template},
+};
+
+/// Where events go, and what they are.
+pub(super) struct Feed {
+    writer: Box<dyn Write + Send>,
+    template: Template,
+    pattern: Pattern,
+    /// Times are told since then.
+    epoch: Instant,
+    /// The number of the next event.
+    pub(super) next: u64,
+}
+
+/// Which object each event changes, by the number of the event. The same for everybody who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pattern {
+    /// How many there are.
+    pub(super) objects: u64,
+    /// Events that change each object once, in order, before any other.
+    pub(super) first: u64,
+    /// After that in a random order, so that neighbours have nothing in common; otherwise in turn.
+    pub(super) is_random: bool,
+    /// Which of them have a watcher of their own; none if everybody watches everything.
+    pub(super) watched: Option<u64>,
+}
+
+/// A publisher at work.
+#[derive(Debug)]
+pub(super) struct Publishing {
+    thread: JoinHandle<(Feed, io::Result<()>)>,
+    stop: mpsc::Sender<()>,
+}
+
+/// Events in one write: about what a pipe holds.
+const BATCH: u64 = 32;
+
+// === impl Pattern ===
+
+impl Pattern {
+    /// So many objects, one after the other and from the first again; everybody watches all of them.
+    pub(super) fn in_turn(objects: u64) -> Self {
+        Self { objects, first: 0, is_random: false, watched: None }
+    }
+
+    pub(super) fn object(&self, event: u64) -> u64 {
+        if self.is_random && event >= self.first { mix(event) % self.objects } else { event % self.objects }
+    }
+
+    /// The watcher that an object has to itself.
+    fn watcher(&self, object: u64) -> u32 {
+        self.watched.map_or(EVERYBODY, |_| object as u32)
+    }
+
+    /// How many of these events each watcher gets.
+    pub(super) fn shares(&self, events: Range<u64>, watchers: usize) -> Vec<u64> {
+        if self.watched.is_none() {
+            return vec![events.end - events.start; watchers];
+        }
+        let mut shares = vec![0; watchers];
+        for event in events {
+            if let Some(share) = shares.get_mut(self.object(event) as usize) {
+                *share += 1;
+            }
+        }
+        shares
+    }
+}
+
+/// A number that looks like any other (splitmix64).
+fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+// === impl Feed ===
+
+impl Feed {
+    pub(super) fn new(
+        writer: Box<dyn Write + Send>,
+        form: Form,
+        size: usize,
+        pattern: Pattern,
+        epoch: Instant,
+    ) -> Self {
+        Self { writer, template: Template::new(form, size), pattern, epoch, next: 0 }
+    }
+
+    /// Writes the events up to this one, on a thread of its own: one by one, so many a second, or as fast as they are taken.
+    pub(super) fn publish(mut self, up_to: u64, rate: Option<f64>) -> Publishing {
+        let events = self.next..up_to;
+        let (stop, stopped) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let written = match rate {
+                Some(rate) => self.pace(events, rate, &stopped),
+                None => self.pour(events),
+            };
+            (self, written)
+        });
+        Publishing { thread, stop }
+    }
+
+    fn pour(&mut self, events: Range<u64>) -> io::Result<()> {
+        let mut batch = Vec::new();
+        while self.next < events.end {
+            let end = events.end.min(self.next + BATCH);
+            batch.clear();
+            (self.next..end).for_each(|event| self.append(event, &mut batch));
+            self.writer.write_all(&batch)?;
+            self.next = end;
+        }
+        Ok(())
+    }
+
+    fn pace(&mut self, events: Range<u64>, rate: f64, stopped: &mpsc::Receiver<()>) -> io::Result<()> {
+        let (begin, first) = (Instant::now(), events.start);
+        let mut line = Vec::new();
+        for event in events {
+            let due = begin + Duration::from_secs_f64((event - first) as f64 / rate);
+            let left = due.saturating_duration_since(Instant::now());
+            // Without a wait too it may have been stopped.
+            if stopped.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected) {
+                return Ok(());
+            }
+            line.clear();
+            self.append(event, &mut line);
+            self.writer.write_all(&line)?;
+            self.next = event + 1;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, event: u64, out: &mut Vec<u8>) {
+        let object = self.pattern.object(event);
+        let now = self.epoch.elapsed().as_nanos() as u64;
+        self.template.write(object, now, self.pattern.watcher(object), out);
+    }
+}
+
+impl fmt::Debug for Feed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Feed").field("pattern", &self.pattern).finish_non_exhaustive()
+    }
+}
+
+// === impl Publishing ===
+
+impl Publishing {
+    /// Writes no more than it has, if it writes at a fixed rate.
+    pub(super) fn stop(self) -> Result<Feed, BenchError> {
+        drop(self.stop);
+        Self::join(self.thread)
+    }
+
+    /// Waits until everything has been written.
+    pub(super) fn finish(self) -> Result<Feed, BenchError> {
+        Self::join(self.thread)
+    }
+
+    fn join(thread: JoinHandle<(Feed, io::Result<()>)>) -> Result<Feed, BenchError> {
+        // The only failure is a panic, which is a bug that was reported where it happened.
+        let (feed, written) = thread.join().map_err(|_| BenchError::Publish("its thread has ended".to_owned()))?;
+        written.map_err(|error| BenchError::Publish(error.to_string()))?;
+        Ok(feed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    const EVERYTHING: Pattern = Pattern { objects: 3, first: 3, is_random: false, watched: None };
+
+    #[test]
+    fn every_event_is_written_once_and_in_order_at_any_rate() {
+        for rate in [None, Some(1e9)] {
+            let written = Shared::default();
+            let feed = Feed::new(Box::new(written.clone()), Form::Lines, 400, EVERYTHING, Instant::now());
+            let feed = feed.publish(50, rate).finish().unwrap();
+            assert_eq!(feed.publish(100, rate).finish().unwrap().next, 100);
+            let text = String::from_utf8(written.0.lock().clone()).unwrap();
+            let names = text.lines().map(|line| {
+                let event: serde_json::Value = serde_json::from_str(line).unwrap();
+                event["object"]["metadata"]["name"].as_str().unwrap().to_owned()
+            });
+            let expected = (0..100).map(|event| format!("pod-{:07}", event % 3));
+            assert!(names.eq(expected), "{rate:?}");
+        }
+    }
+
+    #[test]
+    fn the_shares_of_the_watchers_are_those_of_the_events() {
+        assert_eq!(EVERYTHING.shares(5..15, 4), [10; 4]);
+        let pattern = Pattern { objects: 10, first: 10, is_random: true, watched: Some(4) };
+        assert_eq!(pattern.shares(0..10, 4), [1; 4], "first each of them");
+        let shares = pattern.shares(10..100_010, 10);
+        assert_eq!(shares.iter().sum::<u64>(), 100_000);
+        assert!(shares.iter().all(|share| (9_000..11_000).contains(share)), "{shares:?}");
+        assert_eq!(pattern.shares(10..1010, 4), pattern.shares(10..1010, 10)[..4]);
+    }
+
+    #[test]
+    fn a_fixed_rate_can_be_stopped() {
+        let written = Shared::default();
+        let feed = Feed::new(Box::new(written.clone()), Form::Lines, 400, EVERYTHING, Instant::now());
+        let feed = feed.publish(u64::MAX, Some(0.01)).stop().unwrap();
+        let lines = String::from_utf8(written.0.lock().clone()).unwrap().lines().count();
+        assert!(feed.next <= 1 && lines as u64 == feed.next, "only the first is due at once");
+    }
+
+    #[test]
+    fn a_source_that_is_gone_is_told() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let feed = Feed::new(Box::new(Gone), Form::Lines, 400, EVERYTHING, Instant::now());
+        assert!(matches!(feed.publish(5, None).finish(), Err(BenchError::Publish(_))));
+    }
+}

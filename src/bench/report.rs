@@ -1,0 +1,110 @@
+//! What was measured, by subject and repetition, and how the subjects compare.
+
+use super::stats::Spread;
+
+/// Something that is measured.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// For programs; its unit is the last part.
+    pub key: &'static str,
+    /// For people.
+    pub heading: &'static str,
+    /// Which way is better; ratios are "so many times better than".
+    pub better: Better,
+}
+
+/// Which way a metric is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Better {
+    /// It is a cost.
+    Less,
+    /// It is a yield.
+    More,
+    /// It is not compared.
+    Neither,
+}
+
+/// What one run of one subject gave.
+pub(super) type Measured = Vec<(&'static Metric, f64)>;
+
+/// What all runs gave, the first subject before those that it is compared with.
+#[derive(Debug, Default)]
+pub struct Report {
+    subjects: Vec<(&'static str, Vec<Measured>)>,
+}
+
+// === impl Report ===
+
+impl Report {
+    pub(super) fn add(&mut self, subject: &'static str, measured: Measured) {
+        match self.subjects.iter_mut().find(|(name, _)| *name == subject) {
+            Some((_, runs)) => runs.push(measured),
+            None => self.subjects.push((subject, vec![measured])),
+        }
+    }
+
+    /// What was measured of any subject, in order.
+    pub fn metrics(&self) -> Vec<&'static Metric> {
+        let mut metrics: Vec<&'static Metric> = Vec::new();
+        for (metric, _) in self.subjects.iter().flat_map(|(_, runs)| runs).flatten() {
+            if !metrics.contains(metric) {
+                metrics.push(metric);
+            }
+        }
+        metrics
+    }
+
+    /// The names of the subjects.
+    pub fn subjects(&self) -> impl Iterator<Item = &'static str> {
+        self.subjects.iter().map(|(name, _)| *name)
+    }
+
+    /// All values of a subject, by repetition.
+    pub fn values(&self, subject: &str, metric: &Metric) -> Vec<f64> {
+        let runs = self.subjects.iter().filter(|(name, _)| *name == subject).flat_map(|(_, runs)| runs);
+        runs.flatten().filter(|(found, _)| *found == metric).map(|(_, value)| *value).collect()
+    }
+
+    /// The median of a subject; none if that was not measured.
+    pub fn spread(&self, subject: &str, metric: &Metric) -> Option<Spread> {
+        Spread::of(&self.values(subject, metric))
+    }
+
+    /// How many times better the median of the first subject is than that of another; none if they do not compare.
+    pub fn ratio(&self, other: &str, metric: &Metric) -> Option<f64> {
+        let (first, _) = self.subjects.first()?;
+        let (first, other) = (self.spread(first, metric)?.median, self.spread(other, metric)?.median);
+        let (better, worse) = match metric.better {
+            Better::Less => (first, other),
+            Better::More => (other, first),
+            Better::Neither => return None,
+        };
+        (better > 0.0).then_some(worse / better)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COST: Metric = Metric { key: "cost_us", heading: "COST", better: Better::Less };
+    const RATE: Metric = Metric { key: "rate", heading: "RATE", better: Better::More };
+    const SIZE: Metric = Metric { key: "size", heading: "SIZE", better: Better::Neither };
+
+    #[test]
+    fn medians_are_compared_the_way_that_is_better() {
+        let mut report = Report::default();
+        for (cost, rate) in [(1.0, 10.0), (3.0, 30.0), (2.0, 20.0)] {
+            report.add("ours", vec![(&COST, cost), (&RATE, rate), (&SIZE, 1.0)]);
+            report.add("theirs", vec![(&COST, cost * 4.0), (&RATE, rate / 2.0)]);
+        }
+        assert_eq!(report.metrics(), [&COST, &RATE, &SIZE]);
+        assert_eq!(report.subjects().collect::<Vec<_>>(), ["ours", "theirs"]);
+        assert_eq!(report.spread("ours", &COST), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
+        assert_eq!(report.ratio("theirs", &COST), Some(4.0));
+        assert_eq!(report.ratio("theirs", &RATE), Some(2.0));
+        assert_eq!(report.ratio("theirs", &SIZE), None);
+        assert_eq!(report.values("theirs", &RATE), [5.0, 15.0, 10.0]);
+        assert_eq!(report.spread("theirs", &SIZE), None);
+    }
+}

@@ -1,0 +1,237 @@
+//! What the modes have in common: a server, its feed and the load client, from the beginning of a run to its end.
+
+use std::time::{Duration, Instant};
+
+use prost::Message;
+
+use super::{
+    Bench, BenchError, ClientConfig,
+    client::{Call, Client},
+    process::{self, Memory, Process, Watchdog},
+    publisher::{Feed, Pattern},
+    report::{Better, Measured, Metric},
+    stats::Histogram,
+    subject::{Running, Setup, Subject},
+    template::{INDEX, node},
+    witness::Witness,
+};
+use crate::proto::pb;
+
+pub(super) const P50: Metric = Metric { key: "p50_ms", heading: "P50 ms", better: Better::Less };
+pub(super) const P99: Metric = Metric { key: "p99_ms", heading: "P99 ms", better: Better::Less };
+pub(super) const RESIDENT: Metric = Metric { key: "resident_mib", heading: "RSS MiB", better: Better::Less };
+pub(super) const SOCKETS: Metric = Metric { key: "sockets_mib", heading: "SOCKETS MiB", better: Better::Neither };
+
+/// A server that is fed and watched.
+pub(super) struct Run<'a> {
+    pub(super) bench: &'a Bench,
+    pub(super) client: Client,
+    epoch: Instant,
+    /// None while events are being published.
+    feed: Option<Feed>,
+    /// Ended after the client has gone.
+    running: Running,
+}
+
+/// Where the clocks stood when something began.
+pub(super) struct Begun {
+    at: Instant,
+    server: Option<Duration>,
+    client: Duration,
+    watchdog: Watchdog,
+}
+
+/// What something took.
+pub(super) struct Took {
+    pub(super) wall: Duration,
+    /// None when the process of the server is not known.
+    pub(super) server: Option<Duration>,
+    pub(super) client: Duration,
+    /// At most.
+    pub(super) memory: Memory,
+}
+
+/// In which a surplus would show itself, and what is freed is freed.
+const AFTER: Duration = Duration::from_millis(20);
+
+// === impl Run ===
+
+impl<'a> Run<'a> {
+    /// Starts the subject, and connects the client.
+    pub(super) fn start(
+        bench: &'a Bench,
+        subject: &Subject,
+        setup: &Setup,
+        pattern: Pattern,
+    ) -> Result<Self, BenchError> {
+        let (running, writer) = subject.start(setup)?;
+        let epoch = Instant::now();
+        let client = Client::connect(running.address, setup.connections, bench.client, epoch)?;
+        let feed = Feed::new(writer, subject.form(), bench.size, pattern, epoch);
+        Ok(Self { bench, client, epoch, feed: Some(feed), running })
+    }
+
+    /// A watch of everything, or of one value of the index; from the current objects on, or from now on.
+    pub(super) fn watch(
+        &mut self,
+        connection: usize,
+        value: Option<u64>,
+        from: pb::InitialEvents,
+    ) -> Result<usize, BenchError> {
+        let request = self.watch_request(value, from);
+        let stream = self.client.call(connection, Call::Watch, &request)?;
+        self.client.streams[stream].is_merged = self.merges();
+        Ok(stream)
+    }
+
+    /// Whether a change may stand for several.
+    fn merges(&self) -> bool {
+        self.bench.policy == pb::FullChannelPolicy::Coalesce
+    }
+
+    fn watch_request(&self, value: Option<u64>, from: pb::InitialEvents) -> Vec<u8> {
+        let request = pb::WatchRequest {
+            resource: self.running.resource.clone(),
+            initial_events: from.into(),
+            format: pb::PayloadFormat::Raw.into(),
+            index: value.map(|value| pb::IndexMatch { name: INDEX.to_owned(), values: vec![node(value)] }),
+            queue: Some(pb::QueueOptions { policy: self.bench.policy.into(), length: self.bench.queue }),
+            ..Default::default()
+        };
+        request.encode_to_vec()
+    }
+
+    /// A watch of everything on a connection and a thread of its own, which has joined.
+    pub(super) fn witness(&self) -> Result<Witness, BenchError> {
+        let mut client = Client::connect(self.running.address, 1, self.bench.client, self.epoch)?;
+        let stream = client.call(0, Call::Watch, &self.watch_request(None, pb::InitialEvents::None))?;
+        client.streams[stream].is_merged = self.merges();
+        client.run(|client| client.tally.joined == 1)?;
+        Ok(Witness::new(client))
+    }
+
+    /// Lists everything; how many objects there were.
+    pub(super) fn list(&mut self, connection: usize) -> Result<u64, BenchError> {
+        let (resource, format) = (self.running.resource.clone(), pb::PayloadFormat::Raw.into());
+        let request = pb::ListRequest { resource, format, ..Default::default() };
+        let stream = self.client.call(connection, Call::List, &request.encode_to_vec())?;
+        self.read(|client| client.streams[stream].tally.ended == 1)?;
+        Ok(self.client.streams[stream].tally.objects)
+    }
+
+    /// Opens further connections for the client.
+    pub(super) fn connect(&mut self, connections: usize, config: ClientConfig) -> Result<(), BenchError> {
+        self.client.open(connections, config)
+    }
+
+    /// Reads until as many watches have joined.
+    pub(super) fn joined(&mut self, watches: usize) -> Result<(), BenchError> {
+        self.read(|client| client.tally.joined == watches as u64)
+    }
+
+    /// Reads until it is so; a server that has ended is told.
+    pub(super) fn read(&mut self, is_done: impl Fn(&Client) -> bool) -> Result<(), BenchError> {
+        self.client.run(is_done).map_err(|error| {
+            let ended = self.running.process.as_mut().and_then(Process::obituary);
+            ended.map_or(error, |said| BenchError::ServerEnded { said })
+        })
+    }
+
+    /// Publishes the events up to this one while `meanwhile` runs, and waits for both.
+    pub(super) fn publish<T>(
+        &mut self,
+        up_to: u64,
+        rate: Option<f64>,
+        meanwhile: impl FnOnce(&mut Self) -> Result<T, BenchError>,
+    ) -> Result<T, BenchError> {
+        let publishing = self.feed()?.publish(up_to, rate);
+        let done = meanwhile(self).inspect_err(|_| self.abandon())?;
+        self.feed = Some(publishing.finish()?);
+        Ok(done)
+    }
+
+    /// Publishes so many events a second for as long as `meanwhile` runs; the number of all events up to now.
+    pub(super) fn publish_while(
+        &mut self,
+        rate: f64,
+        meanwhile: impl FnOnce(&mut Self) -> Result<(), BenchError>,
+    ) -> Result<u64, BenchError> {
+        let publishing = self.feed()?.publish(u64::MAX, Some(rate));
+        meanwhile(self).inspect_err(|_| self.abandon())?;
+        let feed = publishing.stop()?;
+        let published = feed.next;
+        self.feed = Some(feed);
+        Ok(published)
+    }
+
+    fn feed(&mut self) -> Result<Feed, BenchError> {
+        self.feed.take().ok_or_else(|| BenchError::Publish("it is publishing already".to_owned()))
+    }
+
+    /// Or the publisher would wait for ever for somebody to read.
+    fn abandon(&mut self) {
+        if let Some(process) = &mut self.running.process {
+            process.kill();
+        }
+    }
+
+    /// Publishes the events up to this one, and reads until every watch has had, since the beginning, its own share of them
+    /// and nothing more.
+    pub(super) fn deliver(&mut self, up_to: u64, rate: Option<f64>, shares: &[u64]) -> Result<(), BenchError> {
+        let total = shares.iter().sum::<u64>();
+        self.publish(up_to, rate, |run| run.read(|client| client.tally.changes + client.tally.missed >= total))?;
+        self.check(shares)
+    }
+
+    /// Reads for a moment longer, and checks that every watch has had exactly these changes.
+    pub(super) fn check_again(&mut self, shares: &[u64]) -> Result<(), BenchError> {
+        self.client.run_for(AFTER)?;
+        self.check(shares)
+    }
+
+    fn check(&self, shares: &[u64]) -> Result<(), BenchError> {
+        let tallies = self.client.streams.iter().map(|stream| stream.tally);
+        for (stream, (tally, expected)) in tallies.zip(shares).enumerate() {
+            let got = tally.changes + tally.missed;
+            if got != *expected {
+                return Err(BenchError::Miscounted { stream, expected: *expected, got });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin(&self) -> Begun {
+        let watchdog = Watchdog::start(self.running.pid);
+        let server = self.running.pid.map(process::cpu_of);
+        Begun { watchdog, server, client: process::cpu_of_this_thread(), at: Instant::now() }
+    }
+
+    /// What has been taken since.
+    pub(super) fn end(&self, begun: Begun) -> Took {
+        let wall = begun.at.elapsed();
+        let client = process::cpu_of_this_thread().saturating_sub(begun.client);
+        let now = self.running.pid.map(process::cpu_of);
+        let server = now.zip(begun.server).map(|(now, then)| now.saturating_sub(then));
+        Took { wall, server, client, memory: begun.watchdog.stop() }
+    }
+
+    /// Of the server, as it is when nothing has happened for a while.
+    pub(super) fn settled_memory(&mut self) -> Result<Memory, BenchError> {
+        self.client.run_for(25 * AFTER)?;
+        Ok(process::memory_of(self.running.pid))
+    }
+}
+
+/// The latencies that were taken.
+pub(super) fn latencies(histogram: &Histogram) -> Measured {
+    let millis = |share| histogram.quantile(share).map(|nanos| nanos as f64 / 1e6);
+    let both = [millis(0.5).map(|value| (&P50, value)), millis(0.99).map(|value| (&P99, value))];
+    both.into_iter().flatten().collect()
+}
+
+/// The memory that was taken.
+pub(super) fn memory(memory: Memory) -> Measured {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let sockets = (&SOCKETS, mib(memory.sockets));
+    if memory.resident == 0 { vec![sockets] } else { vec![(&RESIDENT, mib(memory.resident)), sockets] }
+}

@@ -1,0 +1,177 @@
+//! The event that is published, again and again: made once, and then only a few digits of it are overwritten.
+//!
+//! A pod-like object of a given size, with a name, a node (by which it can be indexed) and, at its very end, the time at which
+//! it was published. In two forms: a line of the `stream` source, and for the floor the very message that a client gets.
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::messages::PREFIX_BYTES;
+use crate::proto::pb;
+
+/// Who reads the events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A server: `{"type":"MODIFIED","object":{…}}`, one to a line.
+    Lines,
+    /// The floor: which watcher gets it ([`EVERYBODY`] for all), the length, both in four bytes, little-endian; then a
+    /// `WatchResponse` with its gRPC prefix.
+    Records,
+}
+
+/// An event with places to be filled in.
+#[derive(Debug, Clone)]
+pub(super) struct Template {
+    form: Form,
+    bytes: Vec<u8>,
+    /// Where the number of the object stands.
+    objects: Vec<usize>,
+    sent: usize,
+}
+
+/// Instead of a watcher's number.
+pub(super) const EVERYBODY: u32 = u32::MAX;
+
+/// Of the time in nanoseconds; enough for a hundred days.
+pub(super) const SENT_DIGITS: usize = 16;
+/// What follows it, at the end of the object.
+pub(super) const SENT_END: &[u8] = b"\"}";
+
+/// What stands for the time and for the number of the object until they are filled in.
+const SENT: &str = "TTTTTTTTTTTTTTTT";
+const OBJECT: &str = "NNNNNNN";
+
+/// The index of [`node`], and the path of its values.
+pub(super) const INDEX: &str = "node";
+pub(super) const INDEX_PATH: &str = ".spec.nodeName";
+
+/// The value that the object of a number has under the index.
+pub(super) fn node(object: u64) -> String {
+    format!("node-{object:0width$}", width = OBJECT.len())
+}
+
+/// An object of `size` bytes, or of as few more as it needs.
+fn body(size: usize) -> String {
+    let (head, tail) = (
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"bench","name":"pod-{OBJECT}"}},"spec":{{"nodeName":"node-{OBJECT}","containers":[{{"name":"main","image":"registry.example/main:1","env":[{{"name":"FILLER","value":""#
+        ),
+        format!(r#""}}]}}]}},"status":{{"phase":"Running"}},"sent":"{SENT}"}}"#),
+    );
+    let filler = "0123456789abcdef".chars().cycle().take(size.saturating_sub(head.len() + tail.len()));
+    head + &filler.collect::<String>() + &tail
+}
+
+// === impl Template ===
+
+impl Template {
+    /// Of an object of `size` bytes.
+    pub(super) fn new(form: Form, size: usize) -> Self {
+        let bytes = match form {
+            Form::Lines => format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", body(size)).into_bytes(),
+            Form::Records => record(&body(size)),
+        };
+        let find = |what: &str| {
+            let places = bytes.windows(what.len()).enumerate().filter(|(_, window)| *window == what.as_bytes());
+            places.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        // The time stands there once, whatever the size.
+        let (objects, sent) = (find(OBJECT), find(SENT).first().copied().unwrap_or_default());
+        Self { form, bytes, objects, sent }
+    }
+
+    /// Appends the event of an object, published at this time, for one watcher or for everybody.
+    pub(super) fn write(&mut self, object: u64, sent: u64, watcher: u32, out: &mut Vec<u8>) {
+        for at in &self.objects {
+            digits(&mut self.bytes[*at..at + OBJECT.len()], object);
+        }
+        digits(&mut self.bytes[self.sent..self.sent + SENT_DIGITS], sent);
+        if self.form == Form::Records {
+            self.bytes[..4].copy_from_slice(&watcher.to_le_bytes());
+        }
+        out.extend_from_slice(&self.bytes);
+    }
+}
+
+/// As a server would encode it.
+fn record(body: &str) -> Vec<u8> {
+    let version = "aaaaaaaaaaaa.0000000".to_owned();
+    let object = pb::Object {
+        namespace: "bench".to_owned(),
+        name: format!("pod-{OBJECT}"),
+        resource_version: version.clone(),
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        media_type: "application/json".to_owned(),
+        body: Some(pb::object::Body::Raw(Bytes::copy_from_slice(body.as_bytes()))),
+        ..Default::default()
+    };
+    let response = pb::WatchResponse {
+        r#type: pb::EventType::Modified.into(),
+        resource_version: version,
+        object: Some(object),
+        ..Default::default()
+    };
+    let message = response.encode_to_vec();
+    let mut bytes = EVERYBODY.to_le_bytes().to_vec();
+    bytes.extend(((PREFIX_BYTES + message.len()) as u32).to_le_bytes());
+    bytes.push(0);
+    bytes.extend((message.len() as u32).to_be_bytes());
+    bytes.extend(message);
+    bytes
+}
+
+fn digits(place: &mut [u8], mut number: u64) {
+    for digit in place.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        bench::messages::{self, Said},
+        model::{Object, ResourceVersion},
+    };
+
+    #[test]
+    fn a_line_is_an_event_of_the_stream_source() {
+        let (mut template, mut line) = (Template::new(Form::Lines, 1024), Vec::new());
+        template.write(9, 1, EVERYBODY, &mut Vec::new());
+        template.write(42, 1_234_567, EVERYBODY, &mut line);
+        assert_eq!(line.pop(), Some(b'\n'));
+        let event: serde_json::Value = serde_json::from_slice(&line).unwrap();
+        assert_eq!(event["type"], "MODIFIED");
+        assert_eq!(event["object"]["spec"]["nodeName"], node(42));
+        assert_eq!(event["object"]["sent"], "0000000001234567");
+        let body = &line[line.iter().skip(1).position(|byte| *byte == b'{').unwrap() + 1..line.len() - 1];
+        assert_eq!(body.len(), 1024);
+        assert_eq!(messages::sent(body), Some(1_234_567));
+        let object = Object::from_json(Bytes::copy_from_slice(body), "", ResourceVersion::decimal(1)).unwrap();
+        assert_eq!(object.key().to_string(), "bench/pod-0000042");
+    }
+
+    #[test]
+    fn a_record_is_the_message_of_the_same_object() {
+        let (mut template, mut record) = (Template::new(Form::Records, 1024), Vec::new());
+        template.write(42, 1_234_567, 7, &mut record);
+        assert_eq!(record[..4], 7_u32.to_le_bytes());
+        assert_eq!(record[4..8], (record.len() as u32 - 8).to_le_bytes());
+        let mut seen = Vec::new();
+        messages::MessageReader::default().feed(&record[8..], |message| seen.push(message.to_owned()));
+        let [message] = &seen[..] else { panic!("{}", seen.len()) };
+        assert_eq!((Said::of(message), messages::sent(message)), (Said::Change, Some(1_234_567)));
+        let response = pb::WatchResponse::decode(&message[..]).unwrap();
+        assert_eq!(response.object.unwrap().name, "pod-0000042");
+    }
+
+    #[test]
+    fn a_size_that_is_too_small_is_as_small_as_can_be() {
+        let mut line = Vec::new();
+        Template::new(Form::Lines, 0).write(1, 2, EVERYBODY, &mut line);
+        let event: serde_json::Value = serde_json::from_slice(&line).unwrap();
+        assert_eq!(event["object"]["metadata"]["name"], "pod-0000001");
+    }
+}

@@ -1,0 +1,51 @@
+//! A watch that sees how late events are while the load client has its hands full: with a client and a thread of its own.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use super::{BenchError, client::Client, stats::Histogram};
+
+/// The watch, being read.
+#[derive(Debug)]
+pub(super) struct Witness {
+    thread: JoinHandle<Result<Client, BenchError>>,
+    /// How many changes there are to be, once that is known.
+    expected: Arc<AtomicU64>,
+}
+
+// === impl Witness ===
+
+impl Witness {
+    /// Reads with a client whose one watch has joined.
+    pub(super) fn new(mut client: Client) -> Self {
+        let expected = Arc::new(AtomicU64::new(u64::MAX));
+        let until = Arc::clone(&expected);
+        client.begin_latencies(1);
+        let thread = thread::spawn(move || {
+            client.run(|client| client.tally.changes + client.tally.missed >= until.load(Ordering::Relaxed))?;
+            Ok(client)
+        });
+        Self { thread, expected }
+    }
+
+    /// Waits until it has had this many changes; its client.
+    pub(super) fn finish(self, expected: u64) -> Result<Client, BenchError> {
+        self.expected.store(expected, Ordering::Relaxed);
+        // The only failure is a panic, which is a bug that was reported where it happened.
+        let joined = self.thread.join().map_err(|_| BenchError::Connection("the witness has ended".to_owned()))?;
+        let client = joined?;
+        let got = client.tally.changes + client.tally.missed;
+        if got == expected { Ok(client) } else { Err(BenchError::Miscounted { stream: 0, expected, got }) }
+    }
+
+    /// Waits until it has had this many changes; how late they were, and the witness, to go on.
+    pub(super) fn pause(self, expected: u64) -> Result<(Histogram, Self), BenchError> {
+        let client = self.finish(expected)?;
+        Ok((client.latencies().clone(), Self::new(client)))
+    }
+}

@@ -1,0 +1,481 @@
+//! The flags of `informerd bench`.
+
+use std::{
+    net::{SocketAddr, ToSocketAddrs},
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+
+use crate::{
+    bench::{Bench, ClientConfig, FanOut, Idle, Lists, MAX_WINDOW, Mode, Remote, Stopped, Storm, Subject},
+    cli::{FAILED, client_flags::FormatFlags, failure::Failure},
+    client::ServerAddress,
+    config::parse_duration,
+    proto::pb,
+};
+
+/// How to measure what.
+#[derive(Debug, Clone, Args)]
+pub(in super::super) struct BenchFlags {
+    #[command(subcommand)]
+    mode: ModeFlags,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum ModeFlags {
+    /// Everybody watches everything, each on a connection of its own
+    W1(W1Flags),
+    /// Everybody watches everything, on a few connections
+    W2(W2Flags),
+    /// Each watches the objects under one value of an index, and each event goes to one
+    W3(W3Flags),
+    /// What the memory of the server grows by with watchers that are told nothing
+    Idle(IdleFlags),
+    /// How late events are for the others when one client has stopped reading, and when none has
+    Stopped(StoppedFlags),
+    /// Clients that watch from the current objects on, all at once, and how late events are meanwhile
+    Storm(StormFlags),
+    /// Lists of everything, and how late events are meanwhile
+    List(ListFlags),
+}
+
+/// What all modes have.
+#[derive(Debug, Clone, Args)]
+#[command(group = ArgGroup::new("target").args(["local", "server"]).required(true))]
+pub(super) struct CommonFlags {
+    /// Start an informerd of this program for each run, and end it afterwards
+    #[arg(long, help_heading = "Server")]
+    local: bool,
+
+    /// Measure the informerd that runs there: `HOST:PORT`
+    #[arg(long, value_name = "ADDR", requires = "feed", help_heading = "Server")]
+    server: Option<ServerAddress>,
+
+    /// With --server: the named pipe that its `stream` source reads
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    feed: Option<PathBuf>,
+
+    /// With --server: the resource of that source; for w3 it has an index `node` of the path .spec.nodeName
+    #[arg(long, value_name = "NAME", default_value = "bench", help_heading = "Server")]
+    resource: String,
+
+    /// With --server: its process, if it runs on this machine; without it there is no SERVER us
+    #[arg(long, value_name = "PID", help_heading = "Server")]
+    pid: Option<u32>,
+
+    /// Measure these as well, in turns: `naive=PROGRAM`, `floor=PROGRAM`, separated by commas (benches/wire has both)
+    #[arg(long, value_name = "NAME=PROGRAM", value_delimiter = ',', value_parser = parse_baseline, help_heading = "Server")]
+    baseline: Vec<Subject>,
+
+    /// Events that a server started by --local keeps in its history, which is part of RSS; more where the mode needs more
+    #[arg(long, value_name = "EVENTS", default_value_t = 10_000, help_heading = "Server")]
+    history: u64,
+
+    /// Runs of each server
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    reps: u16,
+
+    /// Bytes of an object's JSON
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    size: u32,
+
+    /// What happens when a watcher's queue is full
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Block, help_heading = "Watchers")]
+    policy: Policy,
+
+    /// Length of a watcher's queue, in events
+    #[arg(long, value_name = "EVENTS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Watchers")]
+    queue: u32,
+
+    /// The client's windows, of each stream and each connection, in bytes
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = MAX_WINDOW,
+        value_parser = clap::value_parser!(u32).range(65_535..=i64::from(MAX_WINDOW)),
+        help_heading = "Watchers"
+    )]
+    window: u32,
+
+    /// The largest HTTP/2 frame that the client takes, in bytes
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 16_384,
+        value_parser = clap::value_parser!(u32).range(16_384..=16_777_215),
+        help_heading = "Watchers"
+    )]
+    max_frame: u32,
+
+    /// Do not tell on stderr which run it is
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+
+    #[command(flatten)]
+    pub(super) format: FormatFlags,
+}
+
+/// How many events, and how fast.
+#[derive(Debug, Clone, Args)]
+struct LoadFlags {
+    /// Events to measure [default: 2,000,000 deliveries' worth, 400,000 for w3; with --rate, --seconds of it]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    events: Option<u64>,
+
+    /// Events a second [default: as fast as the slowest watcher]
+    #[arg(long, value_name = "N", value_parser = parse_rate)]
+    rate: Option<f64>,
+
+    /// With --rate: for how long
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+}
+
+#[derive(Debug, Clone, Args)]
+struct W1Flags {
+    /// Watchers, and connections
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    watchers: u32,
+    #[command(flatten)]
+    load: LoadFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Debug, Clone, Args)]
+struct W2Flags {
+    /// Watchers
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    watchers: u32,
+    /// Connections that they share
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
+    #[command(flatten)]
+    load: LoadFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Debug, Clone, Args)]
+struct W3Flags {
+    /// Watchers; the naive baseline gets a hundredth of the events when there is no --rate
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..))]
+    watchers: u32,
+    /// Connections that they share
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
+    /// Values of the index, each with one object [default: one for each watcher]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=9_999_999))]
+    values: Option<u32>,
+    #[command(flatten)]
+    load: LoadFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Debug, Clone, Args)]
+struct IdleFlags {
+    /// Watchers
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    watchers: u32,
+    /// Connections that they share
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Debug, Clone, Args)]
+struct StoppedFlags {
+    /// Watchers, each on a connection of its own; the last one stops, and then has to get what its policy promises
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..))]
+    watchers: u32,
+    /// Events a second
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = parse_rate)]
+    rate: f64,
+    /// For how long
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// The `watch.block_timeout` of a server started by --local
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
+    block_timeout: Duration,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Debug, Clone, Args)]
+struct StormFlags {
+    /// Watchers, each on a connection of its own
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    watchers: u32,
+    #[command(flatten)]
+    held: HeldFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+#[derive(Debug, Clone, Args)]
+struct ListFlags {
+    /// Lists, one after the other
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    lists: u64,
+    #[command(flatten)]
+    held: HeldFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
+/// What is there, and what comes meanwhile.
+#[derive(Debug, Clone, Args)]
+struct HeldFlags {
+    /// Objects that the server holds
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=9_999_999))]
+    objects: u64,
+    /// Events a second meanwhile, which a further watcher sees
+    #[arg(long, value_name = "N", default_value = "100", value_parser = parse_rate)]
+    rate: f64,
+}
+
+/// What happens when a queue is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    /// Everybody waits, so that it is measured what the server can do
+    Block,
+    /// It is told from the history
+    Replay,
+    /// Events are lost
+    Drop,
+    /// Events merge
+    Coalesce,
+}
+
+/// What is delivered when nobody says how many events.
+const DELIVERIES: u64 = 2_000_000;
+/// The same of w3, where a delivery costs an event.
+const SELECTED: u64 = 400_000;
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.01);
+    rate.ok_or_else(|| "events a second, at least 0.01".to_owned())
+}
+
+fn parse_baseline(text: &str) -> Result<Subject, String> {
+    match text.split_once('=') {
+        Some((_, "")) => Err("the program is missing after `=`".to_owned()),
+        Some(("naive", program)) => Ok(Subject::Naive { program: program.into() }),
+        Some(("floor", program)) => Ok(Subject::Floor { program: program.into() }),
+        _ => Err("expected naive=PROGRAM or floor=PROGRAM".to_owned()),
+    }
+}
+
+// === impl BenchFlags ===
+
+impl BenchFlags {
+    pub(super) fn common(&self) -> &CommonFlags {
+        match &self.mode {
+            ModeFlags::W1(W1Flags { common, .. })
+            | ModeFlags::W2(W2Flags { common, .. })
+            | ModeFlags::W3(W3Flags { common, .. })
+            | ModeFlags::Idle(IdleFlags { common, .. })
+            | ModeFlags::Stopped(StoppedFlags { common, .. })
+            | ModeFlags::Storm(StormFlags { common, .. })
+            | ModeFlags::List(ListFlags { common, .. }) => common,
+        }
+    }
+
+    pub(super) fn mode(&self) -> Result<Mode, Failure> {
+        let mode = match &self.mode {
+            ModeFlags::W1(W1Flags { watchers, load, .. }) => load.of(DELIVERIES, *watchers, *watchers, None),
+            ModeFlags::W2(W2Flags { watchers, connections, load, .. }) => {
+                load.of(DELIVERIES, *watchers, dealt_out(*watchers, *connections)?, None)
+            }
+            ModeFlags::W3(W3Flags { watchers, connections, values, load, .. }) => {
+                load.of(SELECTED, *watchers, dealt_out(*watchers, *connections)?, Some(values.unwrap_or(*watchers)))
+            }
+            ModeFlags::Idle(IdleFlags { watchers, connections, .. }) => {
+                let connections = dealt_out(*watchers, *connections)? as usize;
+                Mode::Idle(Idle { watchers: *watchers as usize, connections })
+            }
+            ModeFlags::Stopped(StoppedFlags { watchers, rate, seconds, block_timeout, .. }) => {
+                let events = paced(*rate, *seconds);
+                let (watchers, block_timeout) = (*watchers as usize, *block_timeout);
+                Mode::Stopped(Stopped { watchers, events, rate: *rate, block_timeout })
+            }
+            ModeFlags::Storm(StormFlags { watchers, held: HeldFlags { objects, rate }, .. }) => {
+                Mode::Storm(Storm { watchers: *watchers as usize, objects: *objects, rate: *rate })
+            }
+            ModeFlags::List(ListFlags { lists, held: HeldFlags { objects, rate }, .. }) => {
+                Mode::Lists(Lists { lists: *lists, objects: *objects, rate: *rate })
+            }
+        };
+        Ok(mode)
+    }
+}
+
+/// The connections, if there is a watcher for each.
+fn dealt_out(watchers: u32, connections: u32) -> Result<u32, Failure> {
+    if connections <= watchers {
+        return Ok(connections);
+    }
+    let message = format!("{connections} connections are more than {watchers} watchers; lower --connections");
+    Err(Failure::usage(message))
+}
+
+/// Events of so many seconds.
+fn paced(rate: f64, seconds: u64) -> u64 {
+    ((rate * seconds as f64).ceil() as u64).max(1)
+}
+
+// === impl LoadFlags ===
+
+impl LoadFlags {
+    fn of(&self, deliveries: u64, watchers: u32, connections: u32, values: Option<u32>) -> Mode {
+        let saturated = if values.is_some() { deliveries } else { (deliveries / u64::from(watchers)).max(1) };
+        let paced = self.rate.map(|rate| paced(rate, self.seconds));
+        Mode::FanOut(FanOut {
+            watchers: watchers as usize,
+            connections: connections as usize,
+            events: self.events.or(paced).unwrap_or(saturated),
+            rate: self.rate,
+            values: values.map(u64::from),
+        })
+    }
+}
+
+// === impl CommonFlags ===
+
+impl CommonFlags {
+    pub(super) fn bench(&self) -> Result<Bench, Failure> {
+        let mut subjects = vec![self.subject()?];
+        subjects.extend(self.baseline.iter().cloned());
+        Ok(Bench {
+            subjects,
+            repetitions: self.reps.into(),
+            client: ClientConfig { window: self.window, max_frame: self.max_frame },
+            policy: self.policy.into(),
+            queue: self.queue,
+            size: self.size as usize,
+            history: self.history,
+        })
+    }
+
+    fn subject(&self) -> Result<Subject, Failure> {
+        let (Some(server), Some(feed)) = (&self.server, &self.feed) else {
+            let program = std::env::current_exe();
+            let program =
+                program.map_err(|error| Failure::new(FAILED, format!("cannot find this program: {error}")))?;
+            return Ok(Subject::Local { program });
+        };
+        let (address, resource) = (resolve(server)?, self.resource.clone());
+        Ok(Subject::Remote(Remote { address, resource, feed: feed.clone(), pid: self.pid }))
+    }
+}
+
+fn resolve(server: &ServerAddress) -> Result<SocketAddr, Failure> {
+    if server.is_unix() {
+        return Err(Failure::usage("the load client speaks TCP: give --server HOST:PORT"));
+    }
+    let found = server.to_string().to_socket_addrs().map(|mut addresses| addresses.next());
+    let unknown = |why: String| Failure::usage(format!("{server} cannot be found{why}"));
+    found.map_err(|error| unknown(format!(": {error}")))?.ok_or_else(|| unknown(String::new()))
+}
+
+// === impl Policy ===
+
+impl From<Policy> for pb::FullChannelPolicy {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Block => Self::Block,
+            Policy::Replay => Self::Replay,
+            Policy::Drop => Self::Drop,
+            Policy::Coalesce => Self::Coalesce,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        bench: BenchFlags,
+    }
+
+    fn parse(arguments: &str) -> Result<(Bench, Mode), String> {
+        let flags = Flags::try_parse_from(["bench"].into_iter().chain(arguments.split_whitespace()));
+        let flags = flags.map_err(|error| error.to_string())?.bench;
+        let parsed = flags.common().bench().and_then(|bench| Ok((bench, flags.mode()?)));
+        parsed.map_err(|failure| failure.to_string())
+    }
+
+    fn fan_out(arguments: &str) -> FanOut {
+        match parse(arguments).unwrap().1 {
+            Mode::FanOut(fan_out) => fan_out,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_mode_is_as_large_as_it_is_told() {
+        let w1 = FanOut { watchers: 100, connections: 100, events: 20_000, rate: None, values: None };
+        assert_eq!(fan_out("w1 --local"), w1);
+        let w2 = FanOut { watchers: 1000, connections: 4, events: 1000, rate: Some(100.0), values: None };
+        assert_eq!(fan_out("w2 --local --rate 100 --seconds 10"), w2);
+        let w3 = FanOut { watchers: 10, connections: 5, events: 7, rate: None, values: Some(10_000) };
+        assert_eq!(fan_out("w3 --local --watchers 10 --connections 5 --values 10000 --events 7"), w3);
+        assert_eq!(fan_out("w3 --local").values, Some(5000));
+        assert_eq!(fan_out("w1 --local --watchers 5000000").events, 1);
+        let mode = |arguments: &str| parse(arguments).unwrap().1;
+        let idle = Idle { watchers: 10_000, connections: 100 };
+        assert_eq!(mode("idle --local"), Mode::Idle(idle));
+        let stopped = Stopped { watchers: 9, events: 2000, rate: 1e3, block_timeout: Duration::from_millis(300) };
+        assert_eq!(mode("stopped --local --watchers 9 --seconds 2 --block-timeout 300ms"), Mode::Stopped(stopped));
+        let storm = Storm { watchers: 1000, objects: 7, rate: 100.0 };
+        assert_eq!(mode("storm --local --objects 7"), Mode::Storm(storm));
+        assert_eq!(
+            mode("list --local --lists 3 --rate 5"),
+            Mode::Lists(Lists { lists: 3, objects: 100_000, rate: 5.0 })
+        );
+    }
+
+    #[test]
+    fn the_subject_and_its_baselines_are_told_apart() {
+        let (bench, _) = parse("w1 --local --baseline naive=/a,floor=/b --policy replay --reps 7").unwrap();
+        let names: Vec<&str> = bench.subjects.iter().map(Subject::name).collect();
+        assert_eq!(names, ["informerd", "naive", "floor"]);
+        assert_eq!((bench.repetitions, bench.policy), (7, pb::FullChannelPolicy::Replay));
+        let (bench, _) = parse("w1 --server 127.0.0.1:5 --feed /tmp/feed --pid 7 --resource pods").unwrap();
+        let address = ([127, 0, 0, 1], 5).into();
+        let remote = Remote { address, resource: "pods".to_owned(), feed: "/tmp/feed".into(), pid: Some(7) };
+        assert_eq!(bench.subjects, [Subject::Remote(remote)]);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for (arguments, hint) in [
+            ("w1", "--local"),
+            ("w1 --local --server 127.0.0.1:5 --feed x", "cannot be used with"),
+            ("w1 --server 127.0.0.1:5", "--feed"),
+            ("w1 --server unix:/run/x.sock --feed x", "speaks TCP"),
+            ("w1 --local --baseline slow=/a", "naive=PROGRAM"),
+            ("w1 --local --baseline naive=", "program is missing"),
+            ("w1 --local --rate 0", "events a second"),
+            ("w1 --local --watchers 0", "0 is not in"),
+            ("w2 --local --watchers 3", "more than 3 watchers"),
+            ("w1 --local --window 5", "65535"),
+            ("w1 --local --max-frame 5", "16384"),
+            ("idle --local --watchers 9", "more than 9 watchers"),
+            ("stopped --local --watchers 1", "1 is not in"),
+            ("w9 --local", "unrecognized subcommand"),
+        ] {
+            let error = parse(arguments).unwrap_err();
+            assert!(error.contains(hint), "{arguments}: {hint} is not in {error}");
+        }
+    }
+}

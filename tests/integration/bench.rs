@@ -1,0 +1,155 @@
+//! `informerd bench` against a real server, very small: counts, and never times.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::command_line::informerd;
+
+/// What a run says of the first subject.
+fn measured(arguments: &str) -> Value {
+    let arguments: Vec<&str> = arguments.split_whitespace().collect();
+    let output = informerd(&["bench"]).args(&arguments).args(["-q", "-o", "json"]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && error.is_empty(), "{arguments:?}: {error}");
+    let mut document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let subject = document["bench"][0]["subject"].as_str().unwrap();
+    assert!(["informerd", "one stopped"].contains(&subject), "{subject}");
+    document["bench"][0]["measured"].take()
+}
+
+fn delivered(arguments: &str) -> u64 {
+    let measured = measured(arguments);
+    for metric in ["server_us", "client_us", "both_us", "rate_k", "resident_mib"] {
+        assert!(measured[metric]["median"].as_f64().unwrap() > 0.0, "{metric} of {measured}");
+    }
+    count(&measured, "delivered")
+}
+
+fn count(measured: &Value, metric: &str) -> u64 {
+    measured[metric]["median"].as_f64().unwrap() as u64
+}
+
+#[test]
+fn everybody_gets_everything() {
+    assert_eq!(delivered("w1 --local --watchers 10 --events 300 --reps 2"), 3000);
+    assert_eq!(delivered("w1 --local --watchers 10 --rate 500 --seconds 1 --reps 1 --policy replay"), 5000);
+    assert_eq!(delivered("w2 --local --watchers 10 --connections 3 --events 300 --reps 1"), 3000);
+}
+
+/// What is dropped or merged is told, and counts.
+#[test]
+fn what_a_policy_leaves_out_is_accounted_for() {
+    for policy in ["drop", "coalesce"] {
+        let arguments = "w1 --local --watchers 3 --events 5000 --queue 1 --reps 1";
+        let delivered = delivered(&format!("{arguments} --policy {policy}"));
+        assert!((3..15_000).contains(&delivered), "{policy}: {delivered}");
+    }
+}
+
+#[test]
+fn each_event_goes_to_its_watcher() {
+    assert_eq!(delivered("w3 --local --watchers 10 --connections 3 --events 300 --reps 1"), 300);
+    let few = delivered("w3 --local --watchers 10 --connections 3 --values 50 --events 300 --reps 1");
+    assert!((20..150).contains(&few), "a fifth of the events has a watcher: {few}");
+}
+
+/// A window that is given back again and again, and events that do not fit into a frame.
+#[test]
+fn a_narrow_client_gets_everything_too() {
+    let arguments = "w2 --local --watchers 4 --connections 2 --events 50 --reps 1 --window 65535 --size 40000";
+    assert_eq!(delivered(arguments), 200);
+}
+
+#[test]
+fn idle_watchers_are_weighed() {
+    let measured = measured("idle --local --watchers 20 --connections 4 --reps 1");
+    assert!(measured["idle_kib"]["median"].is_number() && measured["after_events_kib"]["median"].is_number());
+}
+
+/// The counts of the stopped client are checked in the run; here, that it was stopped indeed.
+#[test]
+fn a_stopped_client_is_told_what_its_policy_promises() {
+    let stopped = |policy: &str| {
+        // Under BLOCK long enough for those who do read: they have no time left once the stopped one has spent it.
+        let queue = if policy == "block" { 400 } else { 16 };
+        let arguments =
+            "stopped --local --watchers 4 --size 4000 --rate 2000 --seconds 1 --reps 1 --block-timeout 100ms";
+        let measured = measured(&format!("{arguments} --queue {queue} --history 5000 --policy {policy}"));
+        let of = |metric: &str| count(&measured, &format!("stopped_{metric}"));
+        (of("delivered"), of("missed"), of("ended"))
+    };
+    assert_eq!(stopped("replay"), (2000, 0, 0));
+    for policy in ["drop", "coalesce"] {
+        let (delivered, missed, ended) = stopped(policy);
+        assert!(missed > 0 && delivered + missed == 2000 && ended == 0, "{policy}: {delivered} and {missed}");
+    }
+    let (delivered, missed, ended) = stopped("block");
+    assert!(delivered < 2000 && (missed, ended) == (0, 1), "{delivered} before the end");
+}
+
+#[test]
+fn a_storm_of_snapshots_and_lists_gives_every_object_to_everybody() {
+    for mode in ["storm --watchers 5", "list --lists 3"] {
+        let measured = measured(&format!("{mode} --local --objects 500 --rate 200 --reps 1"));
+        for metric in ["time_s", "throughput_gb_s", "per_core_gb_s", "quiet_p99_ms", "resident_mib"] {
+            assert!(measured[metric]["median"].as_f64().unwrap() > 0.0, "{mode}: {metric} of {measured}");
+        }
+    }
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_runs_already_is_measured_through_its_pipe() {
+    let directory = TempDir::new().unwrap();
+    let feed = directory.path().join("feed");
+    assert!(Command::new("mkfifo").arg(&feed).status().unwrap().success());
+    let stream = format!("pods={}", feed.display());
+    let arguments = ["serve", "--stream", &stream, "--listen", "127.0.0.1:0", "--admin-listen", "none"];
+    let mut server = Server(informerd(&arguments).stderr(Stdio::piped()).spawn().unwrap());
+    let mut log = BufReader::new(server.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = log.find(|line| line.contains("grpc listening")).expect("it listens");
+    let address = line.split("address=").nth(1).unwrap().to_owned();
+    let target = format!("--server {address} --feed {} --resource pods", feed.display());
+    assert_eq!(delivered(&format!("w1 {target} --pid {} --watchers 5 --events 100 --reps 2", server.0.id())), 500);
+    let unknown = measured(&format!("w1 {target} --watchers 5 --events 100 --reps 1"));
+    assert_eq!((count(&unknown, "delivered"), &unknown["server_us"]), (500, &Value::Null));
+}
+
+#[test]
+fn what_cannot_be_measured_is_told_in_one_line() {
+    let pipe = TempDir::new().unwrap();
+    let feed = pipe.path().join("feed");
+    fs::write(&feed, "").unwrap();
+    let target = format!("--server 127.0.0.1:1 --feed {}", feed.display());
+    for (arguments, code, hint) in [
+        ("w1 --server 127.0.0.1:1 --feed /no/such/feed --reps 1".to_owned(), 1, "--feed names the pipe"),
+        (format!("w1 {target} --reps 1"), 1, "is the server running"),
+        (
+            "w1 --local --baseline naive=/no/such/program --watchers 2 --events 2 --reps 1".to_owned(),
+            1,
+            "/no/such/program",
+        ),
+        ("w2 --local --watchers 2".to_owned(), 2, "lower --connections"),
+        ("w1".to_owned(), 2, "--local"),
+    ] {
+        let output = informerd(&["bench"]).args(arguments.split_whitespace()).arg("-q").output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments}: {error}");
+        assert!(error.contains(hint) && error.starts_with("error: "), "{arguments}: {hint} is not in {error}");
+        assert!(output.stdout.is_empty(), "{arguments}");
+    }
+}
