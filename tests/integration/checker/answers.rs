@@ -102,8 +102,9 @@ fn answer(
         (End::Left, None) => return Ok(None),
         (End::Open, _) => return Err("it was never answered".to_owned()),
         (End::Broken(how), _) => return Err(how.clone()),
-        (End::Left, Some(_)) if call.messages.is_empty() => return Ok(None),
+        (_, Some(_)) if has_left(call) && call.messages.is_empty() => return Ok(None),
         (End::Left, Some(_)) => None,
+        (End::Status(..), Some(_)) if has_left(call) => None,
         (End::Status(status, _), _) => Some(status),
     };
     let moment = call.answered.ok_or("it ended without an answer")?;
@@ -144,6 +145,20 @@ fn answer(
     }
 }
 
+/// Whether it is past the deadline that the client gave it.
+pub(super) fn is_late(call: &CallRecord, moment: &Moment) -> bool {
+    call.ask.deadline.is_some_and(|deadline| moment.since(&call.asked) >= deadline)
+}
+
+/// Whether the client has not read it to its end, or not before its deadline.
+fn has_left(call: &CallRecord) -> bool {
+    match &call.end {
+        End::Left => true,
+        End::Status(status, moment) => (&*status.reason, status.code) == ("", 4) && is_late(call, moment),
+        End::Open | End::Broken(_) => false,
+    }
+}
+
 /// One page. How many objects were sent up to its end, and when a token was given out; nothing if it was not read to its
 /// end.
 fn list(
@@ -170,7 +185,7 @@ fn list(
         }
         last = Some((!chunk.next_page_token.is_empty(), *moment));
     }
-    if let End::Left = call.end {
+    if has_left(call) {
         return Ok(None);
     }
     let (has_token, at) = last.ok_or("there is not even one chunk")?;
@@ -252,7 +267,7 @@ fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Res
         return Ok(());
     };
     let (Some(used), Some(of)) = (call.answered, pages[*previous]) else { return Ok(()) };
-    let is_expired = matches!(&call.end, End::Status(status, _) if status.code != 0);
+    let is_expired = matches!(&call.end, End::Status(status, _) if status.reason == "PAGE_TOKEN_EXPIRED");
     tally.expired_pages += u64::from(is_expired);
     let snapshot = |page: &Page| (page.epoch, page.version);
     let issued =

@@ -57,9 +57,8 @@ pub(super) fn verify(
         };
         met.as_ref().is_some_and(happened)
     };
-    let is_late = |moment: &Moment| call.ask.deadline.is_some_and(|deadline| moment.since(&call.asked) >= deadline);
     for waited in call.waits.iter().filter(|waited| waited.turn >= joined.turn) {
-        if is_late(waited) || waited.is_drained || waited.epoch != joined.epoch || is_met_at(waited) {
+        if answers::is_late(call, waited) || waited.is_drained || waited.epoch != joined.epoch || is_met_at(waited) {
             return Err(format!("it waits, and has to end: {waited:?}"));
         }
     }
@@ -74,7 +73,7 @@ pub(super) fn verify(
         let is_right = match (status.reason.as_str(), status.code) {
             ("DRAINING", 14) => moment.is_draining,
             ("HISTORY_CHANGED", 11) => moment.epoch != joined.epoch,
-            ("", 4) => is_late(moment),
+            ("", 4) => answers::is_late(call, moment),
             // At best it was told of nothing since it joined.
             ("RESOURCE_VERSION_EXPIRED", 11) => moment.epoch == joined.epoch && truth.expiry(joined.applied, moment).0,
             _ => false,
