@@ -175,6 +175,8 @@ pub enum Bug {
     UntilCountsTooEarly,
     /// A call goes on after its deadline.
     DeadlineIsIgnored,
+    /// The queue of a client under BLOCK is forgotten with what the retention forgets.
+    BlockedQueueIsForgotten,
 }
 
 impl Bug {
@@ -260,6 +262,7 @@ impl Bug {
         Self::UntilCountsWhatLeft,
         Self::UntilCountsTooEarly,
         Self::DeadlineIsIgnored,
+        Self::BlockedQueueIsForgotten,
     ];
 }
 

@@ -39,6 +39,10 @@ impl Frame for WireFrame {
     fn slice(&self, range: std::ops::Range<usize>) -> Self {
         Self(self.0.slice(range))
     }
+
+    fn detached(&self) -> Self {
+        Self(Bytes::copy_from_slice(&self.0))
+    }
 }
 
 /// Appends one message with its prefix.

@@ -104,6 +104,9 @@ struct BlockedSlot<F: Frame> {
     deadline: Instant,
 }
 
+/// The part of `block_timeout` for which a client may hold the writer back though the budget of all is spent.
+const GRACE_DIVISOR: u32 = 10;
+
 // === impl Broadcaster ===
 
 impl<F: Frame> Broadcaster<F> {
@@ -374,7 +377,8 @@ impl<F: Frame> Broadcaster<F> {
     /// Evicts whoever has spent a budget. When the next one will be; `None` when nobody holds the writer back.
     fn block_deadline(&mut self, now: Instant) -> Option<Instant> {
         let since = self.blocked_since?;
-        let all = since + self.budget.available(since);
+        // Who only just became full is not ended for what others have spent.
+        let all = since + self.budget.available(since).max(self.config.block_timeout / GRACE_DIVISOR);
         let mut wakers = Vec::new();
         while let Some(blocked) = self.blocked.pop_if(|blocked| blocked.deadline.min(all) <= now) {
             let BlockedSlot { group, slot, id, .. } = blocked;

@@ -27,6 +27,10 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// The part between two positions of [`Frame::size`].
     fn slice(&self, range: Range<usize>) -> Self;
+
+    /// A copy that keeps nothing else of the arena in memory.
+    #[must_use]
+    fn detached(&self) -> Self;
 }
 
 /// One event as one group of watchers is to be told of it.
@@ -127,5 +131,9 @@ impl Frame for Deliveries {
     fn slice(&self, range: Range<usize>) -> Self {
         let range = self.range.start + range.start..self.range.start + range.end;
         Self { events: Arc::clone(&self.events), range }
+    }
+
+    fn detached(&self) -> Self {
+        Self { events: self.as_slice().into(), range: 0..self.range.len() }
     }
 }

@@ -70,6 +70,8 @@ pub(super) struct Run<F> {
     /// The wake that it was published in: what the retention counts by.
     pub(super) wake: u64,
     pub(super) frame: F,
+    /// Whether the frame has its memory to itself. Otherwise it lies in an arena, which the retention counts.
+    is_detached: bool,
     pub(super) marks: Box<[Mark]>,
 }
 
@@ -190,7 +192,7 @@ impl<F: Frame> Log<F> {
     pub(super) fn push(&mut self, wake: u64, frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
         self.head_version = last.version.clone();
-        let run = Run { first: self.head, size_before: self.head_size, wake, frame, marks };
+        let run = Run { first: self.head, size_before: self.head_size, wake, frame, is_detached: false, marks };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.runs.push_back(run);
@@ -212,10 +214,27 @@ impl<F: Frame> Log<F> {
         self.trim_above = (self.runs.len() * 2).max(MIN_TRIM_RUNS);
     }
 
-    /// Forgets what is no longer retained, read or not.
+    /// Forgets what is no longer retained, read or not: all but the queues of slots under BLOCK, which hold the writer back
+    /// before they exceed their bounds, and lose nothing however little of what is published is theirs.
     pub(super) fn trim_below(&mut self, floor: u64) {
-        while self.runs.front().is_some_and(|run| run.wake < floor) {
+        if self.runs.front().is_none_or(|run| run.wake >= floor) {
+            return;
+        }
+        let blocks = |slot: &&Slot<F>| {
+            slot.queue.policy == FullChannelPolicy::Block
+                && slot.phase == Phase::Live
+                && !slot.evicted
+                && !planted!(BlockedQueueIsForgotten)
+        };
+        let unread = self.slots.iter().map(|(_, slot)| slot).filter(blocks).map(|slot| slot.position).min();
+        let unread = unread.unwrap_or(self.head);
+        while self.runs.front().is_some_and(|run| run.wake < floor && run.end() <= unread) {
             self.runs.pop_front();
+        }
+        let kept = self.runs.partition_point(|run| run.wake < floor);
+        for run in self.runs.range_mut(..kept).rev().take_while(|run| !run.is_detached) {
+            run.frame = run.frame.detached();
+            run.is_detached = true;
         }
     }
 

@@ -47,7 +47,8 @@ pub struct BroadcasterConfig {
     /// The size at which a queue is full whatever its length, in the unit of the frame.
     pub queue_size: usize,
     /// How long the writer waits for clients under BLOCK: a budget for each client and one for all together, refilled at
-    /// a tenth of wall time.
+    /// a tenth of wall time. While that of all is spent, a client may still be full for a tenth of this time: those who
+    /// only catch up after a wait are not ended for who caused it.
     pub block_timeout: Duration,
 }
 

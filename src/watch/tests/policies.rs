@@ -219,6 +219,52 @@ async fn the_budget_of_the_resource_ends_whoever_blocks_when_it_is_spent() {
     assert_eq!(drain(&mut first), modified([3]), "it has room, and stays");
 }
 
+/// Found by `informerd bench stopped --policy block`: a stopped client spent the budget of all, and in the burst after it
+/// whoever was full for a moment was ended at once.
+#[tokio::test(start_paused = true)]
+async fn who_is_full_for_a_moment_stays_though_others_have_spent_the_budget() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    let mut healthy = broadcaster.subscribe(live(everything(), queue(Block, 2)));
+    let mut stopped = broadcaster.subscribe(live(everything(), queue(Block, 1)));
+    broadcaster.publish(&world.several(1));
+    broadcaster.ready().await;
+    assert_eq!(drain(&mut stopped), [Ended(End::SlowConsumer)]);
+    broadcaster.publish(&world.several(1));
+    assert!(tokio::time::timeout(Duration::from_millis(499), broadcaster.ready()).await.is_err());
+    assert_eq!(drain(&mut healthy), modified([1, 2]));
+    broadcaster.ready().await;
+    broadcaster.publish(&world.several(2));
+    let started = Instant::now();
+    broadcaster.ready().await;
+    assert_eq!(started.elapsed(), Duration::from_millis(500), "not for long");
+    assert_eq!(drain(&mut healthy), [Ended(End::SlowConsumer)]);
+}
+
+/// Found by `informerd bench w3`: of much that is published, little is such a client's, so it never holds the writer back.
+#[test]
+fn what_is_queued_under_block_is_kept_past_the_retention() {
+    let retention = Retention { events: 4, ..UNBOUNDED };
+    let db = |world: &mut World| world.one("c", "db");
+    let config = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
+    let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
+    let mut block = broadcaster.subscribe(live(app("web"), queue(Block, 3)));
+    let mut replay = broadcaster.subscribe(live(app("web"), queue(Replay, 3)));
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(1));
+    for _ in 0..6 {
+        broadcaster.publish(&[db(&mut world)]);
+    }
+    broadcaster.publish(&world.several(1));
+    assert!(!broadcaster.is_blocked());
+    assert_eq!(drain(&mut block), modified([1, 8]));
+    for _ in 0..6 {
+        broadcaster.publish(&[db(&mut world)]);
+    }
+    broadcaster.sweep();
+    assert_eq!(drain(&mut replay), [Parked], "once its neighbour needs it no more");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_that_made_room_is_not_charged_for_the_slower_ones() {
     let mut broadcaster = broadcaster::<Deliveries>(0);

@@ -381,7 +381,8 @@ impl Model {
         let reader = &mut self.readers[at];
         let floor = reader.floor_at_end.unwrap_or(floor);
         // The log is trimmed when it is written to or swept, so what may have gone may still be there.
-        let may_be_gone = reader.expected.get(reader.position).is_some_and(|event| event.wake < floor);
+        let is_kept = reader.is(FullChannelPolicy::Block);
+        let may_be_gone = reader.expected.get(reader.position).is_some_and(|event| event.wake < floor) && !is_kept;
         if reader.phase == Phase::CatchingUp && !reader.is_over(&config) {
             reader.phase = Phase::Live;
         }

@@ -54,4 +54,8 @@ impl Frame for Text {
     fn slice(&self, range: Range<usize>) -> Self {
         Self(self.0.slice(range))
     }
+
+    fn detached(&self) -> Self {
+        Self(Bytes::copy_from_slice(&self.0))
+    }
 }

@@ -398,7 +398,10 @@ impl<'a> Follower<'a> {
                 tally.expired_streams += 1;
                 let position = self.position.unwrap_or_default();
                 let (may_be, _) = self.truth.expiry(position, moment);
-                if !may_be {
+                // Its queue is kept, however old it is; only what came before it joined may be gone.
+                let is_kept =
+                    self.plan.policy == pb::FullChannelPolicy::Block && matches!(self.segment.start, Start::Bookmark);
+                if !may_be || is_kept {
                     return Err(format!("{position} is not expired"));
                 }
             }

@@ -28,6 +28,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         20 => torn(),
         20 => between(),
         10 => stall(),
+        10 => quiet(),
         15 => lags(),
         5 => vanishes(),
         30 => paged(),
@@ -122,6 +123,17 @@ fn between() -> Scene {
 
 fn stall() -> Scene {
     (say(1..5), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]).boxed()
+}
+
+/// One under BLOCK for which little is said of much, and who reads late.
+fn quiet() -> Scene {
+    let scene = (any_place(), any_plan(), say(1..4), vec(say(3..9), 2..4)).prop_map(|(place, plan, theirs, others)| {
+        let policy = FullChannelPolicy::Block;
+        let plan = Plan { policy, length: 5, sends_initial_events: false, timeout: None, min: None, ..plan };
+        let then = [theirs].into_iter().chain(others).chain([Step::Read(place, 9)]);
+        opened(place, plan).into_iter().chain(then).collect()
+    });
+    scene.boxed()
 }
 
 /// One that merges while many write, and may be given its generation in parts.
