@@ -55,6 +55,8 @@ pub(crate) struct Follower<'a> {
     /// Under COALESCE: whether changes merge since the client was told everything, and how many events it was told since.
     merges: bool,
     since_all: usize,
+    /// Whether a queue of the client's length would have been full, and not half empty since.
+    is_full: bool,
     stage: Stage,
 }
 
@@ -92,6 +94,7 @@ impl<'a> Follower<'a> {
             generation: VecDeque::new(),
             merges: false,
             since_all: 0,
+            is_full: false,
             stage,
         }
     }
@@ -105,6 +108,15 @@ impl<'a> Follower<'a> {
     }
 
     pub(crate) fn message(&mut self, at: usize, tally: &mut Tally) -> Verdict {
+        let (length, moment) = (self.plan.length as usize, &self.segment.messages[at].moment);
+        self.is_full |= self.untold(moment).len() >= length;
+        let verdict = self.tells(at, tally);
+        // A queue that was full makes the writer wait until it is half empty.
+        self.is_full &= self.untold(moment).len() > length / 2;
+        verdict
+    }
+
+    fn tells(&mut self, at: usize, tally: &mut Tally) -> Verdict {
         let Received { message, moment, was_woken } = &self.segment.messages[at];
         let event_type = message.r#type();
         let is_event = matches!(event_type, EventType::Added | EventType::Modified | EventType::Deleted);
@@ -246,7 +258,9 @@ impl<'a> Follower<'a> {
         if !self.generation.is_empty() && version != position {
             return Err("it lies inside a generation".to_owned());
         }
-        if !is_closing {
+        if is_closing {
+            self.closes(version, tally);
+        } else {
             self.waits(moment, tally)?;
         }
         if let Some(due) = self.expected.get(self.next) {
@@ -384,7 +398,7 @@ impl<'a> Follower<'a> {
             ("SLOW_CONSUMER", 8) => {
                 tally.evictions += 1;
                 let (untold, length) = (self.untold(moment).len(), self.plan.length as usize);
-                if self.plan.policy != pb::FullChannelPolicy::Block || untold < length {
+                if self.plan.policy != pb::FullChannelPolicy::Block || !self.is_full && untold < length {
                     return Err(format!(
                         "SLOW_CONSUMER with {untold} of {length} events untold, {:?}",
                         self.plan.policy

@@ -9,10 +9,24 @@ impl Follower<'_> {
     /// What may be told instead of everything that was not told: nothing, unless the queue has been full since the client
     /// was told everything.
     pub(super) fn merged(&self, moment: &Moment) -> Option<Vec<Expected>> {
+        self.merged_of(self.untold(moment))
+    }
+
+    fn merged_of(&self, untold: &[Expected]) -> Option<Vec<Expected>> {
         let has_been_full = self.merges || self.since_all >= self.plan.length.max(1) as usize;
         let lags = self.plan.policy == pb::FullChannelPolicy::Coalesce && has_been_full && self.generation.is_empty();
-        let untold = Some(self.untold(moment)).filter(|untold| lags && untold.first().is_some_and(|due| due.opens))?;
-        Some(Expected::merged(&self.held, untold))
+        let may_merge = lags && untold.first().is_some_and(|due| due.opens);
+        may_merge.then(|| Expected::merged(&self.held, untold))
+    }
+
+    /// A stream that ends says how far it was taken, and that may be past what has left no trace.
+    pub(super) fn closes(&mut self, version: u64, tally: &mut Tally) {
+        let untold = &self.expected[self.next..];
+        let passed = untold.partition_point(|event| event.after <= version);
+        if self.merged_of(&untold[..passed]).is_some_and(|merged| merged.is_empty()) {
+            tally.vanished += 1;
+            self.tell(passed);
+        }
     }
 
     /// A generation begins here if this and the following messages are one, as far as the client has read them. It holds
@@ -36,7 +50,11 @@ impl Follower<'_> {
 
     /// Everything that has happened counts as told.
     pub(super) fn tell_all(&mut self, moment: &Moment) {
-        let end = self.next + self.untold(moment).len();
+        self.tell(self.untold(moment).len());
+    }
+
+    fn tell(&mut self, count: usize) {
+        let end = self.next + count;
         for event in &self.expected[self.next..end] {
             event.apply(&mut self.held);
         }
