@@ -13,6 +13,7 @@
 use std::{
     fmt, io,
     net::SocketAddr,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -146,6 +147,7 @@ impl App {
                 evicted_grace: EVICTED_GRACE,
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
+                bulk_streams: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
             },
             lifecycle.clone(),
             Arc::clone(&metrics),
@@ -211,7 +213,7 @@ impl App {
         let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
         let mut server = JoinSet::new();
         server.spawn(infallible("grpc server", serving));
-        tasks.spawn(infallible("evictions", service.clone().reset_evicted()));
+        tasks.spawn(infallible("grpc service", service.clone().run()));
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
         if let Some((listener, admin)) = admin {
             // Until the very end, so that the probes and the last metrics can be read.

@@ -7,7 +7,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -26,6 +26,7 @@ use super::{
     scan::Scan,
     service::{ServedResource, Service},
     status::Refusal,
+    turns::Turn,
 };
 use crate::{
     cache::{HealthReport, Snapshot},
@@ -57,6 +58,7 @@ pub(super) struct ListBody {
     next_page_token: String,
     has_answered: bool,
     stage: Stage,
+    turn: Turn,
     observer: RpcObserver,
 }
 
@@ -154,6 +156,7 @@ async fn answer(
         next_page_token: String::new(),
         has_answered: false,
         stage: Stage::Objects,
+        turn: service.turns().begin(),
         observer,
     })
 }
@@ -258,6 +261,7 @@ impl Body for ListBody {
         let this = self.get_mut();
         match this.stage {
             Stage::Objects => {
+                ready!(this.turn.poll(cx));
                 if this.fill() {
                     return Poll::Ready(Some(Ok(BodyFrame::data(this.message()))));
                 }

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     call::peer, compiler::Compiler, discovery, metrics::RpcMetrics, page::Pages, query, routes::timeout_of,
-    status::Refusal, until, watch::Caller, watchers::Watchers,
+    status::Refusal, turns::Turns, until, watch::Caller, watchers::Watchers,
 };
 use crate::{
     cache::{InformerHandle, Snapshot},
@@ -52,6 +52,9 @@ pub struct ServiceConfig {
     pub max_watchers: usize,
     /// The largest request, in bytes.
     pub request_bytes: usize,
+    /// How many lists and watches are given objects or a past at a time; more of them take turns, one piece each. As many as
+    /// there are threads to serve with.
+    pub bulk_streams: usize,
 }
 
 /// One resource as it is served.
@@ -77,6 +80,7 @@ struct Inner {
     expressions: Compiler<Expression>,
     conditions: Compiler<Condition>,
     watchers: Arc<Watchers>,
+    turns: Arc<Turns>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
 }
@@ -98,6 +102,7 @@ impl Service {
         let resources = resources.into_iter().map(|resource| (resource.name.clone(), resource)).collect();
         let inner = Inner {
             resources,
+            turns: Turns::new(config.bulk_streams),
             config,
             pages: Pages::new(),
             expressions: Compiler::new(Expression::parse),
@@ -125,9 +130,14 @@ impl Service {
             && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
     }
 
-    /// Resets the streams of clients that cannot be told why they end; never ready.
-    pub async fn reset_evicted(self) {
-        self.watchers().reset_evicted(self.config().evicted_grace).await;
+    /// What has to run beside the calls: lets streams that take turns go on, and resets those of clients that cannot be told
+    /// why they end. Never ready.
+    ///
+    /// # Cancel safety
+    ///
+    /// Streams stand still while it does not run.
+    pub async fn run(self) {
+        tokio::join!(self.turns().call(), self.watchers().reset_evicted(self.config().evicted_grace));
     }
 
     pub(super) fn resource(&self, name: &str) -> Result<&ServedResource, Refusal> {
@@ -155,6 +165,10 @@ impl Service {
 
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.inner.watchers
+    }
+
+    pub(super) fn turns(&self) -> &Arc<Turns> {
+        &self.inner.turns
     }
 
     pub(super) fn draining(&self) -> &CancellationToken {

@@ -125,6 +125,7 @@ impl Sandbox {
                 evicted_grace: options.evicted_grace,
                 max_watchers: options.max_watchers,
                 request_bytes: 64 << 10,
+                bulk_streams: 2,
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),
@@ -139,7 +140,7 @@ impl Sandbox {
         let routes = Routes::new(service.clone());
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
-        tasks.spawn(service.reset_evicted());
+        tasks.spawn(service.run());
         let lineage = options.lineage.map(Arc::from);
         Self { informer: handle, lifecycle, routes, fifo, address, lineage, next: 1, server, _tasks: tasks }
     }

@@ -31,6 +31,7 @@ use super::{
         metrics::RpcObserver,
         routes::trailers,
         status::Refusal,
+        turns::{Turn, Turns},
         watchers::WatcherEntry,
     },
     initial_events::InitialEvents,
@@ -65,6 +66,7 @@ pub(in super::super) struct WatchBody {
     drain_period: Duration,
     /// When this watch ends; known once the server drains.
     drain_at: Option<Pin<Box<Sleep>>>,
+    turns: Arc<Turns>,
     /// Encoded, and not yet handed to the connection.
     ready: Option<Chunk>,
     end: Option<Status>,
@@ -88,6 +90,7 @@ pub(super) struct Opened {
     pub(super) draining: CancellationToken,
     /// Over which watches end when the server drains.
     pub(super) drain_period: Duration,
+    pub(super) turns: Arc<Turns>,
     pub(super) watcher: WatcherEntry,
     pub(super) observer: RpcObserver,
 }
@@ -106,9 +109,9 @@ pub(super) enum Begin {
 /// Where a stream is.
 enum Stage {
     /// Being given the state at which it joined.
-    InitialEvents(InitialEvents),
+    InitialEvents(InitialEvents, Turn),
     /// Being told what it has missed; without a cursor there is more of it.
-    Replay(Replay),
+    Replay(Replay, Turn),
     /// Joining again after a version and some events of the batch that follows: parked, or in the middle of what it has
     /// missed.
     Joining(ResourceVersion, u32, Joining),
@@ -132,8 +135,10 @@ impl WatchBody {
         let opened_state = opened.informer.health().state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
-            Begin::InitialEvents => Stage::InitialEvents(InitialEvents::new(snapshot, &opened.selection)),
-            Begin::After(version) => Stage::Replay(Replay::new(backlog.batches, version)),
+            Begin::InitialEvents => {
+                Stage::InitialEvents(InitialEvents::new(snapshot, &opened.selection), opened.turns.begin())
+            }
+            Begin::After(version) => Stage::Replay(Replay::new(backlog.batches, version), opened.turns.begin()),
             Begin::Bookmark => Stage::Live,
         };
         let mut body = Self {
@@ -152,6 +157,7 @@ impl WatchBody {
             drained: Box::pin(opened.draining.cancelled_owned()),
             drain_period: opened.drain_period,
             drain_at: None,
+            turns: opened.turns,
             ready: None,
             end: None,
             is_over: false,
@@ -169,8 +175,8 @@ impl WatchBody {
     /// The version to resume from; none while the initial events are not complete.
     fn position(&self) -> Option<&ResourceVersion> {
         match &self.stage {
-            Stage::InitialEvents(_) => None,
-            Stage::Replay(replay) => Some(replay.version()),
+            Stage::InitialEvents(..) => None,
+            Stage::Replay(replay, _) => Some(replay.version()),
             Stage::Joining(version, ..) => Some(version),
             Stage::Live => self.cursor.as_ref().map(Cursor::version),
         }
@@ -264,15 +270,16 @@ impl WatchBody {
             return Poll::Ready(());
         }
         match self.stage {
-            Stage::InitialEvents(_) => self.poll_initial_events(cx),
-            Stage::Replay(_) => self.poll_replay(cx),
+            Stage::InitialEvents(..) => self.poll_initial_events(cx),
+            Stage::Replay(..) => self.poll_replay(cx),
             Stage::Joining(..) => self.poll_joining(cx),
             Stage::Live => self.poll_live(cx),
         }
     }
 
     fn poll_initial_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::InitialEvents(initial) = &mut self.stage else { return Poll::Ready(()) };
+        let Stage::InitialEvents(initial, turn) = &mut self.stage else { return Poll::Ready(()) };
+        ready!(turn.poll(cx));
         let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format);
         self.watcher.sent(events, None);
         if is_complete {
@@ -288,7 +295,8 @@ impl WatchBody {
     }
 
     fn poll_replay(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Replay(replay) = &mut self.stage else { return Poll::Ready(()) };
+        let Stage::Replay(replay, turn) = &mut self.stage else { return Poll::Ready(()) };
+        ready!(turn.poll(cx));
         let mut buffer = BytesMut::new();
         let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut buffer, CHUNK_BYTES, SCAN_OBJECTS);
         let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
@@ -313,7 +321,8 @@ impl WatchBody {
                 self.end_with(&Refusal::HistoryChanged);
             }
             Ok(Joined { backlog, cursor, .. }) => {
-                self.stage = Stage::Replay(Replay::new(backlog.batches, version.clone()).skipping(*inside));
+                let replay = Replay::new(backlog.batches, version.clone()).skipping(*inside);
+                self.stage = Stage::Replay(replay, self.turns.begin());
                 self.watcher.reads(cursor.as_ref().map(Cursor::gauge));
                 self.cursor = cursor;
             }

@@ -109,6 +109,7 @@ pub(in super::super) async fn open_with(
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         draining: service.draining().clone(),
         drain_period: service.config().drain_period,
+        turns: Arc::clone(service.turns()),
         watcher,
         observer,
     }))

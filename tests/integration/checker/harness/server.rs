@@ -81,10 +81,13 @@ impl Server {
             future_wait: FUTURE_WAIT,
             max_watchers: 1000,
             request_bytes: 64 << 10,
+            bulk_streams: 1,
         };
         let lifecycle = Lifecycle::default();
         let service = Service::new([resource], config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
-        Self { informer, lifecycle, routes: Routes::new(service), first_epoch, compiled: HashSet::new(), fifo, health }
+        let routes = Routes::new(service.clone());
+        drop(tokio::spawn(service.run()));
+        Self { informer, lifecycle, routes, first_epoch, compiled: HashSet::new(), fifo, health }
     }
 
     pub(super) async fn push(&self, delta: Delta) {

@@ -1,0 +1,176 @@
+//! Turns: who is sent much at once makes it piece by piece, when nothing else is to be done.
+//!
+//! A thousand clients that begin to watch together are given a snapshot each. If each of their connections had its next
+//! piece made as soon as it has room, a live event would have to get past a thousand pieces in the runtime's queue, at every
+//! step on its way. So only a few of them are in that queue at a time: the others wait here, in order, and are called one
+//! after the other by a task that yields to everything else.
+//!
+//! Being called obliges to nothing: a client that shuts its window while it waits holds nobody up.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// All who are sent much at once.
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// How many are called at a time; as long as there are no more than that, nobody waits.
+    at_once: usize,
+    count: AtomicUsize,
+    waiting: Mutex<VecDeque<Arc<Ticket>>>,
+    queued: Notify,
+}
+
+/// One of them, for as long as it is.
+#[derive(Debug)]
+pub(super) struct Turn {
+    turns: Arc<Turns>,
+    ticket: Option<Arc<Ticket>>,
+}
+
+/// Where a waker is while its owner waits; none once it was called or has gone.
+type Ticket = Mutex<Option<Waker>>;
+
+// === impl Turns ===
+
+impl Turns {
+    pub(super) fn new(at_once: usize) -> Arc<Self> {
+        let (count, waiting) = (AtomicUsize::new(0), Mutex::default());
+        Arc::new(Self { at_once, count, waiting, queued: Notify::new() })
+    }
+
+    /// One more.
+    pub(super) fn begin(self: &Arc<Self>) -> Turn {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Turn { turns: Arc::clone(self), ticket: None }
+    }
+
+    /// Calls those who wait, for ever.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nobody is forgotten.
+    pub(super) async fn call(&self) {
+        loop {
+            let called = (0..self.at_once).map_while(|_| self.next()).map(Waker::wake).count();
+            if called == 0 {
+                self.queued.notified().await;
+            } else {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// The first who still waits.
+    fn next(&self) -> Option<Waker> {
+        loop {
+            let ticket = self.waiting.lock().pop_front()?;
+            // Bound to a name, so that the ticket is free when it is woken or dropped.
+            let waker = ticket.lock().take();
+            if waker.is_some() {
+                return waker;
+            }
+        }
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// Whether it is its turn to make one piece; if not, it is woken when it is.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(ticket) = &self.ticket {
+            let mut waits = ticket.lock();
+            let displaced = match &mut *waits {
+                Some(waker) if waker.will_wake(cx.waker()) => return Poll::Pending,
+                Some(waker) => std::mem::replace(waker, cx.waker().clone()),
+                None => {
+                    drop(waits);
+                    self.ticket = None;
+                    return Poll::Ready(());
+                }
+            };
+            drop(waits);
+            drop(displaced);
+            return Poll::Pending;
+        }
+        if self.turns.count.load(Ordering::Relaxed) <= self.turns.at_once {
+            return Poll::Ready(());
+        }
+        let ticket = Arc::new(Mutex::new(Some(cx.waker().clone())));
+        self.turns.waiting.lock().push_back(Arc::clone(&ticket));
+        self.ticket = Some(ticket);
+        self.turns.queued.notify_one();
+        Poll::Pending
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.turns.count.fetch_sub(1, Ordering::Relaxed);
+        let waker = self.ticket.take().and_then(|ticket| ticket.lock().take());
+        drop(waker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::{assert_pending, assert_ready, task};
+
+    use super::*;
+
+    fn turns(turns: &Arc<Turns>, count: usize) -> Vec<task::Spawn<Turn>> {
+        (0..count).map(|_| task::spawn(turns.begin())).collect()
+    }
+
+    fn poll(turn: &mut task::Spawn<Turn>) -> Poll<()> {
+        turn.enter(|cx, mut turn| turn.poll(cx))
+    }
+
+    #[test]
+    fn a_few_never_wait() {
+        let turns_of_two = Turns::new(2);
+        let mut some = turns(&turns_of_two, 3);
+        drop(some.pop());
+        for turn in &mut some {
+            (0..3).for_each(|_| assert_ready!(poll(turn)));
+        }
+        assert!(turns_of_two.waiting.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn many_go_on_in_turns_and_those_who_have_gone_or_do_not_come_hold_nobody_up() {
+        let turns_of_two = Turns::new(2);
+        let mut some = turns(&turns_of_two, 6);
+        for turn in &mut some {
+            assert_pending!(poll(turn));
+            assert_pending!(poll(turn));
+        }
+        drop(some.remove(1));
+        let mut calls = task::spawn(turns_of_two.call());
+        assert_pending!(calls.poll());
+        let woken = |some: &[task::Spawn<Turn>]| some.iter().map(task::Spawn::is_woken).collect::<Vec<_>>();
+        assert_eq!(woken(&some), [true, true, false, false, false], "in order, and not the one who has gone");
+        // The first makes its piece and queues for the next one; the second does not come.
+        assert_ready!(poll(&mut some[0]));
+        assert_pending!(poll(&mut some[0]));
+        assert_pending!(calls.poll());
+        assert_eq!(woken(&some), [false, true, true, true, false]);
+        assert_pending!(calls.poll());
+        assert_eq!(woken(&some), [true, true, true, true, true]);
+        (1..5).for_each(|at| assert_ready!(poll(&mut some[at])));
+        assert_pending!(calls.poll());
+        assert!(turns_of_two.waiting.lock().is_empty());
+        drop(some.drain(1..));
+        assert_ready!(poll(&mut some[0]));
+        assert_ready!(poll(&mut some[0]), "it is the only one now");
+    }
+}
