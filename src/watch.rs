@@ -36,7 +36,7 @@ mod stream_watcher;
 mod until;
 
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
-pub use cursor::{Cursor, CursorGauge, Taken};
+pub use cursor::{Cursor, CursorGauge, Frames, Taken};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
 pub use replay::Replay;

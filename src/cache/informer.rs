@@ -7,8 +7,9 @@
 //! - Joining is a command of the same task, so a watch starts from one snapshot and gets every later event (invariant 2).
 //! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving go on.
 
+mod handle;
+
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -22,6 +23,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
+pub use self::handle::InformerHandle;
 use super::{Backlog, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState};
 use crate::{
     model::{Batch, Event, Indexers, ResourceVersion},
@@ -50,12 +52,6 @@ pub struct InformerConfig {
     /// applied at once, those that follow it are gathered: a wake costs much more than an event. Timers being what they are,
     /// it may be a millisecond more.
     pub batch_window: Duration,
-}
-
-/// The reading side of an [`Informer`]; clones share it.
-pub struct InformerHandle<F: Frame> {
-    shared: Arc<Shared>,
-    commands: mpsc::Sender<Command<F>>,
 }
 
 /// Where a watch starts.
@@ -143,6 +139,7 @@ struct Shared {
     /// Raised before the watches of a history that has changed are ended.
     epoch: AtomicU64,
     applied: Notify,
+    pokes: AtomicU64,
     health: SourceHealth,
     stats: InformerStats,
     watch_stats: ArcSwapOption<BroadcasterStats>,
@@ -161,7 +158,7 @@ struct Writer<F: Frame> {
 struct Live<F: Frame> {
     indexer: Indexer,
     history: History,
-    /// The state of the source that watches were last told of.
+    /// The state of the source when watches were last called.
     told_state: SyncState,
     broadcaster: Broadcaster<F>,
 }
@@ -169,6 +166,7 @@ struct Live<F: Frame> {
 #[derive(Debug)]
 enum Command<F: Frame> {
     Join { start: Start, subscribe: Subscribe<F>, reply: oneshot::Sender<Result<Joined<F>, JoinError>> },
+    Poke,
 }
 
 /// What is drained from the queue before it is applied and published: one wake of the watchers.
@@ -192,6 +190,7 @@ impl<F: Frame> Informer<F> {
             oldest: ArcSwapOption::empty(),
             epoch: AtomicU64::new(0),
             applied: Notify::new(),
+            pokes: AtomicU64::new(0),
             health,
             stats: InformerStats::default(),
             watch_stats: ArcSwapOption::empty(),
@@ -258,8 +257,16 @@ impl<F: Frame> Writer<F> {
             let state = self.shared.health.state();
             if std::mem::replace(&mut live.told_state, state) != state {
                 tracing::info!(?state, "the state of the source has changed");
-                live.broadcaster.poke();
+                self.poke();
             }
+        }
+    }
+
+    fn poke(&self) {
+        // Counted first: who parks after having been passed over sees it.
+        self.shared.pokes.fetch_add(1, Ordering::Release);
+        if let Some(live) = &self.live {
+            live.broadcaster.poke();
         }
     }
 
@@ -270,6 +277,7 @@ impl<F: Frame> Writer<F> {
                 // Whoever asked may have gone; the cursor then unsubscribes by being dropped.
                 drop(reply.send(joined));
             }
+            Command::Poke => self.poke(),
         }
     }
 
@@ -383,91 +391,6 @@ impl Shared {
         self.oldest.store(Some(Arc::new(history.oldest().clone())));
         self.stats.history_events.store(history.events() as u64, Ordering::Relaxed);
         self.stats.history_bytes.store(history.bytes() as u64, Ordering::Relaxed);
-    }
-}
-
-// === impl InformerHandle ===
-
-impl<F: Frame> InformerHandle<F> {
-    /// The applied state; `None` until the first list.
-    pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
-        self.shared.snapshot.load_full()
-    }
-
-    /// The version up to which every watcher has been given its events, or will find them at its cursor.
-    pub fn distributed(&self) -> Option<Arc<ResourceVersion>> {
-        self.shared.distributed.load_full()
-    }
-
-    /// Which history of the upstream is served: how many have been given up. A version of an older one means nothing.
-    pub fn epoch(&self) -> u64 {
-        self.shared.epoch.load(Ordering::Acquire)
-    }
-
-    /// The oldest version that a watch can go on from.
-    pub fn oldest(&self) -> Option<ResourceVersion> {
-        self.shared.oldest.load().as_ref().map(|oldest| ResourceVersion::clone(oldest))
-    }
-
-    /// How the source is doing.
-    pub fn health(&self) -> &SourceHealth {
-        &self.shared.health
-    }
-
-    /// The index functions.
-    pub fn indexers(&self) -> &Arc<Indexers> {
-        &self.shared.indexers
-    }
-
-    /// Counters of what was applied.
-    pub fn stats(&self) -> &InformerStats {
-        &self.shared.stats
-    }
-
-    /// Counters of distribution; `None` until the first list.
-    pub fn watch_stats(&self) -> Option<Arc<BroadcasterStats>> {
-        self.shared.watch_stats.load_full()
-    }
-
-    /// Waits for a state that the predicate accepts, the present one included.
-    ///
-    /// # Cancel safety
-    ///
-    /// May be dropped at any time.
-    pub async fn wait_for(&self, is_enough: impl Fn(&Snapshot) -> bool) -> Arc<Snapshot> {
-        loop {
-            let mut applied = std::pin::pin!(self.shared.applied.notified());
-            // Registered before looking, so that what is applied in between is not missed.
-            applied.as_mut().enable();
-            if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
-                return snapshot;
-            }
-            applied.await;
-        }
-    }
-
-    /// Starts a watch.
-    ///
-    /// # Cancel safety
-    ///
-    /// When the future is dropped, the watch does not exist.
-    pub async fn join(&self, start: Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
-        let (reply, joined) = oneshot::channel();
-        let command = Command::Join { start, subscribe, reply };
-        self.commands.send(command).await.map_err(|_| Stopped)?;
-        joined.await.map_err(|_| Stopped)?
-    }
-}
-
-impl<F: Frame> Clone for InformerHandle<F> {
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), commands: self.commands.clone() }
-    }
-}
-
-impl<F: Frame> fmt::Debug for InformerHandle<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InformerHandle").field("shared", &self.shared).finish_non_exhaustive()
     }
 }
 

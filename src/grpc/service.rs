@@ -130,14 +130,20 @@ impl Service {
             && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
     }
 
-    /// What has to run beside the calls: lets streams that take turns go on, and resets those of clients that cannot be told
-    /// why they end. Never ready.
+    /// What has to run beside the calls: lets streams that take turns go on, tells watches of a drain, and resets those of
+    /// clients that cannot be told why they end. Never ready.
     ///
     /// # Cancel safety
     ///
     /// Streams stand still while it does not run.
     pub async fn run(self) {
-        tokio::join!(self.turns().call(), self.watchers().reset_evicted(self.config().evicted_grace));
+        let drain = async {
+            self.draining().cancelled().await;
+            for resource in self.resources() {
+                resource.informer.poke().await;
+            }
+        };
+        tokio::join!(drain, self.turns().call(), self.watchers().reset_evicted(self.config().evicted_grace));
     }
 
     pub(super) fn resource(&self, name: &str) -> Result<&ServedResource, Refusal> {

@@ -6,6 +6,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use smallvec::{SmallVec, smallvec};
+
 use super::{
     End, Frame, FullChannelPolicy,
     broadcaster::BroadcasterStats,
@@ -35,11 +37,14 @@ pub struct CursorGauge<F: Frame> {
     id: u64,
 }
 
+/// Pieces one after the other: one, when they were published together.
+pub type Frames<F> = SmallVec<[F; 1]>;
+
 /// What a cursor yields.
 #[derive(Debug, Clone)]
 pub enum Taken<F> {
     /// The next events, in order.
-    Frames(Vec<F>),
+    Frames(Frames<F>),
     /// Events are missing here, under DROP.
     Dropped {
         /// How many events of the selection.
@@ -84,6 +89,14 @@ impl<F: Frame> Cursor<F> {
         if self.version < version {
             self.version = version;
         }
+    }
+
+    /// Whether nothing is left to be taken, and more may come.
+    pub fn is_at_head(&self) -> bool {
+        let log = self.group.log.lock();
+        let slot = &log.slots[self.slot];
+        let has_all = slot.position == log.head && slot.coalescing.is_none() && self.telling.is_none();
+        has_all && log.end.is_none() && (!slot.evicted || planted!(EvictionIsUntold))
     }
 
     /// How many events were taken.
@@ -178,7 +191,7 @@ impl<F: Frame> Cursor<F> {
         }
         self.taken += events;
         self.stats.delivered.fetch_add(events, Ordering::Relaxed);
-        Some(Taken::Frames(vec![frame]))
+        Some(Taken::Frames(smallvec![frame]))
     }
 
     /// Waits for the next of what [`Cursor::poll_take`] yields.
@@ -238,7 +251,7 @@ impl<F: Frame> fmt::Debug for Cursor<F> {
 
 /// What a slot has that lags under COALESCE.
 enum Coalesced<F> {
-    Frames(Vec<F>, u64),
+    Frames(Frames<F>, u64),
     Generation(Telling),
 }
 

@@ -13,7 +13,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    Frame, FullChannelPolicy, QueueOptions, budget::TimeBudget, coalesce::Generation, policy::End, room::Room,
+    Frame, Frames, FullChannelPolicy, QueueOptions, budget::TimeBudget, coalesce::Generation, policy::End, room::Room,
 };
 use crate::{
     model::{Change, ResourceVersion, Selection, Transition},
@@ -111,7 +111,7 @@ pub(super) struct Slot<F: Frame> {
 #[derive(Debug)]
 pub(super) struct Coalescing<F> {
     /// What its queue held when it became full: parts with the number of their events and the version that they lead to.
-    pub(super) sending: VecDeque<(Vec<F>, u64, ResourceVersion)>,
+    pub(super) sending: VecDeque<(Frames<F>, u64, ResourceVersion)>,
     pub(super) filling: Generation,
 }
 
@@ -220,9 +220,12 @@ impl<F: Frame> Log<F> {
         if self.runs.front().is_none_or(|run| run.wake >= floor) {
             return;
         }
+        // Of one that the log has passed before it was live nothing can be kept any more.
+        let tail = self.tail();
         let blocks = |slot: &&Slot<F>| {
             slot.queue.policy == FullChannelPolicy::Block
                 && slot.phase == Phase::Live
+                && slot.position >= tail
                 && !slot.evicted
                 && !planted!(BlockedQueueIsForgotten)
         };
@@ -247,9 +250,9 @@ impl<F: Frame> Log<F> {
         max_size: usize,
         version: &mut ResourceVersion,
         inside: &mut u32,
-    ) -> (Vec<F>, u64, u64) {
+    ) -> (Frames<F>, u64, u64) {
         let (mut position, mut room) = (position, max_size);
-        let (mut frames, mut size) = (Vec::new(), 0);
+        let (mut frames, mut size) = (Frames::new(), 0);
         let first = self.runs.partition_point(|run| run.end() <= position);
         for run in self.runs.range(first..) {
             if position >= until {

@@ -1,5 +1,6 @@
 //! The engine seen from outside: what a Broadcaster and its cursors promise, with small worlds of objects to publish.
 
+mod block;
 mod policies;
 mod property;
 mod stress;

@@ -62,7 +62,13 @@ pub(in super::super) struct WatchBody {
     bookmark_interval: Duration,
     bookmark_due: Pin<Box<Sleep>>,
     ends_at: Option<Pin<Box<Sleep>>>,
-    drained: Pin<Box<WaitForCancellationFutureOwned>>,
+    draining: CancellationToken,
+    /// While it does not wait at its cursor, where it is poked.
+    drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    /// How often it was poked, as far as it knows.
+    pokes: u64,
+    /// It was poked, and the client may have to be told of the source.
+    has_news: bool,
     drain_period: Duration,
     /// When this watch ends; known once the server drains.
     drain_at: Option<Pin<Box<Sleep>>>,
@@ -154,7 +160,10 @@ impl WatchBody {
             bookmark_interval,
             bookmark_due: Box::pin(tokio::time::sleep(bookmark_interval)),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
-            drained: Box::pin(opened.draining.cancelled_owned()),
+            draining: opened.draining,
+            drained: None,
+            pokes: 0,
+            has_news: false,
             drain_period: opened.drain_period,
             drain_at: None,
             turns: opened.turns,
@@ -185,7 +194,7 @@ impl WatchBody {
     /// A bookmark at this client's own position, with the state of the source.
     fn bookmark(&mut self, bookmark: pb::Bookmark) -> pb::WatchResponse {
         let report = self.informer.health().report();
-        self.told_state = report.state;
+        (self.told_state, self.has_news) = (report.state, false);
         frame::bookmark(
             self.position(),
             pb::Bookmark {
@@ -239,9 +248,27 @@ impl WatchBody {
         tracing::debug!(resource = self.resource, ?refusal, "watch ended");
     }
 
+    /// Whether the server has begun to drain.
+    fn poll_drained(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Stage::Live = self.stage {
+            self.drained = None;
+            return self.draining.is_cancelled();
+        }
+        let drained = || Box::pin(self.draining.clone().cancelled_owned());
+        self.drained.get_or_insert_with(drained).as_mut().poll(cx).is_ready()
+    }
+
+    /// Whether it was poked since it looked last.
+    fn is_poked(&mut self) -> bool {
+        let pokes = self.informer.pokes();
+        let is_poked = std::mem::replace(&mut self.pokes, pokes) != pokes;
+        self.has_news |= is_poked;
+        is_poked
+    }
+
     /// Whether something from outside ends the stream now.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
-        if self.drain_at.is_none() && self.drained.as_mut().poll(cx).is_ready() && !planted!(DrainIsIgnored) {
+        if self.drain_at.is_none() && self.poll_drained(cx) && !planted!(DrainIsIgnored) {
             self.drain_at = Some(Box::pin(tokio::time::sleep(self.watcher.drain_delay(self.drain_period))));
         }
         if let Some(drain_at) = &mut self.drain_at
@@ -265,7 +292,10 @@ impl WatchBody {
 
     /// Makes the next piece ready or moves to the next stage, or parks.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.poll_end(cx);
+        let is_timed = self.ends_at.is_some() || self.drain_at.is_some();
+        if !matches!(self.stage, Stage::Live) || is_timed || self.is_poked() {
+            self.poll_end(cx);
+        }
         if self.end.is_some() {
             return Poll::Ready(());
         }
@@ -336,10 +366,8 @@ impl WatchBody {
 
     fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
-        // Read before seeing the cursor at the head: it may be ahead of the head by then, never of what was published.
-        let distributed = self.informer.distributed();
-        if let Some(distributed) = distributed.as_ref().filter(|_| planted!(BookmarkAhead)) {
-            cursor.advance(ResourceVersion::clone(distributed));
+        if let Some(distributed) = planted!(BookmarkAhead).then(|| self.informer.distributed()).flatten() {
+            cursor.advance(ResourceVersion::clone(&distributed));
         }
         let taken = cursor.taken();
         match cursor.poll_take(cx, CHUNK_BYTES) {
@@ -354,7 +382,7 @@ impl WatchBody {
             }
             Poll::Ready(Taken::Parked) => {
                 let (mut version, inside) = (cursor.version().clone(), cursor.inside());
-                if let Some(head) = distributed.filter(|_| planted!(ParkedGoesOnAtTheHead)) {
+                if let Some(head) = self.informer.distributed().filter(|_| planted!(ParkedGoesOnAtTheHead)) {
                     version.clone_from(&head);
                 }
                 self.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
@@ -365,18 +393,32 @@ impl WatchBody {
                 let refusal = Refusal::end(&end, cursor.version());
                 self.end_with(&refusal);
             }
-            Poll::Pending => {
-                // What the client knows of the source is told at once, the version at the interval.
-                if self.informer.health().state() == self.told_state {
-                    ready!(self.bookmark_due.as_mut().poll(cx));
-                }
-                if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
-                    cursor.advance(ResourceVersion::clone(&distributed));
-                }
-                let bookmark = self.bookmark(pb::Bookmark::default());
-                self.send(&[bookmark]);
-                self.bookmark_due.as_mut().reset(Instant::now() + self.bookmark_interval);
+            Poll::Pending => return self.poll_quiet(cx),
+        }
+        Poll::Ready(())
+    }
+
+    /// There are no events: perhaps it ends, or there is something else to tell.
+    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // Who was poked before it waited at its cursor is not woken.
+        if self.is_poked() {
+            return Poll::Ready(());
+        }
+        // What the client knows of the source is told at once, the version at the interval.
+        self.has_news = self.has_news && self.informer.health().state() != self.told_state;
+        if !self.has_news {
+            ready!(self.bookmark_due.as_mut().poll(cx));
+        }
+        // Read before the cursor is seen at the head: it may be ahead of the head by then, never of what was published.
+        let distributed = self.informer.distributed();
+        let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
+        if cursor.is_at_head() {
+            if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
+                cursor.advance(ResourceVersion::clone(&distributed));
             }
+            let bookmark = self.bookmark(pb::Bookmark::default());
+            self.send(&[bookmark]);
+            self.bookmark_due.as_mut().reset(Instant::now() + self.bookmark_interval);
         }
         Poll::Ready(())
     }

@@ -106,6 +106,7 @@ struct Expected {
 }
 
 /// A cursor, and what is expected of it.
+#[expect(clippy::struct_excessive_bools, reason = "a model of independent facts")]
 struct Reader {
     cursor: Cursor<Text>,
     client: Client,
@@ -116,6 +117,8 @@ struct Reader {
     frozen_at: Option<usize>,
     blocking: bool,
     evicted: bool,
+    /// The log has passed it: it was parked.
+    is_passed: bool,
     end: Option<End>,
     /// The oldest wake that was kept when it was cut off by a restart.
     floor_at_end: Option<u64>,
@@ -367,6 +370,7 @@ impl Model {
             frozen_at: None,
             blocking: false,
             evicted: false,
+            is_passed: false,
             end: self.stopped.then_some(End::Stopped),
             floor_at_end: None,
             flag: Arc::default(),
@@ -381,7 +385,7 @@ impl Model {
         let reader = &mut self.readers[at];
         let floor = reader.floor_at_end.unwrap_or(floor);
         // The log is trimmed when it is written to or swept, so what may have gone may still be there.
-        let is_kept = reader.is(FullChannelPolicy::Block);
+        let is_kept = reader.is(FullChannelPolicy::Block) && !reader.is_passed;
         let may_be_gone = reader.expected.get(reader.position).is_some_and(|event| event.wake < floor) && !is_kept;
         if reader.phase == Phase::CatchingUp && !reader.is_over(&config) {
             reader.phase = Phase::Live;
@@ -422,6 +426,7 @@ impl Model {
             Poll::Ready(Taken::Parked) => {
                 assert!(may_be_gone && !reader.evicted && !reader.is(FullChannelPolicy::Drop));
                 assert!(reader.expected[reader.position].wake < floor, "only for what is not retained");
+                reader.is_passed = true;
             }
             Poll::Ready(Taken::Ended(End::SlowConsumer)) => assert!(reader.evicted),
             Poll::Ready(Taken::Ended(end)) => {

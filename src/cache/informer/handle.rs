@@ -1,0 +1,122 @@
+//! The reading side of an informer: what every answer is made from.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Command, InformerStats, JoinError, Joined, Shared, Start, Stopped};
+use crate::{
+    cache::{Snapshot, SourceHealth},
+    model::{Indexers, ResourceVersion},
+    watch::{BroadcasterStats, Frame, Subscribe},
+};
+
+/// The reading side of an [`Informer`](super::Informer); clones share it.
+pub struct InformerHandle<F: Frame> {
+    pub(super) shared: Arc<Shared>,
+    pub(super) commands: mpsc::Sender<Command<F>>,
+}
+
+// === impl InformerHandle ===
+
+impl<F: Frame> InformerHandle<F> {
+    /// The applied state; `None` until the first list.
+    pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
+        self.shared.snapshot.load_full()
+    }
+
+    /// The version up to which every watcher has been given its events, or will find them at its cursor.
+    pub fn distributed(&self) -> Option<Arc<ResourceVersion>> {
+        self.shared.distributed.load_full()
+    }
+
+    /// Which history of the upstream is served: how many have been given up. A version of an older one means nothing.
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch.load(Ordering::Acquire)
+    }
+
+    /// The oldest version that a watch can go on from.
+    pub fn oldest(&self) -> Option<ResourceVersion> {
+        self.shared.oldest.load().as_ref().map(|oldest| ResourceVersion::clone(oldest))
+    }
+
+    /// How the source is doing.
+    pub fn health(&self) -> &SourceHealth {
+        &self.shared.health
+    }
+
+    /// The index functions.
+    pub fn indexers(&self) -> &Arc<Indexers> {
+        &self.shared.indexers
+    }
+
+    /// Counters of what was applied.
+    pub fn stats(&self) -> &InformerStats {
+        &self.shared.stats
+    }
+
+    /// Counters of distribution; `None` until the first list.
+    pub fn watch_stats(&self) -> Option<Arc<BroadcasterStats>> {
+        self.shared.watch_stats.load_full()
+    }
+
+    /// Waits for a state that the predicate accepts, the present one included.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time.
+    pub async fn wait_for(&self, is_enough: impl Fn(&Snapshot) -> bool) -> Arc<Snapshot> {
+        loop {
+            let mut applied = std::pin::pin!(self.shared.applied.notified());
+            // Registered before looking, so that what is applied in between is not missed.
+            applied.as_mut().enable();
+            if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
+                return snapshot;
+            }
+            applied.await;
+        }
+    }
+
+    /// Wakes every watch that waits at its cursor: there is something to tell that is no event.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, it may have been done or not.
+    pub async fn poke(&self) {
+        // An informer that has ended has ended its watches.
+        drop(self.commands.send(Command::Poke).await);
+    }
+
+    /// How often watches were woken for something that is no event; raised before they are, also when the state of the source
+    /// has changed.
+    pub fn pokes(&self) -> u64 {
+        self.shared.pokes.load(Ordering::Acquire)
+    }
+
+    /// Starts a watch.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, the watch does not exist.
+    pub async fn join(&self, start: Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
+        let (reply, joined) = oneshot::channel();
+        let command = Command::Join { start, subscribe, reply };
+        self.commands.send(command).await.map_err(|_| Stopped)?;
+        joined.await.map_err(|_| Stopped)?
+    }
+}
+
+impl<F: Frame> Clone for InformerHandle<F> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), commands: self.commands.clone() }
+    }
+}
+
+impl<F: Frame> fmt::Debug for InformerHandle<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InformerHandle").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
