@@ -208,7 +208,7 @@ mod tests {
             key: ObjectKey::new("shop", "web").unwrap(),
             uid: String::new(),
             version: ResourceVersion::decimal(1),
-            labels: crate::model::Labels::default(),
+            labels: std::collections::BTreeMap::new(),
             api_version: String::new(),
             kind: String::new(),
             media_type: "text/plain",

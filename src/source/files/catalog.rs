@@ -20,12 +20,12 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-use crate::model::{Event, Object, ObjectKey, ResourceVersion};
+use crate::model::{Event, Lineage, Object, ObjectKey, ResourceVersion};
 
 /// The state of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
 #[derive(Debug)]
 pub(super) struct Catalog {
-    lineage: Arc<str>,
+    lineage: Lineage,
     /// Of the last change; 0 before the first application.
     number: u128,
     files: HashMap<Arc<str>, FileRecord, RandomState>,
@@ -101,7 +101,7 @@ const BLANK: &str = "the file is empty; delete it to delete its objects";
 
 impl Catalog {
     /// An empty catalog before its first application.
-    pub(super) fn new(lineage: Arc<str>) -> Self {
+    pub(super) fn new(lineage: Lineage) -> Self {
         Self {
             lineage,
             number: 0,

@@ -3,14 +3,11 @@
 //! Called by `reader` with the bytes that `framing` found; pure, without IO. An object's body is the bytes that came, in an
 //! allocation of its own.
 
-use std::borrow::Cow;
-
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::super::text::one_line;
-use crate::model::{EventType, MAX_OBJECT_BYTES, Object, ObjectError, ResourceVersion};
+use crate::model::{EventType, JsonText, Object, ObjectError, ResourceVersion};
 
 /// What has been read.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,7 +24,7 @@ pub(super) enum Said {
 #[derive(Deserialize)]
 struct WatchEvent<'a> {
     #[serde(rename = "type", borrow, default)]
-    event_type: Option<Cow<'a, str>>,
+    event_type: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     object: Option<&'a RawValue>,
 }
@@ -36,9 +33,9 @@ struct WatchEvent<'a> {
 #[derive(Deserialize)]
 struct Status<'a> {
     #[serde(borrow, default)]
-    message: Option<Cow<'a, str>>,
+    message: Option<JsonText<'a>>,
     #[serde(borrow, default)]
-    reason: Option<Cow<'a, str>>,
+    reason: Option<JsonText<'a>>,
 }
 
 /// Reads one event, whose object gets this version.
@@ -58,27 +55,19 @@ pub(super) fn decode(event: &[u8], version: ResourceVersion) -> Result<Said, Str
         None => return Err("no watch event: it has no `type` (is --output-watch-events missing?)".to_owned()),
     };
     let object = object.ok_or("the event has no `object`")?.get();
-    object_of(object, version).map(|object| Said::Change(event_type, object)).map_err(|error| match error {
+    // Nothing but its name keys an object of a stream; an empty one is refused.
+    Object::from_json(object, "", version).map(|object| Said::Change(event_type, object)).map_err(|error| match error {
         ObjectError::Json(error) => explain(&error),
         other => one_line(&other.to_string()),
     })
-}
-
-fn object_of(json: &str, version: ResourceVersion) -> Result<Object, ObjectError> {
-    // Before the copy, not after it.
-    if json.len() > MAX_OBJECT_BYTES {
-        return Err(ObjectError::TooLarge { size: json.len() });
-    }
-    // Nothing but its name keys an object of a stream; an empty one is refused.
-    Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "", version)
 }
 
 fn failure(object: Option<&RawValue>) -> String {
     let text = object.map_or("", RawValue::get);
     match serde_json::from_str(text) {
         Ok(Status { message: Some(message), reason }) if !message.is_empty() => {
-            let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-            one_line(&format!("{message}{reason}"))
+            let reason = reason.map(|reason| format!(" ({})", &*reason)).unwrap_or_default();
+            one_line(&format!("{}{reason}", &*message))
         }
         _ => one_line(text),
     }
@@ -93,6 +82,7 @@ fn explain(error: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::MAX_OBJECT_BYTES;
 
     fn decoded(event: &str) -> Result<Said, String> {
         decode(event.as_bytes(), ResourceVersion::decimal(7))
