@@ -162,7 +162,8 @@ impl Framer {
             match self.state {
                 _ if byte == b'{' && (self.at_line_start || self.state == State::Between) => {
                     self.begin = self.position;
-                    (self.state, self.open) = (State::FirstKey, vec![Bracket::Map]);
+                    self.state = State::FirstKey;
+                    self.open.push(Bracket::Map);
                     self.advance(&bytes[at..=at]);
                     self.event.push(byte);
                     return (at + 1, None);
@@ -220,20 +221,24 @@ impl Framer {
         let Some(last) = part.last() else { return };
         self.at_line_start = *last == b'\n';
         self.position.offset += part.len() as u64;
-        self.position.line += part.iter().map(|byte| u64::from(*byte == b'\n')).sum::<u64>();
+        self.position.line += memchr::memchr_iter(b'\n', part).count() as u64;
     }
 
     /// The automaton: follows one event as far as the bytes lead.
     fn scan(&mut self, bytes: &[u8]) -> Scanned {
-        for (at, &byte) in bytes.iter().enumerate() {
+        let mut at = 0;
+        while let Some(&byte) = bytes.get(at) {
             let next = match self.state {
-                State::Text { .. } if byte != b'"' && byte != b'\\' && byte >= b' ' => continue,
+                State::Text { .. } if is_plain(byte) => {
+                    at += 1 + plain(&bytes[at + 1..]);
+                    continue;
+                }
                 State::Text { is_key } if byte == b'\\' => Some(State::Escape { is_key }),
                 State::Text { is_key } if byte == b'"' => Some(if is_key { State::Colon } else { State::AfterValue }),
                 State::Text { .. } => None,
                 State::Escape { is_key } => (byte >= b' ').then_some(State::Text { is_key }),
-                State::Scalar if is_scalar(byte) => continue,
-                _ if is_space(byte) && self.state != State::Scalar => continue,
+                State::Scalar if is_scalar(byte) => Some(State::Scalar),
+                state if is_space(byte) && state != State::Scalar => Some(state),
                 State::FirstKey if byte == b'}' => self.close(Bracket::Map),
                 State::FirstKey | State::Key => (byte == b'"').then_some(State::Text { is_key: true }),
                 State::Colon => (byte == b':').then_some(State::Value),
@@ -255,6 +260,7 @@ impl Framer {
                 Some(State::Between) => return Scanned::Complete(at + 1),
                 Some(next) => self.state = next,
             }
+            at += 1;
         }
         Scanned::Through
     }
@@ -280,6 +286,19 @@ impl Framer {
     fn is_bom(&self, byte: u8) -> bool {
         usize::try_from(self.position.offset).ok().and_then(|at| BOM.get(at)) == Some(&byte)
     }
+}
+
+/// In a text: neither its end nor an escape nor a control character.
+fn is_plain(byte: u8) -> bool {
+    byte != b'"' && byte != b'\\' && byte >= b' '
+}
+
+/// How many of the first bytes are plain. Most of what comes is; the compiler looks at sixteen of them at once.
+fn plain(bytes: &[u8]) -> usize {
+    const BLOCK: usize = 16;
+    let is_plain_block = |block: &&[u8]| block.iter().fold(true, |all, byte| all & is_plain(*byte));
+    let start = BLOCK * bytes.chunks_exact(BLOCK).take_while(is_plain_block).count();
+    start + bytes[start..].iter().take_while(|byte| is_plain(**byte)).count()
 }
 
 fn is_space(byte: u8) -> bool {

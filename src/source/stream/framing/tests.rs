@@ -169,3 +169,13 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #[test]
+    fn plain_is_what_each_byte_is_by_itself(
+        bytes in vec(prop_oneof![20 => any::<u8>().prop_filter("plain", |byte| is_plain(*byte)), 1 => any::<u8>()], 0..100),
+    ) {
+        let expected = bytes.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..b' ')).unwrap_or(bytes.len());
+        prop_assert_eq!(plain(&bytes), expected);
+    }
+}
