@@ -168,6 +168,14 @@ impl Object {
         Self { api_version, kind, text: text.finish(), ..self.clone() }
     }
 
+    /// The same object, whose key is that of another one with the same key: so that there is one of it in memory, however
+    /// often the object is changed.
+    #[must_use]
+    pub fn keyed_as(self, other: &Self) -> Self {
+        debug_assert_eq!(self.key, other.key);
+        Self { key: other.key.clone(), ..self }
+    }
+
     /// Namespace and name.
     pub fn key(&self) -> &ObjectKey {
         &self.key
@@ -218,6 +226,11 @@ impl Object {
     /// The body, when it is JSON: what paths can look into.
     pub fn json(&self) -> Option<&[u8]> {
         (self.media_type == JSON).then(|| self.body())
+    }
+
+    /// What the body stands in, which no other object shares but those that this one was made of, or is made into.
+    pub(super) fn text(&self) -> &Arc<[u8]> {
+        &self.text
     }
 
     /// The same, to be shared.

@@ -89,13 +89,18 @@ impl Known {
 
     fn apply(&mut self, event_type: EventType, object: Object) -> Event {
         self.version = object.version().clone();
-        let object = Arc::new(object);
         if event_type == EventType::Deleted {
             self.objects.remove(object.key());
-            return Event::Deleted(object);
+            return Event::Deleted(Arc::new(object));
         }
+        let old = self.objects.get(object.key()).map(|ByKey(old)| old);
         // The cache keeps the old one of two equal objects; so that there is one body, this does too.
-        if self.objects.get(object.key()).is_none_or(|ByKey(old)| old.body() != object.body()) {
+        let is_new = old.is_none_or(|old| old.body() != object.body());
+        let object = Arc::new(match old {
+            Some(old) => object.keyed_as(old),
+            None => object,
+        });
+        if is_new {
             self.objects.replace(ByKey(Arc::clone(&object)));
         }
         if event_type == EventType::Added { Event::Added(object) } else { Event::Modified(object) }
