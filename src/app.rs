@@ -1,7 +1,7 @@
 //! The composition root: a [`Config`] becomes connected tasks, owned in one set, and ended in order.
 //!
-//! For each resource a Reflector and an informer; the gRPC server with health and reflection; the admin server. Nothing else
-//! sees all the layers, and there is no logic here.
+//! For each resource a thread with its Reflector and its informer; for all of them the gRPC server with health and
+//! reflection, and the admin server. Nothing else sees all the layers, and there is no logic here.
 //!
 //! How it ends, from the first signal on:
 //!

@@ -23,9 +23,9 @@ struct Wake {
 /// Forgets when the work is over, however it ends.
 struct Guard;
 
-/// Of a relist of very many objects only the first are remembered: the states before and after of a thousand changes, for
-/// one index. In entries.
-const MAX_FOUND: usize = 2048;
+/// In entries. A wake has at most 64 events, each with a state before and after it; of a relist of very many objects only the
+/// first are remembered.
+const MAX_FOUND: usize = 1024;
 
 thread_local! {
     static WAKE: RefCell<Wake> = RefCell::default();
@@ -58,15 +58,12 @@ pub(super) fn with_values<T>(path: &Path, object: &Object, look: impl FnOnce(&[S
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let forgotten = WAKE.with_borrow_mut(|Wake { depth, found }| {
+        WAKE.with_borrow_mut(|Wake { depth, found }| {
             *depth -= 1;
-            if *depth > 0 {
-                return Found::default();
+            if *depth == 0 {
+                found.clear();
             }
-            let room = found.capacity();
-            std::mem::replace(found, Found::with_capacity_and_hasher(room, RandomState::default()))
         });
-        drop(forgotten);
     }
 }
 
