@@ -60,9 +60,9 @@ fn main() {
 }
 
 fn ingest(micro: &mut Micro, pods: &[Arc<Object>]) {
-    let (json, version) = (pods[0].body().clone(), ResourceVersion::decimal(1));
+    let (json, version) = (pods[0].body(), ResourceVersion::decimal(1));
     micro.measure("ingest: an object from JSON", || {
-        Object::from_json(black_box(&json).clone(), "unnamed", version.clone()).unwrap()
+        Object::from_json(black_box(json), "unnamed", version.clone()).unwrap()
     });
 
     let path = |text| IndexFunc::Path(Path::parse(text).unwrap());

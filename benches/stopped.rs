@@ -225,7 +225,7 @@ impl Script {
         changed.sort_unstable_by_key(|(_, (last, _))| *last);
         let mut told = Vec::new();
         for (name, (_, had)) in changed {
-            let tell = |event_type, pod: &Object| (event_type, name.clone(), pod.uid().to_owned(), pod.body().clone());
+            let tell = |event_type, pod: &Object| (event_type, name.clone(), pod.uid().to_owned(), pod.shared_body());
             match (had, self.pods.get(&name)) {
                 (Some(had), Some(now)) if had.uid() == now.uid() => told.push(tell(pb::EventType::Modified, now)),
                 (had, now) => {

@@ -1,7 +1,7 @@
 //! The composition root: a [`Config`] becomes connected tasks, owned in one set, and ended in order.
 //!
-//! For each resource a Reflector and an informer; the gRPC server with health and reflection; the admin server. Nothing else
-//! sees all the layers, and there is no logic here.
+//! For each resource a thread with its Reflector and its informer; for all of them the gRPC server with health and
+//! reflection, and the admin server. Nothing else sees all the layers, and there is no logic here.
 //!
 //! How it ends, from the first signal on:
 //!
@@ -9,6 +9,8 @@
 //! 2. No connection is accepted any more; every watch gets a BOOKMARK with `draining` and its own position, and ends with
 //!    UNAVAILABLE / DRAINING.
 //! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are dropped.
+
+mod writer;
 
 use std::{
     fmt, io,
@@ -28,6 +30,7 @@ use tonic::service::RoutesBuilder;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{Instrument, info_span};
 
+use self::writer::WriterThread;
 use crate::{
     admin::Admin,
     cache::{
@@ -51,6 +54,7 @@ pub struct App {
     service: Service,
     lifecycle: Lifecycle,
     tasks: JoinSet<Ended>,
+    writers: Vec<WriterThread>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
 }
@@ -73,6 +77,14 @@ pub enum AppError {
         resource: String,
         /// What to do about it.
         error: StreamError,
+    },
+    /// There can be no more threads.
+    #[error("resource {resource}: its thread cannot be started: {error}; raise the limits on threads and open files")]
+    Thread {
+        /// The name of the resource.
+        resource: String,
+        /// The system's answer.
+        error: io::Error,
     },
     /// TLS cannot be served.
     #[error("tls: {0}")]
@@ -132,8 +144,13 @@ impl App {
         };
 
         let mut tasks = JoinSet::new();
-        let observed: Vec<ObservedResource> =
-            config.resources.values().map(|resource| spawn_resource(&mut tasks, &config, resource)).collect();
+        let (mut observed, mut writers): (Vec<ObservedResource>, Vec<WriterThread>) = (Vec::new(), Vec::new());
+        for (name, resource) in &config.resources {
+            let started = WriterThread::start();
+            let writer = started.map_err(|error| AppError::Thread { resource: name.clone(), error })?;
+            observed.push(spawn_resource(&mut tasks, &writer, &config, resource));
+            writers.push(writer);
+        }
         let lifecycle = Lifecycle::default();
         let metrics = Arc::new(RpcMetrics::default());
         let service = Service::new(
@@ -155,7 +172,7 @@ impl App {
         let mut registry = telemetry::registry(observed);
         metrics.register(&mut registry);
         let admin = admin_listener.map(|listener| (listener, Admin::new(service.clone(), registry)));
-        Ok(Self { config, service, lifecycle, tasks, grpc, admin })
+        Ok(Self { config, service, lifecycle, tasks, writers, grpc, admin })
     }
 
     /// Where gRPC listens; a port 0 has become a real one.
@@ -183,7 +200,7 @@ impl App {
         if let Some(address) = self.admin_address() {
             tracing::info!(%address, "admin listening");
         }
-        let Self { config, service, lifecycle, mut tasks, grpc, admin } = self;
+        let Self { config, service, lifecycle, mut tasks, writers: _writers, grpc, admin } = self;
 
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
@@ -337,19 +354,24 @@ fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
 }
 
 /// Connects one resource: source, Reflector, queue, informer.
-fn spawn_resource(tasks: &mut JoinSet<Ended>, config: &Config, resource: &ResourceConfig) -> ObservedResource {
+fn spawn_resource(
+    tasks: &mut JoinSet<Ended>,
+    writer: &WriterThread,
+    config: &Config,
+    resource: &ResourceConfig,
+) -> ObservedResource {
     match &resource.source {
         SourceConfig::Files { path, kind } => {
             let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
             let health = SourceHealth::new(files.rescan, config.stale_after);
             let source = FilesSource::new(files, health.clone());
-            connect(tasks, config, resource, "files", source, health)
+            connect(tasks, writer, config, resource, "files", source, health)
         }
         SourceConfig::Stream { path } => {
             let stream = StreamConfig { path: stream_path(path.as_deref()), resource: resource.name.clone() };
             let health = SourceHealth::new(stream::HEARTBEAT, config.stale_after);
             let source = StreamSource::new(stream, health.clone());
-            connect(tasks, config, resource, "stream", source, health)
+            connect(tasks, writer, config, resource, "stream", source, health)
         }
     }
 }
@@ -360,6 +382,7 @@ fn stream_path(path: Option<&Path>) -> StreamPath {
 
 fn connect<S: ListerWatcher>(
     tasks: &mut JoinSet<Ended>,
+    writer: &WriterThread,
     config: &Config,
     resource: &ResourceConfig,
     kind: &'static str,
@@ -380,9 +403,9 @@ fn connect<S: ListerWatcher>(
     let stats = Arc::clone(reflector.stats());
 
     let span = info_span!("informer", resource = name);
-    tasks.spawn(infallible(format!("informer of {name}"), informer.run().instrument(span)));
+    writer.spawn(tasks, infallible(format!("informer of {name}"), informer.run().instrument(span)));
     let span = info_span!("reflector", resource = name, source = kind);
-    tasks.spawn(infallible(format!("reflector of {name}"), reflector.run().instrument(span)));
+    writer.spawn(tasks, infallible(format!("reflector of {name}"), reflector.run().instrument(span)));
 
     let served = ServedResource {
         name: name.to_owned(),

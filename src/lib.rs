@@ -30,8 +30,8 @@
 //! model`, `grpc → transport`, `client → proto`, `bench → proto`. `model`, `watch` and `cache` never name tonic, prost, clap or
 //! hyper; `grpc`, `source`, `client` and `bench` never import each other; only `app` sees all layers of the server.
 //!
-//! What holds everywhere: one writer per resource; a watch is joined exactly; whatever a client is not sent, it is told of in
-//! band; everything has a bound.
+//! What holds everywhere: one writer per resource, on a thread of its own; a watch is joined exactly; whatever a client is
+//! not sent, it is told of in band; everything has a bound.
 
 pub mod admin;
 pub mod app;

@@ -2,13 +2,15 @@
 //!
 //! Everybody reads these types and nobody below them: no IO, no async, no wire format, no clock.
 //!
-//! - An [`Object`] is immutable and shared (`Arc`); it keeps the source's bytes and a parsed envelope, never a JSON tree.
+//! - An [`Object`] is immutable and shared (`Arc`); it keeps the source's bytes and where its envelope stands in them, never a
+//!   JSON tree.
 //! - A [`ResourceVersion`] orders only versions of the same lineage.
 //! - A [`Path`] is the cheap way to look into a body, and selectors stand on it; an [`Expression`] is the way for everything
 //!   else. Indexes stand on either.
 //!
 //! Deliberately not here: how objects are stored (`cache`), distributed (`watch`) or encoded (`proto`).
 
+mod envelope;
 mod event;
 mod expression;
 mod index;
@@ -20,13 +22,14 @@ mod selector;
 mod syntax;
 mod version;
 
+pub use envelope::JsonText;
 pub use event::{Batch, Cause, Change, Event, EventType};
 pub use expression::{Condition, EventView, Expression, MAX_EXPRESSION_BYTES};
-pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError};
+pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError, in_one_wake};
 pub use key::{KeyError, ObjectKey};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::Path;
 pub use selection::{Selection, Transition};
 pub use selector::{FieldSelector, LabelSelector};
 pub use syntax::SyntaxError;
-pub use version::{ResourceVersion, VersionError};
+pub use version::{Lineage, ResourceVersion, VersionError};

@@ -86,10 +86,10 @@ pub fn in_format(object: pb::Object, format: PayloadFormat) -> pb::Object {
 fn body(object: &Object, format: PayloadFormat) -> Option<pb::object::Body> {
     match format {
         PayloadFormat::Metadata => None,
-        PayloadFormat::Raw => Some(pb::object::Body::Raw(object.body().clone())),
+        PayloadFormat::Raw => Some(pb::object::Body::Raw(object.shared_body())),
         PayloadFormat::Struct => {
             let fields = object.json().and_then(json::to_struct);
-            Some(fields.map_or_else(|| pb::object::Body::Raw(object.body().clone()), pb::object::Body::Struct))
+            Some(fields.map_or_else(|| pb::object::Body::Raw(object.shared_body()), pb::object::Body::Struct))
         }
     }
 }
@@ -166,7 +166,7 @@ mod tests {
         let object = object(&model, &ResourceVersion::decimal(9), PayloadFormat::Raw);
         assert_eq!((&*object.namespace, &*object.name, &*object.resource_version), ("shop", "web", "9"));
         assert_eq!(object.labels["a"], "b");
-        assert_eq!(object.body, Some(pb::object::Body::Raw(model.body().clone())));
+        assert_eq!(object.body, Some(pb::object::Body::Raw(model.shared_body())));
     }
 
     #[test]

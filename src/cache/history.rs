@@ -13,7 +13,7 @@ use std::{collections::VecDeque, sync::Arc};
 use tokio::time::Instant;
 
 use crate::{
-    model::{Batch, Change, Object, ResourceVersion},
+    model::{Batch, Cause, Change, Object, ResourceVersion},
     planted::planted,
     watch::Retention,
 };
@@ -48,16 +48,29 @@ pub enum NotInHistory {
     Future,
 }
 
+/// One batch. There may be as many as there are objects, so that nothing is kept which follows from the rest.
 #[derive(Debug)]
 struct Recorded {
+    at: Instant,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// One object was added or modified: what nearly all batches are. The version is the object's.
+    Upsert { old: Option<Arc<Object>>, new: Arc<Object> },
+    /// Anything else.
+    Batch(Box<Whole>),
+}
+
+#[derive(Debug)]
+struct Whole {
     batch: Arc<Batch>,
     is_relist: bool,
-    at: Instant,
-    bytes: usize,
 }
 
 /// What a change costs besides the body of its old state, which nobody else keeps: the record, two references, the envelope.
-const CHANGE_BYTES: usize = 512;
+const CHANGE_BYTES: usize = 256;
 /// A backlog ends after so many events or bytes of bodies, with the batch that exceeds them: what a client is given at a
 /// time, and pins meanwhile.
 const BACKLOG_EVENTS: usize = 1024;
@@ -98,12 +111,10 @@ impl History {
         if batch.changes.is_empty() && !(is_relist && batch.before != batch.after) {
             return;
         }
-        let old_bytes = |old: &Arc<Object>| old.body().len();
-        let weigh = |change: &Change| CHANGE_BYTES + change.old.as_ref().map_or(0, old_bytes);
-        let bytes = batch.changes.iter().map(weigh).sum();
-        self.events += batch.changes.len();
-        self.bytes += bytes;
-        self.batches.push_back(Recorded { batch, is_relist, at: now, bytes });
+        let recorded = Recorded { at: now, what: What::new(batch, is_relist) };
+        self.events += recorded.what.events();
+        self.bytes += recorded.what.bytes();
+        self.batches.push_back(recorded);
         self.forget_old(now);
     }
 
@@ -116,22 +127,24 @@ impl History {
             if !is_old && (!is_over || self.batches.len() == 1) {
                 break;
             }
-            if oldest.batch.changes.len() > 1 && planted!(HistoryEvictsHalfABatch) {
+            let Recorded { what, .. } = oldest;
+            if what.events() > 1 && planted!(HistoryEvictsHalfABatch) {
                 self.lose_first_event();
                 continue;
             }
-            self.events -= oldest.batch.changes.len();
-            self.bytes -= oldest.bytes;
-            self.oldest = oldest.batch.after.clone();
+            self.events -= what.events();
+            self.bytes -= what.bytes();
+            self.oldest = what.after().clone();
             self.batches.pop_front();
         }
     }
 
     /// What [`Bug::HistoryEvictsHalfABatch`](crate::planted::Bug) does.
     fn lose_first_event(&mut self) {
-        let Some(oldest) = self.batches.front_mut() else { return };
-        Arc::make_mut(&mut oldest.batch).changes.remove(0);
+        let Some(Recorded { what: What::Batch(whole), .. }) = self.batches.front_mut() else { return };
+        let lost = Arc::make_mut(&mut whole.batch).changes.remove(0);
         self.events -= 1;
+        self.bytes -= bytes_of(lost.old.as_ref());
     }
 
     /// What came strictly after `version`, from its beginning on.
@@ -151,8 +164,11 @@ impl History {
         if *version < self.oldest && !planted!(ResumeBeforeTheOldest) {
             return Err(NotInHistory::Expired);
         }
-        let mut first = self.batches.partition_point(|recorded| recorded.batch.after <= *version);
-        let in_gap = |recorded: &Recorded| recorded.is_relist && recorded.batch.before < *version;
+        let mut first = self.batches.partition_point(|recorded| recorded.what.after() <= version);
+        let in_gap = |recorded: &Recorded| match &recorded.what {
+            What::Upsert { .. } => false,
+            What::Batch(whole) => whole.is_relist && whole.batch.before < *version,
+        };
         if self.batches.get(first).is_some_and(in_gap) && !planted!(ResumeInsideGap) {
             return Err(NotInHistory::Expired);
         }
@@ -167,17 +183,73 @@ impl History {
         }
         let mut backlog = Backlog::default();
         let (mut events, mut bytes) = (0, 0);
-        for recorded in self.batches.range(first..) {
+        let mut before = first.checked_sub(1).map_or(&self.oldest, |last| self.batches[last].what.after());
+        for Recorded { what, .. } in self.batches.range(first..) {
             if events >= BACKLOG_EVENTS || bytes >= BACKLOG_BYTES {
                 backlog.has_more = true;
                 break;
             }
-            events += recorded.batch.changes.len();
-            bytes += recorded.batch.changes.iter().map(Change::weight).sum::<usize>();
-            backlog.batches.push(Arc::clone(&recorded.batch));
+            let batch = what.batch(before);
+            events += batch.changes.len();
+            bytes += batch.changes.iter().map(Change::weight).sum::<usize>();
+            backlog.batches.push(batch);
+            before = what.after();
         }
         Ok(backlog)
     }
+}
+
+// === impl What ===
+
+impl What {
+    fn new(batch: Arc<Batch>, is_relist: bool) -> Self {
+        match &batch.changes[..] {
+            [Change { old, new: Some(new), version, cause: Cause::Change }]
+                if !is_relist && version == new.version() && *version == batch.after =>
+            {
+                Self::Upsert { old: old.clone(), new: Arc::clone(new) }
+            }
+            _ => Self::Batch(Box::new(Whole { batch, is_relist })),
+        }
+    }
+
+    /// As it was recorded; one of a single change begins where the one before it ends.
+    fn batch(&self, before: &ResourceVersion) -> Arc<Batch> {
+        match self {
+            Self::Upsert { old, new } => {
+                let (old, version) = (old.clone(), new.version().clone());
+                let change = Change { old, new: Some(Arc::clone(new)), version: version.clone(), cause: Cause::Change };
+                Arc::new(Batch { before: before.clone(), after: version, changes: vec![change] })
+            }
+            Self::Batch(whole) => Arc::clone(&whole.batch),
+        }
+    }
+
+    fn after(&self) -> &ResourceVersion {
+        match self {
+            Self::Upsert { new, .. } => new.version(),
+            Self::Batch(whole) => &whole.batch.after,
+        }
+    }
+
+    fn events(&self) -> usize {
+        match self {
+            Self::Upsert { .. } => 1,
+            Self::Batch(whole) => whole.batch.changes.len(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Upsert { old, .. } => bytes_of(old.as_ref()),
+            Self::Batch(whole) => whole.batch.changes.iter().map(|change| bytes_of(change.old.as_ref())).sum(),
+        }
+    }
+}
+
+/// What a change of this old state costs.
+fn bytes_of(old: Option<&Arc<Object>>) -> usize {
+    CHANGE_BYTES + old.map_or(0, |old| old.body().len())
 }
 
 #[cfg(test)]
@@ -185,9 +257,9 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
+    use proptest::{collection::vec, prelude::*};
 
     use super::*;
-    use crate::model::Cause;
 
     const BOUNDS: Retention = Retention { events: 1000, size: 1 << 20, age: Duration::from_secs(300) };
 
@@ -317,5 +389,48 @@ mod tests {
         }
         assert_eq!(seen, (1..=3000).collect::<Vec<_>>());
         assert_eq!(parts, 3);
+    }
+
+    fn changes() -> impl Strategy<Value = (Vec<u8>, bool)> {
+        (vec(0_u8..4, 0..3), any::<bool>())
+    }
+
+    proptest! {
+        /// However they are kept, batches are told as they were recorded, and their bytes are given back.
+        #[test]
+        fn a_backlog_is_what_was_recorded(recorded in vec(changes(), 1..20), bound in 1_usize..30) {
+            let object = |at: usize, name: usize| {
+                let body = "x".repeat(at * 7);
+                Arc::new(Object::from_json(format!("{body:?}"), &name.to_string(), version(at as u128)).unwrap())
+            };
+            let batches = recorded.iter().enumerate().map(|(at, (kinds, is_relist))| {
+                let change = |(name, kind): (usize, &u8)| Change {
+                    old: (*kind != 0).then(|| object(at, name)),
+                    new: (*kind != 1).then(|| object(at + usize::from(*kind != 2), name)),
+                    version: version(at as u128 + 1),
+                    cause: if *is_relist { Cause::Inferred } else { Cause::Change },
+                };
+                let changes = kinds.iter().enumerate().map(change).collect();
+                (Arc::new(Batch { before: version(at as u128), after: version(at as u128 + 1), changes }), *is_relist)
+            });
+            let batches: Vec<_> = batches.collect();
+            let now = Instant::now();
+            let mut history = History::new(Retention { events: bound, ..BOUNDS }, version(0));
+            for (batch, is_relist) in &batches {
+                history.record(Arc::clone(batch), *is_relist, now);
+            }
+            let told = |(batch, is_relist): &&(Arc<Batch>, bool)| !batch.changes.is_empty() || *is_relist;
+            let kept = batches.iter().filter(told).filter(|(batch, _)| batch.before >= *history.oldest());
+            let kept: Vec<_> = kept.map(|(batch, _)| batch.as_ref()).collect();
+            let backlog = history.after(&history.oldest().clone()).unwrap();
+            // One of a single change begins where the one before it that was kept ends.
+            prop_assert_eq!(backlog.batches.len(), kept.len());
+            for (found, expected) in backlog.batches.iter().zip(&kept) {
+                prop_assert_eq!((&found.after, &found.changes), (&expected.after, &expected.changes));
+                prop_assert!(found.before <= expected.before);
+            }
+            history.forget_old(now + BOUNDS.age + BOUNDS.age);
+            prop_assert_eq!((history.events(), history.bytes()), (0, 0));
+        }
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! Both are persistent ordered maps: a change costs O(log n), a [`Snapshot`] O(1) for the objects and for each index, and
 //! a reader of a snapshot is in nobody's way. An index is one ordered set of (value, key), so the set of a value
-//! disappears with its last key (kubernetes #84959), and the objects of a value come sorted by key.
+//! disappears with its last key (kubernetes #84959), and the objects of a value come sorted by key. The entries of a value
+//! share its text, and a key is shared with its object. The order of the store is the index of the namespaces.
 
-use std::{collections::HashSet, ops::Bound, sync::Arc};
+use std::{cmp::Ordering, collections::HashSet, ops::Bound, sync::Arc};
 
+use equivalent::{Comparable, Equivalent};
 use imbl::{OrdMap, OrdSet};
 
 use super::List;
@@ -26,14 +28,24 @@ pub struct Indexer {
 pub struct Snapshot {
     version: ResourceVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// In the order of the indexers.
+    /// In the order of the indexers; that of the namespaces is empty.
     indexes: Vec<OrdSet<IndexEntry>>,
     indexers: Arc<Indexers>,
     body_bytes: usize,
 }
 
 /// An index value and the key of an object that has it.
-type IndexEntry = (Arc<str>, ObjectKey);
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct IndexEntry {
+    value: Arc<str>,
+    key: ObjectKey,
+}
+
+/// A place in an index: that of an entry or, without a key, before all entries of the value.
+struct Place<'a> {
+    value: &'a str,
+    key: Option<&'a ObjectKey>,
+}
 
 // === impl Indexer ===
 
@@ -48,8 +60,11 @@ impl Indexer {
             body_bytes: 0,
         };
         let mut indexer = Self { indexers, state };
-        for object in &list.objects {
-            indexer.put(object);
+        let objects = sorted(list.objects);
+        // A leaf of the tree is split into halves when it is full. What comes in order leaves all of them half empty for
+        // ever, and what comes between fills them.
+        for at in (0..objects.len()).step_by(2).chain((1..objects.len()).step_by(2)) {
+            indexer.put(&objects[at]);
         }
         indexer
     }
@@ -73,7 +88,8 @@ impl Indexer {
     /// Applies the events of one transaction, one after the other, as one batch at the version of the last (invariant 4).
     pub fn apply_transaction(&mut self, events: impl IntoIterator<Item = Event>) -> Batch {
         let mut after = self.state.version.clone();
-        let mut changes = Vec::new();
+        // Nearly always there is one event, and the history keeps what it becomes.
+        let mut changes = Vec::with_capacity(1);
         for event in events {
             after.clone_from(event.version());
             match event {
@@ -151,23 +167,39 @@ impl Indexer {
 
     fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) {
         for ((_, func), index) in self.indexers.iter().zip(&mut self.state.indexes) {
+            if *func == IndexFunc::Namespace {
+                continue;
+            }
             let values = |object: Option<&Arc<Object>>| object.map(|object| func.values(object)).unwrap_or_default();
             let (old_values, new_values) = (values(old), values(new));
             if old_values == new_values {
                 continue;
             }
-            let entry = |value: &String, object: &Arc<Object>| (Arc::from(value.as_str()), object.key().clone());
             for value in old_values.iter().filter(|value| !new_values.contains(value)) {
-                old.and_then(|old| index.remove(&entry(value, old)));
+                old.and_then(|old| index.remove(&Place { value, key: Some(old.key()) }));
             }
             if planted!(IndexIsStale) {
                 continue;
             }
             for value in new_values.iter().filter(|value| !old_values.contains(value)) {
-                new.and_then(|new| index.insert(entry(value, new)));
+                new.and_then(|new| index.insert(IndexEntry { value: shared(index, value), key: new.key().clone() }));
             }
         }
     }
+}
+
+/// The text of a value as its other entries have it.
+fn shared(index: &OrdSet<IndexEntry>, value: &str) -> Arc<str> {
+    let of_value = index.get_next(&Place { value, key: None }).filter(|entry| *entry.value == *value);
+    of_value.map_or_else(|| Arc::from(value), |entry| Arc::clone(&entry.value))
+}
+
+/// By key; of two objects with one key the later.
+fn sorted(mut objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
+    objects.reverse();
+    objects.sort_by(|a, b| a.key().cmp(b.key()));
+    objects.dedup_by(|earlier, later| earlier.key() == later.key());
+    objects
 }
 
 /// A repetition: nothing happened to the object.
@@ -241,14 +273,15 @@ impl Snapshot {
         value: &'a str,
         after: Option<&ObjectKey>,
     ) -> Option<impl Iterator<Item = &'a Arc<Object>> + use<'a>> {
-        let entries = self.index(index)?;
-        let value_entry = |key: &ObjectKey| (Arc::from(value), key.clone());
-        let start = match after {
-            Some(after) => Bound::Excluded(value_entry(after)),
-            None => Bound::Included(value_entry(&ObjectKey::first_of_namespace(""))),
-        };
-        let keys = entries.range((start, Bound::Unbounded)).take_while(move |(entry, _)| **entry == *value);
-        Some(keys.filter_map(|(_, key)| self.objects.get(key)))
+        let (func, entries) = self.index(index)?;
+        let place = Place { value, key: after };
+        let start = if after.is_some() { Bound::Excluded(place) } else { Bound::Included(place) };
+        let entries = entries.range::<_, Place<'_>>((start, Bound::Unbounded));
+        let of_value = entries.take_while(move |entry| *entry.value == *value);
+        // No object has the empty value for its namespace.
+        let is_namespace = *func == IndexFunc::Namespace && !value.is_empty();
+        let objects = is_namespace.then(|| self.objects(Some(value), after)).into_iter().flatten();
+        Some(of_value.filter_map(|entry| self.objects.get(&entry.key)).chain(objects))
     }
 
     /// The values that an index holds, sorted, each with the number of its objects, from strictly after `after` on.
@@ -257,23 +290,23 @@ impl Snapshot {
         index: &str,
         after: Option<&str>,
     ) -> Option<impl Iterator<Item = (Arc<str>, u64)> + use<'_>> {
-        let after: Option<Arc<str>> = after.map(Into::into);
-        let start = match &after {
-            Some(after) => Bound::Included((Arc::clone(after), ObjectKey::first_of_namespace(""))),
-            None => Bound::Unbounded,
-        };
-        let mut entries = self
-            .index(index)?
-            .range((start, Bound::Unbounded))
-            .skip_while(move |(value, _)| after.as_ref() == Some(value))
-            .peekable();
+        let (func, entries) = self.index(index)?;
+        let is_namespace = *func == IndexFunc::Namespace;
+        let first = ObjectKey::first_of_namespace(after.unwrap_or_default());
+        let objects = is_namespace.then(|| self.objects(None, Some(&first))).into_iter().flatten();
+        let start = after.map_or(Bound::Unbounded, |value| Bound::Included(Place { value, key: None }));
+        let entries = entries.range::<_, Place<'_>>((start, Bound::Unbounded)).map(|entry| &*entry.value);
+        let after = after.map(str::to_owned);
+        let is_before = move |value: &&str| after.as_deref() == Some(*value) || (is_namespace && value.is_empty());
+        let namespaces = objects.map(|object| object.key().namespace());
+        let mut values = entries.chain(namespaces).skip_while(is_before).peekable();
         Some(std::iter::from_fn(move || {
-            let (value, _) = entries.next()?;
+            let value = values.next()?;
             let mut objects = 1;
-            while entries.next_if(|(next, _)| next == value).is_some() {
+            while values.next_if_eq(&value).is_some() {
                 objects += 1;
             }
-            Some((Arc::clone(value), objects))
+            Some((Arc::from(value), objects))
         }))
     }
 
@@ -287,9 +320,23 @@ impl Snapshot {
         self.indexers.get(index)
     }
 
-    fn index(&self, name: &str) -> Option<&OrdSet<IndexEntry>> {
-        let at = self.indexers.iter().position(|(index, _)| index == name)?;
-        self.indexes.get(at)
+    fn index(&self, name: &str) -> Option<(&IndexFunc, &OrdSet<IndexEntry>)> {
+        let mut indexes = self.indexers.iter().zip(&self.indexes);
+        indexes.find_map(|((index, func), entries)| (index == name).then_some((func, entries)))
+    }
+}
+
+// === impl Place ===
+
+impl Equivalent<IndexEntry> for Place<'_> {
+    fn equivalent(&self, entry: &IndexEntry) -> bool {
+        self.compare(entry).is_eq()
+    }
+}
+
+impl Comparable<IndexEntry> for Place<'_> {
+    fn compare(&self, entry: &IndexEntry) -> Ordering {
+        self.value.cmp(&entry.value).then_with(|| self.key.map_or(Ordering::Less, |key| key.cmp(&entry.key)))
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::{
 pub use self::handle::InformerHandle;
 use super::{Backlog, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState};
 use crate::{
-    model::{Batch, Event, Indexers, ResourceVersion},
+    model::{Batch, Event, Indexers, ResourceVersion, in_one_wake},
     planted::planted,
     watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
 };
@@ -224,7 +224,7 @@ impl<F: Frame> Informer<F> {
                 // Cancel-safe by its own contract.
                 deltas = next(&fifo, not_before), if !is_blocked => match deltas {
                     Some(deltas) => {
-                        writer.apply(deltas);
+                        in_one_wake(|| writer.apply(deltas));
                         not_before = Instant::now() + writer.config.batch_window;
                     }
                     None => return,

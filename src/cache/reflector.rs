@@ -167,6 +167,8 @@ impl<S: ListerWatcher> Reflector<S> {
                 tracing::trace!(resource_version = %version, "bookmark");
             }
             self.fifo.push(Delta::Event(event)).await;
+            // An upstream that has always more must not keep the informer, which runs on the same thread, from its turn.
+            tokio::task::consume_budget().await;
         }
         if events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH {
             return Outcome::WatchTooShort { reached };

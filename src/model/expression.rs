@@ -137,15 +137,15 @@ impl Expression {
 
     /// Whether it is true for the object. An object whose body is not JSON never matches.
     pub fn matches(&self, object: &Object) -> bool {
-        let Some(body) = object.json_body() else { return false };
-        self.compiled.program.test(None, Some(body)).unwrap_or_else(|failure| self.count(failure))
+        let Some(body) = object.shared_json() else { return false };
+        self.compiled.program.test(None, Some(&body)).unwrap_or_else(|failure| self.count(failure))
     }
 
     /// Its values for an index: of a string, number or boolean the one, of a list one for each such element. Strings are as
     /// they are, the others JSON text. Null, maps, failures, and bodies that are not JSON give none.
     pub fn values(&self, object: &Object) -> Vec<String> {
-        let Some(body) = object.json_body() else { return Vec::new() };
-        self.compiled.program.values(body).unwrap_or_else(|failure| self.count(failure))
+        let Some(body) = object.shared_json() else { return Vec::new() };
+        self.compiled.program.values(&body).unwrap_or_else(|failure| self.count(failure))
     }
 
     fn count<T: Default>(&self, failure: Failure) -> T {

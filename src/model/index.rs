@@ -1,7 +1,10 @@
 //! Indexes: named functions from an object to the values under which it is found.
 
+mod wake;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use self::wake::in_one_wake;
 use super::{Expression, Object, Path};
 
 /// Computes the values of an object for an index: client-go's `IndexFunc`, as data, so that it can be configured.
@@ -73,7 +76,7 @@ impl IndexFunc {
                 Some(object.key().namespace()).filter(|n| !n.is_empty()).map(str::to_owned).into_iter().collect()
             }
             Self::Label(key) => object.labels().get(key).map(str::to_owned).into_iter().collect(),
-            Self::Path(path) => as_set(object.json().map(|json| path.values(json)).unwrap_or_default()),
+            Self::Path(path) => wake::with_values(path, object, <[String]>::to_vec),
             Self::Expression(expression) => as_set(expression.values(object)),
         }
     }
@@ -154,7 +157,11 @@ impl Default for Indexers {
 impl IndexMatch {
     /// Whether the object is under one of the values.
     pub fn matches(&self, object: &Object) -> bool {
-        self.func.values(object).iter().any(|value| self.values.contains(value))
+        let has_one = |values: &[String]| values.iter().any(|value| self.values.contains(value));
+        match &self.func {
+            IndexFunc::Path(path) => wake::with_values(path, object, has_one),
+            func => has_one(&func.values(object)),
+        }
     }
 }
 
@@ -208,7 +215,7 @@ mod tests {
             key: ObjectKey::new("shop", "web").unwrap(),
             uid: String::new(),
             version: ResourceVersion::decimal(1),
-            labels: crate::model::Labels::default(),
+            labels: std::collections::BTreeMap::new(),
             api_version: String::new(),
             kind: String::new(),
             media_type: "text/plain",

@@ -1,28 +1,32 @@
 //! One object of a resource, immutable and shared.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
-use serde::Deserialize;
 
-use super::{KeyError, ObjectKey, ResourceVersion};
+use super::{KeyError, ObjectKey, ResourceVersion, envelope::Envelope};
 
 /// The largest body of an object: what a gRPC client with the default receive limit of 4 MiB can take in any language.
 pub const MAX_OBJECT_BYTES: usize = 3 << 20;
 
 /// An object as its source gave it: the bytes, and the envelope that was parsed from them once.
 ///
-/// Objects are shared as `Arc<Object>` through the whole pipeline and never changed; a change is another object.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Objects are shared as `Arc<Object>` through the whole pipeline and never changed; a change is another object. There are
+/// very many of them, so each is two allocations besides its key: itself, and one text that is shared with its other
+/// versions. The envelope is places in that text, which begins with the body; only what the body does not have letter by
+/// letter, because it is written with escapes or comes from somewhere else, stands after it.
+#[derive(Clone)]
 pub struct Object {
     key: ObjectKey,
-    uid: Box<str>,
     version: ResourceVersion,
-    labels: Labels,
-    api_version: Box<str>,
-    kind: Box<str>,
+    text: Arc<[u8]>,
+    body_len: usize,
     media_type: &'static str,
-    body: Bytes,
+    uid: Span,
+    api_version: Span,
+    kind: Span,
+    /// Keys and values, sorted by key.
+    labels: Box<[(Span, Span)]>,
 }
 
 /// What an [`Object`] is made of, for sources that know the parts by themselves.
@@ -35,7 +39,7 @@ pub struct ObjectParts {
     /// The version of the object's last change.
     pub version: ResourceVersion,
     /// Labels.
-    pub labels: Labels,
+    pub labels: BTreeMap<String, String>,
     /// For example `apps/v1`; may be empty.
     pub api_version: String,
     /// For example `Deployment`; may be empty.
@@ -47,8 +51,11 @@ pub struct ObjectParts {
 }
 
 /// The labels of an object, sorted by key.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Labels(Box<[(Box<str>, Box<str>)]>);
+#[derive(Clone, Copy)]
+pub struct Labels<'a> {
+    text: &'a [u8],
+    labels: &'a [(Span, Span)],
+}
 
 /// Indicates bytes that are not an object.
 #[derive(Debug, thiserror::Error)]
@@ -67,27 +74,17 @@ pub enum ObjectError {
     },
 }
 
-/// The borrowed view of what the envelope needs; everything else is skipped without being built.
-#[derive(Deserialize)]
-struct Envelope<'a> {
-    #[serde(rename = "apiVersion", borrow, default)]
-    api_version: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    kind: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    metadata: Option<Metadata<'a>>,
+/// Where a string of UTF-8 stands in the text of an object. In 32 bits each, which is far more than [`MAX_OBJECT_BYTES`].
+#[derive(Debug, Clone, Copy, Default)]
+struct Span {
+    at: u32,
+    len: u32,
 }
 
-#[derive(Deserialize, Default)]
-struct Metadata<'a> {
-    #[serde(borrow, default)]
-    namespace: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    name: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    uid: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    labels: Option<BTreeMap<Cow<'a, str>, Cow<'a, str>>>,
+/// Finds the envelope in a body, and collects what is not there.
+struct TextBuilder<'a> {
+    body: &'a [u8],
+    rest: Vec<u8>,
 }
 
 const JSON: &str = "application/json";
@@ -98,60 +95,85 @@ impl Object {
     /// Makes an object of its parts.
     pub fn new(parts: ObjectParts) -> Self {
         let ObjectParts { key, uid, version, labels, api_version, kind, media_type, body } = parts;
-        let (uid, api_version, kind) = (uid.into(), api_version.into(), kind.into());
-        Self { key, uid, version, labels, api_version, kind, media_type, body }
+        let labels = labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
+        let (uid, api_version, kind) = (uid.as_str().into(), api_version.as_str().into(), kind.as_str().into());
+        let envelope = Envelope { api_version, kind, uid, labels, ..Envelope::default() };
+        Self::build(key, version, media_type, &body, &envelope)
     }
 
-    /// Parses a JSON body in Kubernetes' form. An object without `metadata.name` gets `default_name`, in no namespace:
-    /// a source that has another name for it (a path) can serve what is not a manifest.
+    /// Parses a JSON body in Kubernetes' form, and copies it. An object without `metadata.name` gets `default_name`, in no
+    /// namespace: a source that has another name for it (a path) can serve what is not a manifest.
     ///
     /// # Errors
     ///
     /// When the bytes are not JSON, an envelope field has the wrong type, the key is impossible or the body too large.
-    pub fn from_json(body: Bytes, default_name: &str, version: ResourceVersion) -> Result<Self, ObjectError> {
+    /// Nothing has been copied then.
+    pub fn from_json(
+        body: impl AsRef<[u8]>,
+        default_name: &str,
+        version: ResourceVersion,
+    ) -> Result<Self, ObjectError> {
+        let body = body.as_ref();
         if body.len() > MAX_OBJECT_BYTES {
             return Err(ObjectError::TooLarge { size: body.len() });
         }
         let is_map = body.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{');
-        let parts = if is_map {
-            let Envelope { api_version, kind, metadata } = serde_json::from_slice(&body)?;
-            let metadata = metadata.unwrap_or_default();
-            let name = metadata.name.unwrap_or_default();
-            let key = if name.is_empty() {
-                ObjectKey::new("", default_name)?
-            } else {
-                ObjectKey::new(&metadata.namespace.unwrap_or_default(), &name)?
-            };
-            ObjectParts {
-                key,
-                uid: metadata.uid.unwrap_or_default().into_owned(),
-                version,
-                labels: metadata.labels.unwrap_or_default().into_iter().collect(),
-                api_version: api_version.unwrap_or_default().into_owned(),
-                kind: kind.unwrap_or_default().into_owned(),
-                media_type: JSON,
-                body: Bytes::new(),
-            }
+        let envelope: Envelope<'_> = if is_map {
+            serde_json::from_slice(body)?
         } else {
-            serde_json::from_slice::<serde::de::IgnoredAny>(&body)?;
-            ObjectParts {
-                key: ObjectKey::new("", default_name)?,
-                uid: String::new(),
-                version,
-                labels: Labels::default(),
-                api_version: String::new(),
-                kind: String::new(),
-                media_type: JSON,
-                body: Bytes::new(),
-            }
+            serde_json::from_slice::<serde::de::IgnoredAny>(body)?;
+            Envelope::default()
         };
-        Ok(Self::new(ObjectParts { body, ..parts }))
+        let key = match &*envelope.name {
+            "" => ObjectKey::new("", default_name)?,
+            name => ObjectKey::new(&envelope.namespace, name)?,
+        };
+        Ok(Self::build(key, version, JSON, body, &envelope))
+    }
+
+    /// The namespace and the name of the envelope do not count: the key has them.
+    fn build(
+        key: ObjectKey,
+        version: ResourceVersion,
+        media_type: &'static str,
+        body: &[u8],
+        envelope: &Envelope<'_>,
+    ) -> Self {
+        let Envelope { api_version, kind, uid, labels, .. } = envelope;
+        let mut text = TextBuilder { body, rest: Vec::new() };
+        Self {
+            key,
+            version,
+            body_len: body.len(),
+            media_type,
+            uid: text.span(uid),
+            api_version: text.span(api_version),
+            kind: text.span(kind),
+            labels: labels.iter().map(|(key, value)| (text.span(key), text.span(value))).collect(),
+            text: text.finish(),
+        }
     }
 
     /// The same object at another version.
     #[must_use]
     pub fn at_version(&self, version: ResourceVersion) -> Self {
         Self { version, ..self.clone() }
+    }
+
+    /// The same object with a type that its body does not have.
+    #[must_use]
+    pub fn with_type(&self, api_version: &str, kind: &str) -> Self {
+        let mut text = TextBuilder { body: &self.text, rest: Vec::new() };
+        let (api_version, kind) = (text.span(api_version), text.span(kind));
+        Self { api_version, kind, text: text.finish(), ..self.clone() }
+    }
+
+    /// The same object, whose key is that of another one with the same key: so that there is one of it in memory, however
+    /// often the object is changed.
+    #[must_use]
+    pub fn keyed_as(self, other: &Self) -> Self {
+        debug_assert_eq!(self.key, other.key);
+        Self { key: other.key.clone(), ..self }
     }
 
     /// Namespace and name.
@@ -161,7 +183,7 @@ impl Object {
 
     /// Identity; empty when the source has none.
     pub fn uid(&self) -> &str {
-        &self.uid
+        self.uid.of(&self.text)
     }
 
     /// The version of the object's last change.
@@ -170,18 +192,18 @@ impl Object {
     }
 
     /// Labels.
-    pub fn labels(&self) -> &Labels {
-        &self.labels
+    pub fn labels(&self) -> Labels<'_> {
+        Labels { text: &self.text, labels: &self.labels }
     }
 
     /// For example `apps/v1`; empty when the body has none.
     pub fn api_version(&self) -> &str {
-        &self.api_version
+        self.api_version.of(&self.text)
     }
 
     /// For example `Deployment`; empty when the body has none.
     pub fn kind(&self) -> &str {
-        &self.kind
+        self.kind.of(&self.text)
     }
 
     /// Of the body, for example `application/json`.
@@ -190,44 +212,132 @@ impl Object {
     }
 
     /// The bytes as the source gave them.
-    pub fn body(&self) -> &Bytes {
-        &self.body
+    pub fn body(&self) -> &[u8] {
+        &self.text[..self.body_len]
+    }
+
+    /// The same, to be shared: not copied, and held as long as what is returned.
+    pub fn shared_body(&self) -> Bytes {
+        let mut body = Bytes::from_owner(Arc::clone(&self.text));
+        body.truncate(self.body_len);
+        body
     }
 
     /// The body, when it is JSON: what paths can look into.
     pub fn json(&self) -> Option<&[u8]> {
-        self.json_body().map(|body| &body[..])
+        (self.media_type == JSON).then(|| self.body())
+    }
+
+    /// What the body stands in, which no other object shares but those that this one was made of, or is made into.
+    pub(super) fn text(&self) -> &Arc<[u8]> {
+        &self.text
     }
 
     /// The same, to be shared.
-    pub(super) fn json_body(&self) -> Option<&Bytes> {
-        (self.media_type == JSON).then_some(&self.body)
+    pub(super) fn shared_json(&self) -> Option<Bytes> {
+        (self.media_type == JSON).then(|| self.shared_body())
+    }
+}
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+            && self.version == other.version
+            && self.media_type == other.media_type
+            && self.uid() == other.uid()
+            && self.api_version() == other.api_version()
+            && self.kind() == other.kind()
+            && self.labels() == other.labels()
+            && self.body() == other.body()
+    }
+}
+
+impl Eq for Object {}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Object")
+            .field("key", &self.key)
+            .field("version", &self.version)
+            .field("uid", &self.uid())
+            .field("api_version", &self.api_version())
+            .field("kind", &self.kind())
+            .field("labels", &self.labels())
+            .field("media_type", &self.media_type)
+            .field("body", &format_args!("{}", self.body().escape_ascii()))
+            .finish_non_exhaustive()
     }
 }
 
 // === impl Labels ===
 
-impl Labels {
+impl<'a> Labels<'a> {
     /// The value of a label.
-    pub fn get(&self, key: &str) -> Option<&str> {
-        self.0.binary_search_by(|(k, _)| (**k).cmp(key)).ok().map(|at| &*self.0[at].1)
+    pub fn get(&self, key: &str) -> Option<&'a str> {
+        let Self { text, labels } = self;
+        let at = labels.binary_search_by(|(found, _)| found.of(text).cmp(key)).ok()?;
+        Some(labels[at].1.of(text))
     }
 
     /// Keys and values, sorted by key.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
-        self.0.iter().map(|(key, value)| (&**key, &**value))
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&'a str, &'a str)> + use<'a> {
+        let Self { text, labels } = *self;
+        labels.iter().map(move |(key, value)| (key.of(text), value.of(text)))
     }
 }
 
-impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Labels {
-    fn from_iter<I: IntoIterator<Item = (K, V)>>(labels: I) -> Self {
-        let sorted: BTreeMap<String, String> = labels.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
-        Self(sorted.into_iter().map(|(k, v)| (k.into(), v.into())).collect())
+impl PartialEq for Labels<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Labels<'_> {}
+
+impl fmt::Debug for Labels<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+// === impl Span ===
+
+impl Span {
+    fn of(self, text: &[u8]) -> &str {
+        let at = self.at as usize;
+        // Made of a string that stands there.
+        text.get(at..at + self.len as usize).and_then(|text| str::from_utf8(text).ok()).unwrap_or_default()
+    }
+}
+
+// === impl TextBuilder ===
+
+impl TextBuilder<'_> {
+    /// Where the string will stand: where it stands in the body, if it was borrowed from there.
+    fn span(&mut self, text: &str) -> Span {
+        if text.is_empty() {
+            return Span::default();
+        }
+        let offset = text.as_ptr().addr().checked_sub(self.body.as_ptr().addr());
+        let at = offset.filter(|at| at + text.len() <= self.body.len()).unwrap_or_else(|| {
+            self.rest.extend_from_slice(text.as_bytes());
+            self.body.len() + self.rest.len() - text.len()
+        });
+        let within = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        Span { at: within(at), len: within(text.len()) }
+    }
+
+    /// The one copy.
+    fn finish(self) -> Arc<[u8]> {
+        let Self { body, rest } = self;
+        if rest.is_empty() { body.into() } else { [body, &rest].concat().into() }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::btree_map, prelude::*};
+
     use super::*;
 
     fn parse(json: &str) -> Result<Object, ObjectError> {
@@ -245,6 +355,9 @@ mod tests {
         assert_eq!(object.labels().get("tier"), Some("front"));
         assert_eq!(object.labels().get("none"), None);
         assert_eq!(object.body(), text.as_bytes());
+        assert_eq!(&object.text[object.body_len..], b"", "the rest stands in the body");
+        assert_eq!(object.shared_body(), text);
+        assert_eq!(object.shared_body().as_ptr(), object.body().as_ptr(), "not copied");
     }
 
     #[test]
@@ -263,5 +376,64 @@ mod tests {
         assert!(matches!(parse(r#"{"metadata":{"name":"a\u0000b"}}"#), Err(ObjectError::Key(KeyError::Nul))));
         let large = format!("{:?}", "x".repeat(MAX_OBJECT_BYTES));
         assert!(matches!(parse(&large), Err(ObjectError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn what_a_list_implies_is_added_to_an_object() {
+        let object = parse(r#"{"metadata":{"name":"a","uid":"\u0075","labels":{"k":"v\n"}}}"#).unwrap();
+        let typed = object.with_type("apps/v1", "Deployment").with_type("v1", "Pod");
+        assert_eq!((typed.api_version(), typed.kind(), typed.uid()), ("v1", "Pod", "u"));
+        assert_eq!((typed.body(), typed.labels(), typed.key()), (object.body(), object.labels(), object.key()));
+        assert_eq!(typed.shared_body(), object.body());
+        assert_ne!(typed, object);
+        assert_eq!(typed.with_type("", ""), object);
+    }
+
+    /// As JSON, every character as it is or escaped.
+    fn written(text: &str, escaped: bool) -> String {
+        if !escaped {
+            return serde_json::json!(text).to_string();
+        }
+        let units = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<Vec<_>>().concat();
+        format!("\"{units}\"")
+    }
+
+    proptest! {
+        /// The two ways to make an object give the same one, wherever its envelope stands.
+        #[test]
+        fn an_envelope_is_the_same_whether_it_stands_in_the_body_or_not(
+            texts in prop::array::uniform5("[a-zä\"\n😀]{0,4}"),
+            labels in btree_map("[a-cä/]{0,3}", "[a-z😀\\\\]{0,3}", 0..5),
+            escaped in any::<bool>(),
+        ) {
+            let [namespace, name, uid, api_version, kind] = &texts;
+            let name = format!("n{name}");
+            let entries = labels.iter().rev().map(|(k, v)| format!("{}: {}", written(k, escaped), written(v, !escaped)));
+            let json = format!(
+                "{{\"kind\": {}, \"apiVersion\": {}, \"metadata\": {{\"labels\": {{{}}}, \"uid\": {}, \"namespace\": {}, \"name\": {}}}}}",
+                written(kind, escaped), written(api_version, !escaped), entries.collect::<Vec<_>>().join(","),
+                written(uid, escaped), written(namespace, escaped), written(&name, escaped),
+            );
+            let parsed = parse(&json).unwrap();
+            let made = Object::new(ObjectParts {
+                key: ObjectKey::new(namespace, &name).unwrap(),
+                uid: uid.clone(),
+                version: ResourceVersion::decimal(7),
+                labels: labels.clone(),
+                api_version: api_version.clone(),
+                kind: kind.clone(),
+                media_type: JSON,
+                body: json.into(),
+            });
+            prop_assert_eq!(&parsed, &made);
+            prop_assert_eq!((parsed.uid(), parsed.kind(), parsed.api_version()), (&**uid, &**kind, &**api_version));
+            let listed: Vec<_> = labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            prop_assert_eq!(parsed.labels().iter().collect::<Vec<_>>(), listed);
+            for (key, value) in &labels {
+                prop_assert_eq!(parsed.labels().get(key), Some(value.as_str()));
+            }
+            prop_assert_eq!(parsed.labels().get("none"), None);
+            prop_assert_eq!(parsed.at_version(ResourceVersion::decimal(8)).shared_body(), made.body());
+        }
     }
 }

@@ -9,9 +9,14 @@ use std::{cmp::Ordering, fmt, str::FromStr, sync::Arc};
 /// decimals have no leading zero. A number above 2^128-1, the largest that Kubernetes' conformance asks for, is refused.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ResourceVersion {
-    lineage: Option<Arc<str>>,
-    number: u128,
+    lineage: Option<Lineage>,
+    /// Its upper and its lower half: every object and every event has one, and a whole one would be aligned to 16 bytes.
+    number: [u64; 2],
 }
+
+/// What the versions of one start of a source have in common: `[a-z0-9]+`. One pointer, shared by all of them.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Lineage(Arc<String>);
 
 /// Indicates a text that is not a resource version of any source.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,29 +30,29 @@ pub struct VersionError {
 impl ResourceVersion {
     /// A version of an upstream that counts by itself.
     pub const fn decimal(number: u128) -> Self {
-        Self { lineage: None, number }
+        Self { lineage: None, number: halves(number) }
     }
 
-    /// Version `number` of `lineage`, which consists of `[a-z0-9]` only.
-    pub fn of_lineage(lineage: Arc<str>, number: u128) -> Self {
-        debug_assert!(is_lineage(&lineage));
-        Self { lineage: Some(lineage), number }
+    /// Version `number` of `lineage`.
+    pub const fn of_lineage(lineage: Lineage, number: u128) -> Self {
+        Self { lineage: Some(lineage), number: halves(number) }
     }
 
     /// The lineage, for sources without versions of their own.
-    pub fn lineage(&self) -> Option<&Arc<str>> {
+    pub fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
     }
 
     /// The number within the lineage.
     pub fn number(&self) -> u128 {
-        self.number
+        let [upper, lower] = self.number;
+        (u128::from(upper) << 64) | u128::from(lower)
     }
 
     /// The following version of the same lineage.
     #[must_use]
     pub fn next(&self) -> Self {
-        Self { lineage: self.lineage.clone(), number: self.number + 1 }
+        Self { lineage: self.lineage.clone(), number: halves(self.number() + 1) }
     }
 
     /// Whether both count in the same line of progress, so that they can be compared.
@@ -65,8 +70,8 @@ impl PartialOrd for ResourceVersion {
 impl fmt::Display for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.lineage {
-            Some(lineage) => write!(f, "{lineage}.{}", self.number),
-            None => write!(f, "{}", self.number),
+            Some(Lineage(lineage)) => write!(f, "{lineage}.{}", self.number()),
+            None => write!(f, "{}", self.number()),
         }
     }
 }
@@ -83,7 +88,7 @@ impl FromStr for ResourceVersion {
     fn from_str(text: &str) -> Result<Self, VersionError> {
         let error = || VersionError { text: text.chars().take(64).collect() };
         let (lineage, digits) = match text.split_once('.') {
-            Some((lineage, digits)) if is_lineage(lineage) => (Some(lineage.into()), digits),
+            Some((lineage, digits)) if is_lineage(lineage) => (Some(Lineage::from(lineage)), digits),
             Some(_) => return Err(error()),
             None => (None, text),
         };
@@ -96,8 +101,28 @@ impl FromStr for ResourceVersion {
         if !well_formed {
             return Err(error());
         }
-        Ok(Self { lineage, number: digits.parse().map_err(|_| error())? })
+        Ok(Self { lineage, number: halves(digits.parse().map_err(|_| error())?) })
     }
+}
+
+// === impl Lineage ===
+
+impl From<&str> for Lineage {
+    /// Of `[a-z0-9]` only.
+    fn from(text: &str) -> Self {
+        debug_assert!(is_lineage(text));
+        Self(Arc::new(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+const fn halves(number: u128) -> [u64; 2] {
+    [(number >> 64) as u64, number as u64]
 }
 
 fn is_lineage(text: &str) -> bool {
@@ -137,6 +162,7 @@ mod tests {
         assert_eq!(version("a1.5").partial_cmp(&version("b1.6")), None);
         assert_eq!(version("a1.5").partial_cmp(&version("6")), None);
         assert!(version("a1.5") < version("a1.6"));
+        assert!(version("a1.18446744073709551615") < version("a1.18446744073709551616"));
     }
 
     #[test]
@@ -144,6 +170,8 @@ mod tests {
         for text in ["1", "18446744073709551616", "abc123.0", "abc123.42"] {
             assert_eq!(version(text).to_string(), text);
         }
+        assert_eq!(version("18446744073709551616").number(), 1 << 64);
+        assert_eq!(version("18446744073709551615").next(), version("18446744073709551616"));
         assert_eq!(version("abc.9").next().to_string(), "abc.10");
     }
 }

@@ -1,7 +1,7 @@
 //! Objects and events onto the wire, straight from the model: what the generated messages would encode, without making
 //! them, which costs an allocation for each of their strings.
 
-use bytes::{BufMut, Bytes};
+use bytes::BufMut;
 use prost::{
     Message,
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
@@ -26,7 +26,7 @@ pub struct EncodedObject<'a> {
 #[derive(Debug)]
 enum Body<'a> {
     None,
-    Raw(&'a Bytes),
+    Raw(&'a [u8]),
     Struct(Struct),
 }
 
@@ -215,6 +215,7 @@ fn put_uint(tag: u32, value: u64, buffer: &mut impl BufMut) {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use proptest::prelude::*;
 
     use super::*;

@@ -2,18 +2,19 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
-    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use crate::model::Lineage;
+
 /// A text of `[a-z0-9]` that no earlier start has had: the time in milliseconds, and random digits for two starts in the
 /// same one.
-pub(super) fn new_lineage() -> Arc<str> {
+pub(super) fn new_lineage() -> Lineage {
     let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     // The standard library's hash keys are random for each instance.
     let random = RandomState::new().hash_one(std::process::id());
     // Four digits of base 36.
-    format!("{}{:0>4}", base36(millis), base36(random % 36_u64.pow(4))).into()
+    Lineage::from(&*format!("{}{:0>4}", base36(millis), base36(random % 36_u64.pow(4))))
 }
 
 fn base36(mut number: u64) -> String {
@@ -34,8 +35,9 @@ mod tests {
 
     #[test]
     fn lineages_differ_from_start_to_start() {
-        let lineages: BTreeSet<_> = (0..50).map(|_| new_lineage()).collect();
-        assert!(lineages.len() > 45, "{lineages:?}");
-        assert!(lineages.iter().all(|lineage| format!("{lineage}.1").parse::<ResourceVersion>().is_ok()));
+        let versions: BTreeSet<_> =
+            (0..50).map(|_| ResourceVersion::of_lineage(new_lineage(), 1).to_string()).collect();
+        assert!(versions.len() > 45, "{versions:?}");
+        assert!(versions.iter().all(|version| version.parse::<ResourceVersion>().is_ok()));
     }
 }

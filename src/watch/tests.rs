@@ -22,7 +22,7 @@ use bytes::Bytes;
 use self::text::Text;
 use super::*;
 use crate::model::{
-    Batch, Cause, Change, EventType, IndexFunc, IndexMatch, LabelSelector, Labels, Object, ObjectKey, ObjectParts,
+    Batch, Cause, Change, EventType, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey, ObjectParts,
     ResourceVersion, Selection,
 };
 
@@ -83,7 +83,7 @@ fn object(name: &str, app: &str, number: u128, body: usize) -> Arc<Object> {
         key: ObjectKey::new("shop", name).unwrap(),
         uid: String::new(),
         version: version(number),
-        labels: [("app", app)].into_iter().collect::<Labels>(),
+        labels: [("app".to_owned(), app.to_owned())].into(),
         api_version: String::new(),
         kind: String::new(),
         media_type: "application/octet-stream",

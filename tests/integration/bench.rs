@@ -42,13 +42,13 @@ fn everybody_gets_everything() {
     assert_eq!(delivered("w2 --local --watchers 10 --connections 3 --events 300 --reps 1"), 3000);
 }
 
-/// What is dropped or merged is told, and counts.
+/// What is dropped or merged is told, and counts. So many watchers cannot keep up with one writer.
 #[test]
 fn what_a_policy_leaves_out_is_accounted_for() {
     for policy in ["drop", "coalesce"] {
-        let arguments = "w1 --local --watchers 3 --events 5000 --queue 1 --reps 1";
+        let arguments = "w1 --local --watchers 30 --events 5000 --queue 1 --reps 1";
         let delivered = delivered(&format!("{arguments} --policy {policy}"));
-        assert!((3..15_000).contains(&delivered), "{policy}: {delivered}");
+        assert!((30..150_000).contains(&delivered), "{policy}: {delivered}");
     }
 }
 

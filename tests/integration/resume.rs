@@ -184,7 +184,7 @@ async fn a_client_that_is_cut_again_and_again_folds_to_the_state() {
     }
     let (view, cuts) = tokio::time::timeout(DEADLINE, reader).await.unwrap().unwrap();
     let snapshot = sandbox.informer.snapshot().unwrap();
-    let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.body().clone()));
+    let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.shared_body()));
     assert_eq!(view, held.collect());
     assert!(cuts > 10, "{cuts}");
 }

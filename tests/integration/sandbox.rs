@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use informerd::{
     cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, RealFifo, SourceHealth},
     grpc::{self, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
-    model::{Event, IndexFunc, Indexers, Object, Path, ResourceVersion},
+    model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     transport::{Chunk, Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
@@ -33,7 +33,7 @@ pub(crate) struct Sandbox {
     routes: Routes,
     fifo: Arc<RealFifo>,
     address: String,
-    lineage: Option<Arc<str>>,
+    lineage: Option<Lineage>,
     next: u128,
     server: JoinHandle<()>,
     _tasks: JoinSet<()>,
@@ -141,7 +141,7 @@ impl Sandbox {
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
         tasks.spawn(service.run());
-        let lineage = options.lineage.map(Arc::from);
+        let lineage = options.lineage.map(Lineage::from);
         Self { informer: handle, lifecycle, routes, fifo, address, lineage, next: 1, server, _tasks: tasks }
     }
 
@@ -189,7 +189,7 @@ impl Sandbox {
 
     fn numbered(&self, number: u128) -> ResourceVersion {
         match &self.lineage {
-            Some(lineage) => ResourceVersion::of_lineage(Arc::clone(lineage), number),
+            Some(lineage) => ResourceVersion::of_lineage(lineage.clone(), number),
             None => ResourceVersion::decimal(number),
         }
     }

@@ -201,7 +201,7 @@ async fn under_coalesce_a_client_that_does_not_read_is_told_the_latest_states() 
     assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
 
     let (mut view, mut events, mut accounted, mut version) = (BTreeMap::new(), 0, 0, 1);
-    view.insert("a".to_owned(), pod("shop", "a", "").body().clone());
+    view.insert("a".to_owned(), pod("shop", "a", "").shared_body());
     while version < EVENTS + 1 {
         let response = next(&mut slow).await;
         fold(&mut view, &response);
@@ -214,7 +214,7 @@ async fn under_coalesce_a_client_that_does_not_read_is_told_the_latest_states() 
     assert_eq!(accounted, EVENTS, "every event is accounted for");
     assert!(events < EVENTS / 2, "{events} of {EVENTS} were sent");
     let snapshot = sandbox.informer.snapshot().unwrap();
-    let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.body().clone()));
+    let held = snapshot.objects(None, None).map(|object| (object.key().name().to_owned(), object.shared_body()));
     assert_eq!(view, held.collect());
 }
 

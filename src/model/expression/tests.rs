@@ -1,7 +1,7 @@
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
-use crate::model::{Labels, ObjectKey, ObjectParts, ResourceVersion};
+use crate::model::{ObjectKey, ObjectParts, ResourceVersion};
 
 const POD: &str = r#"{"metadata":{"namespace":"shop","name":"web","labels":{"app":"web","tier":"front"}},
     "spec":{"replicas":3,"big":9007199254740993,"huge":18446744073709551615,"ratio":1.5,"paused":false,"none":null,
@@ -92,7 +92,7 @@ fn a_body_that_is_not_json_never_matches() {
         key: ObjectKey::new("shop", "web").unwrap(),
         uid: String::new(),
         version: ResourceVersion::decimal(1),
-        labels: Labels::default(),
+        labels: std::collections::BTreeMap::new(),
         api_version: String::new(),
         kind: String::new(),
         media_type: "text/plain",

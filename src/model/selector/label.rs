@@ -104,7 +104,7 @@ impl LabelSelector {
     }
 
     /// Whether the labels meet every requirement.
-    pub fn matches(&self, labels: &Labels) -> bool {
+    pub fn matches(&self, labels: Labels<'_>) -> bool {
         self.requirements.iter().all(|Requirement { key, test }| test.matches(labels.get(key)))
     }
 

@@ -20,12 +20,12 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-use crate::model::{Event, Object, ObjectKey, ResourceVersion};
+use crate::model::{Event, Lineage, Object, ObjectKey, ResourceVersion};
 
 /// The state of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
 #[derive(Debug)]
 pub(super) struct Catalog {
-    lineage: Arc<str>,
+    lineage: Lineage,
     /// Of the last change; 0 before the first application.
     number: u128,
     files: HashMap<Arc<str>, FileRecord, RandomState>,
@@ -72,6 +72,8 @@ pub(super) enum Finding {
 pub(super) enum Content {
     /// All of its objects. Their version is [`Catalog::next_version`]; another is given to them if it has to be.
     Objects(Vec<Object>),
+    /// The objects that it is known to hold, as [`Catalog::holds`] has said. A scan meets a file once.
+    Same,
     /// Nothing but white space.
     Blank,
     /// Not to be used: half-written, too large, not readable. The last good objects stay.
@@ -101,7 +103,7 @@ const BLANK: &str = "the file is empty; delete it to delete its objects";
 
 impl Catalog {
     /// An empty catalog before its first application.
-    pub(super) fn new(lineage: Arc<str>) -> Self {
+    pub(super) fn new(lineage: Lineage) -> Self {
         Self {
             lineage,
             number: 0,
@@ -139,6 +141,15 @@ impl Catalog {
     /// The known file of this path, and its stamp.
     pub(super) fn file(&self, path: &str) -> Option<(&Arc<str>, Option<&Stamp>)> {
         self.files.get_key_value(path).map(|(path, record)| (path, record.stamp.as_ref()))
+    }
+
+    /// Whether these are the objects that are known of a file. A scan may read all files again, and need not keep what it has
+    /// read until the end of it.
+    pub(super) fn holds(&self, path: &str, objects: &[Object]) -> bool {
+        let is_known = |(known, object): (&Arc<Object>, &Object)| known.key() == object.key() && is_same(known, object);
+        self.files.get(path).is_some_and(|FileRecord { objects: known, .. }| {
+            known.len() == objects.len() && known.iter().zip(objects).all(is_known)
+        })
     }
 
     /// Every known file.
@@ -228,16 +239,19 @@ impl Catalog {
         };
         let has_objects = self.files.get(&path).is_some_and(|record| !record.objects.is_empty());
         let objects = match content {
-            Content::Objects(objects) => Ok(objects),
+            Content::Objects(objects) => Ok(Some(objects)),
+            Content::Same => Ok(None),
             Content::Blank if has_objects => Err(BLANK.to_owned()),
-            Content::Blank => Ok(Vec::new()),
+            Content::Blank => Ok(Some(Vec::new())),
             Content::Unusable(reason) => Err(reason),
         };
         self.files.entry(path.clone()).or_default().stamp = stamp;
         match objects {
             Ok(objects) => {
                 self.unusable.remove(&path);
-                self.replace(&path, objects, before);
+                if let Some(objects) = objects {
+                    self.replace(&path, objects, before);
+                }
             }
             Err(reason) => {
                 self.unusable.insert(path, reason);
@@ -248,10 +262,6 @@ impl Catalog {
     /// Puts `new` in the place of a file's objects, and remembers what was served under the keys of both.
     fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, before: &mut Before) {
         let old = self.files.get(path).map(|record| record.objects.clone()).unwrap_or_default();
-        if old.len() == new.len() && old.iter().zip(&new).all(|(old, new)| old.key() == new.key() && is_same(old, new))
-        {
-            return;
-        }
         for object in old.iter().map(|object| &**object).chain(&new) {
             if let Entry::Vacant(entry) = before.entry(object.key().clone()) {
                 entry.insert(self.claims_of(object.key()).next().and_then(|claim| self.claimed(claim)).cloned());

@@ -17,12 +17,11 @@
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
 use super::text::one_line;
-use crate::model::{MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts, ResourceVersion};
+use crate::model::{Object, ObjectError, ResourceVersion};
 
 /// How the text of a file is written, by the end of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,20 +216,16 @@ impl Decoder<'_> {
     }
 
     fn object(&mut self, json: &[u8], implied: &Implied) -> Result<(), ObjectError> {
-        // Before the copy, not after it.
-        if json.len() > MAX_OBJECT_BYTES {
-            return Err(ObjectError::TooLarge { size: json.len() });
-        }
         let default_name = match self.unnamed {
             0 => Cow::Borrowed(self.path),
             before => format!("{}#{}", self.path, before + 1).into(),
         };
-        let mut object = Object::from_json(Bytes::copy_from_slice(json), &default_name, self.version.clone())?;
+        let mut object = Object::from_json(json, &default_name, self.version.clone())?;
         if object.key().namespace().is_empty() && object.key().name() == default_name {
             self.unnamed += 1;
         }
         if object.kind().is_empty() && !implied.kind.is_empty() {
-            object = implied.give_to(&object);
+            object = object.with_type(&implied.api_version, &implied.kind);
         }
         if self.kind.is_none_or(|kind| object.kind().eq_ignore_ascii_case(kind)) {
             self.objects.push(object);
@@ -247,19 +242,6 @@ impl Implied {
             None | Some("") => Self::default(),
             Some(kind) => Self { api_version: api_version.to_owned(), kind: kind.to_owned() },
         }
-    }
-
-    fn give_to(&self, object: &Object) -> Object {
-        Object::new(ObjectParts {
-            key: object.key().clone(),
-            uid: object.uid().to_owned(),
-            version: object.version().clone(),
-            labels: object.labels().clone(),
-            api_version: self.api_version.clone(),
-            kind: self.kind.clone(),
-            media_type: object.media_type(),
-            body: object.body().clone(),
-        })
     }
 }
 
@@ -296,6 +278,7 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::MAX_OBJECT_BYTES;
 
     fn decode_as(format: Format, text: &str, kind: Option<&str>) -> Result<Vec<Object>, String> {
         decode("dir/a.x", format, text.as_bytes(), kind, &ResourceVersion::decimal(7))
@@ -391,7 +374,7 @@ mod tests {
                     - {kind: List, items: [{kind: Pod, metadata: {name: b}}]}\n";
         let objects = decode_as(Format::Json, json, None).unwrap();
         assert_eq!(keys(&objects), ["a", "b"]);
-        assert_eq!(objects[1].body(), r#"{"kind":"Pod","metadata":{"name": "b"}}"#);
+        assert_eq!(objects[1].body(), br#"{"kind":"Pod","metadata":{"name": "b"}}"#);
         assert_eq!(keys(&decode_as(Format::Yaml, yaml, None).unwrap()), ["a", "b"]);
         assert!(decode_as(Format::Json, r#"{"kind":"List","items":null}"#, None).unwrap().is_empty());
         assert!(decode_as(Format::Yaml, "kind: List\n", None).unwrap().is_empty());

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     cache::{List, SourceHealth},
-    model::{Event, ResourceVersion},
+    model::{Event, Lineage, ResourceVersion},
 };
 
 /// The state of one directory.
@@ -74,7 +74,7 @@ const SHOWN_KINDS: usize = 8;
 
 impl Engine {
     /// Nothing is known yet; versions will be of `lineage`.
-    pub(super) fn new(config: Arc<FilesConfig>, lineage: Arc<str>, health: SourceHealth) -> Self {
+    pub(super) fn new(config: Arc<FilesConfig>, lineage: Lineage, health: SourceHealth) -> Self {
         Self {
             catalog: Catalog::new(lineage),
             problems: Problems::new(config.resource.clone(), health.clone()),

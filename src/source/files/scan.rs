@@ -318,6 +318,7 @@ impl<'a> Scanner<'a> {
                     Content::Blank
                 } else {
                     match decode::decode(path, format, bytes, self.kind, &self.version) {
+                        Ok(objects) if self.catalog.holds(path, &objects) => Content::Same,
                         Ok(objects) => Content::Objects(objects),
                         Err(reason) => Content::Unusable(reason),
                     }

@@ -3,14 +3,11 @@
 //! Called by `reader` with the bytes that `framing` found; pure, without IO. An object's body is the bytes that came, in an
 //! allocation of its own.
 
-use std::borrow::Cow;
-
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::super::text::one_line;
-use crate::model::{EventType, MAX_OBJECT_BYTES, Object, ObjectError, ResourceVersion};
+use crate::model::{EventType, JsonText, Object, ObjectError, ResourceVersion};
 
 /// What has been read.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,7 +24,7 @@ pub(super) enum Said {
 #[derive(Deserialize)]
 struct WatchEvent<'a> {
     #[serde(rename = "type", borrow, default)]
-    event_type: Option<Cow<'a, str>>,
+    event_type: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     object: Option<&'a RawValue>,
 }
@@ -36,9 +33,9 @@ struct WatchEvent<'a> {
 #[derive(Deserialize)]
 struct Status<'a> {
     #[serde(borrow, default)]
-    message: Option<Cow<'a, str>>,
+    message: Option<JsonText<'a>>,
     #[serde(borrow, default)]
-    reason: Option<Cow<'a, str>>,
+    reason: Option<JsonText<'a>>,
 }
 
 /// Reads one event, whose object gets this version.
@@ -47,6 +44,11 @@ struct Status<'a> {
 ///
 /// In one line that says why it is none.
 pub(super) fn decode(event: &[u8], version: ResourceVersion) -> Result<Said, String> {
+    if let Some((event_type, object)) = compact(event)
+        && let Ok(object) = Object::from_json(object, "", version.clone())
+    {
+        return Ok(Said::Change(event_type, object));
+    }
     let WatchEvent { event_type, object } = serde_json::from_slice(event).map_err(|error| explain(&error))?;
     let event_type = match event_type.as_deref() {
         Some("ADDED") => EventType::Added,
@@ -58,27 +60,32 @@ pub(super) fn decode(event: &[u8], version: ResourceVersion) -> Result<Said, Str
         None => return Err("no watch event: it has no `type` (is --output-watch-events missing?)".to_owned()),
     };
     let object = object.ok_or("the event has no `object`")?.get();
-    object_of(object, version).map(|object| Said::Change(event_type, object)).map_err(|error| match error {
+    // Nothing but its name keys an object of a stream; an empty one is refused.
+    Object::from_json(object, "", version).map(|object| Said::Change(event_type, object)).map_err(|error| match error {
         ObjectError::Json(error) => explain(&error),
         other => one_line(&other.to_string()),
     })
 }
 
-fn object_of(json: &str, version: ResourceVersion) -> Result<Object, ObjectError> {
-    // Before the copy, not after it.
-    if json.len() > MAX_OBJECT_BYTES {
-        return Err(ObjectError::TooLarge { size: json.len() });
-    }
-    // Nothing but its name keys an object of a stream; an empty one is refused.
-    Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "", version)
+/// The object of a change that is written as Go and most others do, without blanks and the type first. If that object is
+/// JSON, so is the event, and need not be read for itself; whatever else it may be, the long way tells.
+fn compact(event: &[u8]) -> Option<(EventType, &str)> {
+    let rest = event.strip_prefix(b"{\"type\":\"")?;
+    let after = |event_type, name: &[u8]| Some((event_type, rest.strip_prefix(name)?.strip_prefix(b"\",\"object\":")?));
+    let (event_type, rest) = after(EventType::Modified, b"MODIFIED")
+        .or_else(|| after(EventType::Added, b"ADDED"))
+        .or_else(|| after(EventType::Deleted, b"DELETED"))?;
+    // Blanks around it would not be its own.
+    let object = rest.strip_suffix(b"}").filter(|object| object.starts_with(b"{") && object.ends_with(b"}"))?;
+    Some((event_type, str::from_utf8(object).ok()?))
 }
 
 fn failure(object: Option<&RawValue>) -> String {
     let text = object.map_or("", RawValue::get);
     match serde_json::from_str(text) {
         Ok(Status { message: Some(message), reason }) if !message.is_empty() => {
-            let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-            one_line(&format!("{message}{reason}"))
+            let reason = reason.map(|reason| format!(" ({})", &*reason)).unwrap_or_default();
+            one_line(&format!("{}{reason}", &*message))
         }
         _ => one_line(text),
     }
@@ -92,7 +99,10 @@ fn explain(error: &serde_json::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*, sample::select};
+
     use super::*;
+    use crate::model::MAX_OBJECT_BYTES;
 
     fn decoded(event: &str) -> Result<Said, String> {
         decode(event.as_bytes(), ResourceVersion::decimal(7))
@@ -163,5 +173,23 @@ mod tests {
         let large = format!(r#"{{"type":"ADDED","object":{{"x":"{}"}}}}"#, "x".repeat(MAX_OBJECT_BYTES));
         assert!(decoded(&large).unwrap_err().contains("more than the 3145728"));
         decode(b"{\"type\":\"ADDED\xff\"}", ResourceVersion::decimal(1)).unwrap_err();
+    }
+
+    proptest! {
+        /// The short way and the long way lead to the same, also where they lead to nothing.
+        #[test]
+        fn an_event_says_the_same_however_it_is_spaced(
+            name in select(vec!["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", "added", ""]),
+            parts in vec(select(vec![
+                r#"{"metadata":{"name":"a"},"x":[1,"}"]}"#, r#"{"metadata":{"name":""}}"#, r#"{"metadata":{"name":5}}"#,
+                r#","metadata":1"#, r#","object":{}"#, r#","type":"ADDED""#, r#","y":{}"#, "}", "{", "5", "null", " ", "\n", "\u{c}",
+            ]), 0..4),
+            ends in any::<bool>(),
+        ) {
+            let end = if ends { "}" } else { "}\r" };
+            let compact = format!(r#"{{"type":"{name}","object":{}{end}"#, parts.concat());
+            let spaced = format!(r#"{{ "type":"{name}","object":{}{end}"#, parts.concat());
+            prop_assert_eq!(decoded(&compact), decoded(&spaced));
+        }
     }
 }

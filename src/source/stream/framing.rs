@@ -6,6 +6,7 @@
 //!
 //! Invariants:
 //! - However the bytes are cut into pieces, the same events are found at the same places.
+//! - A line that is JSON from end to end is one event, and need not be followed.
 //! - An event is one map at the outermost level. Its bytes are kept up to [`MAX_EVENT_BYTES`], and never one more; of a
 //!   larger one only the end is looked for.
 //! - After what is no event, reading goes on at the next line that begins with `{`.
@@ -118,6 +119,23 @@ impl Framer {
         &self.event
     }
 
+    /// The rest of a line that may well be a whole event, if it begins here and ends in `bytes`; without its end. Whoever can
+    /// read it as JSON need not have it followed: see [`Framer::pass`].
+    pub(super) fn line<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
+        if self.state != State::Between || bytes.first() != Some(&b'{') {
+            return None;
+        }
+        memchr::memchr(b'\n', bytes).map(|end| &bytes[..end])
+    }
+
+    /// Takes what [`Framer::line`] has found for one event. How many bytes that were, and where it begins.
+    pub(super) fn pass(&mut self, line: &[u8]) -> (usize, Position) {
+        let begin = self.position;
+        self.advance(line);
+        self.advance(b"\n");
+        (line.len() + 1, begin)
+    }
+
     /// Reads from the front of `bytes` until something is found or everything has been read. How many bytes were read,
     /// and what was found.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
@@ -162,7 +180,8 @@ impl Framer {
             match self.state {
                 _ if byte == b'{' && (self.at_line_start || self.state == State::Between) => {
                     self.begin = self.position;
-                    (self.state, self.open) = (State::FirstKey, vec![Bracket::Map]);
+                    self.state = State::FirstKey;
+                    self.open.push(Bracket::Map);
                     self.advance(&bytes[at..=at]);
                     self.event.push(byte);
                     return (at + 1, None);
@@ -220,20 +239,24 @@ impl Framer {
         let Some(last) = part.last() else { return };
         self.at_line_start = *last == b'\n';
         self.position.offset += part.len() as u64;
-        self.position.line += part.iter().map(|byte| u64::from(*byte == b'\n')).sum::<u64>();
+        self.position.line += memchr::memchr_iter(b'\n', part).count() as u64;
     }
 
     /// The automaton: follows one event as far as the bytes lead.
     fn scan(&mut self, bytes: &[u8]) -> Scanned {
-        for (at, &byte) in bytes.iter().enumerate() {
+        let mut at = 0;
+        while let Some(&byte) = bytes.get(at) {
             let next = match self.state {
-                State::Text { .. } if byte != b'"' && byte != b'\\' && byte >= b' ' => continue,
+                State::Text { .. } if is_plain(byte) => {
+                    at += 1 + plain(&bytes[at + 1..]);
+                    continue;
+                }
                 State::Text { is_key } if byte == b'\\' => Some(State::Escape { is_key }),
                 State::Text { is_key } if byte == b'"' => Some(if is_key { State::Colon } else { State::AfterValue }),
                 State::Text { .. } => None,
                 State::Escape { is_key } => (byte >= b' ').then_some(State::Text { is_key }),
-                State::Scalar if is_scalar(byte) => continue,
-                _ if is_space(byte) && self.state != State::Scalar => continue,
+                State::Scalar if is_scalar(byte) => Some(State::Scalar),
+                state if is_space(byte) && state != State::Scalar => Some(state),
                 State::FirstKey if byte == b'}' => self.close(Bracket::Map),
                 State::FirstKey | State::Key => (byte == b'"').then_some(State::Text { is_key: true }),
                 State::Colon => (byte == b':').then_some(State::Value),
@@ -255,6 +278,7 @@ impl Framer {
                 Some(State::Between) => return Scanned::Complete(at + 1),
                 Some(next) => self.state = next,
             }
+            at += 1;
         }
         Scanned::Through
     }
@@ -280,6 +304,28 @@ impl Framer {
     fn is_bom(&self, byte: u8) -> bool {
         usize::try_from(self.position.offset).ok().and_then(|at| BOM.get(at)) == Some(&byte)
     }
+}
+
+/// In a text: neither its end nor an escape nor a control character.
+fn is_plain(byte: u8) -> bool {
+    byte != b'"' && byte != b'\\' && byte >= b' '
+}
+
+/// How many of the first bytes are plain. Most of what comes is, so eight of them are looked at at once: the upper bit of a
+/// byte is set where it is not, and perhaps in those after it.
+fn plain(bytes: &[u8]) -> usize {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    let under = |word: u64, bound: u8| word.wrapping_sub(ONES * u64::from(bound)) & !word & (ONES << 7);
+    let is = |word: u64, byte: u8| under(word ^ (ONES * u64::from(byte)), 1);
+    let (words, rest) = bytes.as_chunks();
+    for (at, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let marks = is(word, b'"') | is(word, b'\\') | under(word, b' ');
+        if marks != 0 {
+            return 8 * at + marks.trailing_zeros() as usize / 8;
+        }
+    }
+    bytes.len() - rest.len() + rest.iter().take_while(|byte| is_plain(**byte)).count()
 }
 
 fn is_space(byte: u8) -> bool {

@@ -12,7 +12,13 @@
 //! - What cannot be applied is told, and reading goes on after it: a stream does not come again.
 //! - Nothing is read ahead of the one chunk, so that whoever does not ask for events holds the writer back.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    borrow::Borrow,
+    collections::HashSet,
+    hash::{Hash, Hasher},
+    ops::Range,
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 
@@ -33,8 +39,12 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) version: ResourceVersion,
-    objects: HashMap<ObjectKey, Arc<Object>, foldhash::fast::RandomState>,
+    objects: HashSet<ByKey, foldhash::fast::RandomState>,
 }
+
+/// An object, told from others by its key.
+#[derive(Debug)]
+struct ByKey(Arc<Object>);
 
 /// The one reader of an input that is open.
 #[derive(Debug)]
@@ -67,27 +77,57 @@ const CHUNK_BYTES: usize = 64 << 10;
 impl Known {
     /// Nothing, at this version.
     pub(super) fn new(version: ResourceVersion) -> Self {
-        Self { version, objects: HashMap::default() }
+        Self { version, objects: HashSet::default() }
     }
 
     pub(super) fn list(&self) -> List {
-        List { objects: self.objects.values().cloned().collect(), version: self.version.clone() }
+        List {
+            objects: self.objects.iter().map(|ByKey(object)| Arc::clone(object)).collect(),
+            version: self.version.clone(),
+        }
     }
 
     fn apply(&mut self, event_type: EventType, object: Object) -> Event {
         self.version = object.version().clone();
-        let object = Arc::new(object);
         if event_type == EventType::Deleted {
             self.objects.remove(object.key());
-            return Event::Deleted(object);
+            return Event::Deleted(Arc::new(object));
         }
+        let old = self.objects.get(object.key()).map(|ByKey(old)| old);
         // The cache keeps the old one of two equal objects; so that there is one body, this does too.
-        if self.objects.get(object.key()).is_none_or(|old| old.body() != object.body()) {
-            self.objects.insert(object.key().clone(), Arc::clone(&object));
+        let is_new = old.is_none_or(|old| old.body() != object.body());
+        let object = Arc::new(match old {
+            Some(old) => object.keyed_as(old),
+            None => object,
+        });
+        if is_new {
+            self.objects.replace(ByKey(Arc::clone(&object)));
         }
         if event_type == EventType::Added { Event::Added(object) } else { Event::Modified(object) }
     }
 }
+
+// === impl ByKey ===
+
+impl Borrow<ObjectKey> for ByKey {
+    fn borrow(&self) -> &ObjectKey {
+        self.0.key()
+    }
+}
+
+impl Hash for ByKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key().hash(state);
+    }
+}
+
+impl PartialEq for ByKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key() == other.0.key()
+    }
+}
+
+impl Eq for ByKey {}
 
 // === impl Reader ===
 
@@ -128,7 +168,19 @@ impl Reader {
 
     fn next_in_chunk(&mut self) -> Option<Event> {
         while !self.unread.is_empty() {
-            let (used, found) = self.framer.feed(&self.chunk[self.unread.clone()]);
+            let unread = &self.chunk[self.unread.clone()];
+            let next = self.known.lock().version.next();
+            if let Some(line) = self.framer.line(unread)
+                && let Ok(said) = decode(line, next)
+            {
+                let (used, begin) = self.framer.pass(line);
+                self.unread.start += used;
+                match self.take(said, begin) {
+                    Some(event) => return Some(event),
+                    None => continue,
+                }
+            }
+            let (used, found) = self.framer.feed(unread);
             self.unread.start += used;
             let event = match found? {
                 Found::Event(begin) => self.event(begin),
@@ -157,18 +209,23 @@ impl Reader {
     }
 
     fn event(&mut self, begin: Position) -> Option<Event> {
-        let mut known = self.known.lock();
-        match decode(self.framer.event(), known.version.next()) {
-            Ok(Said::Change(event_type, object)) => Some(known.apply(event_type, object)),
-            Ok(Said::Alive) => Some(Event::Bookmark(known.version.clone())),
-            Ok(Said::Failure(failure)) => {
-                tracing::warn!(failure, line = begin.line, "the upstream of the stream has failed");
-                self.health.failed(format!("{}: ERROR: {failure}", place(begin)));
+        let next = self.known.lock().version.next();
+        match decode(self.framer.event(), next) {
+            Ok(said) => self.take(said, begin),
+            Err(problem) => {
+                self.skipped(begin, &problem);
                 None
             }
-            Err(problem) => {
-                drop(known);
-                self.skipped(begin, &problem);
+        }
+    }
+
+    fn take(&mut self, said: Said, begin: Position) -> Option<Event> {
+        match said {
+            Said::Change(event_type, object) => Some(self.known.lock().apply(event_type, object)),
+            Said::Alive => Some(Event::Bookmark(self.known.lock().version.clone())),
+            Said::Failure(failure) => {
+                tracing::warn!(failure, line = begin.line, "the upstream of the stream has failed");
+                self.health.failed(format!("{}: ERROR: {failure}", place(begin)));
                 None
             }
         }

@@ -140,7 +140,7 @@ fn a_body_that_is_not_json_has_no_fields() {
         key: ObjectKey::new("shop", "web").unwrap(),
         uid: String::new(),
         version: ResourceVersion::decimal(1),
-        labels: [("a", "b")].into_iter().collect(),
+        labels: [("a".to_owned(), "b".to_owned())].into(),
         api_version: String::new(),
         kind: String::new(),
         media_type: "application/octet-stream",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
-use crate::model::selector::MAX_BYTES;
+use crate::model::{Object, ObjectKey, ObjectParts, ResourceVersion, selector::MAX_BYTES};
 
 /// A selector, labels, and whether it matches them.
 type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], bool);
@@ -14,8 +14,17 @@ fn selector(text: &str) -> LabelSelector {
     LabelSelector::parse(text).unwrap_or_else(|error| panic!("{text:?}: {error}"))
 }
 
-fn labels(pairs: &[(&str, &str)]) -> Labels {
-    pairs.iter().copied().collect()
+fn labelled<T: Into<String>>(pairs: impl IntoIterator<Item = (T, T)>) -> Object {
+    Object::new(ObjectParts {
+        key: ObjectKey::new("", "x").unwrap(),
+        uid: String::new(),
+        version: ResourceVersion::decimal(1),
+        labels: pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
+        api_version: String::new(),
+        kind: String::new(),
+        media_type: "text/plain",
+        body: bytes::Bytes::new(),
+    })
 }
 
 fn assert_refused(texts: &[&str]) {
@@ -148,7 +157,7 @@ fn a_selector_matches_as_upstreams() {
         ("foo=bar,foobar=bar,baz=blah", foo, false),
     ];
     for (text, pairs, expected) in cases {
-        assert_eq!(selector(text).matches(&labels(pairs)), *expected, "{text:?} {pairs:?}");
+        assert_eq!(selector(text).matches(labelled(pairs.iter().copied()).labels()), *expected, "{text:?} {pairs:?}");
     }
     assert!(LabelSelector::default().is_empty() && selector(" ").is_empty() && !selector("x").is_empty());
 }
@@ -173,7 +182,7 @@ fn a_missing_label_and_an_empty_one_are_different() {
         ("z<1", &[("z", "")], false),
     ];
     for (text, pairs, expected) in cases {
-        assert_eq!(selector(text).matches(&labels(pairs)), *expected, "{text:?} {pairs:?}");
+        assert_eq!(selector(text).matches(labelled(pairs.iter().copied()).labels()), *expected, "{text:?} {pairs:?}");
     }
 }
 
@@ -342,6 +351,6 @@ proptest! {
         let text = naive.iter().map(Naive::text).collect::<Vec<_>>().join(",");
         let map: BTreeMap<_, _> = pairs.iter().copied().collect();
         let expected = naive.iter().all(|requirement| requirement.matches(&map));
-        prop_assert_eq!(selector(&text).matches(&map.into_iter().collect()), expected, "{}", text);
+        prop_assert_eq!(selector(&text).matches(labelled(map).labels()), expected, "{}", text);
     }
 }

@@ -29,6 +29,28 @@ fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     all
 }
 
+/// The same, of one piece; whoever reads it takes the lines that are JSON.
+fn frames_by_lines(bytes: &[u8]) -> Vec<String> {
+    let mut framer = Framer::new();
+    let mut all = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        if let Some(line) = framer.line(rest)
+            && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
+        {
+            let (used, begin) = framer.pass(line);
+            rest = &rest[used..];
+            all.push(format!("{}:{} {}", begin.line, begin.offset, String::from_utf8_lossy(line.trim_ascii_end())));
+            continue;
+        }
+        let (used, found) = framer.feed(rest);
+        rest = &rest[used..];
+        all.extend(found.map(|found| words(&framer, found)));
+    }
+    all.extend(framer.end().map(|begin| format!("{}:{} cut", begin.line, begin.offset)));
+    all
+}
+
 fn framed(text: &str) -> Vec<String> {
     frames([text.as_bytes()])
 }
@@ -44,6 +66,21 @@ fn events_may_follow_each_other_in_any_way() {
         [format!("1:0 {pretty}"), format!("7:{} {pretty}", pretty.len() + 1)]
     );
     assert_eq!(framed("\u{feff}{\"a\":1}"), ["1:3 {\"a\":1}"]);
+}
+
+#[test]
+fn a_line_is_offered_where_an_event_may_begin() {
+    let mut framer = Framer::new();
+    assert_eq!(framer.line(b"{\"a\":1} \n{}"), Some(&b"{\"a\":1} "[..]));
+    assert_eq!(framer.line(b" {}\n"), None, "white space is followed");
+    assert_eq!(framer.line(b"{}"), None, "it may go on");
+    assert_eq!(framer.pass(b"{}"), (3, Position { line: 1, offset: 0 }));
+    assert_eq!(framer.pass(b"{} "), (4, Position { line: 2, offset: 3 }));
+    framer.feed(b"{\n");
+    assert_eq!(framer.line(b"{}\n"), None, "within an event");
+    framer.end();
+    framer.feed(b"nothing");
+    assert_eq!(framer.line(b"{}\n"), None, "within what is none");
 }
 
 #[test]
@@ -155,6 +192,12 @@ proptest! {
         prop_assert_eq!(&frames(cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]])), &whole);
     }
 
+    #[test]
+    fn a_line_that_is_json_is_what_following_it_finds(parts in vec(any_part(), 0..12)) {
+        let bytes = parts.concat();
+        prop_assert_eq!(frames_by_lines(&bytes), frames([&bytes[..]]));
+    }
+
     /// What serde reads, is found; and what is found complete, breaks no later event.
     #[test]
     fn whatever_is_json_is_an_event(parts in vec(any_part(), 0..8)) {
@@ -167,5 +210,15 @@ proptest! {
             let (_, found) = found[0].split_once(' ').unwrap();
             prop_assert_eq!(serde_json::from_str::<serde_json::Value>(found).unwrap(), event);
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn plain_is_what_each_byte_is_by_itself(
+        bytes in vec(prop_oneof![20 => any::<u8>().prop_filter("plain", |byte| is_plain(*byte)), 1 => any::<u8>()], 0..100),
+    ) {
+        let expected = bytes.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..b' ')).unwrap_or(bytes.len());
+        prop_assert_eq!(plain(&bytes), expected);
     }
 }
