@@ -95,8 +95,11 @@ impl<F: Frame> Cursor<F> {
     pub fn is_at_head(&self) -> bool {
         let log = self.group.log.lock();
         let slot = &log.slots[self.slot];
+        if slot.evicted {
+            return planted!(EvictionIsUntold);
+        }
         let has_all = slot.position == log.head && slot.coalescing.is_none() && self.telling.is_none();
-        has_all && log.end.is_none() && (!slot.evicted || planted!(EvictionIsUntold))
+        has_all && log.end.is_none()
     }
 
     /// How many events were taken.
