@@ -15,7 +15,7 @@ use std::{
 
 use tokio::{
     fs::File,
-    io::AsyncReadExt,
+    io::{AsyncReadExt, Interest},
     net::unix::pipe::{OpenOptions, Receiver},
     time::sleep,
 };
@@ -156,8 +156,13 @@ impl Pipe {
                     read => return read,
                 }
             }
-            self.receiver.readable().await?;
+            let ready = self.receiver.ready(Interest::READABLE).await?;
             match self.receiver.try_read(buffer) {
+                // A writer had gone, and the next one came before that was noticed here. The end of a pipe is final to the
+                // runtime: it would call this one ready for ever. To be told of it anew, it is registered anew.
+                Err(error) if is_not_yet(&error) && ready.is_read_closed() => {
+                    self.receiver = Receiver::from_owned_fd(self.probe.as_fd().try_clone_to_owned()?)?;
+                }
                 Err(error) if is_not_yet(&error) => {}
                 read => {
                     self.has_read |= read.as_ref().is_ok_and(|read| *read > 0);
@@ -178,4 +183,39 @@ fn file_type(path: &Path) -> Result<fs::FileType, StreamError> {
 
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use tokio_test::{assert_pending, task};
+
+    use super::{
+        super::tests::{fifo, writer},
+        *,
+    };
+
+    #[tokio::test]
+    async fn a_pipe_whose_writers_follow_each_other_unnoticed_is_waited_for_at_rest() {
+        let (_directory, path) = fifo();
+        let mut pipe = Pipe::open(&path).unwrap();
+        let mut buffer = [0; 8];
+
+        let mut first = writer(&path);
+        first.write_all(b"one").unwrap();
+        assert_eq!(pipe.read(&mut buffer).await.unwrap(), 3);
+        drop(first);
+        while !pipe.receiver.ready(Interest::READABLE).await.unwrap().is_read_closed() {
+            tokio::task::yield_now().await;
+        }
+
+        let mut second = writer(&path);
+        let mut read = task::spawn(pipe.read(&mut buffer));
+        assert_pending!(read.poll(), "nothing is there, and somebody writes");
+        second.write_all(b"second").unwrap();
+        assert_eq!(read.await.unwrap(), 6);
+        drop(second);
+        assert_eq!(pipe.read(&mut buffer).await.unwrap(), 0);
+    }
 }

@@ -111,7 +111,7 @@ fn file(text: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-fn fifo() -> (TempDir, PathBuf) {
+pub(super) fn fifo() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("events");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
@@ -119,7 +119,7 @@ fn fifo() -> (TempDir, PathBuf) {
 }
 
 /// Opens a pipe whose reader is there.
-fn writer(path: &std::path::Path) -> File {
+pub(super) fn writer(path: &std::path::Path) -> File {
     File::options().write(true).open(path).unwrap()
 }
 
