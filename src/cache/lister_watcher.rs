@@ -68,6 +68,9 @@ pub enum SourceError {
     /// every watch of the resource.
     #[error("the upstream's history has changed: {0}")]
     HistoryChanged(String),
+    /// A watch that was open broke: watch again, at once if it had lasted or brought something, and never list for it.
+    #[error("the watch broke: {0}")]
+    Broken(String),
     /// Anything else that may pass: back off, then list and watch again.
     #[error("{0}")]
     Unavailable(String),

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt;
 
 use self::state::{Next, Outcome, State};
-use super::{Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceHealth, Watch};
+use super::{Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, Watch};
 use crate::model::ResourceVersion;
 
 /// Drives one [`ListerWatcher`].
@@ -154,9 +154,14 @@ impl<S: ListerWatcher> Reflector<S> {
     async fn follow(&mut self, mut watch: Watch, from: ResourceVersion, opened_at: Instant) -> Outcome {
         let mut reached = from;
         let mut events: u64 = 0;
+        let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
         while let Some(item) = watch.next().await {
             let delta = match item {
                 Ok(delta) => delta,
+                Err(SourceError::Broken(error)) if !is_very_short(events) => {
+                    tracing::warn!(error, "the watch broke");
+                    return Outcome::WatchClosed { reached };
+                }
                 Err(error) => return Outcome::WatchFailed { reached, error },
             };
             let Some(version) = delta.version().cloned() else { continue };
@@ -172,7 +177,7 @@ impl<S: ListerWatcher> Reflector<S> {
             reached = version;
             self.fifo.push(delta).await;
         }
-        if events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH {
+        if is_very_short(events) {
             return Outcome::WatchTooShort { reached };
         }
         Outcome::WatchClosed { reached }

@@ -94,7 +94,8 @@ impl State {
                 self.last = Some(reached);
                 self.watch_again(false)
             }
-            Outcome::WatchBroken { reached, .. } | Outcome::WatchFailed { reached, error: SourceError::Busy(_) } => {
+            Outcome::WatchBroken { reached, .. }
+            | Outcome::WatchFailed { reached, error: SourceError::Busy(_) | SourceError::Broken(_) } => {
                 self.last = Some(reached);
                 self.watch_again(true)
             }

@@ -162,6 +162,22 @@ async fn run(answers: Vec<Answer>) -> Run {
     run_for(Duration::from_secs(600), answers).await
 }
 
+/// A connection that is cut is no sign of an upstream in trouble, unless it is cut at once.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_breaks_is_taken_up_at_once_if_it_had_lasted() {
+    let broken = || Fail(SourceError::Broken("reset".into()));
+    let run = run(vec![
+        Listed(5),
+        Watched(vec![Put(6), broken()]),
+        Watched(vec![secs(1), broken()]),
+        Watched(vec![broken()]),
+        Watched(vec![Put(7), StayOpen]),
+    ]);
+    let run = run.await;
+    assert_eq!(run.calls, ["0 list 0", "0 watch 5", "0 watch 6", "1000 watch 6", "1800 watch 6"]);
+    assert_eq!(run.queued, ["replace 5", "put 6", "put 7"]);
+}
+
 /// Invariant 14, and a transaction as one element.
 #[tokio::test(start_paused = true)]
 async fn a_history_that_is_said_to_have_changed_is_listed_as_a_rewind() {

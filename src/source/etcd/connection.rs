@@ -117,12 +117,12 @@ impl Connections {
             answer_timeout: self.config.answer_timeout,
         };
         let text = |status: Status| describe(&status);
-        connection.tells_progress = tells_progress(&connection.version().await.map_err(text)?);
         if let Some((name, path)) = &self.config.credentials {
             let password = read(path)?;
             let password = String::from_utf8(password).map_err(|_| format!("{} is not UTF-8", path.display()))?;
             connection.authenticate(name, password.trim_end_matches(['\r', '\n'])).await.map_err(text)?;
         }
+        connection.tells_progress = tells_progress(&connection.version().await.map_err(text)?);
         Ok(connection)
     }
 
@@ -209,7 +209,7 @@ impl Connection {
 
     async fn version(&self) -> Result<String, Status> {
         let mut client = MaintenanceClient::new(self.channel.clone());
-        let status = self.answer(client.status(StatusRequest {})).await?;
+        let status = self.answer(client.status(self.request(StatusRequest {}))).await?;
         Ok(status.version)
     }
 

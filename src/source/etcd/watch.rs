@@ -137,7 +137,10 @@ impl Live {
 
     /// It has ended, for this reason.
     pub(super) fn fail(&self, error: SourceError) -> SourceError {
-        self.shared.failed(self.connection.id, error)
+        match self.shared.failed(self.connection.id, error) {
+            SourceError::Busy(text) => SourceError::Broken(text),
+            error => error,
+        }
     }
 
     /// Waits for whatever comes first.

@@ -389,7 +389,8 @@ impl Auth for Play {
 
 #[tonic::async_trait]
 impl Maintenance for Play {
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        self.check(request.metadata())?;
         Ok(Response::new(StatusResponse { version: self.store.lock().version.to_owned() }))
     }
 }
