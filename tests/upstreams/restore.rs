@@ -16,14 +16,14 @@ use crate::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_that_loses_writes_is_told_wherever_it_goes_on() {
     for version in VERSIONS {
-        for rewritten in [0, 30, 60] {
-            rewound(version, rewritten).await;
+        for (rewritten, is_compacted) in [(0, false), (30, false), (60, false), (60, true)] {
+            rewound(version, rewritten, is_compacted).await;
         }
     }
 }
 
-/// Thirty transactions are lost, and others are written before informerd can see it.
-async fn rewound(version: Version, rewritten: usize) {
+/// Thirty transactions are lost, and others are written, and perhaps compacted, before informerd can see it.
+async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
     let mut etcd = Etcd::start(version).await;
     let (mut driver, mut truth) = (etcd.driver(), Truth::new(6));
     write(&mut truth, &mut driver, 20);
@@ -40,6 +40,9 @@ async fn rewound(version: Version, rewritten: usize) {
     truth.rewind(kept);
     let mut driver = etcd.driver();
     write(&mut truth, &mut driver, rewritten);
+    if is_compacted {
+        driver.compact(truth.revision());
+    }
     served.gate.refuse(false);
     for follower in &followers {
         let end = follower.end().await;

@@ -59,6 +59,8 @@ struct State {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// etcd takes more than one ping in 5 seconds for an attack.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// A page takes its time where the way is slow; that the server is there is shown by its pings.
+const PAGE_PATIENCE: u32 = 6;
 /// What etcd may send ahead on one stream, and on the connection.
 const WINDOW_BYTES: u32 = 8 << 20;
 /// Of a page or of what a watch is told at once. etcd's own limit for one value is 1.5 MiB, and may be raised.
@@ -158,7 +160,8 @@ impl Connection {
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
         let max_bytes = if request.limit == 0 { usize::MAX } else { MAX_MESSAGE_BYTES };
         let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(max_bytes);
-        self.answer(client.range(self.request(request))).await
+        let patience = if request.keys_only { 1 } else { PAGE_PATIENCE };
+        self.answer_within(self.answer_timeout * patience, client.range(self.request(request))).await
     }
 
     /// How far the cluster is: what it has agreed upon, whichever member is asked. The key need not exist.
@@ -236,9 +239,17 @@ impl Connection {
     }
 
     async fn answer<T>(&self, call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
-        match tokio::time::timeout(self.answer_timeout, call).await {
+        self.answer_within(self.answer_timeout, call).await
+    }
+
+    async fn answer_within<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, Status> {
+        match tokio::time::timeout(limit, call).await {
             Ok(answer) => answer.map(tonic::Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {:?}", self.answer_timeout))),
+            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))),
         }
     }
 }
