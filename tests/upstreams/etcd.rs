@@ -25,9 +25,12 @@ pub(crate) enum Version {
     Old,
 }
 
-/// A cluster of one member.
+/// A member of a cluster.
 pub(crate) struct Etcd {
     version: Version,
+    name: String,
+    /// Every member, with the address that it is told things at by the others.
+    cluster: String,
     directory: TempDir,
     /// How many data directories there have been.
     data: usize,
@@ -53,15 +56,30 @@ fn program(variable: &str) -> PathBuf {
 // === impl Etcd ===
 
 impl Etcd {
+    /// A cluster of one.
     pub(crate) async fn start(version: Version) -> Self {
-        let directory = TempDir::new().unwrap();
-        // Both at once, so that they differ.
-        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [client, peer] = listeners.map(|listener| listener.local_addr().unwrap());
-        let process = spawn(version, &directory.path().join("data-0"), client, peer);
-        let etcd = Self { version, directory, data: 0, client, peer, process };
-        etcd.wait().await;
-        etcd
+        Self::cluster(version, 1).await.remove(0)
+    }
+
+    pub(crate) async fn cluster(version: Version, members: usize) -> Vec<Self> {
+        // All at once, so that they differ.
+        let listeners: Vec<_> = (0..members * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        drop(listeners);
+        let (clients, peers) = addresses.split_at(members);
+        let cluster: Vec<_> = peers.iter().enumerate().map(|(at, peer)| format!("m{at}=http://{peer}")).collect();
+        let cluster = cluster.join(",");
+        let member = |at: usize| {
+            let (directory, name) = (TempDir::new().unwrap(), format!("m{at}"));
+            let (client, peer) = (clients[at], peers[at]);
+            let process = spawn(version, &directory.path().join("data-0"), &name, client, peer, &cluster);
+            Self { version, name, cluster: cluster.clone(), directory, data: 0, client, peer, process }
+        };
+        let members: Vec<_> = (0..members).map(member).collect();
+        for member in &members {
+            member.wait().await;
+        }
+        members
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -89,7 +107,7 @@ impl Etcd {
     /// Again, with what it had.
     pub(crate) async fn restart(&mut self) {
         let data = self.directory.path().join(format!("data-{}", self.data));
-        self.process = spawn(self.version, &data, self.client, self.peer);
+        self.process = spawn(self.version, &data, &self.name, self.client, self.peer, &self.cluster);
         self.wait().await;
     }
 
@@ -118,12 +136,12 @@ impl Etcd {
                 run(Command::new(program("INFORMERD_UPSTREAMS")).arg("restore").arg(snapshot).arg(&data).arg(&peer));
             }
             Version::Old => run(etcdctl()
-                .args(["snapshot", "restore", "--name", "default"])
+                .args(["snapshot", "restore", "--name", &self.name])
                 .arg(snapshot)
                 .arg("--data-dir")
                 .arg(&data)
                 .args(["--initial-advertise-peer-urls", &peer])
-                .args(["--initial-cluster", &format!("default={peer}")])),
+                .args(["--initial-cluster", &self.cluster])),
         }
     }
 
@@ -143,20 +161,20 @@ impl Drop for Etcd {
     }
 }
 
-fn spawn(version: Version, data: &Path, client: SocketAddr, peer: SocketAddr) -> Child {
+fn spawn(version: Version, data: &Path, name: &str, client: SocketAddr, peer: SocketAddr, cluster: &str) -> Child {
     let (client, peer) = (format!("http://{client}"), format!("http://{peer}"));
     let mut command = match version {
         Version::Latest => {
             let mut command = Command::new(program("INFORMERD_UPSTREAMS"));
-            command.arg("serve").arg(data).args([&client, &peer]);
+            command.arg("serve").arg(data).args([name, &client, cluster]);
             command
         }
         Version::Old => {
             let mut command = Command::new(program("INFORMERD_ETCD_34"));
-            command.args(["--name", "default", "--logger", "zap", "--log-level", "error"]).arg("--data-dir").arg(data);
+            command.args(["--name", name, "--logger", "zap", "--log-level", "error"]).arg("--data-dir").arg(data);
             command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
             command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-            command.args(["--initial-cluster", &format!("default={peer}")]);
+            command.args(["--initial-cluster", cluster]);
             command
         }
     };
@@ -208,11 +226,25 @@ impl Driver {
         self.ask(&json!({ "reader": { "Name": reader, "Prefix": prefix, "Password": password } }));
     }
 
+    /// Waits until the cluster takes what is written, which may need an election.
+    pub(crate) fn settle(&mut self) {
+        let started = Instant::now();
+        while let Err(error) = self.try_ask(&json!({ "put": { "/settled": "x" } })) {
+            assert!(started.elapsed() < DEADLINE, "{error}");
+        }
+    }
+
     fn ask(&mut self, command: &Value) -> i64 {
+        self.try_ask(command).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    fn try_ask(&mut self, command: &Value) -> Result<i64, Value> {
         writeln!(self.commands, "{command}").unwrap();
         let answer: Value = serde_json::from_str(&self.answers.recv_timeout(DEADLINE).expect("an answer")).unwrap();
-        assert!(answer.get("error").is_none(), "{command}: {answer}");
-        answer.get("revision").and_then(Value::as_i64).unwrap_or(0)
+        match answer.get("error") {
+            Some(error) => Err(error.clone()),
+            None => Ok(answer.get("revision").and_then(Value::as_i64).unwrap_or(0)),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use informerd::proto::pb;
 use crate::{
     etcd::{Driver, Etcd, VERSIONS, Version},
     follow::Follower,
+    gate::Gate,
     served::{Served, counter},
     truth::{PREFIX, Truth},
 };
@@ -25,7 +26,7 @@ async fn cuts_and_restarts_end_nobody_and_lose_nothing() {
 
         for _ in 0..5 {
             write(&mut truth, &mut driver, 10);
-            served.gate.cut();
+            served.cut();
             write(&mut truth, &mut driver, 10);
         }
         etcd.signal("-STOP");
@@ -45,6 +46,35 @@ async fn cuts_and_restarts_end_nobody_and_lose_nothing() {
     }
 }
 
+/// Of three members, the one that is followed stands still, until all have; the cluster goes on without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_stands_still_is_left_for_the_next() {
+    for version in VERSIONS {
+        let members = Etcd::cluster(version, 3).await;
+        let mut truth = Truth::new(8);
+        let mut driver = members[1].driver();
+        driver.settle();
+        write(&mut truth, &mut driver, 20);
+        let served = Served::over(&members, None).await;
+        let followers = served.followers().await;
+        for followed in 0..3 {
+            let accepted = || served.gates.iter().map(Gate::accepted).collect::<Vec<_>>();
+            let before = accepted();
+            members[followed].signal("-STOP");
+            let mut driver = members[(followed + 1) % 3].driver();
+            driver.settle();
+            write(&mut truth, &mut driver, 20);
+            reach(&followers, &truth, true).await;
+            let mut expected = before;
+            expected[(followed + 1) % 3] += 1;
+            assert_eq!(accepted(), expected, "{version:?}: from {followed} to the next");
+            members[followed].signal("-CONT");
+        }
+        assert_eq!(served.count("reflector_lists_total").await, 1, "{version:?}");
+        assert_eq!(served.count("cache_rewinds_total").await, 0, "{version:?}");
+    }
+}
+
 /// Everything older than the last revision is compacted ten times a second, while connections are cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compaction_ten_times_a_second_is_survived() {
@@ -58,12 +88,12 @@ async fn compaction_ten_times_a_second_is_survived() {
             write(&mut truth, &mut driver, 10);
             driver.compact(truth.revision());
             match round % 10 {
-                3 | 6 => served.gate.cut(),
+                3 | 6 => served.cut(),
                 9 => {
-                    served.gate.refuse(true);
+                    served.refuse(true);
                     write(&mut truth, &mut driver, 10);
                     driver.compact(truth.revision());
-                    served.gate.refuse(false);
+                    served.refuse(false);
                 }
                 _ => {}
             }
@@ -147,14 +177,11 @@ async fn a_user_who_may_read_the_prefix_is_enough() {
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(5));
         write(&mut truth, &mut driver, 10);
         driver.protect("reader", "secret", PREFIX);
-        let directory = tempfile::tempdir().unwrap();
-        let password = directory.path().join("password");
-        std::fs::write(&password, "secret\n").unwrap();
-        let served = Served::start(&etcd, Some(("reader".to_owned(), password))).await;
+        let served = Served::start(&etcd, Some(("reader", "secret"))).await;
         let followers = served.followers().await;
         let mut driver = etcd.driver_as("root", "secret");
         write(&mut truth, &mut driver, 10);
-        served.gate.cut();
+        served.cut();
         write(&mut truth, &mut driver, 10);
         reach(&followers, &truth, true).await;
     }

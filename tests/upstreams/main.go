@@ -1,6 +1,6 @@
 // Upstreams for the tests of informerd: etcd 3.6 on loopback, its snapshots, and what writes to an etcd of any version.
 //
-//	upstreams serve DIR CLIENT_URL PEER_URL       a cluster of one member, until SIGTERM
+//	upstreams serve DIR NAME CLIENT_URL CLUSTER   a member of NAME=PEER_URL,..., until SIGTERM
 //	upstreams restore SNAPSHOT DIR PEER_URL       a data directory from a snapshot
 //	upstreams drive CLIENT_URL [USER PASSWORD]    commands, one JSON object a line, from standard input
 //
@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -34,33 +35,38 @@ func main() {
 
 func run(args []string) error {
 	switch {
-	case len(args) == 4 && args[0] == "serve":
-		return serve(args[1], args[2], args[3])
+	case len(args) == 5 && args[0] == "serve":
+		return serve(args[1], args[2], args[3], args[4])
 	case len(args) == 4 && args[0] == "restore":
 		return restore(args[1], args[2], args[3])
 	case (len(args) == 2 || len(args) == 4) && args[0] == "drive":
 		return drive(args[1:])
 	}
-	return fmt.Errorf("usage: upstreams serve DIR CLIENT_URL PEER_URL | restore SNAPSHOT DIR PEER_URL | drive CLIENT_URL [USER PASSWORD]")
+	return fmt.Errorf("usage: upstreams serve DIR NAME CLIENT_URL CLUSTER | restore SNAPSHOT DIR PEER_URL | drive CLIENT_URL [USER PASSWORD]")
 }
 
-const memberName = "default"
+// restoredName is that of the only member of what is restored.
+const restoredName = "m0"
 
-func serve(dir, clientURL, peerURL string) error {
+func serve(dir, name, clientURL, cluster string) error {
 	client, err := url.Parse(clientURL)
 	if err != nil {
 		return err
 	}
-	peer, err := url.Parse(peerURL)
+	members, err := types.NewURLsMap(cluster)
 	if err != nil {
 		return err
 	}
+	peers, ok := members[name]
+	if !ok {
+		return fmt.Errorf("%s is not in %s", name, cluster)
+	}
 	config := embed.NewConfig()
-	config.Name = memberName
+	config.Name = name
 	config.Dir = dir
 	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
-	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	config.ListenPeerUrls, config.AdvertisePeerUrls = peers, peers
+	config.InitialCluster = cluster
 	config.LogLevel = "error"
 	// What is lost when the machine loses power is of no interest here.
 	config.UnsafeNoFsync = true
@@ -82,10 +88,10 @@ func serve(dir, clientURL, peerURL string) error {
 func restore(path, dir, peerURL string) error {
 	return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
 		SnapshotPath:        path,
-		Name:                memberName,
+		Name:                restoredName,
 		OutputDataDir:       dir,
 		PeerURLs:            []string{peerURL},
-		InitialCluster:      memberName + "=" + peerURL,
+		InitialCluster:      restoredName + "=" + peerURL,
 		InitialClusterToken: embed.NewConfig().InitialClusterToken,
 	})
 }

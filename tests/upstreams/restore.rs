@@ -34,7 +34,7 @@ async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
     reach(&followers, &truth, true).await;
     let lost = truth.revision();
 
-    served.gate.refuse(true);
+    served.refuse(true);
     etcd.restore(&snapshot);
     etcd.restart().await;
     truth.rewind(kept);
@@ -43,7 +43,7 @@ async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
     if is_compacted {
         driver.compact(truth.revision());
     }
-    served.gate.refuse(false);
+    served.refuse(false);
     for follower in &followers {
         let end = follower.end().await;
         assert_eq!(end, (Code::OutOfRange, "HISTORY_CHANGED".to_owned()), "{version:?}, {rewritten} rewritten");
@@ -53,7 +53,7 @@ async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
     write(&mut truth, &mut driver, 5);
     let after = served.followers().await;
     write(&mut truth, &mut driver, 10);
-    served.gate.cut();
+    served.cut();
     write(&mut truth, &mut driver, 10);
     reach(&after, &truth, true).await;
     assert_eq!(served.count("cache_rewinds_total").await, 1, "and only once");
@@ -92,12 +92,12 @@ async fn a_restore_of_everything_goes_on_as_before() {
         write(&mut truth, &mut driver, 10);
         let snapshot = etcd.snapshot();
         reach(std::slice::from_ref(&follower), &truth, true).await;
-        served.gate.refuse(true);
+        served.refuse(true);
         etcd.restore(&snapshot);
         etcd.restart().await;
         let mut driver = etcd.driver();
         write(&mut truth, &mut driver, 10);
-        served.gate.refuse(false);
+        served.refuse(false);
         reach(&[follower], &truth, true).await;
         assert_eq!(served.count("cache_rewinds_total").await, 0, "{version:?}: the history is the same");
     }

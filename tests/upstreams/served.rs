@@ -1,12 +1,14 @@
 //! informerd itself, in this process, over one prefix of one etcd.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{fs, net::SocketAddr};
 
 use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
     proto::pb::informer_service_client::InformerServiceClient,
 };
+use serde_json::json;
+use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -15,9 +17,10 @@ use tonic::transport::Channel;
 
 use crate::{etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
 
-/// A server, and what stands between it and etcd.
+/// A server, and what stands between it and each member.
 pub(crate) struct Served {
-    pub(crate) gate: Gate,
+    pub(crate) gates: Vec<Gate>,
+    _directory: TempDir,
     address: String,
     admin: SocketAddr,
     running: tokio::task::JoinHandle<()>,
@@ -26,23 +29,47 @@ pub(crate) struct Served {
 // === impl Served ===
 
 impl Served {
-    pub(crate) async fn start(etcd: &Etcd, credentials: Option<(String, PathBuf)>) -> Self {
-        let gate = Gate::to(etcd.address()).await;
+    pub(crate) async fn start(etcd: &Etcd, credentials: Option<(&str, &str)>) -> Self {
+        Self::over(std::slice::from_ref(etcd), credentials).await
+    }
+
+    /// With a user and a password, if it is asked for them.
+    pub(crate) async fn over(members: &[Etcd], credentials: Option<(&str, &str)>) -> Self {
+        let mut gates = Vec::new();
+        for member in members {
+            gates.push(Gate::to(member.address()).await);
+        }
+        let mut etcd = json!({ "endpoints": gates.iter().map(Gate::url).collect::<Vec<_>>(), "prefix": PREFIX });
+        let directory = TempDir::new().unwrap();
+        if let Some((user, password)) = credentials {
+            (etcd["username"], etcd["password_file"]) = (json!(user), json!("password"));
+            fs::write(directory.path().join("password"), format!("{password}\n")).unwrap();
+        }
+        // JSON is YAML.
+        let config = directory.path().join("config.yaml");
+        fs::write(&config, json!({ "resources": { "things": { "source": { "etcd": etcd } } } }).to_string()).unwrap();
         let anywhere = Some("127.0.0.1:0".to_owned());
-        let (etcd_username, etcd_password_file) = credentials.unzip();
         let flags = ServeFlags {
+            config: Some(config),
             listen: anywhere.clone(),
             admin_listen: anywhere,
-            etcd: vec![format!("things={}{PREFIX}", gate.url())],
-            etcd_username,
-            etcd_password_file,
             ..ServeFlags::default()
         };
         let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
         let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
         let admin = app.admin_address().unwrap();
         let running = tokio::spawn(async move { app.run(std::future::pending()).await.unwrap() });
-        Self { gate, address: format!("http://{address}"), admin, running }
+        Self { gates, _directory: directory, address: format!("http://{address}"), admin, running }
+    }
+
+    /// Closes every connection to etcd.
+    pub(crate) fn cut(&self) {
+        self.gates.iter().for_each(Gate::cut);
+    }
+
+    /// Closes them, and those that are tried.
+    pub(crate) fn refuse(&self, is_refusing: bool) {
+        self.gates.iter().for_each(|gate| gate.refuse(is_refusing));
     }
 
     pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
