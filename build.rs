@@ -1,5 +1,6 @@
-//! Compiles the public contract without protoc: protox parses the proto, tonic-prost-build generates the code, and the
-//! descriptor set is kept for reflection, with its comments, so that `grpcurl describe` shows them.
+//! Compiles the public contract, and what is called of etcd's, without protoc: protox parses the proto, tonic-prost-build
+//! generates the code. The descriptor set of our own is kept for reflection, with its comments, so that `grpcurl describe`
+//! shows them.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -9,6 +10,7 @@ use protox::file::{ChainFileResolver, DescriptorSetFileResolver, GoogleFileResol
 
 const PROTO_ROOT: &str = "proto";
 const PROTO_FILE: &str = "informerd/v1/informerd.proto";
+const ETCD_FILE: &str = "etcd/rpc.proto";
 /// Nothing of ours names its messages, but they are in the details of every status: with it in the descriptor set, a
 /// client with nothing but reflection can print them.
 const ERROR_DETAILS_FILE: &str = "google/rpc/error_details.proto";
@@ -34,6 +36,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Watch, List and ByIndex are served outside the generated trait, from what is encoded without making messages.
         .generate_default_stubs(true)
         .compile_fds(FileDescriptorSet::decode(&*compiler.encode_file_descriptor_set())?)?;
+
+    tonic_prost_build::configure()
+        // Only tests play etcd.
+        .server_mod_attribute("etcdserverpb", "#[cfg(test)]")
+        .compile_fds(protox::compile([ETCD_FILE], [PROTO_ROOT])?)?;
     Ok(())
 }
 

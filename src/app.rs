@@ -37,10 +37,11 @@ use crate::{
         FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
         SourceHealth,
     },
-    config::{Config, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
+    config::{Config, EtcdResource, EtcdTlsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
     source::{
+        etcd::{EtcdConfig, EtcdSource, EtcdTls},
         files::{DirectoryError, FilesConfig, FilesSource},
         stream::{self, StreamConfig, StreamError, StreamPath, StreamSource},
     },
@@ -85,6 +86,14 @@ pub enum AppError {
         resource: String,
         /// The system's answer.
         error: io::Error,
+    },
+    /// What an etcd source is configured with cannot be read.
+    #[error("resource {resource}: {problem}; correct the path, or let the user that runs informerd read it")]
+    Etcd {
+        /// The name of the resource.
+        resource: String,
+        /// Which file, and why.
+        problem: String,
     },
     /// TLS cannot be served.
     #[error("tls: {0}")]
@@ -342,6 +351,10 @@ pub fn check(config: &Config) -> Result<(), AppError> {
                 let checked = StreamSource::check(&stream_path(path.as_deref()));
                 checked.map_err(|error| AppError::Stream { resource: resource(), error })?;
             }
+            SourceConfig::Etcd(etcd) => {
+                EtcdSource::check(&etcd_config(name, etcd))
+                    .map_err(|problem| AppError::Etcd { resource: resource(), problem })?;
+            }
         }
     }
     Ok(())
@@ -373,7 +386,20 @@ fn spawn_resource(
             let source = StreamSource::new(stream, health.clone());
             connect(tasks, writer, config, resource, "stream", source, health)
         }
+        SourceConfig::Etcd(etcd) => {
+            let etcd = etcd_config(&resource.name, etcd);
+            let health = SourceHealth::new(etcd.heartbeat, config.stale_after);
+            let source = EtcdSource::new(etcd, health.clone());
+            connect(tasks, writer, config, resource, "etcd", source, health)
+        }
     }
+}
+
+fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
+    let EtcdResource { endpoints, prefix, credentials, tls } = config.clone();
+    let EtcdTlsConfig { ca, identity, server_name } = tls;
+    let tls = EtcdTls { ca, identity, server_name };
+    EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
 }
 
 fn stream_path(path: Option<&Path>) -> StreamPath {

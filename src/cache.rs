@@ -14,6 +14,7 @@
 //! Deliberately not here: the upstreams (`source`), and everything that knows gRPC.
 
 mod backoff;
+mod demand;
 mod health;
 mod history;
 mod indexer;
@@ -23,6 +24,7 @@ mod real_fifo;
 mod reflector;
 
 pub use backoff::{Backoff, BackoffConfig};
+pub use demand::{Demand, Waiting};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};

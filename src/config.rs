@@ -17,6 +17,7 @@
 //! Deliberately not here: whether the paths exist and the ports are free, which is for those who open them.
 
 mod error;
+mod etcd;
 mod file;
 mod keys;
 mod listen;
@@ -145,6 +146,30 @@ pub struct ResourceConfig {
     pub queue_length: Option<usize>,
 }
 
+/// The keys below a prefix of an etcd cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdResource {
+    /// `http://HOST:PORT` or `https://HOST:PORT` of the members of one cluster; at least one, each once.
+    pub endpoints: Vec<String>,
+    /// What the keys begin with; empty for all keys.
+    pub prefix: String,
+    /// A user, and the file that holds the password, relative as the files' directory.
+    pub credentials: Option<(String, PathBuf)>,
+    /// For endpoints with `https`.
+    pub tls: EtcdTlsConfig,
+}
+
+/// Whom to trust under TLS, and who we are: files in PEM.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EtcdTlsConfig {
+    /// Those who may have signed etcd's certificate; with `None`, those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate, and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// The name that etcd's certificate has; with `None`, the host of the endpoint.
+    pub server_name: Option<String>,
+}
+
 /// Where the objects of a resource come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceConfig {
@@ -160,6 +185,8 @@ pub enum SourceConfig {
         /// A file or a named pipe, relative as above; with `None`, standard input, which one resource at most has.
         path: Option<PathBuf>,
     },
+    /// Keys of an etcd cluster.
+    Etcd(EtcdResource),
 }
 
 // === impl Config ===

@@ -1,5 +1,6 @@
 //! The upstreams: each is a [`ListerWatcher`](crate::cache::ListerWatcher) of its own, and knows nothing of who reads it.
 
+pub mod etcd;
 pub mod files;
 pub mod stream;
 

@@ -1,4 +1,5 @@
-//! How a resource's source is doing: written by its Reflector and its source, read by every answer and by the probes.
+//! How a resource's source is doing: written by its Reflector and its source, read by every answer and by the probes. And,
+//! the other way, whether anybody waits for what the source has not told yet.
 
 use std::{
     sync::{
@@ -10,6 +11,8 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use super::Demand;
 
 /// Whether a resource can be served, and how fresh it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +56,7 @@ struct Shared {
     /// When the upstream was last seen; [`NEVER`] before it was. Read without the lock, by every watch that is idle.
     seen_micros: AtomicU64,
     record: Mutex<Record>,
+    demand: Demand,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +81,7 @@ impl SourceHealth {
             lost: AtomicBool::new(false),
             seen_micros: AtomicU64::new(NEVER),
             record: Mutex::default(),
+            demand: Demand::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -108,6 +113,11 @@ impl SourceHealth {
     /// The first list has been applied.
     pub fn synced(&self) {
         self.shared.synced.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether anybody waits for what the source has not told yet.
+    pub fn demand(&self) -> &Demand {
+        &self.shared.demand
     }
 
     /// The state alone.

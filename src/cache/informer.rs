@@ -305,6 +305,7 @@ impl<F: Frame> Writer<F> {
         for delta in deltas {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
+                Delta::Rewind(list) => self.restart(list, "the upstream says so"),
                 Delta::Event(event) => batches.extend(self.change([event], now)),
                 Delta::Transaction(events) if planted!(TransactionIsSplit) => {
                     batches.extend(events.into_iter().filter_map(|event| self.change([event], now)));
@@ -332,41 +333,58 @@ impl<F: Frame> Writer<F> {
         self.shared.stats.replaces.fetch_add(1, Ordering::Relaxed);
         match &mut self.live {
             Some(live) if *live.indexer.version() <= list.version => {
+                if let Some(key) = live.indexer.contradiction(&list) {
+                    let proof = format!("{key} is not what it was at its version");
+                    self.restart(list, &proof);
+                    return None;
+                }
                 let batch = Arc::new(live.indexer.replace(list));
                 live.history.record(Arc::clone(&batch), true, Instant::now());
                 Some(batch)
             }
-            Some(live) => {
-                // Invariant 14: a list that is behind, or of another lineage, proves that history changed.
-                tracing::warn!(
-                    resource_version = %list.version, applied = %live.indexer.version(),
-                    "upstream history changed: every watch of the resource ends"
-                );
-                self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
-                if !planted!(RewindIsUntoldWithoutACursor) {
-                    self.shared.epoch.fetch_add(1, Ordering::AcqRel);
-                }
-                let version = list.version.clone();
-                live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-                live.history = History::new(self.config.history, version.clone());
-                live.broadcaster.restart(&End::HistoryChanged, version);
+            Some(_) => {
+                self.restart(list, "the list is behind");
                 None
             }
             None => {
-                let version = list.version.clone();
-                let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
-                self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
-                let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-                tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "synced");
-                self.live = Some(Live {
-                    indexer,
-                    history: History::new(self.config.history, version),
-                    told_state: SyncState::Synced,
-                    broadcaster,
-                });
+                self.start(list);
                 None
             }
         }
+    }
+
+    /// Begins with a first list.
+    fn start(&mut self, list: List) {
+        let version = list.version.clone();
+        let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
+        self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
+        let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
+        tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "synced");
+        self.live = Some(Live {
+            indexer,
+            history: History::new(self.config.history, version),
+            told_state: SyncState::Synced,
+            broadcaster,
+        });
+    }
+
+    /// Begins anew with a list that proves, or comes after a proof, that history changed (invariant 14).
+    fn restart(&mut self, list: List, proof: &str) {
+        let Some(live) = &mut self.live else {
+            return self.start(list);
+        };
+        tracing::warn!(
+            resource_version = %list.version, applied = %live.indexer.version(), proof,
+            "upstream history changed: every watch of the resource ends"
+        );
+        self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
+        if !planted!(RewindIsUntoldWithoutACursor) {
+            self.shared.epoch.fetch_add(1, Ordering::AcqRel);
+        }
+        let version = list.version.clone();
+        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
+        live.history = History::new(self.config.history, version.clone());
+        live.broadcaster.restart(&End::HistoryChanged, version);
     }
 
     /// Shows the new state to readers, then to watchers, then says how far watchers can have got.

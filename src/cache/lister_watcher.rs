@@ -6,7 +6,8 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use tokio_stream::Stream;
 
-use crate::model::{Event, Object, ResourceVersion};
+use super::Delta;
+use crate::model::{Object, ResourceVersion};
 
 /// Lists a resource and watches it from the list's version, without a gap (client-go's `ListerWatcher`).
 ///
@@ -27,9 +28,9 @@ pub trait ListerWatcher: Send + Sync + 'static {
     fn heartbeat(&self) -> Duration;
 }
 
-/// An upstream watch: events in upstream order. Its end without an error is a normal close, to be resumed from the last
-/// version; an error is its last item (apimachinery's `watch.Interface`; `Stop` is dropping it).
-pub type Watch = Pin<Box<dyn Stream<Item = Result<Event, SourceError>> + Send>>;
+/// An upstream watch: events and transactions in upstream order. Its end without an error is a normal close, to be resumed
+/// from the last version; an error is its last item (apimachinery's `watch.Interface`; `Stop` is dropping it).
+pub type Watch = Pin<Box<dyn Stream<Item = Result<Delta, SourceError>> + Send>>;
 
 /// How fresh a list has to be (SEMANTICS 1.25).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub enum ListVersion {
 }
 
 /// A whole resource at one version. Of two objects with the same key the last wins.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List {
     /// Every object, in any order.
     pub objects: Vec<Arc<Object>>,
@@ -63,6 +64,13 @@ pub enum SourceError {
     /// "Connection refused" or "too many requests": back off and ask again, and never list for it.
     #[error("the upstream cannot serve now: {0}")]
     Busy(String),
+    /// The upstream has proved that its history is another one, which the versions alone may not show: the next list ends
+    /// every watch of the resource.
+    #[error("the upstream's history has changed: {0}")]
+    HistoryChanged(String),
+    /// A watch that was open broke: watch again, at once if it had lasted or brought something, and never list for it.
+    #[error("the watch broke: {0}")]
+    Broken(String),
     /// Anything else that may pass: back off, then list and watch again.
     #[error("{0}")]
     Unavailable(String),

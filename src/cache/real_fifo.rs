@@ -11,13 +11,15 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use super::List;
-use crate::model::Event;
+use crate::model::{Event, ResourceVersion};
 
 /// What a Reflector found out.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
     /// A whole list, which replaces everything.
     Replace(List),
+    /// The first list after the upstream has proved that its history is another one.
+    Rewind(List),
     /// One event of a watch.
     Event(Event),
     /// The events of one transaction of the upstream, all at one version: nobody gets to resume in between.
@@ -191,16 +193,25 @@ impl State {
 // === impl Delta ===
 
 impl Delta {
+    /// The version that is reached with it; none with a transaction without events, which nobody makes.
+    pub fn version(&self) -> Option<&ResourceVersion> {
+        match self {
+            Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
+            Self::Event(event) => Some(event.version()),
+            Self::Transaction(events) => events.last().map(Event::version),
+        }
+    }
+
     fn weight(&self) -> usize {
         match self {
-            Self::Replace(_) => 0,
+            Self::Replace(_) | Self::Rewind(_) => 0,
             Self::Event(event) => event.weight(),
             Self::Transaction(events) => events.iter().map(Event::weight).sum(),
         }
     }
 
     fn is_replace(&self) -> bool {
-        matches!(self, Self::Replace(_))
+        matches!(self, Self::Replace(_) | Self::Rewind(_))
     }
 }
 
@@ -233,7 +244,7 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event) => event.version().to_string(),
-            Delta::Transaction(_) => unreachable!("none is pushed"),
+            Delta::Rewind(_) | Delta::Transaction(_) => unreachable!("none is pushed"),
         };
         batch.iter().map(text).collect()
     }

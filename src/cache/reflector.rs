@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt;
 
 use self::state::{Next, Outcome, State};
-use super::{Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceHealth, Watch};
-use crate::model::{Event, ResourceVersion};
+use super::{Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, Watch};
+use crate::model::ResourceVersion;
 
 /// Drives one [`ListerWatcher`].
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub struct Reflector<S> {
     stats: Arc<ReflectorStats>,
     backoff: Backoff,
     state: State,
+    /// The upstream has proved that its history is another one, and the next list is the first of it.
+    is_rewound: bool,
 }
 
 /// How a Reflector behaves.
@@ -78,7 +80,7 @@ impl<S: ListerWatcher> Reflector<S> {
     pub fn new(source: S, fifo: Arc<RealFifo>, health: SourceHealth, config: ReflectorConfig) -> Self {
         let ReflectorConfig { first_list, backoff } = config;
         let (backoff, state) = (Backoff::new(backoff), State::new(first_list));
-        Self { source, fifo, health, stats: Arc::default(), backoff, state }
+        Self { source, fifo, health, stats: Arc::default(), backoff, state, is_rewound: false }
     }
 
     /// Its counters.
@@ -111,6 +113,7 @@ impl<S: ListerWatcher> Reflector<S> {
             tracing::warn!(%error, "upstream failed");
             self.health.failed(error);
         }
+        self.is_rewound |= outcome.is_rewind();
         self.state.step(outcome)
     }
 
@@ -122,7 +125,9 @@ impl<S: ListerWatcher> Reflector<S> {
                 self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
                 self.health.alive();
                 let version = list.version.clone();
-                self.fifo.push(Delta::Replace(list)).await;
+                let is_rewound = std::mem::take(&mut self.is_rewound);
+                let delta = if is_rewound { Delta::Rewind(list) } else { Delta::Replace(list) };
+                self.fifo.push(delta).await;
                 Outcome::Listed(version)
             }
             Err(error) => {
@@ -149,28 +154,32 @@ impl<S: ListerWatcher> Reflector<S> {
     async fn follow(&mut self, mut watch: Watch, from: ResourceVersion, opened_at: Instant) -> Outcome {
         let mut reached = from;
         let mut events: u64 = 0;
+        let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
         while let Some(item) = watch.next().await {
-            let event = match item {
-                Ok(event) => event,
+            let delta = match item {
+                Ok(delta) => delta,
+                Err(SourceError::Broken(error)) if !is_very_short(events) => {
+                    tracing::warn!(error, "the watch broke");
+                    return Outcome::WatchClosed { reached };
+                }
                 Err(error) => return Outcome::WatchFailed { reached, error },
             };
+            let Some(version) = delta.version().cloned() else { continue };
             events += 1;
             self.stats.events.fetch_add(1, Ordering::Relaxed);
             // Invariant 14: one low event is a broken stream, and proves no rewind. Upstream would go back with it.
-            if event.version() < &reached || !event.version().same_lineage(&reached) {
-                let error = format!("an event at {} after {reached}", event.version());
+            if version < reached || !version.same_lineage(&reached) {
+                let error = format!("an event at {version} after {reached}");
                 return Outcome::WatchBroken { reached, error };
             }
             self.health.alive();
-            reached = event.version().clone();
-            if let Event::Bookmark(version) = &event {
-                tracing::trace!(resource_version = %version, "bookmark");
-            }
-            self.fifo.push(Delta::Event(event)).await;
+            tracing::trace!(resource_version = %version, "told");
+            reached = version;
+            self.fifo.push(delta).await;
             // An upstream that has always more must not keep the informer, which runs on the same thread, from its turn.
             tokio::task::consume_budget().await;
         }
-        if events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH {
+        if is_very_short(events) {
             return Outcome::WatchTooShort { reached };
         }
         Outcome::WatchClosed { reached }

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 34] = [
+const KEYS: [Key; 42] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -55,6 +55,29 @@ const KEYS: [Key; 34] = [
         "resources.<name>.source.stream.path",
         "a file or named pipe of JSON watch events, relative to the configuration file; or - for standard input",
     ),
+    no_default(
+        "resources.<name>.source.etcd.endpoints",
+        "the members of one cluster, such as [\"http://127.0.0.1:2379\"]",
+    ),
+    no_default(
+        "resources.<name>.source.etcd.prefix",
+        "what the keys begin with, such as /settings/; \"\" for all keys",
+    ),
+    no_default("resources.<name>.source.etcd.username", "the user, who may read every key of the prefix"),
+    no_default(
+        "resources.<name>.source.etcd.password_file",
+        "the file with the password, relative to the configuration file; read again at each connection",
+    ),
+    no_default(
+        "resources.<name>.source.etcd.tls.ca",
+        "for https: the certificates in PEM that may have signed etcd's; those that the system trusts if left out",
+    ),
+    no_default("resources.<name>.source.etcd.tls.cert", "a certificate of our own, in PEM"),
+    no_default("resources.<name>.source.etcd.tls.key", "its private key"),
+    no_default(
+        "resources.<name>.source.etcd.tls.server_name",
+        "the name that etcd's certificate has; the endpoint's host if left out",
+    ),
     no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
     no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),
     no_default(
@@ -67,13 +90,12 @@ const KEYS: [Key; 34] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 9] = [
+const LATER: [&str; 8] = [
     "state_dir",
     "limits.connections",
     "limits.connections_per_peer",
     "limits.memory",
     "resources.<name>.source.kube",
-    "resources.<name>.source.etcd",
     "resources.<name>.source.informerd",
     "resources.<name>.drop_fields",
     "resources.<name>.ttl",
@@ -105,7 +127,7 @@ pub(super) fn unread(path: &[String]) -> ConfigError {
     if LATER.iter().any(|later| is_at(later, path) && later.split('.').count() == path.len()) {
         let problem = match parents {
             [_, resource, source] if source == "source" => format!(
-                "source `{shown}` of resource `{}` is not supported by this version; use `files` or `stream`",
+                "source `{shown}` of resource `{}` is not supported by this version; use `files`, `stream` or `etcd`",
                 segment(resource)
             ),
             _ => format!("`{shown}` is not supported by this version; remove it"),
@@ -216,7 +238,7 @@ mod tests {
             let name = key.rsplit('.').next().unwrap();
             let expected = if key.contains(".source.") {
                 format!(
-                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `files` or `stream`"
+                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `files`, `stream` or `etcd`"
                 )
             } else {
                 format!("{key}: `{name}` is not supported by this version; remove it")

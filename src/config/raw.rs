@@ -50,6 +50,19 @@ pub struct ServeFlags {
     #[arg(long, value_name = "NAME=FILE|-")]
     pub stream: Vec<String>,
 
+    /// Serve the keys below PREFIX of an etcd cluster as resource NAME; for example
+    /// `--etcd settings=http://127.0.0.1:2379/settings/`. Several endpoints and certificates need a file. Can be repeated
+    #[arg(long, value_name = "NAME=http://HOST:PORT/PREFIX")]
+    pub etcd: Vec<String>,
+
+    /// The user for every --etcd
+    #[arg(long, value_name = "NAME", env = "INFORMERD_ETCD_USERNAME")]
+    pub etcd_username: Option<String>,
+
+    /// The file with that user's password, read at each connection
+    #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE")]
+    pub etcd_password_file: Option<PathBuf>,
+
     /// Write the log in this format
     #[arg(long, value_name = "FORMAT", env = "INFORMERD_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -161,6 +174,7 @@ pub(super) struct RawResource {
 pub(super) struct RawSource {
     pub(super) files: Option<Section<RawFiles>>,
     pub(super) stream: Option<Section<RawStream>>,
+    pub(super) etcd: Option<Section<RawEtcd>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -176,6 +190,27 @@ pub(super) struct RawFiles {
 #[serde(default)]
 pub(super) struct RawStream {
     pub(super) path: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawEtcd {
+    pub(super) endpoints: Option<Value>,
+    pub(super) prefix: Option<Value>,
+    pub(super) username: Option<Value>,
+    pub(super) password_file: Option<Value>,
+    pub(super) tls: Section<RawEtcdTls>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawEtcdTls {
+    pub(super) ca: Option<Value>,
+    pub(super) cert: Option<Value>,
+    pub(super) key: Option<Value>,
+    pub(super) server_name: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -213,6 +248,9 @@ impl Default for ServeFlags {
             insecure: None,
             files: Vec::new(),
             stream: Vec::new(),
+            etcd: Vec::new(),
+            etcd_username: None,
+            etcd_password_file: None,
             log_format: LogFormat::default(),
             log: DEFAULT_LOG.to_owned(),
         }

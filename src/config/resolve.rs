@@ -15,7 +15,7 @@ use super::{
     Config, DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, DEFAULT_STALE_AFTER, DrainConfig, LimitsConfig, ListenAddr,
     ResourceConfig, SourceConfig, TlsConfig, WatchConfig,
     error::ConfigErrors,
-    keys,
+    etcd, keys,
     raw::{
         RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawStream, RawTls, RawWatch,
         Section, ServeFlags,
@@ -213,6 +213,7 @@ fn resolve_resources(
     if raw.is_empty()
         && flags.files.is_empty()
         && flags.stream.is_empty()
+        && flags.etcd.is_empty()
         && is_file_read
         && !errors.has_at("resources")
     {
@@ -263,6 +264,7 @@ fn flagged_sources(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'stat
             sources.push(("--stream", flag.name.to_owned(), SourceConfig::Stream { path: flag.path }));
         }
     }
+    sources.extend(etcd::flagged(flags, errors));
     sources
 }
 
@@ -291,24 +293,30 @@ fn resolve_resource(
     check_queue(key, policy, queue_length, watch, errors);
     let indexers = Arc::new(resolve_indexes(&at("indexes"), raw.indexes, errors));
     let source = errors.section(&at("source"), raw.source)?;
-    let source = match (source.files, source.stream) {
-        (Some(files), None) => {
+    let source = match (source.files, source.stream, source.etcd) {
+        (Some(files), None, None) => {
             let files = errors.section(&at("source.files"), files)?;
             resolve_files(&at("source.files"), &files, directory, errors)?
         }
-        (None, Some(stream)) => {
+        (None, Some(stream), None) => {
             let stream = errors.section(&at("source.stream"), stream)?;
             resolve_stream(&at("source.stream"), &stream, directory, errors)?
         }
-        (Some(_), Some(_)) => {
-            errors.add(&at("source"), "has both `files` and `stream`; keep one");
-            return None;
+        (None, None, Some(raw)) => {
+            let raw = errors.section(&at("source.etcd"), raw)?;
+            etcd::resolve(&at("source.etcd"), raw, directory, errors)?
         }
-        (None, None) => {
+        (None, None, None) => {
             // A source that is not known has been named already.
             if !errors.has_at(&at("source")) {
                 errors.add(&at("source"), "is missing; write for example `source: { files: { path: ./manifests } }`");
             }
+            return None;
+        }
+        (files, stream, etcd) => {
+            let given = [("`files`", files.is_some()), ("`stream`", stream.is_some()), ("`etcd`", etcd.is_some())];
+            let given: Vec<_> = given.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
+            errors.add(&at("source"), format!("has {}; keep one", given.join(" and ")));
             return None;
         }
     };

@@ -1,3 +1,5 @@
+mod etcd;
+
 use std::{fmt::Write, fs};
 
 use clap::{CommandFactory, Parser};
@@ -206,6 +208,8 @@ fn flags_and_their_environment() {
             ("listen", "INFORMERD_LISTEN"),
             ("admin-listen", "INFORMERD_ADMIN_LISTEN"),
             ("insecure", "INFORMERD_INSECURE"),
+            ("etcd-username", "INFORMERD_ETCD_USERNAME"),
+            ("etcd-password-file", "INFORMERD_ETCD_PASSWORD_FILE"),
             ("log-format", "INFORMERD_LOG_FORMAT"),
             ("log", "INFORMERD_LOG"),
         ]
@@ -303,7 +307,7 @@ fn streams() {
         (
             "resources: { x: { source: { files: { path: a }, stream: { path: b } } } }",
             ["--files=a=.", "--files=b=."],
-            "resources.x.source: has both `files` and `stream`; keep one",
+            "resources.x.source: has `files` and `stream`; keep one",
         ),
         ("resources: { x: { source: { stream: } } }", ["--files=a=.", "--files=b=."], "resources.x.source: is missing"),
         (

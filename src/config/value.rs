@@ -253,6 +253,15 @@ fn parse_path(text: &str) -> Result<PathBuf, ValueError> {
     Ok(text.into())
 }
 
+/// A file that is read, of any content.
+pub(super) fn file(value: &Value) -> Result<PathBuf, ValueError> {
+    let text = text(value)?;
+    if text.is_empty() || text.contains('\0') {
+        return Err(ValueError::expected("the path of a file", quote(text)));
+    }
+    Ok(text.into())
+}
+
 /// A file; `None` for standard input.
 pub(super) fn stream_path(value: &Value) -> Result<Option<PathBuf>, ValueError> {
     parse_stream_path(text(value)?)

@@ -114,21 +114,40 @@ impl Object {
         version: ResourceVersion,
     ) -> Result<Self, ObjectError> {
         let body = body.as_ref();
-        if body.len() > MAX_OBJECT_BYTES {
-            return Err(ObjectError::TooLarge { size: body.len() });
-        }
-        let is_map = body.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{');
-        let envelope: Envelope<'_> = if is_map {
-            serde_json::from_slice(body)?
-        } else {
-            serde_json::from_slice::<serde::de::IgnoredAny>(body)?;
-            Envelope::default()
-        };
+        let envelope = Self::envelope(body)?;
         let key = match &*envelope.name {
             "" => ObjectKey::new("", default_name)?,
             name => ObjectKey::new(&envelope.namespace, name)?,
         };
         Ok(Self::build(key, version, JSON, body, &envelope))
+    }
+
+    /// The same of a source that has the key and the uid from elsewhere: those of the body do not count.
+    ///
+    /// # Errors
+    ///
+    /// As [`Object::from_json`].
+    pub fn from_json_of(
+        key: ObjectKey,
+        uid: &str,
+        body: impl AsRef<[u8]>,
+        version: ResourceVersion,
+    ) -> Result<Self, ObjectError> {
+        let body = body.as_ref();
+        let envelope = Envelope { uid: uid.into(), ..Self::envelope(body)? };
+        Ok(Self::build(key, version, JSON, body, &envelope))
+    }
+
+    fn envelope(body: &[u8]) -> Result<Envelope<'_>, ObjectError> {
+        if body.len() > MAX_OBJECT_BYTES {
+            return Err(ObjectError::TooLarge { size: body.len() });
+        }
+        let is_map = body.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{');
+        if is_map {
+            return Ok(serde_json::from_slice(body)?);
+        }
+        serde_json::from_slice::<serde::de::IgnoredAny>(body)?;
+        Ok(Envelope::default())
     }
 
     /// The namespace and the name of the envelope do not count: the key has them.

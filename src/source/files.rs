@@ -43,6 +43,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -55,7 +56,7 @@ use self::{
 };
 use super::{lineage::new_lineage, text};
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{Delta, List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::ResourceVersion,
 };
 
@@ -158,7 +159,7 @@ impl ListerWatcher for FilesSource {
             return Err(SourceError::Expired(format!("the directory is at {current}, and {from} was asked for")));
         }
         let live = Live::new(self.config.clone(), self.engine.clone(), Notices::new(self.subscribe), token);
-        Ok(Box::pin(live.into_stream()))
+        Ok(Box::pin(live.into_stream().map(|item| item.map(Delta::Event))))
     }
 
     fn heartbeat(&self) -> Duration {

@@ -42,7 +42,7 @@ pub use self::input::StreamPath;
 use self::reader::{Known, Lease, Reader};
 use super::lineage::new_lineage;
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{Delta, List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::{Event, ResourceVersion},
     watch::StreamWatcher,
 };
@@ -165,7 +165,7 @@ impl ListerWatcher for StreamSource {
         }
         let live = Live { shared: Arc::clone(&self.shared), watcher: StreamWatcher::new(lease) };
         Ok(Box::pin(futures_util::stream::unfold(live, |mut live| async move {
-            live.next().await.map(|event| (event, live))
+            live.next().await.map(|item| (item.map(Delta::Event), live))
         })))
     }
 

@@ -92,6 +92,13 @@ fn what_cannot_be_served_is_told_in_one_line() {
         (&["check", "--stream", "pods=/tmp"], 1, "no named pipe"),
         (&["serve", "--stream", "pods"], 2, "NAME=FILE"),
         (&["serve", "--stream", "a=-", "--stream", "b=-"], 2, "standard input"),
+        (&["serve", "--etcd", "a=127.0.0.1:2379/a/"], 2, "NAME=http://HOST:PORT/PREFIX"),
+        (&["serve", "--etcd", "a=http://127.0.0.1:1/a/", "--etcd-username", "me"], 2, "--etcd-password-file"),
+        (
+            &["check", "--etcd", "a=http://h:1/", "--etcd-username", "me", "--etcd-password-file", "/no/such/file"],
+            1,
+            "/no/such/file cannot be read",
+        ),
         (&["serve"], 2, "--files"),
         (&["serve", "--config", "/no/such/file.yaml"], 2, "/no/such/file.yaml"),
         (&["serve", "--files", &good, "--listen", "nowhere"], 2, "127.0.0.1:50051"),

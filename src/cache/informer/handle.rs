@@ -63,12 +63,13 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.watch_stats.load_full()
     }
 
-    /// Waits for a state that the predicate accepts, the present one included.
+    /// Waits for a state that the predicate accepts, the present one included. The source is told that somebody waits.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any time.
     pub async fn wait_for(&self, is_enough: impl Fn(&Snapshot) -> bool) -> Arc<Snapshot> {
+        let mut waiting = None;
         loop {
             let mut applied = std::pin::pin!(self.shared.applied.notified());
             // Registered before looking, so that what is applied in between is not missed.
@@ -76,6 +77,7 @@ impl<F: Frame> InformerHandle<F> {
             if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
                 return snapshot;
             }
+            waiting.get_or_insert_with(|| self.shared.health.demand().wait());
             applied.await;
         }
     }

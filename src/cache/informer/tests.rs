@@ -1,6 +1,8 @@
 //! The one writer: joins are exact, relists are one batch, rewinds are loud, and a client under BLOCK holds the next batch
 //! back and nothing else.
 
+mod upstream;
+
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
 use bytes::Bytes;

@@ -79,6 +79,14 @@ impl State {
                 self.is_last_unavailable = true;
                 Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
             }
+            // What was known is worth nothing: only the most recent state will do.
+            Outcome::ListFailed(SourceError::HistoryChanged(_))
+            | Outcome::WatchNotOpened(SourceError::HistoryChanged(_))
+            | Outcome::WatchFailed { error: SourceError::HistoryChanged(_), .. } => {
+                let delayed = self.list_version() == ListVersion::MostRecent;
+                self.is_last_unavailable = true;
+                Next { delayed, request: Request::List(ListVersion::MostRecent) }
+            }
             // Never a relist for these, or an upstream in trouble would get more of it (kubernetes #85342).
             Outcome::WatchNotOpened(SourceError::Busy(_)) => self.watch_again(true),
             Outcome::ListFailed(_) | Outcome::WatchNotOpened(_) => self.list_again(),
@@ -86,7 +94,8 @@ impl State {
                 self.last = Some(reached);
                 self.watch_again(false)
             }
-            Outcome::WatchBroken { reached, .. } | Outcome::WatchFailed { reached, error: SourceError::Busy(_) } => {
+            Outcome::WatchBroken { reached, .. }
+            | Outcome::WatchFailed { reached, error: SourceError::Busy(_) | SourceError::Broken(_) } => {
                 self.last = Some(reached);
                 self.watch_again(true)
             }
@@ -122,6 +131,16 @@ impl State {
 // === impl Outcome ===
 
 impl Outcome {
+    /// Whether the upstream has proved that its history is another one.
+    pub(super) fn is_rewind(&self) -> bool {
+        match self {
+            Self::ListFailed(error) | Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => {
+                matches!(error, SourceError::HistoryChanged(_))
+            }
+            Self::Listed(_) | Self::WatchClosed { .. } | Self::WatchTooShort { .. } | Self::WatchBroken { .. } => false,
+        }
+    }
+
     /// What went wrong, if anything did.
     pub(super) fn error(&self) -> Option<String> {
         match self {
@@ -260,6 +279,24 @@ mod tests {
             let mut state = State::new(ListVersion::Any);
             state.step(Outcome::Listed(reached.clone()));
             assert_eq!(state.step(outcome), list(ListVersion::NotOlderThan(reached.clone()), true));
+        }
+    }
+
+    /// Invariant 14: at once, and with a delay if the list itself proves it again.
+    #[test]
+    fn a_changed_history_is_listed_as_it_is_now() {
+        let changed = || SourceError::HistoryChanged("another cluster".into());
+        for outcome in [
+            Outcome::ListFailed(changed()),
+            Outcome::WatchNotOpened(changed()),
+            Outcome::WatchFailed { reached: version(9), error: changed() },
+        ] {
+            let mut state = State::new(ListVersion::Any);
+            state.step(Outcome::Listed(version(5)));
+            assert!(outcome.is_rewind());
+            assert_eq!(state.step(outcome), list(ListVersion::MostRecent, false));
+            assert_eq!(state.step(Outcome::ListFailed(changed())), list(ListVersion::MostRecent, true));
+            assert_eq!(state.step(Outcome::Listed(version(3))), watch(3, false));
         }
     }
 

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::{
     cache::{FifoBounds, List, SourceError, SyncState},
-    model::Object,
+    model::{Event, Object},
 };
 
 /// What the upstream does, call by call. After the last one it answers nothing any more.
@@ -26,6 +26,7 @@ enum Answer {
 enum Beat {
     After(Duration),
     Event(u128),
+    Transaction(u128),
     Bookmark(u128),
     Fail(SourceError),
     /// Instead of a close.
@@ -33,7 +34,7 @@ enum Beat {
 }
 
 use Answer::{FailList, List as Listed, Refuse, Watch as Watched};
-use Beat::{After, Bookmark, Event as Put, Fail, StayOpen};
+use Beat::{After, Bookmark, Event as Put, Fail, StayOpen, Transaction};
 
 #[derive(Debug)]
 struct Scripted {
@@ -80,14 +81,17 @@ impl ListerWatcher for Scripted {
     }
 }
 
-async fn play(beat: Beat) -> Option<Result<Event, SourceError>> {
+async fn play(beat: Beat) -> Option<Result<Delta, SourceError>> {
     match beat {
         After(time) => {
             tokio::time::sleep(time).await;
             None
         }
-        Put(number) => Some(Ok(Event::Modified(object(number)))),
-        Bookmark(number) => Some(Ok(Event::Bookmark(version(number)))),
+        Put(number) => Some(Ok(Delta::Event(Event::Modified(object(number))))),
+        Bookmark(number) => Some(Ok(Delta::Event(Event::Bookmark(version(number))))),
+        Transaction(number) => {
+            Some(Ok(Delta::Transaction(vec![Event::Modified(object(number)), Event::Modified(object(number))])))
+        }
         Fail(error) => Some(Err(error)),
         StayOpen => std::future::pending().await,
     }
@@ -144,7 +148,8 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event @ Event::Bookmark(_)) => format!("bookmark {}", event.version()),
             Delta::Event(event) => format!("put {}", event.version()),
-            Delta::Transaction(_) => unreachable!("no source has them"),
+            Delta::Transaction(events) => format!("{} at {}", events.len(), events[0].version()),
+            Delta::Rewind(list) => format!("rewind {}", list.version),
         }));
     }
     let calls = calls.lock().clone();
@@ -155,6 +160,41 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
 
 async fn run(answers: Vec<Answer>) -> Run {
     run_for(Duration::from_secs(600), answers).await
+}
+
+/// A connection that is cut is no sign of an upstream in trouble, unless it is cut at once.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_breaks_is_taken_up_at_once_if_it_had_lasted() {
+    let broken = || Fail(SourceError::Broken("reset".into()));
+    let run = run(vec![
+        Listed(5),
+        Watched(vec![Put(6), broken()]),
+        Watched(vec![secs(1), broken()]),
+        Watched(vec![broken()]),
+        Watched(vec![Put(7), StayOpen]),
+    ]);
+    let run = run.await;
+    assert_eq!(run.calls, ["0 list 0", "0 watch 5", "0 watch 6", "1000 watch 6", "1800 watch 6"]);
+    assert_eq!(run.queued, ["replace 5", "put 6", "put 7"]);
+}
+
+/// Invariant 14, and a transaction as one element.
+#[tokio::test(start_paused = true)]
+async fn a_history_that_is_said_to_have_changed_is_listed_as_a_rewind() {
+    let changed = SourceError::HistoryChanged("another cluster".into());
+    let run = run(vec![
+        Listed(5),
+        Watched(vec![Transaction(7), Fail(changed.clone())]),
+        FailList(unavailable()),
+        Listed(9),
+        Watched(vec![secs(2)]),
+        Refuse(changed),
+        Listed(3),
+    ]);
+    let run = run.await;
+    assert_eq!(run.queued, ["replace 5", "2 at 7", "rewind 9", "rewind 3"]);
+    let asked: Vec<&str> = run.calls.iter().map(|call| call.split_once(' ').unwrap().1).collect();
+    assert_eq!(asked, ["list 0", "watch 5", "list", "list", "watch 9", "watch 9", "list", "watch 3"]);
 }
 
 /// `TestReflectorListAndWatch`, `TestReflectorResourceVersionUpdate`.
@@ -353,7 +393,7 @@ async fn a_full_queue_holds_the_upstream_back() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
                 Delta::Event(event) => event.version().number(),
-                Delta::Transaction(_) => unreachable!("no source has them"),
+                Delta::Rewind(_) | Delta::Transaction(_) => unreachable!("not in this script"),
             });
         }
     }

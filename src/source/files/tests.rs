@@ -22,7 +22,7 @@ use super::{
     notices::{self, Subscribe},
 };
 use crate::{
-    cache::{ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{Delta, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::{Event, Object, ResourceVersion},
 };
 
@@ -137,7 +137,8 @@ impl Rig {
 impl Follower {
     /// The next event, folded; its version is checked.
     async fn next(&mut self) -> Event {
-        let event = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").expect("no end").unwrap();
+        let delta = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").expect("no end").unwrap();
+        let Delta::Event(event) = delta else { panic!("{delta:?}") };
         let sign = match &event {
             Event::Added(_) => '+',
             Event::Modified(_) => '~',

@@ -45,7 +45,8 @@ impl Rig {
     }
 
     async fn next(&mut self) -> String {
-        let event = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").unwrap().unwrap();
+        let delta = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").unwrap().unwrap();
+        let Delta::Event(event) = delta else { panic!("{delta:?}") };
         self.health.alive();
         let sign = match &event {
             Event::Added(object) => format!("+{} {}", object.key(), String::from_utf8_lossy(object.body())),
@@ -358,7 +359,7 @@ proptest! {
                 writer.write_all(piece).unwrap();
                 // Some pieces are read by themselves and some together.
                 if piece.len() % 2 == 0 && let Ok(event) = timeout(Duration::ZERO, rig.watch.next()).await {
-                    rig.version = event.unwrap().unwrap().version().clone();
+                    rig.version = event.unwrap().unwrap().version().unwrap().clone();
                 }
             }
             drop(writer);

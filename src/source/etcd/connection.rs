@@ -1,0 +1,336 @@
+//! Connections to etcd, one at a time, and the calls over them.
+//!
+//! A [`Connection`] is one connection of TCP: when it breaks, its calls fail, and whoever needs another one asks
+//! [`Connections`]. So it is known which answers came over which, and what has to be proved again after a break. Endpoints are
+//! changed forward only: whatever fails, the next one is asked, and the first after the last.
+
+use std::{error::Error as StdError, fs, io, path::Path, sync::Arc, time::Duration};
+
+use http::{HeaderMap, HeaderValue, Uri};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::{net::TcpStream, sync::mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Code, Request, Status, Streaming,
+    metadata::MetadataMap,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+use super::{
+    EtcdConfig, EtcdTls,
+    pb::{
+        AuthClient, AuthenticateRequest, KvClient, MaintenanceClient, RangeRequest, RangeResponse, ResponseHeader,
+        StatusRequest, WatchClient, WatchRequest, WatchResponse,
+    },
+};
+use crate::{cache::SourceError, source::text::one_line};
+
+/// The connection that is used now, and which endpoint is next.
+#[derive(Debug)]
+pub(super) struct Connections {
+    config: EtcdConfig,
+    state: Mutex<State>,
+}
+
+/// One connection to one endpoint; clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Connection {
+    /// Which one it is; every connection has another number.
+    pub(super) id: u64,
+    /// Whether the server answers a request for progress with what it has really told. Before 3.4.31 and 3.5.13 it may name
+    /// a revision whose events come later (etcd #15220).
+    pub(super) tells_progress: bool,
+    endpoint: Arc<str>,
+    channel: Channel,
+    metadata: MetadataMap,
+    answer_timeout: Duration,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of all rounds together.
+    endpoint: usize,
+    made: u64,
+    current: Option<Connection>,
+}
+
+/// How long an endpoint may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// etcd takes more than one ping in 5 seconds for an attack.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// A page takes its time where the way is slow; that the server is there is shown by its pings.
+const PAGE_PATIENCE: u32 = 6;
+/// What etcd may send ahead on one stream, and on the connection.
+const WINDOW_BYTES: u32 = 8 << 20;
+/// Of a page or of what a watch is told at once. etcd's own limit for one value is 1.5 MiB, and may be raised.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+// === impl Connections ===
+
+impl Connections {
+    pub(super) fn new(config: EtcdConfig) -> Self {
+        Self { config, state: Mutex::default() }
+    }
+
+    /// The connection that is there, or another one to the first endpoint that answers. Asked by one at a time.
+    pub(super) async fn get(&self) -> Result<Connection, SourceError> {
+        let (first, id) = {
+            let state = self.state.lock();
+            if let Some(current) = &state.current {
+                return Ok(current.clone());
+            }
+            (state.endpoint, state.made + 1)
+        };
+        let endpoints = &self.config.endpoints;
+        let mut problems = Vec::new();
+        for at in first..first + endpoints.len() {
+            let endpoint = &endpoints[at % endpoints.len()];
+            match self.connect(endpoint, id).await {
+                Ok(connection) => {
+                    tracing::info!(endpoint, "connected to etcd");
+                    let mut state = self.state.lock();
+                    (state.endpoint, state.made, state.current) = (at, id, Some(connection.clone()));
+                    return Ok(connection);
+                }
+                Err(problem) => problems.push(format!("{endpoint}: {problem}")),
+            }
+        }
+        Err(SourceError::Busy(problems.join("; ")))
+    }
+
+    /// A connection is of no use any more. The next one is to the next endpoint.
+    pub(super) fn lost(&self, id: u64) {
+        let mut state = self.state.lock();
+        if state.current.take_if(|current| current.id == id).is_some() {
+            state.endpoint += 1;
+        }
+    }
+
+    async fn connect(&self, uri: &str, id: u64) -> Result<Connection, String> {
+        let channel = tokio::time::timeout(CONNECT_TIMEOUT, self.open(uri));
+        let channel = channel.await.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"))??;
+        let mut connection = Connection {
+            id,
+            tells_progress: false,
+            endpoint: uri.into(),
+            channel,
+            metadata: MetadataMap::new(),
+            answer_timeout: self.config.answer_timeout,
+        };
+        let text = |status: Status| describe(&status);
+        if let Some((name, path)) = &self.config.credentials {
+            let password = read(path)?;
+            let password = String::from_utf8(password).map_err(|_| format!("{} is not UTF-8", path.display()))?;
+            connection.authenticate(name, password.trim_end_matches(['\r', '\n'])).await.map_err(text)?;
+        }
+        connection.tells_progress = tells_progress(&connection.version().await.map_err(text)?);
+        Ok(connection)
+    }
+
+    /// A channel over one connection, which is not made anew.
+    async fn open(&self, uri: &str) -> Result<Channel, String> {
+        let parsed: Uri = uri.parse().map_err(|error| format!("{error}"))?;
+        let host = parsed.host().unwrap_or_default().trim_matches(['[', ']']);
+        let port = parsed.port_u16().unwrap_or(if parsed.scheme_str() == Some("https") { 443 } else { 80 });
+        let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+
+        let mut endpoint = Endpoint::from(parsed.clone())
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(self.config.answer_timeout)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .initial_stream_window_size(WINDOW_BYTES);
+        if parsed.scheme_str() == Some("https") {
+            endpoint = endpoint.tls_config(tls(&self.config.tls)?).map_err(|error| root_cause(&error))?;
+        }
+        let mut stream = Some(stream);
+        let once = tower::service_fn(move |_: Uri| {
+            let stream = stream.take().map(TokioIo::new);
+            std::future::ready(stream.ok_or_else(|| io::Error::other("the connection is closed")))
+        });
+        endpoint.connect_with_connector(once).await.map_err(|error| root_cause(&error))
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// One page of keys, or with a limit of 0 all of them.
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
+        let max_bytes = if request.limit == 0 { usize::MAX } else { MAX_MESSAGE_BYTES };
+        let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(max_bytes);
+        let patience = if request.keys_only { 1 } else { PAGE_PATIENCE };
+        self.answer_within(self.answer_timeout * patience, client.range(self.request(request))).await
+    }
+
+    /// How far the cluster is: what it has agreed upon, whichever member is asked. The key need not exist.
+    pub(super) async fn head(&self, key: Vec<u8>) -> Result<ResponseHeader, Status> {
+        let request = RangeRequest { key, keys_only: true, limit: 1, ..RangeRequest::default() };
+        self.range(request).await.map(|answer| answer.header.unwrap_or_default())
+    }
+
+    /// Opens a stream of watches. The requests end it by being dropped.
+    pub(super) async fn watch(
+        &self,
+        requests: mpsc::Receiver<WatchRequest>,
+    ) -> Result<Streaming<WatchResponse>, Status> {
+        let mut client = WatchClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut request = self.request(ReceiverStream::new(requests));
+        // A member that has lost the others ends the watch instead of being silent.
+        request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        self.answer(client.watch(request)).await
+    }
+
+    /// What a failed call means, with who said so.
+    pub(super) fn error(&self, status: &Status) -> SourceError {
+        let text = format!("{}: {}", self.endpoint, describe(status));
+        match status.code() {
+            Code::OutOfRange if is_compacted(status) => SourceError::Expired(text),
+            Code::OutOfRange if status.message().contains("future revision") => SourceError::VersionTooLarge(text),
+            Code::OutOfRange => SourceError::Undecodable(text),
+            Code::Unauthenticated | Code::PermissionDenied | Code::InvalidArgument | Code::FailedPrecondition => {
+                SourceError::Unavailable(text)
+            }
+            _ => SourceError::Busy(text),
+        }
+    }
+
+    /// The same for a watch that was cancelled with a reason.
+    pub(super) fn cancelled(&self, reason: &str) -> SourceError {
+        let code = if reason.contains("denied") || reason.contains("auth") || reason.contains("user name") {
+            Code::PermissionDenied
+        } else {
+            Code::Unavailable
+        };
+        self.error(&Status::new(code, reason))
+    }
+
+    pub(super) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    async fn version(&self) -> Result<String, Status> {
+        let mut client = MaintenanceClient::new(self.channel.clone());
+        let status = self.answer(client.status(self.request(StatusRequest {}))).await?;
+        Ok(status.version)
+    }
+
+    async fn authenticate(&mut self, name: &str, password: &str) -> Result<(), Status> {
+        let mut client = AuthClient::new(self.channel.clone());
+        let request = AuthenticateRequest { name: name.to_owned(), password: password.to_owned() };
+        match self.answer(client.authenticate(request)).await {
+            Ok(answer) => {
+                let token = HeaderValue::try_from(answer.token);
+                let token = token.map_err(|_| Status::internal("the token is not a text for a header"))?;
+                let mut headers = HeaderMap::new();
+                headers.insert("token", token);
+                self.metadata = MetadataMap::from_headers(headers);
+                Ok(())
+            }
+            // As etcd's own client has it: a cluster that asks nobody takes everybody.
+            Err(status) if status.message().contains("authentication is not enabled") => Ok(()),
+            Err(status) => Err(status),
+        }
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        Request::from_parts(self.metadata.clone(), tonic::Extensions::default(), message)
+    }
+
+    async fn answer<T>(&self, call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
+        self.answer_within(self.answer_timeout, call).await
+    }
+
+    async fn answer_within<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, Status> {
+        match tokio::time::timeout(limit, call).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))),
+        }
+    }
+}
+
+/// Whether a revision is gone.
+pub(super) fn is_compacted(status: &Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("compacted")
+}
+
+/// Whether an answer was larger than what is taken.
+pub(super) fn is_too_large(status: &Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("message length too large")
+}
+
+/// Reads the files of TLS, which may have been renewed.
+pub(super) fn tls(config: &EtcdTls) -> Result<ClientTlsConfig, String> {
+    let mut tls = ClientTlsConfig::new();
+    tls = match &config.ca {
+        Some(path) => tls.ca_certificate(Certificate::from_pem(read(path)?)),
+        None => tls.with_native_roots(),
+    };
+    if let Some((cert, key)) = &config.identity {
+        tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+    }
+    if let Some(name) = &config.server_name {
+        tls = tls.domain_name(name);
+    }
+    Ok(tls)
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
+}
+
+/// In one line, and with what to do where that is known.
+fn describe(status: &Status) -> String {
+    let message = match status.source() {
+        Some(source) => root_cause(source),
+        None => one_line(status.message()),
+    };
+    let hint = match status.code() {
+        Code::Unimplemented => "; etcd 3.4 or later is needed",
+        _ if message.contains("user name is empty") => "; give it a user and a password file",
+        _ if message.contains("permission denied") => "; let the user read every key of the prefix",
+        _ if message.contains("authentication failed") => "; correct the user, or the password in the file",
+        _ => "",
+    };
+    format!("{message}{hint}")
+}
+
+/// What lies at the bottom: above it, everybody says that something failed.
+fn root_cause(error: &dyn StdError) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    one_line(&cause.to_string())
+}
+
+/// By the version of the server.
+fn tells_progress(version: &str) -> bool {
+    let mut numbers = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    match (next(), next(), next()) {
+        (3, 4, patch) => patch >= 31,
+        (3, 5, patch) => patch >= 13,
+        (major, minor, _) => (major, minor) >= (3, 6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_asked_of_servers_that_tell_it_rightly() {
+        for version in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "3.10.2", "4.0.0"] {
+            assert!(tells_progress(version), "{version}");
+        }
+        for version in ["3.4.23", "3.4.30", "3.5.12", "3.5.0-rc.1", "3.3.99", "2.3.8", "", "what"] {
+            assert!(!tells_progress(version), "{version}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Every key of a prefix at one revision, page by page.
+
+use std::sync::Arc;
+
+use super::{
+    connection::{Connection, is_compacted, is_too_large},
+    object::Prefix,
+    pb::{KeyValue, RangeRequest, ResponseHeader},
+};
+use crate::{cache::SourceError, model::Object};
+
+/// What a list is made of.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    /// Of the first page, whose revision is that of all.
+    pub(super) header: ResponseHeader,
+    pub(super) objects: Vec<Arc<Object>>,
+    /// Keys that cannot be served, and why.
+    pub(super) problems: Vec<(Vec<u8>, String)>,
+    /// Those that were changed last, all at one revision.
+    pub(super) newest: Vec<KeyValue>,
+}
+
+/// Keys on the first page: a page of the largest values is still taken.
+const FIRST_PAGE: i64 = 32;
+const MAX_PAGE: i64 = 16 << 10;
+/// What a page should have: large enough to be worth a call, small enough to be no burden.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// Reads the prefix. The revision may be compacted while it is read; then it is read once more, in one answer.
+pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Reading, SourceError> {
+    let (mut reading, mut key, mut limit) = (Reading::default(), prefix.first(), FIRST_PAGE);
+    loop {
+        let revision = reading.header.revision;
+        let request =
+            RangeRequest { key: key.clone(), range_end: prefix.end(), limit, revision, ..RangeRequest::default() };
+        let page = match connection.range(request).await {
+            Ok(page) => page,
+            Err(status) if is_too_large(&status) && limit > 1 => {
+                limit = (limit / 8).max(1);
+                continue;
+            }
+            Err(status) if is_compacted(&status) && limit != 0 => {
+                (reading, key, limit) = (Reading::default(), prefix.first(), 0);
+                continue;
+            }
+            Err(status) => return Err(connection.error(&status)),
+        };
+        if revision == 0 {
+            reading.header = page.header.unwrap_or_default();
+        }
+        let bytes: usize = page.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+        let last = page.kvs.last().map(|kv| kv.key.clone());
+        for kv in page.kvs {
+            reading.take(kv, prefix);
+        }
+        let Some(last) = last.filter(|_| page.more) else {
+            return Ok(reading);
+        };
+        key = last;
+        key.push(0);
+        limit = next_limit(limit, bytes);
+    }
+}
+
+fn next_limit(limit: i64, bytes: usize) -> i64 {
+    let fitting = i64::try_from(PAGE_BYTES / bytes.max(1)).unwrap_or(MAX_PAGE).saturating_mul(limit);
+    // One page says little of the next: grow step by step.
+    fitting.clamp(1, (limit * 4).min(MAX_PAGE))
+}
+
+// === impl Reading ===
+
+impl Reading {
+    fn take(&mut self, kv: KeyValue, prefix: &Prefix) {
+        let newest = self.newest.first().map_or(0, |kv| kv.mod_revision);
+        if kv.mod_revision > newest {
+            self.newest.clear();
+        }
+        if kv.mod_revision >= newest {
+            self.newest.push(kv.clone());
+        }
+        let key = kv.key.clone();
+        match prefix.object(kv) {
+            Ok(object) => self.objects.push(Arc::new(object)),
+            Err(problem) => self.problems.push((key, problem)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_grow_and_shrink_to_their_size() {
+        assert_eq!(next_limit(32, 32 * 100), 128, "four times at most");
+        assert_eq!(next_limit(128, PAGE_BYTES), 128);
+        assert_eq!(next_limit(128, 64 * PAGE_BYTES), 1);
+        assert_eq!(next_limit(MAX_PAGE, 10), MAX_PAGE);
+        assert_eq!(next_limit(1, 0), 4);
+    }
+}

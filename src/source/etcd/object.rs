@@ -1,0 +1,256 @@
+//! Keys and values of etcd as objects.
+//!
+//! What follows the prefix is split at its first slash into namespace and name; what has no slash has no namespace. The uid
+//! is the create revision, so that a key that was deleted and put again is another object; the version is that of the last
+//! change. A value that is JSON has its labels, kind and API version as well, if it has any; any other value is bytes.
+//!
+//! What cannot be an object is not there, and is reported for as long as it is like that: a key without a name, that is not
+//! UTF-8 or whose namespace is empty, and a value that no client could receive.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::de::IgnoredAny;
+
+use super::pb::KeyValue;
+use crate::{
+    cache::SourceHealth,
+    model::{MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
+    source::text::escaped,
+};
+
+/// The keys of a resource: all that begin with a text.
+#[derive(Debug, Clone)]
+pub(super) struct Prefix(Vec<u8>);
+
+/// The keys that cannot be served, and why.
+#[derive(Debug)]
+pub(super) struct Problems {
+    resource: String,
+    health: SourceHealth,
+    by_key: BTreeMap<Vec<u8>, String>,
+    /// More of them, at the last list.
+    omitted: usize,
+}
+
+const JSON: &str = "application/json";
+const BYTES: &str = "application/octet-stream";
+/// The keys that are remembered, to be forgotten when they are mended.
+const MAX_PROBLEMS: usize = 100;
+
+// === impl Prefix ===
+
+impl Prefix {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self(prefix.as_bytes().to_vec())
+    }
+
+    /// Where the range begins: the smallest key there is, if the prefix is empty.
+    pub(super) fn first(&self) -> Vec<u8> {
+        if self.0.is_empty() { vec![0] } else { self.0.clone() }
+    }
+
+    /// Where the range ends; a single NUL is etcd's word for the end of all keys.
+    pub(super) fn end(&self) -> Vec<u8> {
+        let mut end = self.0.clone();
+        while let Some(last) = end.pop() {
+            if last < u8::MAX {
+                end.push(last + 1);
+                return end;
+            }
+        }
+        vec![0]
+    }
+
+    /// The object of a key and a value, or why there is none.
+    pub(super) fn object(&self, kv: KeyValue) -> Result<Object, String> {
+        let key = self.key(&kv.key)?;
+        let KeyValue { create_revision, mod_revision, value, .. } = kv;
+        if value.len() > MAX_OBJECT_BYTES {
+            return Err(format!(
+                "the value has {} bytes, more than the {MAX_OBJECT_BYTES} that are served",
+                value.len()
+            ));
+        }
+        let (version, uid) = (version(mod_revision), create_revision.to_string());
+        if let Ok(object) = Object::from_json_of(key.clone(), &uid, &value, version.clone()) {
+            return Ok(object);
+        }
+        // Whatever its fields are, JSON is JSON.
+        let media_type = if serde_json::from_slice::<IgnoredAny>(&value).is_ok() { JSON } else { BYTES };
+        let body = Bytes::from(value);
+        Ok(Object::new(ObjectParts { uid, body, ..parts(key, version, media_type) }))
+    }
+
+    /// What is said of an object that is gone: its key, and the version at which it went.
+    pub(super) fn tombstone(&self, key: &[u8], revision: i64) -> Result<Object, String> {
+        Ok(Object::new(parts(self.key(key)?, version(revision), BYTES)))
+    }
+
+    fn key(&self, key: &[u8]) -> Result<ObjectKey, String> {
+        let rest = key.strip_prefix(&*self.0).ok_or("the key does not begin with the prefix")?;
+        let rest = std::str::from_utf8(rest).map_err(|_| "the key is not UTF-8")?;
+        let (namespace, name) = match rest.split_once('/') {
+            Some(("", _)) => return Err("a slash follows the prefix; end the prefix with it".to_owned()),
+            Some(parts) => parts,
+            None => ("", rest),
+        };
+        ObjectKey::new(namespace, name).map_err(|error| error.to_string())
+    }
+}
+
+/// Nothing but these.
+fn parts(key: ObjectKey, version: ResourceVersion, media_type: &'static str) -> ObjectParts {
+    ObjectParts {
+        key,
+        uid: String::new(),
+        version,
+        labels: BTreeMap::new(),
+        api_version: String::new(),
+        kind: String::new(),
+        media_type,
+        body: Bytes::new(),
+    }
+}
+
+/// A revision as a version.
+pub(super) fn version(revision: i64) -> ResourceVersion {
+    // etcd counts from 1.
+    ResourceVersion::decimal(u128::try_from(revision).unwrap_or(0))
+}
+
+// === impl Problems ===
+
+impl Problems {
+    /// None yet.
+    pub(super) fn new(resource: String, health: SourceHealth) -> Self {
+        Self { resource, health, by_key: BTreeMap::new(), omitted: 0 }
+    }
+
+    /// What a list has found is all there is.
+    pub(super) fn replace(&mut self, found: Vec<(Vec<u8>, String)>) {
+        if found.is_empty() && self.by_key.is_empty() {
+            return;
+        }
+        self.omitted = found.len().saturating_sub(MAX_PROBLEMS);
+        self.by_key = found.into_iter().take(MAX_PROBLEMS).collect();
+        for (key, problem) in &self.by_key {
+            self.warn(key, problem);
+        }
+        self.tell();
+    }
+
+    /// A key cannot be served.
+    pub(super) fn add(&mut self, key: &[u8], problem: String) {
+        if self.by_key.get(key) == Some(&problem) {
+            return;
+        }
+        self.warn(key, &problem);
+        if self.by_key.len() < MAX_PROBLEMS || self.by_key.contains_key(key) {
+            self.by_key.insert(key.to_vec(), problem);
+        } else {
+            self.omitted += 1;
+        }
+        self.tell();
+    }
+
+    /// A key can be served, or is gone.
+    pub(super) fn remove(&mut self, key: &[u8]) {
+        if self.by_key.remove(key).is_some() {
+            self.tell();
+        }
+    }
+
+    fn warn(&self, key: &[u8], problem: &str) {
+        tracing::warn!(source = "etcd", resource = self.resource, key = shown(key), problem, "a key is not served");
+    }
+
+    fn tell(&self) {
+        let rest = (self.omitted > 0).then(|| format!("and {} more", self.omitted));
+        let problems = self.by_key.iter().map(|(key, problem)| format!("{}: {problem}", shown(key)));
+        self.health.set_problems(problems.chain(rest).collect());
+    }
+}
+
+fn shown(key: &[u8]) -> String {
+    escaped(&String::from_utf8_lossy(key)).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn kv(key: &str, value: &str) -> KeyValue {
+        let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());
+        KeyValue { key, value, create_revision: 5, mod_revision: 7, version: 2 }
+    }
+
+    #[test]
+    fn a_range_holds_what_begins_with_the_prefix() {
+        let range = |prefix: &str| (Prefix::new(prefix).first(), Prefix::new(prefix).end());
+        assert_eq!(range("/a/"), (b"/a/".to_vec(), b"/a0".to_vec()));
+        assert_eq!(range(""), (vec![0], vec![0]));
+        assert_eq!(Prefix(vec![b'a', 0xff, 0xff]).end(), b"b");
+        assert_eq!(Prefix(vec![0xff]).end(), vec![0]);
+    }
+
+    #[test]
+    fn a_key_is_split_at_its_first_slash() {
+        let prefix = Prefix::new("/settings/");
+        for (key, namespace, name) in [("web", "", "web"), ("shop/web", "shop", "web"), ("shop/a/b", "shop", "a/b")] {
+            let object = prefix.object(kv(&format!("/settings/{key}"), "1")).unwrap();
+            assert_eq!((object.key().namespace(), object.key().name()), (namespace, name));
+            assert_eq!((object.uid(), object.version().to_string().as_str()), ("5", "7"));
+            let gone = prefix.tombstone(format!("/settings/{key}").as_bytes(), 9).unwrap();
+            assert_eq!((gone.key(), gone.version().number()), (object.key(), 9));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_key_says_why() {
+        let problem = |prefix: &str, key: &str| Prefix::new(prefix).object(kv(key, "1")).unwrap_err();
+        assert_eq!(problem("/a", "/a/b"), "a slash follows the prefix; end the prefix with it");
+        assert_eq!(problem("/a/", "/a/"), "the name is empty");
+        assert_eq!(problem("/a/", "/a/ns/"), "the name is empty");
+        assert!(problem("/a/", "/a/b\0c").contains("NUL"));
+        let key = KeyValue { key: b"/a/\xff".to_vec(), ..KeyValue::default() };
+        assert_eq!(Prefix::new("/a/").object(key).unwrap_err(), "the key is not UTF-8");
+        let large = "x".repeat(MAX_OBJECT_BYTES + 1);
+        assert!(Prefix::new("").object(kv("a", &large)).unwrap_err().contains("more than the"));
+    }
+
+    #[test]
+    fn a_value_is_json_with_or_without_an_envelope_or_bytes() {
+        let object = |value: &str| Prefix::new("").object(kv("shop/web", value)).unwrap();
+        let text = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x","namespace":"y","uid":"u","labels":{"app":"web"}}}"#;
+        let manifest = object(text);
+        assert_eq!((manifest.api_version(), manifest.kind()), ("v1", "Pod"));
+        assert_eq!(manifest.labels().get("app"), Some("web"));
+        assert_eq!((manifest.key().to_string(), manifest.uid()), ("shop/web".to_owned(), "5"), "the key is etcd's");
+        for json in ["{\"a\":1}", "[1]", "5", "\"x\"", "null", r#"{"kind":5}"#, r#"{"metadata":{"labels":{"a":1}}}"#] {
+            assert_eq!(object(json).media_type(), JSON, "{json}");
+            assert_eq!(object(json).body(), json.as_bytes());
+        }
+        for bytes in ["", "hello", "{", "\u{1}"] {
+            assert_eq!(object(bytes).media_type(), BYTES, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn problems_last_until_they_are_mended() {
+        let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
+        let mut problems = Problems::new("r".into(), health.clone());
+        problems.replace((0..MAX_PROBLEMS + 5).map(|n| (vec![n as u8], format!("{n}"))).collect());
+        assert_eq!(health.report().problems, MAX_PROBLEMS + 1, "the last one counts the rest");
+        problems.replace(vec![(b"a\n".to_vec(), "bad".into())]);
+        problems.add(b"b", "worse".into());
+        assert_eq!(health.report().last_error.as_deref(), Some("a\\n: bad"));
+        problems.remove(b"a\n");
+        problems.remove(b"c");
+        assert_eq!(health.report().last_error.as_deref(), Some("b: worse"));
+        problems.remove(b"b");
+        assert_eq!(health.report().problems, 0);
+    }
+}

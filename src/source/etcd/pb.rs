@@ -1,0 +1,21 @@
+//! What is called of etcd's API, generated from `proto/etcd`.
+
+pub(super) use self::{
+    etcdserverpb::{
+        AuthenticateRequest, RangeRequest, RangeResponse, ResponseHeader, StatusRequest, WatchCreateRequest,
+        WatchProgressRequest, WatchRequest, WatchResponse, auth_client::AuthClient, kv_client::KvClient,
+        maintenance_client::MaintenanceClient, watch_client::WatchClient, watch_request::RequestUnion,
+    },
+    mvccpb::{Event, KeyValue, event::EventType},
+};
+
+// Each package is a module, since the one names the other as a sibling.
+#[allow(unreachable_pub, clippy::pedantic, reason = "generated")]
+pub(super) mod etcdserverpb {
+    tonic::include_proto!("etcdserverpb");
+}
+
+#[allow(unreachable_pub, clippy::pedantic, reason = "generated")]
+pub(super) mod mvccpb {
+    tonic::include_proto!("mvccpb");
+}

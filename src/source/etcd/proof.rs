@@ -1,0 +1,196 @@
+//! Whether the history that etcd goes on with is the one that it has told before (invariant 14).
+//!
+//! Pure. A restored cluster may count on from anywhere, so that revisions alone show a rewind only when they are lower. What
+//! shows it besides:
+//!
+//! - [`Identity`]: another cluster id, or a lower raft term. A restored cluster can have the same id and the same term.
+//! - [`Mark`]: the last transaction that was told. After a break it has to be told again, byte for byte, and nothing after it
+//!   up to where the resource is. That cannot be so by chance, unless the same keys got the same values at the same revision.
+//!
+//! A mark that has been compacted proves nothing; then the resource is listed, and the cache compares the list with what it
+//! holds.
+
+use std::{
+    collections::BTreeSet,
+    hash::{BuildHasher, RandomState},
+};
+
+use super::pb::{Event, EventType, KeyValue, ResponseHeader};
+
+/// What etcd says of itself in answers that the whole cluster stands behind.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity(Option<(u64, u64)>);
+
+/// The last transaction of the resource that is known, to be recognised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mark {
+    revision: i64,
+    /// Of each key that was put: key, value and counters.
+    puts: BTreeSet<u64>,
+    /// Of each key that was deleted.
+    deletes: BTreeSet<u64>,
+    /// The revision that a list was read at, for which it was the newest. What has been deleted since is not known.
+    listed_at: Option<i64>,
+}
+
+/// What somebody else's mark has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is the same history.
+    Same,
+    /// It is another history.
+    Other,
+    /// It cannot be told.
+    Unknown,
+}
+
+/// Makes marks.
+#[derive(Debug, Default)]
+pub(super) struct Marker(RandomState);
+
+// === impl Identity ===
+
+impl Identity {
+    /// Takes note of an answer.
+    ///
+    /// # Errors
+    ///
+    /// What has changed, once: from now on the new identity is the one to be kept.
+    pub(super) fn check(&mut self, header: &ResponseHeader) -> Result<(), String> {
+        let ResponseHeader { cluster_id, raft_term, .. } = *header;
+        match self.0.replace((cluster_id, raft_term)) {
+            Some((known, _)) if known != cluster_id => Err(format!("the cluster was {known:x}, and is {cluster_id:x}")),
+            Some((_, known)) if known > raft_term => Err(format!("the raft term was {known}, and is {raft_term}")),
+            _ => Ok(()),
+        }
+    }
+}
+
+// === impl Marker ===
+
+impl Marker {
+    /// The mark of what was told last, all of one transaction.
+    pub(super) fn of_transaction(&self, revision: i64, events: &[Event]) -> Mark {
+        let (mut puts, mut deletes) = (BTreeSet::new(), BTreeSet::new());
+        for (is_put, print) in events.iter().filter_map(|event| self.print(event)) {
+            if is_put {
+                puts.insert(print)
+            } else {
+                deletes.insert(print)
+            };
+        }
+        Mark { revision, puts, deletes, listed_at: None }
+    }
+
+    /// The mark of a list at a revision, of which these are the newest, all changed at one; none of an empty one.
+    pub(super) fn of_list(&self, listed_at: i64, newest: &[KeyValue]) -> Option<Mark> {
+        let revision = newest.first()?.mod_revision;
+        let puts = newest.iter().map(|kv| self.put(kv)).collect();
+        Some(Mark { revision, puts, deletes: BTreeSet::new(), listed_at: Some(listed_at) })
+    }
+
+    /// Whether events of the mark's revision are what it was made of.
+    pub(super) fn compare(&self, mark: &Mark, events: &[Event]) -> Verdict {
+        let told = self.of_transaction(mark.revision, events);
+        let is_same = if mark.listed_at.is_none() {
+            // A deletion may be compacted away at its own revision (etcd #18089).
+            told.puts == mark.puts && told.deletes.is_subset(&mark.deletes)
+        } else {
+            told.puts.is_superset(&mark.puts)
+        };
+        if is_same { Verdict::Same } else { Verdict::Other }
+    }
+
+    fn print(&self, event: &Event) -> Option<(bool, u64)> {
+        let kv = event.kv.as_ref()?;
+        let is_put = event.r#type() == EventType::Put;
+        Some((is_put, if is_put { self.put(kv) } else { self.0.hash_one(&kv.key) }))
+    }
+
+    fn put(&self, kv: &KeyValue) -> u64 {
+        self.0.hash_one((&kv.key, kv.create_revision, kv.mod_revision, kv.version, &kv.value))
+    }
+}
+
+// === impl Mark ===
+
+impl Mark {
+    /// Where it was.
+    pub(super) fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// It was not told again, and later revisions were.
+    pub(super) fn missed(&self) -> Verdict {
+        if self.puts.is_empty() { Verdict::Unknown } else { Verdict::Other }
+    }
+
+    /// Something was told after it, up to where the resource is. Before a list, that may have been deleted.
+    pub(super) fn followed_at(&self, revision: i64) -> Verdict {
+        if self.listed_at.is_some_and(|listed_at| revision <= listed_at) { Verdict::Same } else { Verdict::Other }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(cluster_id: u64, raft_term: u64) -> ResponseHeader {
+        ResponseHeader { cluster_id, raft_term, ..ResponseHeader::default() }
+    }
+
+    fn kv(key: &str, value: &str) -> KeyValue {
+        let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());
+        KeyValue { key, value, create_revision: 5, mod_revision: 7, version: 2 }
+    }
+
+    fn event(event_type: EventType, key: &str, value: &str) -> Event {
+        Event { r#type: event_type.into(), kv: Some(kv(key, value)) }
+    }
+
+    #[test]
+    fn another_cluster_and_a_lower_term_are_told_once() {
+        let mut identity = Identity::default();
+        assert_eq!(identity.check(&header(1, 2)), Ok(()));
+        assert_eq!(identity.check(&header(1, 3)), Ok(()), "an election");
+        assert_eq!(identity.check(&header(1, 2)), Err("the raft term was 3, and is 2".into()));
+        assert_eq!(identity.check(&header(1, 2)), Ok(()));
+        assert_eq!(identity.check(&header(0xab, 9)), Err("the cluster was 1, and is ab".into()));
+        assert_eq!(identity.check(&header(0xab, 9)), Ok(()));
+    }
+
+    #[test]
+    fn a_transaction_is_recognised_byte_for_byte() {
+        use EventType::{Delete, Put};
+        let marker = Marker::default();
+        let told = [event(Put, "a", "1"), event(Delete, "b", "")];
+        let mark = marker.of_transaction(7, &told);
+        assert_eq!(marker.compare(&mark, &told), Verdict::Same);
+        assert_eq!(marker.compare(&mark, &told[..1]), Verdict::Same, "a deletion that was compacted away");
+        for other in [
+            vec![event(Put, "a", "2"), event(Delete, "b", "")],
+            vec![event(Put, "b", "1"), event(Delete, "b", "")],
+            vec![event(Put, "a", "1"), event(Delete, "c", "")],
+            vec![event(Put, "a", "1"), event(Put, "c", "1")],
+            vec![event(Delete, "b", "")],
+        ] {
+            assert_eq!(marker.compare(&mark, &other), Verdict::Other, "{other:?}");
+        }
+        assert_eq!((mark.missed(), mark.followed_at(8)), (Verdict::Other, Verdict::Other));
+        assert_eq!(marker.of_transaction(7, &told[1..]).missed(), Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_list_is_recognised_by_its_newest() {
+        use EventType::{Delete, Put};
+        let marker = Marker::default();
+        let mark = marker.of_list(10, &[kv("a", "1"), kv("b", "2")]).unwrap();
+        assert_eq!(mark.revision(), 7);
+        let told = [event(Put, "a", "1"), event(Put, "b", "2"), event(Delete, "c", ""), event(Put, "d", "1")];
+        assert_eq!(marker.compare(&mark, &told), Verdict::Same, "d may have been deleted before the list");
+        assert_eq!(marker.compare(&mark, &told[1..]), Verdict::Other);
+        assert_eq!(mark.missed(), Verdict::Other);
+        assert_eq!((mark.followed_at(10), mark.followed_at(11)), (Verdict::Same, Verdict::Other));
+        assert_eq!(marker.of_list(10, &[]), None);
+    }
+}

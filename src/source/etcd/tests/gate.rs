@@ -1,0 +1,152 @@
+//! What stands between a source and a member: a connection that can be cut, frozen or refused, at any byte.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+/// A listener that passes bytes on. Dropped, it closes everything.
+pub(super) struct Gate {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    _listening: tokio_util::sync::DropGuard,
+}
+
+struct Shared {
+    member: SocketAddr,
+    is_refusing: AtomicBool,
+    is_frozen: AtomicBool,
+    /// Bytes of the member that the next connection passes before it is cut.
+    limit: AtomicUsize,
+    accepted: AtomicUsize,
+    passed: AtomicUsize,
+    cut: parking_lot::Mutex<CancellationToken>,
+}
+
+// === impl Gate ===
+
+impl Gate {
+    pub(super) async fn to(member: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let shared = Arc::new(Shared {
+            member,
+            is_refusing: AtomicBool::new(false),
+            is_frozen: AtomicBool::new(false),
+            limit: AtomicUsize::new(usize::MAX),
+            accepted: AtomicUsize::new(0),
+            passed: AtomicUsize::new(0),
+            cut: parking_lot::Mutex::default(),
+        });
+        let address = listener.local_addr().unwrap();
+        let ended = CancellationToken::new();
+        let listening = ended.clone().run_until_cancelled_owned(listen(listener, Arc::clone(&shared)));
+        tokio::spawn(listening);
+        Self { address, shared, _listening: ended.drop_guard() }
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// Closes what is open.
+    pub(super) fn cut(&self) {
+        std::mem::take(&mut *self.shared.cut.lock()).cancel();
+    }
+
+    /// Closes what comes, as well.
+    pub(super) fn refuse(&self, is_refusing: bool) {
+        self.shared.is_refusing.store(is_refusing, Ordering::SeqCst);
+        if is_refusing {
+            self.cut();
+        }
+    }
+
+    /// Passes nothing on, and keeps everything open.
+    pub(super) fn freeze(&self, is_frozen: bool) {
+        self.shared.is_frozen.store(is_frozen, Ordering::SeqCst);
+    }
+
+    /// The next connection is cut after so many bytes of the member.
+    pub(super) fn limit_next(&self, bytes: usize) {
+        self.shared.limit.store(bytes, Ordering::SeqCst);
+    }
+
+    pub(super) fn accepted(&self) -> usize {
+        self.shared.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of the member, in all.
+    pub(super) fn passed(&self) -> usize {
+        self.shared.passed.load(Ordering::SeqCst)
+    }
+}
+
+async fn listen(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        if shared.is_refusing.load(Ordering::SeqCst) {
+            continue;
+        }
+        shared.accepted.fetch_add(1, Ordering::SeqCst);
+        let limit = shared.limit.swap(usize::MAX, Ordering::SeqCst);
+        let cut = shared.cut.lock().clone();
+        let shared = Arc::clone(&shared);
+        connections.spawn(async move { cut.run_until_cancelled(pass(client, &shared, limit)).await });
+    }
+}
+
+async fn pass(client: TcpStream, shared: &Shared, mut limit: usize) {
+    let Ok(member) = TcpStream::connect(shared.member).await else { return };
+    client.set_nodelay(true).unwrap();
+    member.set_nodelay(true).unwrap();
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_member, mut to_member) = member.into_split();
+    let up = async {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
+            shared.thawed().await;
+            if to_member.write_all(&buffer[..read]).await.is_err() {
+                return;
+            }
+        }
+    };
+    let down = async {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(read @ 1..) = from_member.read(&mut buffer).await {
+            shared.thawed().await;
+            let passed = read.min(limit);
+            limit -= passed;
+            shared.passed.fetch_add(passed, Ordering::SeqCst);
+            if to_client.write_all(&buffer[..passed]).await.is_err() || limit == 0 {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+    }
+}
+
+impl Shared {
+    async fn thawed(&self) {
+        while self.is_frozen.load(Ordering::SeqCst) {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Histories that go back, however they hide it (invariant 14).
+
+use super::*;
+use crate::source::etcd::tests::play::Fault;
+
+/// A cluster at revision 5, and a source that has followed it there.
+async fn at_five() -> (Play, Gate, Rig) {
+    let play = Play::new();
+    play.write("a=1 b=1");
+    let gate = play.member().await;
+    let mut rig = Rig::of(&gate);
+    rig.told().await;
+    for changes in ["a=2", "a=3", "a=4"] {
+        play.write(changes);
+        rig.told().await;
+    }
+    (play, gate, rig)
+}
+
+/// Stops the members, restores, writes what is given, and starts them.
+async fn restored(play: &Play, gate: &Gate, rig: &Rig, to: i64, writes: &[&str]) {
+    gate.refuse(true);
+    rig.error("connection").await;
+    play.restore(to);
+    for changes in writes {
+        play.write(changes);
+    }
+    gate.refuse(false);
+}
+
+/// What a list behind means is the cache's to say.
+#[tokio::test]
+async fn a_lower_revision_is_listed() {
+    let (play, gate, mut rig) = at_five().await;
+    gate.refuse(true);
+    rig.error("connection").await;
+    play.restore(3);
+    rig.version = 0;
+    gate.refuse(false);
+    assert_eq!(rig.told().await, "list 3");
+    assert_eq!(rig.state, play.state(PREFIX));
+}
+
+#[tokio::test]
+async fn the_same_revision_with_something_else_is_a_rewind() {
+    let (play, gate, mut rig) = at_five().await;
+    restored(&play, &gate, &rig, 3, &["a=3", "a=other"]).await;
+    assert_eq!(rig.told().await, "rewind 5");
+    assert_eq!(rig.state, play.state(PREFIX));
+}
+
+#[tokio::test]
+async fn a_higher_revision_is_a_rewind_when_the_last_transaction_is_another_one() {
+    for writes in [
+        &["a=3", "a=other", "a=5", "a=6"][..],
+        &["-a", "-b", "c=1"],
+        &["x=1", "a=4", "a=4"],
+        &["a=3", "-a", "a=1"],
+        &["a=3", "a=4 b=4", "a=1"],
+    ] {
+        let (play, gate, mut rig) = at_five().await;
+        restored(&play, &gate, &rig, 3, writes).await;
+        assert!(rig.told().await.starts_with("rewind "), "{writes:?}");
+        assert_eq!((rig.state.clone(), rig.rewinds), (play.state(PREFIX), 1));
+        play.write("a=after");
+        rig.reach(&play).await;
+    }
+}
+
+#[tokio::test]
+async fn changes_where_nothing_had_changed_are_a_rewind() {
+    let (play, gate, mut rig) = at_five().await;
+    for n in 6..=9 {
+        play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![n]))]);
+    }
+    while rig.version < 9 {
+        rig.next().await;
+    }
+    // The last transaction of the prefix is the same; what follows is not.
+    restored(&play, &gate, &rig, 5, &["b=2"]).await;
+    play.apply((6..=12).map(|n| (format!("/else/{n}").into_bytes(), Some(vec![n]))).collect());
+    for n in 6..=12 {
+        play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![n]))]);
+    }
+    assert!(rig.told().await.starts_with("rewind"));
+    assert_eq!(rig.state, play.state(PREFIX));
+}
+
+#[tokio::test]
+async fn what_a_list_had_last_has_to_be_told_again_after_a_break() {
+    let play = Play::new();
+    play.write("a=1");
+    play.write("a=2 b=2");
+    play.write("a=3");
+    play.write("-a");
+    let gate = play.member().await;
+    let mut rig = Rig::of(&gate);
+    assert_eq!(rig.told().await, "list 5");
+    gate.cut();
+    play.write("c=1");
+    assert_eq!(rig.told().await, "6 +c=1", "b was put at 3, with an a that is gone");
+    assert_eq!(rig.lists(), 1);
+    drop(rig);
+
+    let mut rig = Rig::of(&gate);
+    rig.told().await;
+    restored(&play, &gate, &rig, 5, &["d=1", "e=1"]).await;
+    assert_eq!(rig.told().await, "rewind 7");
+}
+
+#[tokio::test]
+async fn another_cluster_and_a_lower_term_are_rewinds_whatever_the_revision() {
+    let changes: [fn(&mut play::Store); 2] = [|store| store.cluster_id = 8, |store| store.raft_term = 1];
+    for change in changes {
+        let (play, gate, mut rig) = at_five().await;
+        gate.refuse(true);
+        rig.error("connection").await;
+        play.set(change);
+        play.write("a=5");
+        gate.refuse(false);
+        assert_eq!(rig.told().await, "rewind 6");
+        play.write("a=6");
+        assert_eq!(rig.told().await, "7 ~a=6");
+        assert_eq!(rig.rewinds, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_higher_term_is_an_election() {
+    let (play, gate, mut rig) = at_five().await;
+    gate.cut();
+    play.set(|store| store.raft_term = 9);
+    play.write("a=5");
+    assert_eq!(rig.told().await, "6 ~a=5");
+    assert_eq!((rig.lists(), rig.rewinds), (1, 0));
+}
+
+/// Deletions may be compacted away at their own revision; that is no proof, and the resource is listed.
+#[tokio::test]
+async fn a_deletion_that_is_not_told_again_leads_to_a_list() {
+    let (play, gate, mut rig) = at_five().await;
+    play.write("-b");
+    rig.told().await;
+    gate.refuse(true);
+    rig.error("connection").await;
+    play.restore(5);
+    play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![1]))]);
+    play.write("a=5");
+    gate.refuse(false);
+    assert_eq!(rig.told().await, "list 7");
+    assert_eq!(rig.state, play.state(PREFIX));
+}
+
+/// A member that is behind answers what the cluster agrees upon only when it has caught up; the watch then waits.
+#[tokio::test]
+async fn a_member_that_is_behind_is_no_rewind() {
+    let (play, gate, mut rig) = at_five().await;
+    let status = || tonic::Status::unavailable("etcdserver: no leader");
+    play.set(|store| store.ranges.extend([Fault::Refuse(status()), Fault::Refuse(status())]));
+    gate.cut();
+    play.write("a=5");
+    assert_eq!(rig.told().await, "6 ~a=5");
+    assert_eq!((rig.lists(), rig.rewinds), (1, 0));
+}

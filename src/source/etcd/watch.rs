@@ -1,0 +1,357 @@
+//! One watch of a prefix: transactions as they come, whole, and proofs of life.
+//!
+//! ```text
+//!   responses ──▶ revision being gathered ──▶ [after a break: is it the same history?] ──▶ ready ──▶ Delta
+//!   requests  ◀── progress, when it is quiet or somebody waits
+//! ```
+//!
+//! It is a stream's state and not a task. Invariants:
+//!
+//! - A revision is handed out whole: what is split over messages is gathered until a later revision or the last fragment.
+//! - Revisions go up. One that does not is a broken stream, and is never handed out.
+//! - Over a connection that is not the one of the last answer nothing is handed out before the history is known to be the
+//!   same.
+//! - A server that says nothing when it is asked is given up.
+
+use std::{
+    cmp::Ordering,
+    collections::VecDeque,
+    fmt,
+    pin::{Pin, pin},
+    sync::Arc,
+};
+
+use tokio::{sync::mpsc, time::Instant};
+use tonic::{Status, Streaming};
+
+use super::{
+    Position, Shared,
+    connection::Connection,
+    object::version,
+    pb::{
+        Event as PbEvent, EventType, RequestUnion, ResponseHeader, WatchCreateRequest, WatchProgressRequest,
+        WatchRequest, WatchResponse,
+    },
+    proof::{Mark, Verdict},
+};
+use crate::{
+    cache::{Delta, SourceError},
+    model::Event,
+};
+
+/// An open watch.
+pub(super) struct Live {
+    shared: Arc<Shared>,
+    connection: Connection,
+    requests: mpsc::Sender<WatchRequest>,
+    responses: Streaming<WatchResponse>,
+    /// Where the resource is when all that is ready has been handed out.
+    last: Position,
+    unproved: Option<Unproved>,
+    /// The events of one revision, as long as there may be more of them.
+    gathered: Vec<PbEvent>,
+    /// With where the resource is after it.
+    ready: VecDeque<(Delta, Position)>,
+    heard_at: Instant,
+    asked_at: Instant,
+    /// Since when nothing has answered what was asked.
+    unanswered_since: Option<Instant>,
+    /// A question to a server that cannot be asked on the stream.
+    head: Option<Head>,
+}
+
+/// What has to be told again after a break.
+#[derive(Debug)]
+struct Unproved {
+    mark: Mark,
+    is_repeated: bool,
+}
+
+type Head = Pin<Box<dyn Future<Output = Result<ResponseHeader, Status>> + Send>>;
+
+/// Requests that may wait to be sent; a server that does not read them gets no more.
+const REQUEST_QUEUE: usize = 4;
+
+// === impl Live ===
+
+impl Live {
+    /// Opens a watch from where the resource is.
+    pub(super) async fn open(shared: Arc<Shared>, connection: Connection, from: Position) -> Result<Self, SourceError> {
+        let unproved = if connection.id == from.connection {
+            None
+        } else {
+            shared.check_head(&connection, from.revision).await?;
+            // Of an empty list, which costs nothing to read again.
+            let unknown = || SourceError::Expired("there is nothing to know the history by after a break".to_owned());
+            Some(Unproved { mark: from.mark.clone().ok_or_else(unknown)?, is_repeated: false })
+        };
+        let (requests, receiver) = mpsc::channel(REQUEST_QUEUE);
+        let create = WatchCreateRequest {
+            key: shared.prefix.first(),
+            range_end: shared.prefix.end(),
+            start_revision: unproved.as_ref().map_or(from.revision + 1, |unproved| unproved.mark.revision()),
+            progress_notify: true,
+            fragment: true,
+        };
+        let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        // The queue is empty, and its receiver is here.
+        drop(requests.try_send(create));
+        let responses = connection.watch(receiver).await.map_err(|status| connection.error(&status))?;
+        let now = Instant::now();
+        let mut live = Self {
+            last: Position { connection: connection.id, ..from },
+            shared,
+            connection,
+            requests,
+            responses,
+            unproved,
+            gathered: Vec::new(),
+            ready: VecDeque::new(),
+            heard_at: now,
+            asked_at: now,
+            unanswered_since: None,
+            head: None,
+        };
+        let answer_timeout = live.shared.config.answer_timeout;
+        match tokio::time::timeout(answer_timeout, live.hear()).await {
+            Ok(heard) => heard?,
+            Err(_) => return Err(live.silent()),
+        }
+        Ok(live)
+    }
+
+    /// The next transaction or proof of progress. After an error there is nothing more.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when it is dropped: what was received stays.
+    pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
+        loop {
+            if let Some((delta, position)) = self.ready.pop_front() {
+                self.shared.known.lock().position = Some(position);
+                return Ok(delta);
+            }
+            self.turn().await?;
+        }
+    }
+
+    /// It has ended, for this reason.
+    pub(super) fn fail(&self, error: SourceError) -> SourceError {
+        match self.shared.failed(self.connection.id, error) {
+            SourceError::Busy(text) => SourceError::Broken(text),
+            error => error,
+        }
+    }
+
+    /// Waits for whatever comes first.
+    async fn turn(&mut self) -> Result<(), SourceError> {
+        let demand = self.shared.health.demand().clone();
+        let can_hurry = self.connection.tells_progress && !demand.is_wanted();
+        let ask_at = self.ask_at(self.connection.tells_progress && demand.is_wanted());
+        let head = async {
+            match &mut self.head {
+                Some(head) => head.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // What has come counts before what has not: a watch that was not polled for long is not silent.
+            biased;
+            // Cancel-safe: a message that has not come whole stays in the stream.
+            message = self.responses.message() => {
+                let message = message.map_err(|status| self.connection.error(&status))?;
+                self.take(message)
+            }
+            // Cancel-safe: the call goes on where it was.
+            header = pin!(head) => {
+                self.head = None;
+                let header = header.map_err(|status| self.connection.error(&status))?;
+                self.shared.check_identity(&header)?;
+                self.shared.health.alive();
+                Ok(())
+            }
+            // Cancel-safe by its own contract; then the time to ask is another one.
+            () = demand.wanted(), if can_hurry => Ok(()),
+            () = tokio::time::sleep_until(ask_at) => self.ask(),
+        }
+    }
+
+    /// Waits for a message, and takes it.
+    async fn hear(&mut self) -> Result<(), SourceError> {
+        let message = self.responses.message().await.map_err(|status| self.connection.error(&status))?;
+        self.take(message)
+    }
+
+    fn ask_at(&self, is_wanted: bool) -> Instant {
+        if is_wanted {
+            self.asked_at + self.shared.config.progress_interval
+        } else {
+            self.asked_at.max(self.heard_at) + self.shared.config.heartbeat
+        }
+    }
+
+    /// Asks how far etcd is, which also shows whether it is there.
+    fn ask(&mut self) -> Result<(), SourceError> {
+        self.asked_at = Instant::now();
+        if !self.connection.tells_progress {
+            if self.head.is_none() {
+                let (connection, key) = (self.connection.clone(), self.shared.prefix.first());
+                self.head = Some(Box::pin(async move { connection.head(key).await }));
+            }
+            return Ok(());
+        }
+        let unanswered_since = *self.unanswered_since.get_or_insert(self.asked_at);
+        if unanswered_since.elapsed() > self.shared.config.answer_timeout {
+            return Err(self.silent());
+        }
+        let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
+        // If the queue is full, nobody answers the earlier ones either.
+        drop(self.requests.try_send(WatchRequest { request_union: Some(progress) }));
+        Ok(())
+    }
+
+    fn take(&mut self, message: Option<WatchResponse>) -> Result<(), SourceError> {
+        let Some(message) = message else {
+            return Err(self.connection.cancelled("the watch was closed"));
+        };
+        self.heard_at = Instant::now();
+        self.unanswered_since = None;
+        let WatchResponse { header, created, canceled, compact_revision, cancel_reason, fragment, events, .. } =
+            message;
+        if compact_revision > 0 {
+            let endpoint = self.connection.endpoint();
+            return Err(SourceError::Expired(format!("{endpoint}: compacted up to revision {compact_revision}")));
+        }
+        if canceled {
+            return Err(self.connection.cancelled(&cancel_reason));
+        }
+        if created {
+            return Ok(());
+        }
+        if events.is_empty() && !fragment && self.gathered.is_empty() {
+            return self.progress(header.unwrap_or_default().revision);
+        }
+        for event in events {
+            if self.gathered.first().is_some_and(|first| revision(first) != revision(&event)) {
+                self.complete()?;
+            }
+            self.gathered.push(event);
+        }
+        if !fragment {
+            self.complete()?;
+        }
+        Ok(())
+    }
+
+    /// Everything up to a revision has been told.
+    fn progress(&mut self, told: i64) -> Result<(), SourceError> {
+        if told < self.last.revision {
+            self.shared.health.alive();
+            return Ok(());
+        }
+        self.settle()?;
+        self.last.revision = told;
+        self.ready.push_back((Delta::Event(Event::Bookmark(version(told))), self.last.clone()));
+        Ok(())
+    }
+
+    /// The revision that was gathered is whole.
+    fn complete(&mut self) -> Result<(), SourceError> {
+        let events = std::mem::take(&mut self.gathered);
+        let Some(revision) = events.first().map(revision) else {
+            return Ok(());
+        };
+        let broken = || SourceError::Busy(format!("an event at {revision}, which was over"));
+        if revision <= self.last.revision {
+            let unproved = self.unproved.as_mut().ok_or_else(broken)?;
+            let verdict = match revision.cmp(&unproved.mark.revision()) {
+                Ordering::Less => return Err(broken()),
+                Ordering::Equal => {
+                    unproved.is_repeated = true;
+                    self.shared.marker.compare(&unproved.mark, &events)
+                }
+                Ordering::Greater => unproved.mark.followed_at(revision),
+            };
+            return self.judge(verdict);
+        }
+        self.settle()?;
+        let mark = self.shared.marker.of_transaction(revision, &events);
+        self.last = Position { revision, connection: self.connection.id, mark: Some(mark) };
+        let told = self.shared.read(revision, events);
+        self.ready.push_back((told, self.last.clone()));
+        Ok(())
+    }
+
+    /// What has to be told again has been, or will not be any more.
+    fn settle(&mut self) -> Result<(), SourceError> {
+        match self.unproved.take() {
+            Some(Unproved { mark, is_repeated: false }) => self.judge(mark.missed()),
+            _ => Ok(()),
+        }
+    }
+
+    fn judge(&self, verdict: Verdict) -> Result<(), SourceError> {
+        let endpoint = self.connection.endpoint();
+        match verdict {
+            Verdict::Same => Ok(()),
+            Verdict::Other => {
+                Err(SourceError::HistoryChanged(format!("{endpoint}: what was told before is not what is told now")))
+            }
+            Verdict::Unknown => {
+                Err(SourceError::Expired(format!("{endpoint}: what was told before is not told again")))
+            }
+        }
+    }
+
+    fn silent(&self) -> SourceError {
+        let (endpoint, time) = (self.connection.endpoint(), self.shared.config.answer_timeout);
+        SourceError::Busy(format!("{endpoint}: the watch has not answered for {time:?}"))
+    }
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("connection", &self.connection).field("last", &self.last).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// What a transaction means for the objects.
+    fn read(&self, revision: i64, events: Vec<PbEvent>) -> Delta {
+        let mut problems = self.problems.lock();
+        let mut told = Vec::with_capacity(events.len());
+        for event in events {
+            let event_type = event.r#type();
+            let Some(kv) = event.kv else { continue };
+            let key = kv.key.clone();
+            let is_new = kv.create_revision == kv.mod_revision;
+            match (event_type, self.prefix.tombstone(&key, revision)) {
+                (EventType::Put, tombstone) => match (self.prefix.object(kv), tombstone) {
+                    (Ok(object), _) => {
+                        problems.remove(&key);
+                        let object = Arc::new(object);
+                        told.push(if is_new { Event::Added(object) } else { Event::Modified(object) });
+                    }
+                    (Err(problem), tombstone) => {
+                        problems.add(&key, problem);
+                        // What cannot be served any more is not there, as a list would have it.
+                        told.extend(tombstone.ok().map(|gone| Event::Deleted(Arc::new(gone))));
+                    }
+                },
+                (EventType::Delete, tombstone) => {
+                    problems.remove(&key);
+                    told.extend(tombstone.ok().map(|gone| Event::Deleted(Arc::new(gone))));
+                }
+            }
+        }
+        match told.len() {
+            0 => Delta::Event(Event::Bookmark(version(revision))),
+            1 => Delta::Event(told.remove(0)),
+            _ => Delta::Transaction(told),
+        }
+    }
+}
+
+fn revision(event: &PbEvent) -> i64 {
+    event.kv.as_ref().map_or(0, |kv| kv.mod_revision)
+}

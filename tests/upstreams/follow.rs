@@ -1,0 +1,141 @@
+//! A client that notes everything that it is told, and how it ends.
+
+use std::sync::Arc;
+
+use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tonic::{Code, Status, transport::Channel};
+
+use crate::DEADLINE;
+
+/// What one stream has told.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Followed {
+    pub(crate) namespace: String,
+    /// Where the initial events ended.
+    pub(crate) synced_at: i64,
+    pub(crate) told: Vec<Told>,
+    /// Up to where nothing is missing.
+    pub(crate) reached: i64,
+    pub(crate) ended: Option<(Code, String)>,
+}
+
+/// One event.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    pub(crate) event_type: pb::EventType,
+    pub(crate) cause: pb::Cause,
+    pub(crate) key: String,
+    pub(crate) value: String,
+    /// Of the change.
+    pub(crate) version: i64,
+    /// To resume from; 0 during the initial events.
+    pub(crate) resume: i64,
+}
+
+/// A stream that is being followed.
+pub(crate) struct Follower {
+    followed: Arc<Mutex<Followed>>,
+    task: JoinHandle<()>,
+}
+
+// === impl Follower ===
+
+impl Follower {
+    /// Of one namespace, or of all.
+    pub(crate) async fn start(mut client: InformerServiceClient<Channel>, namespace: &str) -> Self {
+        let request = pb::WatchRequest {
+            resource: "things".to_owned(),
+            namespace: namespace.to_owned(),
+            format: pb::PayloadFormat::Raw.into(),
+            initial_events: pb::InitialEvents::Send.into(),
+            bookmark_interval: Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 }),
+            ..pb::WatchRequest::default()
+        };
+        let mut stream = client.watch(request).await.unwrap().into_inner();
+        let followed = Arc::new(Mutex::new(Followed { namespace: namespace.to_owned(), ..Followed::default() }));
+        let notes = Arc::clone(&followed);
+        let task = tokio::spawn(async move {
+            loop {
+                match stream.message().await {
+                    Ok(Some(message)) => notes.lock().take(message),
+                    Ok(None) => return notes.lock().end(&Status::ok("")),
+                    Err(status) => return notes.lock().end(&status),
+                }
+            }
+        });
+        let this = Self { followed, task };
+        this.until("it is synced", |followed| followed.synced_at > 0).await;
+        this
+    }
+
+    /// What it has now.
+    pub(crate) fn followed(&self) -> Followed {
+        self.followed.lock().clone()
+    }
+
+    /// Waits until it has been told everything up to a revision; it must not end before.
+    pub(crate) async fn reach(&self, revision: i64) -> Followed {
+        self.until(&format!("it has reached {revision}"), |followed| {
+            assert_eq!(followed.ended, None, "no client is ended");
+            followed.reached >= revision
+        })
+        .await
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn end(&self) -> (Code, String) {
+        self.until("it ends", |followed| followed.ended.is_some()).await.ended.unwrap()
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn(&Followed) -> bool) -> Followed {
+        let said = async {
+            while !is_so(&self.followed.lock()) {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(DEADLINE, said).await.is_err() {
+            let followed = self.followed();
+            panic!("not in time: {what}; it is at {}, with {} events", followed.reached, followed.told.len());
+        }
+        self.followed()
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+// === impl Followed ===
+
+impl Followed {
+    fn take(&mut self, message: pb::WatchResponse) {
+        let (event_type, cause) = (message.r#type(), message.cause());
+        let resume = message.resource_version.parse().unwrap_or(0);
+        self.reached = self.reached.max(resume);
+        if let Some(bookmark) = message.bookmark
+            && bookmark.initial_events_end
+        {
+            self.synced_at = resume;
+        }
+        let Some(object) = message.object else { return };
+        let Some(pb::object::Body::Raw(value)) = &object.body else { panic!("a body of bytes: {object:?}") };
+        self.told.push(Told {
+            event_type,
+            cause,
+            key: format!("{}/{}", object.namespace, object.name),
+            value: String::from_utf8(value.to_vec()).unwrap(),
+            version: object.resource_version.parse().unwrap(),
+            resume,
+        });
+    }
+
+    fn end(&mut self, status: &Status) {
+        use tonic_types::StatusExt;
+        let reason = status.get_details_error_info().map(|info| info.reason).unwrap_or_default();
+        self.ended = Some((status.code(), reason));
+    }
+}

@@ -1,0 +1,20 @@
+//! informerd over real upstreams: etcd 3.6 and Debian's 3.4, killed, stopped, cut off, compacted and restored.
+//!
+//! `tests/upstreams/run` gets what it needs and starts it; `cargo test` leaves it out.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod etcd;
+mod faults;
+mod follow;
+#[allow(dead_code, reason = "the tests of the source use the rest")]
+#[path = "../../src/source/etcd/tests/gate.rs"]
+mod gate;
+mod restore;
+mod served;
+mod truth;
+
+use std::time::Duration;
+
+/// Longer than anything here takes, and short enough to see what hangs.
+const DEADLINE: Duration = Duration::from_secs(60);

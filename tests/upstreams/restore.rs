@@ -1,0 +1,104 @@
+//! An etcd that is restored from a snapshot: history has changed, and everybody is told.
+
+use tonic::Code;
+
+use informerd::proto::pb;
+
+use crate::{
+    etcd::{Etcd, VERSIONS, Version},
+    faults::{reach, write},
+    follow::Follower,
+    served::Served,
+    truth::Truth,
+};
+
+/// The restored cluster is behind informerd, at the same revision, or ahead; its id and raft term are those of the old one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restore_that_loses_writes_is_told_wherever_it_goes_on() {
+    for version in VERSIONS {
+        for (rewritten, is_compacted) in [(0, false), (30, false), (60, false), (60, true)] {
+            rewound(version, rewritten, is_compacted).await;
+        }
+    }
+}
+
+/// Thirty transactions are lost, and others are written, and perhaps compacted, before informerd can see it.
+async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
+    let mut etcd = Etcd::start(version).await;
+    let (mut driver, mut truth) = (etcd.driver(), Truth::new(6));
+    write(&mut truth, &mut driver, 20);
+    let (snapshot, kept) = (etcd.snapshot(), truth.revision());
+    let served = Served::start(&etcd, None).await;
+    let followers = served.followers().await;
+    write(&mut truth, &mut driver, 30);
+    reach(&followers, &truth, true).await;
+    let lost = truth.revision();
+
+    served.refuse(true);
+    etcd.restore(&snapshot);
+    etcd.restart().await;
+    truth.rewind(kept);
+    let mut driver = etcd.driver();
+    write(&mut truth, &mut driver, rewritten);
+    if is_compacted {
+        driver.compact(truth.revision());
+    }
+    served.refuse(false);
+    for follower in &followers {
+        let end = follower.end().await;
+        assert_eq!(end, (Code::OutOfRange, "HISTORY_CHANGED".to_owned()), "{version:?}, {rewritten} rewritten");
+    }
+    assert_eq!(served.count("cache_rewinds_total").await, 1, "{version:?}, {rewritten} rewritten");
+
+    write(&mut truth, &mut driver, 5);
+    let after = served.followers().await;
+    write(&mut truth, &mut driver, 10);
+    served.cut();
+    write(&mut truth, &mut driver, 10);
+    reach(&after, &truth, true).await;
+    assert_eq!(served.count("cache_rewinds_total").await, 1, "and only once");
+    if lost <= truth.revision() {
+        let resumed = pb::WatchRequest {
+            resource: "things".to_owned(),
+            resource_version: kept.to_string(),
+            ..pb::WatchRequest::default()
+        };
+        let status = served.client().await.watch(resumed).await;
+        let status = match status {
+            Err(status) => status,
+            Ok(stream) => {
+                let mut stream = stream.into_inner();
+                loop {
+                    match stream.message().await {
+                        Ok(message) => assert!(message.is_some(), "an end with a status"),
+                        Err(status) => break status,
+                    }
+                }
+            }
+        };
+        assert_eq!(status.code(), Code::OutOfRange, "a version from before is not resumed from: {status}");
+    }
+}
+
+/// A restart is no restore, and a restore that loses nothing of the prefix is told only if it cannot be known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restore_of_everything_goes_on_as_before() {
+    for version in VERSIONS {
+        let mut etcd = Etcd::start(version).await;
+        let (mut driver, mut truth) = (etcd.driver(), Truth::new(7));
+        write(&mut truth, &mut driver, 20);
+        let served = Served::start(&etcd, None).await;
+        let follower = Follower::start(served.client().await, "").await;
+        write(&mut truth, &mut driver, 10);
+        let snapshot = etcd.snapshot();
+        reach(std::slice::from_ref(&follower), &truth, true).await;
+        served.refuse(true);
+        etcd.restore(&snapshot);
+        etcd.restart().await;
+        let mut driver = etcd.driver();
+        write(&mut truth, &mut driver, 10);
+        served.refuse(false);
+        reach(&[follower], &truth, true).await;
+        assert_eq!(served.count("cache_rewinds_total").await, 0, "{version:?}: the history is the same");
+    }
+}

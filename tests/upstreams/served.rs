@@ -1,0 +1,114 @@
+//! informerd itself, in this process, over one prefix of one etcd.
+
+use std::{fs, net::SocketAddr};
+
+use informerd::{
+    app::App,
+    config::{Config, ListenAddr, ServeFlags},
+    proto::pb::informer_service_client::InformerServiceClient,
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tonic::transport::Channel;
+
+use crate::{etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
+
+/// A server, and what stands between it and each member.
+pub(crate) struct Served {
+    pub(crate) gates: Vec<Gate>,
+    _directory: TempDir,
+    address: String,
+    admin: SocketAddr,
+    running: tokio::task::JoinHandle<()>,
+}
+
+// === impl Served ===
+
+impl Served {
+    pub(crate) async fn start(etcd: &Etcd, credentials: Option<(&str, &str)>) -> Self {
+        Self::over(std::slice::from_ref(etcd), credentials).await
+    }
+
+    /// With a user and a password, if it is asked for them.
+    pub(crate) async fn over(members: &[Etcd], credentials: Option<(&str, &str)>) -> Self {
+        let mut gates = Vec::new();
+        for member in members {
+            gates.push(Gate::to(member.address()).await);
+        }
+        let mut etcd = json!({ "endpoints": gates.iter().map(Gate::url).collect::<Vec<_>>(), "prefix": PREFIX });
+        let directory = TempDir::new().unwrap();
+        if let Some((user, password)) = credentials {
+            (etcd["username"], etcd["password_file"]) = (json!(user), json!("password"));
+            fs::write(directory.path().join("password"), format!("{password}\n")).unwrap();
+        }
+        // JSON is YAML.
+        let config = directory.path().join("config.yaml");
+        fs::write(&config, json!({ "resources": { "things": { "source": { "etcd": etcd } } } }).to_string()).unwrap();
+        let anywhere = Some("127.0.0.1:0".to_owned());
+        let flags = ServeFlags {
+            config: Some(config),
+            listen: anywhere.clone(),
+            admin_listen: anywhere,
+            ..ServeFlags::default()
+        };
+        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
+        let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
+        let admin = app.admin_address().unwrap();
+        let running = tokio::spawn(async move { app.run(std::future::pending()).await.unwrap() });
+        Self { gates, _directory: directory, address: format!("http://{address}"), admin, running }
+    }
+
+    /// Closes every connection to etcd.
+    pub(crate) fn cut(&self) {
+        self.gates.iter().for_each(Gate::cut);
+    }
+
+    /// Closes them, and those that are tried.
+    pub(crate) fn refuse(&self, is_refusing: bool) {
+        self.gates.iter().for_each(|gate| gate.refuse(is_refusing));
+    }
+
+    pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
+        InformerServiceClient::connect(self.address.clone()).await.unwrap()
+    }
+
+    /// Some of everything, and some of one namespace.
+    pub(crate) async fn followers(&self) -> Vec<Follower> {
+        let mut followers = Vec::new();
+        for namespace in ["", "a", "", "b", ""] {
+            followers.push(Follower::start(self.client().await, namespace).await);
+        }
+        followers
+    }
+
+    /// A counter of ours.
+    pub(crate) async fn count(&self, name: &str) -> u64 {
+        counter(self.admin, &format!("informerd_{name}")).await
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+/// The sum of what `/metrics` says of a name, or of a name with some labels.
+pub(crate) async fn counter(address: SocketAddr, name: &str) -> u64 {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (name, label) = name.split_once(' ').unwrap_or((name, ""));
+    let is_it = |line: &&str| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' '])) && line.contains(label)
+    };
+    let values =
+        answer.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64);
+    values.sum()
+}
