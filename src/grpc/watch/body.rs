@@ -258,8 +258,8 @@ impl WatchBody {
         self.drained.get_or_insert_with(drained).as_mut().poll(cx).is_ready()
     }
 
-    /// Whether it was poked since it looked last.
-    fn is_poked(&mut self) -> bool {
+    /// Whether it was poked since it looked last, which is now.
+    fn looks_up(&mut self) -> bool {
         let pokes = self.informer.pokes();
         let is_poked = std::mem::replace(&mut self.pokes, pokes) != pokes;
         self.has_news |= is_poked;
@@ -292,8 +292,8 @@ impl WatchBody {
 
     /// Makes the next piece ready or moves to the next stage, or parks.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let is_timed = self.ends_at.is_some() || self.drain_at.is_some();
-        if !matches!(self.stage, Stage::Live) || is_timed || self.is_poked() {
+        let (is_poked, is_timed) = (self.looks_up(), self.ends_at.is_some() || self.drain_at.is_some());
+        if !matches!(self.stage, Stage::Live) || is_timed || is_poked {
             self.poll_end(cx);
         }
         if self.end.is_some() {
@@ -400,8 +400,8 @@ impl WatchBody {
 
     /// There are no events: perhaps it ends, or there is something else to tell.
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // Who was poked before it waited at its cursor is not woken.
-        if self.is_poked() {
+        // Who was poked before it waited at its cursor is not woken: it looks up at once.
+        if self.informer.pokes() != self.pokes {
             return Poll::Ready(());
         }
         // What the client knows of the source is told at once, the version at the interval.
