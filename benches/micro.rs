@@ -16,16 +16,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use criterion::Criterion;
 use informerd::{
     cache::{Indexer, List},
-    grpc::WireFrame,
+    grpc::{WireArena, WireFrame},
     model::{
         Batch, Cause, Change, Event, EventType, Expression, FieldSelector, IndexFunc, IndexMatch, Indexers,
         LabelSelector, Object, Path, ResourceVersion, Selection,
     },
-    proto::PayloadFormat,
+    proto::{PayloadFormat, Structs},
     watch::{Broadcaster, BroadcasterConfig, Cursor, Frame, FullChannelPolicy, Notice, QueueOptions, Subscribe, Taken},
 };
 
@@ -138,12 +138,15 @@ fn expressions(micro: &mut Micro, pods: &[Arc<Object>]) {
 }
 
 fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
-    for (name, format) in [
-        ("encoding: a frame, RAW", PayloadFormat::Raw),
-        ("encoding: a frame, STRUCT", PayloadFormat::Struct),
-        ("encoding: a frame, METADATA", PayloadFormat::Metadata),
+    let kept = Arc::new(Structs::new(256 << 20));
+    for (name, format, is_shared) in [
+        ("encoding: a frame, RAW", PayloadFormat::Raw, false),
+        ("encoding: a frame, STRUCT", PayloadFormat::Struct, false),
+        ("encoding: a frame, STRUCT, made before", PayloadFormat::Struct, true),
+        ("encoding: a frame, METADATA", PayloadFormat::Metadata, false),
     ] {
-        let (mut pods, mut arena) = (pods.iter().cycle(), BytesMut::new());
+        let new_arena = || if is_shared { WireArena::shared(&kept) } else { WireArena::default() };
+        let (mut pods, mut arena) = (pods.iter().cycle(), new_arena());
         micro.measure(name, || {
             let object = pods.next().unwrap();
             let notice = Notice {
@@ -156,7 +159,7 @@ fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
             };
             WireFrame::encode(&mut arena, format, &notice);
             if WireFrame::size(&arena) > 64 << 10 {
-                drop(WireFrame::freeze(std::mem::take(&mut arena)));
+                drop(WireFrame::freeze(std::mem::replace(&mut arena, new_arena())));
             }
         });
     }

@@ -173,6 +173,7 @@ impl App {
                 evicted_grace: EVICTED_GRACE,
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
+                struct_bytes: config.limits.struct_bytes,
                 bulk_streams: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
             },
             lifecycle.clone(),

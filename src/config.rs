@@ -118,6 +118,8 @@ pub struct LimitsConfig {
     pub request_bytes: usize,
     /// Calls open at the same time on one connection; by default 1024, never 0.
     pub streams_per_connection: u32,
+    /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
+    pub struct_bytes: usize,
 }
 
 /// How the server goes down, from the first signal on.
@@ -261,7 +263,7 @@ impl Default for WatchConfig {
 
 impl Default for LimitsConfig {
     fn default() -> Self {
-        Self { request_bytes: 64 << 10, streams_per_connection: 1024 }
+        Self { request_bytes: 64 << 10, streams_per_connection: 1024, struct_bytes: 64 << 20 }
     }
 }
 

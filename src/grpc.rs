@@ -27,7 +27,7 @@ mod until;
 mod watch;
 mod watchers;
 
-pub use frame::WireFrame;
+pub use frame::{WireArena, WireFrame};
 pub use metrics::RpcMetrics;
 pub use routes::{Body, Routes};
 pub use service::{Lifecycle, ServedResource, Service, ServiceConfig};

@@ -12,8 +12,10 @@ use crate::{
 
 mod encode;
 mod json;
+mod structs;
 
 pub use encode::{EncodedEvent, EncodedObject};
+pub use structs::Structs;
 
 /// The generated messages, clients and servers of `informerd.v1`.
 #[allow(

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 42] = [
+const KEYS: [Key; 43] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -43,6 +43,11 @@ const KEYS: [Key; 42] = [
     key("history.bytes", "256MiB", "the most encoded bytes that are kept, for each resource"),
     key("limits.request_bytes", "64KiB", "the largest request"),
     key("limits.streams_per_connection", "1024", "calls open at the same time on one connection"),
+    key(
+        "limits.struct_bytes",
+        "64MiB",
+        "of bodies that were sent as STRUCT, what is kept for those who ask for the same",
+    ),
     key("drain.delay", "0s", "how long the server goes on after a signal, while it says that it is not ready"),
     key("drain.period", "5s", "how long open streams then have to end"),
     key("stale_after", "15s", "how long a source may be out of contact before its resource is stale"),

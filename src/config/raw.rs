@@ -147,6 +147,7 @@ pub(super) struct RawHistory {
 pub(super) struct RawLimits {
     pub(super) request_bytes: Option<Value>,
     pub(super) streams_per_connection: Option<Value>,
+    pub(super) struct_bytes: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -190,6 +190,9 @@ fn resolve_limits(raw: &RawLimits, errors: &mut ConfigErrors) -> LimitsConfig {
         streams_per_connection: errors
             .read("limits.streams_per_connection", streams, value::positive_count_31)
             .unwrap_or(default.streams_per_connection),
+        struct_bytes: errors
+            .read("limits.struct_bytes", raw.struct_bytes.as_ref(), value::positive_size)
+            .unwrap_or(default.struct_bytes),
     }
 }
 

@@ -1,17 +1,27 @@
 //! What a watcher's bytes look like: gRPC's length prefix and a `WatchResponse`, encoded once for all who get it.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::{
     model::ResourceVersion,
-    proto::{EncodedEvent, EncodedObject, PayloadFormat, pb},
+    proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs, pb},
     watch::{Frame, Notice},
 };
 
 /// One or more encoded messages, each with its prefix.
 #[derive(Debug, Clone)]
 pub struct WireFrame(pub(super) Bytes);
+
+/// Messages that are being written, one after the other.
+#[derive(Debug, Default)]
+pub struct WireArena {
+    pub(super) buffer: BytesMut,
+    /// Where bodies are kept for others; none when everybody is sent what is written here.
+    structs: Option<Arc<Structs>>,
+}
 
 /// gRPC over HTTP/2: a compressed flag and a big-endian length before each message.
 pub(super) const PREFIX_BYTES: usize = 5;
@@ -20,20 +30,23 @@ pub(super) const PREFIX_BYTES: usize = 5;
 
 impl Frame for WireFrame {
     type Format = PayloadFormat;
-    type Arena = BytesMut;
+    type Arena = WireArena;
 
-    fn encode(arena: &mut BytesMut, format: PayloadFormat, notice: &Notice<'_>) {
+    fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &Notice<'_>) {
         let Notice { event_type, cause, object, object_version, version, coalesced } = *notice;
-        let object = EncodedObject::new(object, object_version, format);
-        append_event(arena, &EncodedEvent::new(event_type, cause, Some(version), object, coalesced));
+        let object = match &arena.structs {
+            Some(structs) => EncodedObject::shared(object, object_version, format, structs),
+            None => EncodedObject::new(object, object_version, format),
+        };
+        append_event(&mut arena.buffer, &EncodedEvent::new(event_type, cause, Some(version), object, coalesced));
     }
 
-    fn size(arena: &BytesMut) -> usize {
-        arena.len()
+    fn size(arena: &WireArena) -> usize {
+        arena.buffer.len()
     }
 
-    fn freeze(arena: BytesMut) -> Self {
-        Self(arena.freeze())
+    fn freeze(arena: WireArena) -> Self {
+        Self(arena.buffer.freeze())
     }
 
     fn slice(&self, range: std::ops::Range<usize>) -> Self {
@@ -42,6 +55,15 @@ impl Frame for WireFrame {
 
     fn detached(&self) -> Self {
         Self(Bytes::copy_from_slice(&self.0))
+    }
+}
+
+// === impl WireArena ===
+
+impl WireArena {
+    /// For one client, of many who are sent the same.
+    pub fn shared(structs: &Arc<Structs>) -> Self {
+        Self { buffer: BytesMut::new(), structs: Some(Arc::clone(structs)) }
     }
 }
 
@@ -118,7 +140,7 @@ mod tests {
         let body = Bytes::from_static(br#"{"kind":"Pod","metadata":{"name":"a"}}"#);
         let object = Arc::new(Object::from_json(body.clone(), "x", ResourceVersion::decimal(3)).unwrap());
         let (deleted_at, batch) = (ResourceVersion::decimal(5), ResourceVersion::decimal(4));
-        let mut arena = BytesMut::new();
+        let mut arena = WireArena::default();
         for _ in 0..2 {
             let notice = Notice {
                 event_type: EventType::Deleted,

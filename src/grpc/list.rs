@@ -206,7 +206,7 @@ impl ListBody {
                     self.stage = Stage::Trailers;
                     break;
                 }
-                let encoded = EncodedObject::new(object, object.version(), self.format);
+                let encoded = EncodedObject::shared(object, object.version(), self.format, self.service.structs());
                 let length = encoded.field_len(frame::OBJECTS);
                 if !self.objects.is_empty() && self.objects.len() + length > MAX_CHUNK_BYTES {
                     // Looked at again for the next message.

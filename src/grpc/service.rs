@@ -14,7 +14,7 @@ use crate::{
     grpc::WireFrame,
     model::{Condition, Expression, ObjectKey, ResourceVersion},
     planted::planted,
-    proto::{self, pb},
+    proto::{self, Structs, pb},
     watch::{FullChannelPolicy, QueueOptions},
 };
 
@@ -55,6 +55,8 @@ pub struct ServiceConfig {
     /// How many lists and watches are given objects or a past at a time; more of them take turns, one piece each. As many as
     /// there are threads to serve with.
     pub bulk_streams: usize,
+    /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
+    pub struct_bytes: usize,
 }
 
 /// One resource as it is served.
@@ -81,6 +83,7 @@ struct Inner {
     conditions: Compiler<Condition>,
     watchers: Arc<Watchers>,
     turns: Arc<Turns>,
+    structs: Arc<Structs>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
 }
@@ -103,6 +106,7 @@ impl Service {
         let inner = Inner {
             resources,
             turns: Turns::new(config.bulk_streams),
+            structs: Arc::new(Structs::new(config.struct_bytes)),
             config,
             pages: Pages::new(),
             expressions: Compiler::new(Expression::parse),
@@ -171,6 +175,10 @@ impl Service {
 
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.inner.watchers
+    }
+
+    pub(super) fn structs(&self) -> &Arc<Structs> {
+        &self.inner.structs
     }
 
     pub(super) fn turns(&self) -> &Arc<Turns> {

@@ -1,14 +1,16 @@
 //! Objects and events onto the wire, straight from the model: what the generated messages would encode, without making
 //! them, which costs an allocation for each of their strings.
 
-use bytes::BufMut;
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes};
 use prost::{
     Message,
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
 };
 use prost_types::Struct;
 
-use super::{PayloadFormat, json};
+use super::{PayloadFormat, Structs, json};
 use crate::{
     model::{Cause, EventType, Object, ResourceVersion},
     proto,
@@ -28,6 +30,7 @@ enum Body<'a> {
     None,
     Raw(&'a [u8]),
     Struct(Struct),
+    EncodedStruct(Bytes),
 }
 
 /// One event, as a `WatchResponse`.
@@ -69,11 +72,30 @@ mod event_field {
 impl<'a> EncodedObject<'a> {
     /// An object at `version`: its own, or that of the event which takes it away.
     pub fn new(object: &'a Object, version: &ResourceVersion, format: PayloadFormat) -> Self {
+        Self::with_struct(object, version, format, || object.json().and_then(json::to_struct).map(Body::Struct))
+    }
+
+    /// The same, for one of many who are sent it.
+    pub fn shared(
+        object: &'a Arc<Object>,
+        version: &ResourceVersion,
+        format: PayloadFormat,
+        structs: &Structs,
+    ) -> Self {
+        Self::with_struct(object, version, format, || structs.get(object).map(Body::EncodedStruct))
+    }
+
+    fn with_struct(
+        object: &'a Object,
+        version: &ResourceVersion,
+        format: PayloadFormat,
+        make: impl FnOnce() -> Option<Body<'a>>,
+    ) -> Self {
         let raw = || Body::Raw(object.body());
         let body = match format {
             PayloadFormat::Metadata => Body::None,
             PayloadFormat::Raw => raw(),
-            PayloadFormat::Struct => object.json().and_then(json::to_struct).map_or_else(raw, Body::Struct),
+            PayloadFormat::Struct => make().unwrap_or_else(raw),
         };
         let version = version.to_string();
         let labels: usize = object.labels().iter().map(|label| bytes_len(field::LABELS, label_len(label))).sum();
@@ -83,6 +105,7 @@ impl<'a> EncodedObject<'a> {
                 Body::None => 0,
                 Body::Raw(bytes) => bytes_len(field::RAW, bytes.len()),
                 Body::Struct(fields) => bytes_len(field::STRUCT, fields.encoded_len()),
+                Body::EncodedStruct(bytes) => bytes_len(field::STRUCT, bytes.len()),
             };
         Self { object, version, body, len }
     }
@@ -115,6 +138,10 @@ impl<'a> EncodedObject<'a> {
             Body::Struct(fields) => {
                 begin(field::STRUCT, fields.encoded_len(), buffer);
                 fields.encode_raw(buffer);
+            }
+            Body::EncodedStruct(bytes) => {
+                begin(field::STRUCT, bytes.len(), buffer);
+                buffer.put_slice(bytes);
             }
         }
     }
@@ -262,7 +289,13 @@ mod tests {
             let mut written = Vec::new();
             event.write(&mut written);
             prop_assert_eq!(event.len(), written.len());
-            prop_assert_eq!(written, message.encode_to_vec());
+            prop_assert_eq!(&written, &message.encode_to_vec());
+            let shared = Arc::new(object);
+            let shared = EncodedObject::shared(&shared, &at, format, &Structs::new(1 << 10));
+            let event = EncodedEvent::new(event_type, cause, version, shared, coalesced);
+            let mut again = Vec::new();
+            event.write(&mut again);
+            prop_assert_eq!((event.len(), &written), (again.len(), &again));
         }
     }
 }

@@ -126,6 +126,7 @@ impl Sandbox {
                 max_watchers: options.max_watchers,
                 request_bytes: 64 << 10,
                 bulk_streams: 2,
+                struct_bytes: 1 << 20,
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),

@@ -27,7 +27,7 @@ use tonic::Status;
 
 use super::{
     super::{
-        frame::{self, WireFrame},
+        frame::{self, WireArena, WireFrame},
         metrics::RpcObserver,
         routes::trailers,
         status::Refusal,
@@ -40,7 +40,7 @@ use crate::{
     cache::{InformerHandle, JoinError, Joined, Start, SyncState},
     model::{ResourceVersion, Selection},
     planted::planted,
-    proto::{self, PayloadFormat, pb},
+    proto::{self, PayloadFormat, Structs, pb},
     transport::Chunk,
     watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
@@ -73,6 +73,7 @@ pub(in super::super) struct WatchBody {
     /// When this watch ends; known once the server drains.
     drain_at: Option<Pin<Box<Sleep>>>,
     turns: Arc<Turns>,
+    structs: Arc<Structs>,
     /// Encoded, and not yet handed to the connection.
     ready: Option<Chunk>,
     end: Option<Status>,
@@ -97,6 +98,7 @@ pub(super) struct Opened {
     /// Over which watches end when the server drains.
     pub(super) drain_period: Duration,
     pub(super) turns: Arc<Turns>,
+    pub(super) structs: Arc<Structs>,
     pub(super) watcher: WatcherEntry,
     pub(super) observer: RpcObserver,
 }
@@ -167,6 +169,7 @@ impl WatchBody {
             drain_period: opened.drain_period,
             drain_at: None,
             turns: opened.turns,
+            structs: opened.structs,
             ready: None,
             end: None,
             is_over: false,
@@ -310,7 +313,7 @@ impl WatchBody {
     fn poll_initial_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::InitialEvents(initial, turn) = &mut self.stage else { return Poll::Ready(()) };
         ready!(turn.poll(cx));
-        let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format);
+        let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format, &self.structs);
         self.watcher.sent(events, None);
         if is_complete {
             self.go_live();
@@ -327,8 +330,9 @@ impl WatchBody {
     fn poll_replay(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::Replay(replay, turn) = &mut self.stage else { return Poll::Ready(()) };
         ready!(turn.poll(cx));
-        let mut buffer = BytesMut::new();
-        let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut buffer, CHUNK_BYTES, SCAN_OBJECTS);
+        let mut arena = WireArena::shared(&self.structs);
+        let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut arena, CHUNK_BYTES, SCAN_OBJECTS);
+        let buffer = arena.buffer;
         let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
         self.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&version));

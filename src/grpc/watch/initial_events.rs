@@ -10,7 +10,7 @@ use crate::{
     cache::Snapshot,
     model::{Cause, EventType, ObjectKey, Selection},
     planted::planted,
-    proto::{EncodedEvent, EncodedObject, PayloadFormat},
+    proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
 };
 
 /// The objects that are still to be sent, pulled from the snapshot at the client's own pace.
@@ -30,14 +30,19 @@ impl InitialEvents {
     }
 
     /// The next initial events, encoded, how many they are, and whether they were the last.
-    pub(super) fn next(&mut self, selection: &Selection, format: PayloadFormat) -> (BytesMut, u64, bool) {
+    pub(super) fn next(
+        &mut self,
+        selection: &Selection,
+        format: PayloadFormat,
+        structs: &Structs,
+    ) -> (BytesMut, u64, bool) {
         let (mut buffer, mut events) = (BytesMut::new(), 0);
         let after = self.looked_at.take();
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
         for _ in 0..SCAN_OBJECTS {
             let Some(object) = objects.next() else { return (buffer, events, true) };
             if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
-                let object = EncodedObject::new(object, object.version(), format);
+                let object = EncodedObject::shared(object, object.version(), format, structs);
                 let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
                 frame::append_event(&mut buffer, &event);
                 events += 1;

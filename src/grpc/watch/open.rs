@@ -110,6 +110,7 @@ pub(in super::super) async fn open_with(
         draining: service.draining().clone(),
         drain_period: service.config().drain_period,
         turns: Arc::clone(service.turns()),
+        structs: Arc::clone(service.structs()),
         watcher,
         observer,
     }))

@@ -82,6 +82,7 @@ impl Server {
             max_watchers: 1000,
             request_bytes: 64 << 10,
             bulk_streams: 1,
+            struct_bytes: 1 << 20,
         };
         let lifecycle = Lifecycle::default();
         let service = Service::new([resource], config, lifecycle.clone(), Arc::new(RpcMetrics::default()));

@@ -1,0 +1,127 @@
+//! Bodies as STRUCT, made once for all who are sent them.
+//!
+//! To make one, a body is parsed and built anew, which takes some fifty times as long as copying it: a thousand clients that
+//! begin to watch together and ask for STRUCT, which is the default, would have each object made a thousand times. What is
+//! published is encoded once by the writer; this is for what is told to one client at a time: initial events, lists, lookups
+//! and what was missed. The other formats are copies, and a copy of a copy is no cheaper.
+
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+};
+
+use bytes::Bytes;
+use prost::Message;
+use quick_cache::{Weighter, sync::Cache};
+
+use super::json;
+use crate::model::Object;
+
+/// Those that were sent last, within a bound.
+pub struct Structs {
+    by_address: Cache<usize, Made, Weight>,
+}
+
+/// Of the object at its key, and no other: the reference, weak as it is, keeps the address from being used again.
+#[derive(Clone)]
+struct Made {
+    _object: Weak<Object>,
+    /// None when the body is sent as it is.
+    encoded: Option<Bytes>,
+}
+
+#[derive(Clone)]
+struct Weight;
+
+/// To begin with; it grows.
+const ESTIMATED_BYTES: usize = 1 << 10;
+
+// === impl Structs ===
+
+impl Structs {
+    /// Keeps as many as take `max_bytes`, and what is kept of each object that has gone meanwhile.
+    pub fn new(max_bytes: usize) -> Self {
+        let weight = max_bytes as u64;
+        Self { by_address: Cache::with_weighter((max_bytes / ESTIMATED_BYTES).max(1), weight, Weight) }
+    }
+
+    /// The body of an object, encoded as a `Struct`; none when it is not a map, or is nested too deep.
+    pub(super) fn get(&self, object: &Arc<Object>) -> Option<Bytes> {
+        let make = || Ok::<_, std::convert::Infallible>(Made::of(object));
+        match self.by_address.get_or_insert_with(&Arc::as_ptr(object).addr(), make) {
+            Ok(body) => body.encoded,
+            Err(never) => match never {},
+        }
+    }
+}
+
+impl fmt::Debug for Structs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { by_address } = self;
+        f.debug_struct("Structs").field("len", &by_address.len()).field("bytes", &by_address.weight()).finish()
+    }
+}
+
+// === impl Made ===
+
+impl Made {
+    fn of(object: &Arc<Object>) -> Self {
+        let encoded = object.json().and_then(json::to_struct).map(|fields| fields.encode_to_vec().into());
+        Self { _object: Arc::downgrade(object), encoded }
+    }
+}
+
+// === impl Weight ===
+
+impl Weighter<usize, Made> for Weight {
+    fn weight(&self, _: &usize, made: &Made) -> u64 {
+        let entry = size_of::<(usize, Made)>() + size_of::<Object>();
+        (made.encoded.as_ref().map_or(0, Bytes::len) + entry) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ResourceVersion;
+
+    fn object(name: &str, value: &str) -> Arc<Object> {
+        let body = format!(r#"{{"metadata":{{"name":"{name}"}},"value":"{value}"}}"#);
+        Arc::new(Object::from_json(body, "x", ResourceVersion::decimal(1)).unwrap())
+    }
+
+    fn is_same(a: &Bytes, b: &Bytes) -> bool {
+        a.as_ptr() == b.as_ptr()
+    }
+
+    #[test]
+    fn the_body_of_an_object_is_made_once_and_belongs_to_that_object() {
+        let structs = Structs::new(1 << 20);
+        let first = object("a", "1");
+        let made = structs.get(&first).unwrap();
+        assert!(is_same(&made, &structs.get(&first).unwrap()));
+        assert_eq!(made, json::to_struct(first.body()).unwrap().encode_to_vec());
+        // However often memory is used again, what is got is of the object that asks.
+        drop(first);
+        for n in 0..1000 {
+            let next = object("a", &n.to_string());
+            assert_eq!(structs.get(&next).unwrap(), json::to_struct(next.body()).unwrap().encode_to_vec());
+        }
+        let list = Arc::new(Object::from_json("[1]", "x", ResourceVersion::decimal(1)).unwrap());
+        assert_eq!((structs.get(&list), structs.get(&list)), (None, None));
+    }
+
+    #[test]
+    fn no_more_is_kept_than_the_bound() {
+        let (structs, bound) = (Structs::new(64 << 10), 64 << 10);
+        let objects: Vec<_> = (0..1000).map(|n| object(&n.to_string(), &"x".repeat(500))).collect();
+        for object in &objects {
+            assert!(structs.get(object).is_some());
+            assert!(structs.by_address.weight() <= bound);
+        }
+        assert!(structs.by_address.weight() > bound / 2);
+        let none = Structs::new(0);
+        assert!(none.get(&objects[0]).is_some());
+        assert_eq!(none.by_address.len(), 0);
+    }
+}
