@@ -106,7 +106,7 @@ impl History {
 
     /// Adds a batch that was applied.
     pub fn record(&mut self, batch: Arc<Batch>, is_relist: bool, now: Instant) {
-        self.current = batch.after.clone();
+        self.current.clone_from(&batch.after);
         // Of a relist without changes its gap matters.
         if batch.changes.is_empty() && !(is_relist && batch.before != batch.after) {
             return;

@@ -15,7 +15,7 @@ use crate::transport::{Peer, StreamHandle};
 #[derive(Debug)]
 pub(super) struct Call {
     /// [`peer`].
-    pub(super) peer: String,
+    pub(super) peer: Option<Peer>,
     /// By which the transport resets the stream, if it is polled by its connection.
     pub(super) stream: Option<StreamHandle>,
     /// How long it waits for the first list.
@@ -42,8 +42,8 @@ impl Call {
 }
 
 /// Where the client is, as far as the transport knows.
-pub(super) fn peer(extensions: &http::Extensions) -> String {
-    extensions.get::<Peer>().map(ToString::to_string).unwrap_or_default()
+pub(super) fn peer(extensions: &http::Extensions) -> Option<Peer> {
+    extensions.get().copied()
 }
 
 /// Reads one message: no request is a stream.

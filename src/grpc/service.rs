@@ -76,7 +76,7 @@ pub struct ServedResource {
 
 #[derive(Debug)]
 struct Inner {
-    resources: BTreeMap<String, ServedResource>,
+    resources: BTreeMap<String, Arc<ServedResource>>,
     config: ServiceConfig,
     pages: Pages,
     expressions: Compiler<Expression>,
@@ -102,7 +102,7 @@ impl Service {
         metrics: Arc<RpcMetrics>,
     ) -> Self {
         let watchers = Arc::new(Watchers::new(config.max_watchers));
-        let resources = resources.into_iter().map(|resource| (resource.name.clone(), resource)).collect();
+        let resources = resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect();
         let inner = Inner {
             resources,
             turns: Turns::new(config.bulk_streams),
@@ -120,7 +120,7 @@ impl Service {
 
     /// The resources, by name.
     pub fn resources(&self) -> impl Iterator<Item = &ServedResource> {
-        self.inner.resources.values()
+        self.inner.resources.values().map(Arc::as_ref)
     }
 
     /// Whether the server has been told to end.
@@ -150,7 +150,7 @@ impl Service {
         tokio::join!(drain, self.turns().call(), self.watchers().reset_evicted(self.config().evicted_grace));
     }
 
-    pub(super) fn resource(&self, name: &str) -> Result<&ServedResource, Refusal> {
+    pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, Refusal> {
         self.inner.resources.get(name).ok_or_else(|| Refusal::ResourceNotFound {
             resource: name.to_owned(),
             known: self.inner.resources.keys().cloned().collect(),

@@ -8,6 +8,7 @@
 mod body;
 mod initial_events;
 mod open;
+mod timer;
 
 pub(super) use body::WatchBody;
 pub(super) use open::{Caller, open, open_with};

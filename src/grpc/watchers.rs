@@ -15,12 +15,12 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{frame::WireFrame, status::Refusal};
+use super::{frame::WireFrame, service::ServedResource, status::Refusal};
 use crate::{
     model::{ResourceVersion, Selection},
     proto::{self, pb},
-    transport::StreamHandle,
-    watch::{CursorGauge, FullChannelPolicy::Block, QueueOptions},
+    transport::{Peer, StreamHandle},
+    watch::{Cursor, CursorGauge, FullChannelPolicy::Block, QueueOptions},
 };
 
 /// The open watches.
@@ -47,9 +47,8 @@ pub(super) struct WatcherEntry {
 /// What is known of a watch from its beginning.
 #[derive(Debug)]
 pub(super) struct WatcherInfo {
-    pub(super) resource: String,
-    pub(super) peer: String,
-    pub(super) selection: Arc<Selection>,
+    pub(super) resource: Arc<ServedResource>,
+    pub(super) peer: Option<Peer>,
     pub(super) queue: QueueOptions,
 }
 
@@ -67,6 +66,7 @@ struct Watcher {
 struct Progress {
     at: SystemTime,
     version: Option<ResourceVersion>,
+    selection: Arc<Selection>,
     /// Of the cursor; a parked watch has none.
     gauge: Option<CursorGauge<WireFrame>>,
 }
@@ -93,10 +93,11 @@ impl Watchers {
     pub(super) fn enter(
         self: &Arc<Self>,
         info: WatcherInfo,
+        selection: Arc<Selection>,
         stream: Option<StreamHandle>,
     ) -> Result<WatcherEntry, Refusal> {
         let now = SystemTime::now();
-        let progress = Mutex::new(Progress { at: now, version: None, gauge: None });
+        let progress = Mutex::new(Progress { at: now, version: None, selection, gauge: None });
         let (sent, dropped) = (AtomicU64::new(0), AtomicU64::new(0));
         let watcher = Arc::new(Watcher { info, stream, since: now, sent, dropped, progress });
         let mut open = self.open.lock();
@@ -128,7 +129,8 @@ impl Watchers {
                 }
                 match &watcher.stream {
                     Some(stream) if untold.contains(&id) => {
-                        tracing::debug!(resource = watcher.info.resource, peer = watcher.info.peer, "stream reset");
+                        let WatcherInfo { resource, peer, .. } = &watcher.info;
+                        tracing::debug!(resource = resource.name, ?peer, "stream reset");
                         stream.reset();
                     }
                     _ => {
@@ -154,7 +156,8 @@ impl Watchers {
             0 => MAX_WATCHERS,
             size => size.min(MAX_WATCHERS),
         };
-        let is_asked_for = |watcher: &Watcher| request.resource.is_empty() || watcher.info.resource == request.resource;
+        let is_asked_for =
+            |watcher: &Watcher| request.resource.is_empty() || watcher.info.resource.name == request.resource;
         let mut found: Vec<(u64, Arc<Watcher>)> = {
             let open = self.open.lock();
             let following = open.watchers.range((Bound::Excluded(after), Bound::Unbounded));
@@ -178,7 +181,10 @@ impl WatcherEntry {
         let mut progress = self.watcher.progress.lock();
         progress.at = SystemTime::now();
         if let Some(version) = version {
-            progress.version = Some(version.clone());
+            match &mut progress.version {
+                Some(reached) => reached.clone_from(version),
+                reached => *reached = Some(version.clone()),
+            }
         }
     }
 
@@ -197,8 +203,12 @@ impl WatcherEntry {
     }
 
     /// The watch reads this cursor from now on; with none, it is parked.
-    pub(super) fn reads(&self, gauge: Option<CursorGauge<WireFrame>>) {
-        self.watcher.progress.lock().gauge = gauge;
+    pub(super) fn reads(&self, cursor: Option<&Cursor<WireFrame>>) {
+        let mut progress = self.watcher.progress.lock();
+        progress.gauge = cursor.map(Cursor::gauge);
+        if let Some(cursor) = cursor {
+            progress.selection = Arc::clone(cursor.selection());
+        }
     }
 }
 
@@ -212,16 +222,16 @@ impl Drop for WatcherEntry {
 
 impl Watcher {
     fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, peer, selection, queue } = &self.info;
-        let (at, version, gauge) = {
+        let WatcherInfo { resource, peer, queue } = &self.info;
+        let (at, version, selection, gauge) = {
             let progress = self.progress.lock();
-            (progress.at, progress.version.clone(), progress.gauge.clone())
+            (progress.at, progress.version.clone(), Arc::clone(&progress.selection), progress.gauge.clone())
         };
         let lag = gauge.as_ref().and_then(CursorGauge::lag);
         pb::Watcher {
             id,
-            resource: resource.clone(),
-            peer: peer.clone(),
+            resource: resource.name.clone(),
+            peer: peer.map(|peer| peer.to_string()).unwrap_or_default(),
             identity: String::new(),
             selection: selection.to_string(),
             policy: proto::full_channel_policy_name(queue.policy).into(),

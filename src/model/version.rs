@@ -7,7 +7,7 @@ use std::{cmp::Ordering, fmt, str::FromStr, sync::Arc};
 ///
 /// Two versions can be compared only within one lineage ([`PartialOrd`] answers `None` otherwise), as in KEP-5504, whose
 /// decimals have no leading zero. A number above 2^128-1, the largest that Kubernetes' conformance asks for, is refused.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub struct ResourceVersion {
     lineage: Option<Lineage>,
     /// Its upper and its lower half: every object and every event has one, and a whole one would be aligned to 16 bytes.
@@ -58,6 +58,25 @@ impl ResourceVersion {
     /// Whether both count in the same line of progress, so that they can be compared.
     pub fn same_lineage(&self, other: &Self) -> bool {
         self.lineage == other.lineage
+    }
+}
+
+impl Clone for ResourceVersion {
+    fn clone(&self) -> Self {
+        Self { lineage: self.lineage.clone(), number: self.number }
+    }
+
+    /// Every watch follows every event with its version, on all threads: of the same lineage, nothing is counted.
+    fn clone_from(&mut self, other: &Self) {
+        self.number = other.number;
+        let is_same = match (&self.lineage, &other.lineage) {
+            (Some(Lineage(lineage)), Some(Lineage(other))) => Arc::ptr_eq(lineage, other),
+            (None, None) => true,
+            _ => false,
+        };
+        if !is_same {
+            self.lineage.clone_from(&other.lineage);
+        }
     }
 }
 

@@ -14,7 +14,10 @@ use super::{
     coalesce::Telling,
     group::{Group, Log, Phase, Slot},
 };
-use crate::{model::ResourceVersion, planted::planted};
+use crate::{
+    model::{ResourceVersion, Selection},
+    planted::planted,
+};
 
 /// One client's queue. Dropping it unsubscribes.
 pub struct Cursor<F: Frame> {
@@ -26,7 +29,7 @@ pub struct Cursor<F: Frame> {
     inside: u32,
     taken: u64,
     /// Under COALESCE: the generation that is being told.
-    telling: Option<Telling>,
+    telling: Option<Box<Telling>>,
 }
 
 /// Reads how far a cursor lags, from outside.
@@ -71,6 +74,11 @@ impl<F: Frame> Cursor<F> {
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
         Self { group, slot, stats, queue_size, version, inside: 0, taken: 0, telling: None }
+    }
+
+    /// What it is told of; shared by all who are told the same.
+    pub fn selection(&self) -> &Arc<Selection> {
+        &self.group.selection
     }
 
     /// The version of what was taken last, a safe point to resume from; at first, where the cursor joined.
@@ -147,7 +155,7 @@ impl<F: Frame> Cursor<F> {
                     return Poll::Ready(Taken::Frames(frames));
                 }
                 Some(Coalesced::Generation(telling)) => {
-                    self.telling = Some(telling);
+                    self.telling = Some(Box::new(telling));
                     continue;
                 }
                 None => {}
@@ -181,13 +189,13 @@ impl<F: Frame> Cursor<F> {
         let telling = self.telling.as_mut()?;
         if telling.is_done() {
             // Reached also when everything in it has vanished.
-            self.version = telling.after().clone();
+            self.version.clone_from(telling.after());
             self.telling = None;
             return None;
         }
         let (frame, events) = telling.encode::<F>(self.group.format, max_size);
         if telling.is_done() || planted!(GenerationIsReachedWithItsFirstPart) {
-            self.version = telling.after().clone();
+            self.version.clone_from(telling.after());
         }
         if telling.is_done() {
             self.telling = None;
@@ -266,7 +274,6 @@ fn coalesced<F: Frame>(
     version: &mut ResourceVersion,
     inside: &mut u32,
 ) -> Option<Coalesced<F>> {
-    let head_version = log.head_version.clone();
     let coalescing = log.slots[index].coalescing.as_mut()?;
     // A generation ends with a wake, and is told to its end before anything else.
     *inside = 0;
@@ -279,7 +286,7 @@ fn coalesced<F: Frame>(
         log.end_coalescing(index);
         return None;
     }
-    Some(Coalesced::Generation(filling.tell(version.clone(), head_version)))
+    Some(Coalesced::Generation(filling.tell(version.clone(), log.head_version.clone())))
 }
 
 /// Decides what a slot gets next; `None` when there is nothing yet.

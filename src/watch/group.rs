@@ -191,7 +191,7 @@ impl<F: Frame> Log<F> {
 
     pub(super) fn push(&mut self, wake: u64, frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
-        self.head_version = last.version.clone();
+        self.head_version.clone_from(&last.version);
         let run = Run { first: self.head, size_before: self.head_size, wake, frame, is_detached: false, marks };
         self.head += run.marks.len() as u64;
         self.head_size += size;

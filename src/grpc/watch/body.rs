@@ -22,7 +22,7 @@ use std::{
 use bytes::BytesMut;
 use http_body::{Body, Frame as BodyFrame};
 use tokio::time::{Instant, Sleep};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
 use super::{
@@ -30,25 +30,27 @@ use super::{
         frame::{self, WireArena, WireFrame},
         metrics::RpcObserver,
         routes::trailers,
+        service::{ServedResource, Service},
         status::Refusal,
-        turns::{Turn, Turns},
+        turns::Turn,
         watchers::WatcherEntry,
     },
     initial_events::InitialEvents,
+    timer::BookmarkTimer,
 };
 use crate::{
-    cache::{InformerHandle, JoinError, Joined, Start, SyncState},
+    cache::{JoinError, Joined, Start, SyncState},
     model::{ResourceVersion, Selection},
     planted::planted,
-    proto::{self, PayloadFormat, Structs, pb},
+    proto::{self, PayloadFormat, pb},
     transport::Chunk,
     watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
 
 /// One watch.
 pub(in super::super) struct WatchBody {
-    resource: String,
-    informer: InformerHandle<WireFrame>,
+    service: Service,
+    resource: Arc<ServedResource>,
     selection: Arc<Selection>,
     format: PayloadFormat,
     queue: QueueOptions,
@@ -59,21 +61,16 @@ pub(in super::super) struct WatchBody {
     epoch: u64,
     /// The state of the source that the client was last told of.
     told_state: SyncState,
-    bookmark_interval: Duration,
-    bookmark_due: Pin<Box<Sleep>>,
+    bookmarks: BookmarkTimer,
     ends_at: Option<Pin<Box<Sleep>>>,
-    draining: CancellationToken,
     /// While it does not wait at its cursor, where it is poked.
     drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// How often it was poked, as far as it knows.
     pokes: u64,
     /// It was poked, and the client may have to be told of the source.
     has_news: bool,
-    drain_period: Duration,
     /// When this watch ends; known once the server drains.
     drain_at: Option<Pin<Box<Sleep>>>,
-    turns: Arc<Turns>,
-    structs: Arc<Structs>,
     /// Encoded, and not yet handed to the connection.
     ready: Option<Chunk>,
     end: Option<Status>,
@@ -84,8 +81,8 @@ pub(in super::super) struct WatchBody {
 
 /// A call that has been checked and joined.
 pub(super) struct Opened {
-    pub(super) resource: String,
-    pub(super) informer: InformerHandle<WireFrame>,
+    pub(super) service: Service,
+    pub(super) resource: Arc<ServedResource>,
     pub(super) selection: Arc<Selection>,
     pub(super) format: PayloadFormat,
     pub(super) queue: QueueOptions,
@@ -94,11 +91,6 @@ pub(super) struct Opened {
     pub(super) bookmark_interval: Duration,
     /// With a bookmark, and OK.
     pub(super) ends_at: Option<Instant>,
-    pub(super) draining: CancellationToken,
-    /// Over which watches end when the server drains.
-    pub(super) drain_period: Duration,
-    pub(super) turns: Arc<Turns>,
-    pub(super) structs: Arc<Structs>,
     pub(super) watcher: WatcherEntry,
     pub(super) observer: RpcObserver,
 }
@@ -114,12 +106,12 @@ pub(super) enum Begin {
     After(ResourceVersion),
 }
 
-/// Where a stream is.
+/// Where a stream is. Most are live, and for long: the rest has a place of its own.
 enum Stage {
     /// Being given the state at which it joined.
-    InitialEvents(InitialEvents, Turn),
+    InitialEvents(Box<InitialEvents>, Turn),
     /// Being told what it has missed; without a cursor there is more of it.
-    Replay(Replay, Turn),
+    Replay(Box<Replay>, Turn),
     /// Joining again after a version and some events of the batch that follows: parked, or in the middle of what it has
     /// missed.
     Joining(ResourceVersion, u32, Joining),
@@ -140,43 +132,42 @@ impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
         let Opened { joined, begin, bookmark_interval, .. } = opened;
         let Joined { snapshot, backlog, cursor, epoch } = joined;
-        let opened_state = opened.informer.health().state();
+        let opened_state = opened.resource.informer.health().state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
             Begin::InitialEvents => {
-                Stage::InitialEvents(InitialEvents::new(snapshot, &opened.selection), opened.turns.begin())
+                let initial = Box::new(InitialEvents::new(snapshot, &opened.selection));
+                Stage::InitialEvents(initial, opened.service.turns().begin())
             }
-            Begin::After(version) => Stage::Replay(Replay::new(backlog.batches, version), opened.turns.begin()),
+            Begin::After(version) => {
+                Stage::Replay(Box::new(Replay::new(backlog.batches, version)), opened.service.turns().begin())
+            }
             Begin::Bookmark => Stage::Live,
         };
         let mut body = Self {
+            service: opened.service,
             resource: opened.resource,
-            informer: opened.informer,
-            selection: opened.selection,
+            // That of the group, if there is one: there are many watches, and few selections.
+            selection: cursor.as_ref().map_or(opened.selection, |cursor| Arc::clone(cursor.selection())),
             format: opened.format,
             queue: opened.queue,
             stage,
             cursor,
             epoch,
             told_state: opened_state,
-            bookmark_interval,
-            bookmark_due: Box::pin(tokio::time::sleep(bookmark_interval)),
+            bookmarks: BookmarkTimer::new(bookmark_interval),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
-            draining: opened.draining,
             drained: None,
             pokes: 0,
             has_news: false,
-            drain_period: opened.drain_period,
             drain_at: None,
-            turns: opened.turns,
-            structs: opened.structs,
             ready: None,
             end: None,
             is_over: false,
             observer: opened.observer,
             watcher: opened.watcher,
         };
-        body.watcher.reads(body.cursor.as_ref().map(Cursor::gauge));
+        body.watcher.reads(body.cursor.as_ref());
         if is_bookmark_first {
             let bookmark = body.bookmark(pb::Bookmark::default());
             body.send(&[bookmark]);
@@ -196,7 +187,7 @@ impl WatchBody {
 
     /// A bookmark at this client's own position, with the state of the source.
     fn bookmark(&mut self, bookmark: pb::Bookmark) -> pb::WatchResponse {
-        let report = self.informer.health().report();
+        let report = self.resource.informer.health().report();
         (self.told_state, self.has_news) = (report.state, false);
         frame::bookmark(
             self.position(),
@@ -218,7 +209,7 @@ impl WatchBody {
 
     /// Whether the upstream's history has changed since the client joined, whether its cursor knows it or not.
     fn has_history_changed(&self) -> bool {
-        self.informer.epoch() != self.epoch
+        self.resource.informer.epoch() != self.epoch
     }
 
     /// Ends the stream: a bookmark, an ERROR as the last message, and the same status for the RPC.
@@ -230,14 +221,16 @@ impl WatchBody {
             self.send(&[frame::error(None, refusal.to_proto())]);
         } else {
             let is_draining = *refusal == Refusal::Draining;
-            if let (Some(cursor), Some(head)) = (&mut self.cursor, self.informer.distributed())
+            if let (Some(cursor), Some(head)) = (&mut self.cursor, self.resource.informer.distributed())
                 && is_draining
                 && planted!(DrainSkipsTheQueue)
             {
                 cursor.advance(ResourceVersion::clone(&head));
             }
             let mut bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
-            if let Some(head) = self.informer.distributed().filter(|_| is_draining && planted!(DrainingAtTheHead)) {
+            if let Some(head) =
+                self.resource.informer.distributed().filter(|_| is_draining && planted!(DrainingAtTheHead))
+            {
                 bookmark.resource_version = head.to_string();
             }
             let error = frame::error(self.position(), refusal.to_proto());
@@ -248,22 +241,22 @@ impl WatchBody {
             }
         }
         self.end = Some(if planted!(EndsWellAlways) { Status::ok("") } else { refusal.to_status() });
-        tracing::debug!(resource = self.resource, ?refusal, "watch ended");
+        tracing::debug!(resource = self.resource.name, ?refusal, "watch ended");
     }
 
     /// Whether the server has begun to drain.
     fn poll_drained(&mut self, cx: &mut Context<'_>) -> bool {
         if let Stage::Live = self.stage {
             self.drained = None;
-            return self.draining.is_cancelled();
+            return self.service.draining().is_cancelled();
         }
-        let drained = || Box::pin(self.draining.clone().cancelled_owned());
+        let drained = || Box::pin(self.service.draining().clone().cancelled_owned());
         self.drained.get_or_insert_with(drained).as_mut().poll(cx).is_ready()
     }
 
     /// Whether it was poked since it looked last, which is now.
     fn looks_up(&mut self) -> bool {
-        let pokes = self.informer.pokes();
+        let pokes = self.resource.informer.pokes();
         let is_poked = std::mem::replace(&mut self.pokes, pokes) != pokes;
         self.has_news |= is_poked;
         is_poked
@@ -272,7 +265,8 @@ impl WatchBody {
     /// Whether something from outside ends the stream now.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
         if self.drain_at.is_none() && self.poll_drained(cx) && !planted!(DrainIsIgnored) {
-            self.drain_at = Some(Box::pin(tokio::time::sleep(self.watcher.drain_delay(self.drain_period))));
+            self.drain_at =
+                Some(Box::pin(tokio::time::sleep(self.watcher.drain_delay(self.service.config().drain_period))));
         }
         if let Some(drain_at) = &mut self.drain_at
             && drain_at.as_mut().poll(cx).is_ready()
@@ -313,13 +307,13 @@ impl WatchBody {
     fn poll_initial_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::InitialEvents(initial, turn) = &mut self.stage else { return Poll::Ready(()) };
         ready!(turn.poll(cx));
-        let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format, &self.structs);
+        let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format, self.service.structs());
         self.watcher.sent(events, None);
         if is_complete {
             self.go_live();
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
             let mut end = self.bookmark(end);
-            if let Some(now) = self.informer.distributed().filter(|_| planted!(SnapshotVersionOfNow)) {
+            if let Some(now) = self.resource.informer.distributed().filter(|_| planted!(SnapshotVersionOfNow)) {
                 end.resource_version = now.to_string();
             }
             frame::append(&mut buffer, &end);
@@ -330,11 +324,11 @@ impl WatchBody {
     fn poll_replay(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::Replay(replay, turn) = &mut self.stage else { return Poll::Ready(()) };
         ready!(turn.poll(cx));
-        let mut arena = WireArena::shared(&self.structs);
+        let mut arena = WireArena::shared(self.service.structs());
         let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut arena, CHUNK_BYTES, SCAN_OBJECTS);
         let buffer = arena.buffer;
         let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
-        self.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
+        self.resource.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&version));
         match (is_done, has_cursor) {
             (true, true) => self.go_live(),
@@ -356,12 +350,12 @@ impl WatchBody {
             }
             Ok(Joined { backlog, cursor, .. }) => {
                 let replay = Replay::new(backlog.batches, version.clone()).skipping(*inside);
-                self.stage = Stage::Replay(replay, self.turns.begin());
-                self.watcher.reads(cursor.as_ref().map(Cursor::gauge));
+                self.stage = Stage::Replay(Box::new(replay), self.service.turns().begin());
+                self.watcher.reads(cursor.as_ref());
                 self.cursor = cursor;
             }
             Err(error) => {
-                let refusal = Refusal::join(error, Some(version), &self.resource);
+                let refusal = Refusal::join(error, Some(version), &self.resource.name);
                 self.end_with(&refusal);
             }
         }
@@ -370,7 +364,7 @@ impl WatchBody {
 
     fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
-        if let Some(distributed) = planted!(BookmarkAhead).then(|| self.informer.distributed()).flatten() {
+        if let Some(distributed) = planted!(BookmarkAhead).then(|| self.resource.informer.distributed()).flatten() {
             cursor.advance(ResourceVersion::clone(&distributed));
         }
         let taken = cursor.taken();
@@ -386,10 +380,10 @@ impl WatchBody {
             }
             Poll::Ready(Taken::Parked) => {
                 let (mut version, inside) = (cursor.version().clone(), cursor.inside());
-                if let Some(head) = self.informer.distributed().filter(|_| planted!(ParkedGoesOnAtTheHead)) {
+                if let Some(head) = self.resource.informer.distributed().filter(|_| planted!(ParkedGoesOnAtTheHead)) {
                     version.clone_from(&head);
                 }
-                self.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
+                self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
                 let inside = if inside > 0 && planted!(ParkedInsideABatchRepeatsIt) { 0 } else { inside };
                 self.join_after(version, inside);
             }
@@ -405,16 +399,16 @@ impl WatchBody {
     /// There are no events: perhaps it ends, or there is something else to tell.
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         // Who was poked before it waited at its cursor is not woken: it looks up at once.
-        if self.informer.pokes() != self.pokes {
+        if self.resource.informer.pokes() != self.pokes {
             return Poll::Ready(());
         }
         // What the client knows of the source is told at once, the version at the interval.
-        self.has_news = self.has_news && self.informer.health().state() != self.told_state;
+        self.has_news = self.has_news && self.resource.informer.health().state() != self.told_state;
         if !self.has_news {
-            ready!(self.bookmark_due.as_mut().poll(cx));
+            ready!(self.bookmarks.poll(cx));
         }
         // Read before the cursor is seen at the head: it may be ahead of the head by then, never of what was published.
-        let distributed = self.informer.distributed();
+        let distributed = self.resource.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         if cursor.is_at_head() {
             if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
@@ -422,7 +416,7 @@ impl WatchBody {
             }
             let bookmark = self.bookmark(pb::Bookmark::default());
             self.send(&[bookmark]);
-            self.bookmark_due.as_mut().reset(Instant::now() + self.bookmark_interval);
+            self.bookmarks.begin_anew();
         }
         Poll::Ready(())
     }
@@ -447,7 +441,7 @@ impl WatchBody {
         };
         self.cursor = None;
         self.watcher.reads(None);
-        let (informer, start) = (self.informer.clone(), Start::After(version.clone()));
+        let (informer, start) = (self.resource.informer.clone(), Start::After(version.clone()));
         self.stage = Stage::Joining(version, inside, Box::pin(async move { informer.join(start, subscribe).await }));
     }
 
@@ -490,7 +484,7 @@ impl Body for WatchBody {
 impl fmt::Debug for WatchBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WatchBody")
-            .field("resource", &self.resource)
+            .field("resource", &self.resource.name)
             .field("selection", &self.selection)
             .field("position", &self.position())
             .finish_non_exhaustive()

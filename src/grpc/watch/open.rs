@@ -21,7 +21,7 @@ use crate::{
     cache::{JoinError, Joined, Start},
     model::ResourceVersion,
     proto::{self, pb},
-    transport::StreamHandle,
+    transport::{Peer, StreamHandle},
     watch::{QueueOptions, Subscribe},
 };
 
@@ -45,7 +45,7 @@ pub(in super::super) async fn open(service: &Service, mut call: Call) -> Result<
 #[derive(Debug)]
 pub(in super::super) struct Caller {
     /// [`super::super::call::peer`].
-    pub(in super::super) peer: String,
+    pub(in super::super) peer: Option<Peer>,
     /// By which the transport resets the stream, if it has one of its own.
     pub(in super::super) stream: Option<StreamHandle>,
     /// How long it waits for the first list.
@@ -85,8 +85,8 @@ pub(in super::super) async fn open_with(
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
     let selection = Arc::new(selection);
-    let info = WatcherInfo { resource: resource.name.clone(), peer, selection: Arc::clone(&selection), queue };
-    let watcher = service.watchers().enter(info, stream)?;
+    let info = WatcherInfo { resource: Arc::clone(resource), peer, queue };
+    let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
     service.snapshot(resource, min_version.as_ref(), wait).await?;
     let joined = join(service, resource, from, || Subscribe {
@@ -98,8 +98,8 @@ pub(in super::super) async fn open_with(
     let joined = joined.await?;
     tracing::debug!(resource = resource.name, selection = %selection, "watch joined");
     Ok(WatchBody::new(Opened {
-        resource: resource.name.clone(),
-        informer: resource.informer.clone(),
+        service: service.clone(),
+        resource: Arc::clone(resource),
         selection,
         format,
         queue,
@@ -107,10 +107,6 @@ pub(in super::super) async fn open_with(
         joined,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
-        draining: service.draining().clone(),
-        drain_period: service.config().drain_period,
-        turns: Arc::clone(service.turns()),
-        structs: Arc::clone(service.structs()),
         watcher,
         observer,
     }))

@@ -88,7 +88,7 @@ impl Known {
     }
 
     fn apply(&mut self, event_type: EventType, object: Object) -> Event {
-        self.version = object.version().clone();
+        self.version.clone_from(object.version());
         if event_type == EventType::Deleted {
             self.objects.remove(object.key());
             return Event::Deleted(Arc::new(object));

@@ -1,0 +1,73 @@
+//! When a silent watch is to be told that nothing is missing.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::time::{Instant, Sleep};
+
+/// The timer of a watch's bookmarks. To ask one of the runtime's takes longer than to hand out an event, and a busy watch
+/// waits after each: it is asked once, and not again until it has told whom it had to tell.
+#[derive(Debug)]
+pub(super) struct BookmarkTimer {
+    interval: Duration,
+    due: Pin<Box<Sleep>>,
+    /// Whom it will tell.
+    asked_by: Option<Waker>,
+}
+
+// === impl BookmarkTimer ===
+
+impl BookmarkTimer {
+    /// Due after the interval.
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, due: Box::pin(tokio::time::sleep(interval)), asked_by: None }
+    }
+
+    /// Whether it is due; ready until it begins anew.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_asked = self.asked_by.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        if is_asked && !self.due.is_elapsed() {
+            return Poll::Pending;
+        }
+        let due = self.due.as_mut().poll(cx);
+        self.asked_by = due.is_pending().then(|| cx.waker().clone());
+        due
+    }
+
+    /// Due after the interval from now on.
+    pub(super) fn begin_anew(&mut self) {
+        self.due.as_mut().reset(Instant::now() + self.interval);
+        self.asked_by = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::{assert_pending, assert_ready, task};
+
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn it_wakes_who_asked_last_however_often_it_is_asked() {
+        let mut timer = BookmarkTimer::new(INTERVAL);
+        let (mut first, mut last) = (task::spawn(()), task::spawn(()));
+        for _ in 0..2 {
+            first.enter(|cx, _| assert_pending!(timer.poll(cx)));
+            for _ in 0..3 {
+                last.enter(|cx, _| assert_pending!(timer.poll(cx)));
+            }
+            tokio::time::sleep(INTERVAL.checked_sub(Duration::from_millis(2)).unwrap()).await;
+            last.enter(|cx, _| assert_pending!(timer.poll(cx)));
+            assert!(!last.is_woken());
+            tokio::time::sleep(Duration::from_millis(4)).await;
+            assert_eq!((first.is_woken(), last.is_woken()), (false, true));
+            last.enter(|cx, _| assert_ready!(timer.poll(cx)));
+            timer.begin_anew();
+        }
+    }
+}
