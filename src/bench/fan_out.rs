@@ -36,8 +36,6 @@ const DELIVERED: Metric = Metric { key: "delivered", heading: "DELIVERED", bette
 const OBJECTS: u64 = 1000;
 /// Broadcast-and-filter takes a hundred times as long for an event: so that a run is over some day, it gets this share.
 const NAIVE_SHARE: u64 = 100;
-/// The queue of a selective watcher is never full, but it has to be read before the history has moved past it.
-const SELECTIVE_HISTORY: u64 = 100_000;
 /// Nobody waits so long for a slow client here.
 const NO_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -49,10 +47,7 @@ impl FanOut {
         let pattern = self.pattern();
         let streams = self.watchers.div_ceil(self.connections);
         let setup = Setup { streams, ..Self::setup(bench, self.connections) };
-        let setup = match self.values {
-            Some(_) => Setup { is_indexed: true, history: bench.history.max(SELECTIVE_HISTORY), ..setup },
-            None => setup,
-        };
+        let setup = Setup { is_indexed: self.values.is_some(), ..setup };
         let mut run = Run::start(bench, subject, &setup, pattern)?;
         for watcher in 0..self.watchers {
             run.watch(watcher % self.connections, self.values.map(|_| watcher as u64), pb::InitialEvents::None)?;
