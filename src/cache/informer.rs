@@ -81,7 +81,7 @@ pub struct Joined<F: Frame> {
 /// Why a watch cannot start where it was asked to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// No list has been applied yet.
+    /// There is no state yet.
     #[error("the resource has not been synced yet")]
     NotSynced,
     /// Older than what is kept, in a relist's gap, or of another lineage.
@@ -155,7 +155,7 @@ struct Writer<F: Frame> {
     live: Option<Live<F>>,
 }
 
-/// What exists once the first list has been applied.
+/// What exists once there is a state.
 #[derive(Debug)]
 struct Live<F: Frame> {
     indexer: Indexer,
@@ -371,7 +371,8 @@ impl<F: Frame> Writer<F> {
         let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
         self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-        tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, ?state, "begun");
+        let what = if state == SyncState::Stale { "serving what an earlier start had" } else { "synced" };
+        tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
         self.live =
             Some(Live { indexer, history: History::new(self.config.history, version), told_state: state, broadcaster });
     }

@@ -7,7 +7,8 @@
 //! - [`Mark`]: the last transaction that was told. After a break it has to be told again, byte for byte, and nothing after it
 //!   up to where the resource is. That cannot be so by chance, unless the same keys got the same values at the same revision.
 //!
-//! A mark that has been compacted proves nothing; then the resource is listed, and the cache compares the list with what it
+//! A mark that has been compacted proves nothing, nor does that of a list which was followed by something that is gone; then the
+//! resource is listed, and the cache compares the list with what it
 //! holds.
 //!
 //! Both can be kept, and prove the same to a later start.
@@ -109,9 +110,10 @@ impl Mark {
         if self.puts.is_empty() { Verdict::Unknown } else { Verdict::Other }
     }
 
-    /// Something was told after it, up to where the resource is. Before a list, that may have been deleted.
+    /// Something was told after it, up to where the resource is. Before a list, that may have been deleted again; whether it
+    /// was, only another list can tell.
     pub(super) fn followed_at(&self, revision: i64) -> Verdict {
-        if self.listed_at.is_some_and(|listed_at| revision <= listed_at) { Verdict::Same } else { Verdict::Other }
+        if self.listed_at.is_some_and(|listed_at| revision <= listed_at) { Verdict::Unknown } else { Verdict::Other }
     }
 }
 
@@ -194,7 +196,7 @@ mod tests {
         assert_eq!(mark.compare(&told), Verdict::Same, "d may have been deleted before the list");
         assert_eq!(mark.compare(&told[1..]), Verdict::Other);
         assert_eq!(mark.missed(), Verdict::Other);
-        assert_eq!((mark.followed_at(10), mark.followed_at(11)), (Verdict::Same, Verdict::Other));
+        assert_eq!((mark.followed_at(10), mark.followed_at(11)), (Verdict::Unknown, Verdict::Other));
         assert_eq!(Mark::of_list(10, &[]), None);
     }
 
