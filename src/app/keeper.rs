@@ -2,8 +2,8 @@
 //! for what has changed since.
 //!
 //! One task for all resources, which writes one file at a time, and not in a thread that serves. A state is written soon after
-//! it was first listed, then at intervals if objects have changed, and a last time when the server drains. It is an optimisation:
-//! whatever goes wrong is reported, and everything else goes on.
+//! it was first listed and after its history has changed, then at intervals if objects have changed, and a last time when the server
+//! drains. It is an optimisation: whatever goes wrong is reported, and everything else goes on.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -103,11 +103,14 @@ impl Keeper {
     /// Writes what has changed at intervals, and a last time when the server drains; then it is ready.
     pub(super) async fn run(self, draining: CancellationToken) {
         let Self { directory: _locked, interval, kept } = self;
-        let mut due = vec![Instant::now(); kept.len()];
+        // When it is due, and of which history it was tried last.
+        let mut due = vec![(Instant::now(), 0); kept.len()];
         while !draining.is_cancelled() {
-            for (kept, due) in kept.iter().zip(&mut due) {
-                if Instant::now() >= *due && kept.write().await {
-                    *due = Instant::now() + interval;
+            for (kept, (due, tried)) in kept.iter().zip(&mut due) {
+                let (_, history) = kept.changes();
+                // What is there of another history would be served again, and be found out again.
+                if (Instant::now() >= *due || history != *tried) && kept.write().await {
+                    (*due, *tried) = (Instant::now() + interval, history);
                 }
             }
             tokio::select! {

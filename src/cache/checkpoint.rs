@@ -8,10 +8,7 @@
 //! it is the proof of, and is put together with the state when the informer gets there: the two belong together, whatever
 //! happens meanwhile.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -28,14 +25,9 @@ pub struct Checkpoint {
     pub proof: Bytes,
 }
 
-/// Where checkpoints are asked for and given; clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct Checkpoints {
-    shared: Arc<Shared>,
-}
-
+/// Where checkpoints are asked for and given.
 #[derive(Debug, Default)]
-struct Shared {
+pub struct Checkpoints {
     is_wanted: AtomicBool,
     wanted: Notify,
     reply: Mutex<Option<oneshot::Sender<Checkpoint>>>,
@@ -51,16 +43,16 @@ impl Checkpoints {
     /// May be dropped at any time.
     pub async fn take(&self) -> Option<Checkpoint> {
         let (reply, checkpoint) = oneshot::channel();
-        *self.shared.reply.lock() = Some(reply);
-        self.shared.is_wanted.store(true, Ordering::Release);
-        self.shared.wanted.notify_one();
+        *self.reply.lock() = Some(reply);
+        self.is_wanted.store(true, Ordering::Release);
+        self.wanted.notify_one();
         checkpoint.await.ok()
     }
 
     /// Whether a proof is to be queued now; asked by the Reflector, and from then on it is not any more.
     pub(super) fn is_wanted(&self) -> bool {
         // Nearly always it is not, and to read costs nothing.
-        self.shared.is_wanted.load(Ordering::Relaxed) && self.shared.is_wanted.swap(false, Ordering::Acquire)
+        self.is_wanted.load(Ordering::Relaxed) && self.is_wanted.swap(false, Ordering::Acquire)
     }
 
     /// Waits until one may be.
@@ -69,12 +61,12 @@ impl Checkpoints {
     ///
     /// May be dropped at any time.
     pub(super) async fn wanted(&self) {
-        self.shared.wanted.notified().await;
+        self.wanted.notified().await;
     }
 
     /// Here it is; without one, there will be none.
     pub(super) fn give(&self, checkpoint: Option<Checkpoint>) {
-        let reply = self.shared.reply.lock().take();
+        let reply = self.reply.lock().take();
         if let Some((reply, checkpoint)) = reply.zip(checkpoint) {
             // Whoever asked may have gone.
             drop(reply.send(checkpoint));

@@ -199,6 +199,8 @@ fn a_flag_wins_over_the_file() {
     let config = load(yaml, &args).unwrap();
     assert_eq!((config.listen.to_string(), config.insecure), ("[::1]:3".to_owned(), false));
     assert_eq!(config.admin_listen, None);
+    let config = load("state_dir: /a", &["--files=a=.", "--state-dir=b"]).unwrap();
+    assert_eq!(config.state_dir, Some("b".into()), "as it is: relative to the working directory");
 }
 
 /// That a flag wins over its variable is clap's doing.

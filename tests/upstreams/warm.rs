@@ -290,6 +290,17 @@ async fn a_restore_while_it_was_dead_is_told() {
             assert_eq!(served.count("cache_rewinds_total").await, 1, "{version:?}, {rewritten} rewritten");
             write(&mut truth, &mut driver, 5);
             reach(&served.followers(2).await, &truth, true).await;
+
+            // What is kept then is of the history as it is now.
+            served.kept(&truth).await;
+            served.kill();
+            served.restart();
+            let early = served.followers(2).await;
+            served.synced().await;
+            write(&mut truth, &mut driver, 5);
+            reach(&early, &truth, true).await;
+            assert_eq!(served.count("cache_rewinds_total").await, 0, "{version:?}, {rewritten} rewritten");
+            assert_eq!(served.count("reflector_lists_total").await, 0, "{version:?}, {rewritten} rewritten");
         }
     }
 }
@@ -408,9 +419,10 @@ async fn measure_a_kill_with_100_000_objects() {
             let (answered, source) = (started.elapsed(), answer.source());
             served.synced().await;
             let fresh = started.elapsed();
+            let [connected, answered, fresh] = [connected, answered, fresh].map(|time| time.as_millis());
             println!(
-                "{what}, {missed} changes missed: connected {connected:.0?}, first answer {answered:.0?} ({source:?}), \
-                 SYNCED {fresh:.0?}, {} lists, {} items listed, RSS {} KiB",
+                "{what}, {missed} changes missed: connected {connected} ms, first answer {answered} ms ({source:?}), \
+                 SYNCED {fresh} ms, {} lists, {} items listed, RSS {} KiB",
                 served.count("reflector_lists_total").await,
                 served.count("reflector_listed_objects_total").await,
                 served.memory("VmRSS"),
