@@ -7,9 +7,8 @@
 //! - [`Mark`]: the last transaction that was told. After a break it has to be told again, byte for byte, and nothing after it
 //!   up to where the resource is. That cannot be so by chance, unless the same keys got the same values at the same revision.
 //!
-//! A mark that has been compacted proves nothing, nor does that of a list which was followed by something that is gone; then the
-//! resource is listed, and the cache compares the list with what it
-//! holds.
+//! A mark that has been compacted proves nothing, nor does that of a list which was followed by something that is gone. Then the
+//! resource is listed, and the cache compares the list with what it holds.
 //!
 //! Both can be kept, and prove the same to a later start.
 
