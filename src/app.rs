@@ -14,6 +14,7 @@
 mod connector;
 mod keeper;
 mod listener;
+mod sources;
 mod writer;
 
 use std::{fmt, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
@@ -27,9 +28,10 @@ use tonic::service::RoutesBuilder;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use self::{
-    connector::{Connector, etcd_config, stream_path},
+    connector::Connector,
     keeper::Keeper,
     listener::{GrpcListener, bind_tcp},
+    sources::{etcd_config, stream_path},
     writer::WriterThread,
 };
 use crate::{

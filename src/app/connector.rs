@@ -1,22 +1,27 @@
 //! How a resource is connected: its source, Reflector, queue and informer, and what it begins with.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, task::JoinSet};
 use tracing::{Instrument, info_span};
 
-use super::{Ended, infallible, keeper::Keeper, writer::WriterThread};
+use super::{
+    Ended, infallible,
+    keeper::Keeper,
+    sources::{etcd_config, stream_path},
+    writer::WriterThread,
+};
 use crate::{
     cache::{
         FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
         SourceHealth,
     },
-    config::{Config, EtcdResource, EtcdTlsConfig, ResourceConfig, SourceConfig},
+    config::{Config, ResourceConfig, SourceConfig},
     grpc::ServedResource,
     source::{
-        etcd::{EtcdConfig, EtcdSource, EtcdTls},
+        etcd::EtcdSource,
         files::{FilesConfig, FilesSource},
-        stream::{self, StreamConfig, StreamPath, StreamSource},
+        stream::{self, StreamConfig, StreamSource},
     },
     telemetry::ObservedResource,
 };
@@ -121,15 +126,4 @@ impl Connector<'_> {
             kept: kept.map(|kept| Arc::clone(kept.file().stats())),
         }
     }
-}
-
-pub(super) fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
-    let EtcdResource { endpoints, prefix, credentials, tls } = config.clone();
-    let EtcdTlsConfig { ca, identity, server_name } = tls;
-    let tls = EtcdTls { ca, identity, server_name };
-    EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
-}
-
-pub(super) fn stream_path(path: Option<&Path>) -> StreamPath {
-    path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.to_owned()))
 }
