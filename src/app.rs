@@ -1,49 +1,48 @@
 //! The composition root: a [`Config`] becomes connected tasks, owned in one set, and ended in order.
 //!
 //! For each resource a thread with its Reflector and its informer; for all of them the gRPC server with health and
-//! reflection, and the admin server. Nothing else sees all the layers, and there is no logic here.
+//! reflection, the admin server, and the keeper of what a later start begins with. Nothing else sees all the layers, and there
+//! is no logic here.
 //!
 //! How it ends, from the first signal on:
 //!
 //! 1. `/readyz` and the health service say no; for `drain.delay` everything is served as before.
 //! 2. No connection is accepted any more; every watch gets a BOOKMARK with `draining` and its own position, and ends with
-//!    UNAVAILABLE / DRAINING.
+//!    UNAVAILABLE / DRAINING. States are kept a last time.
 //! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are dropped.
 
+mod connector;
+mod keeper;
+mod listener;
+mod sources;
 mod writer;
 
-use std::{
-    fmt, io,
-    net::SocketAddr,
-    num::NonZeroUsize,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::{
-    net::{TcpListener, UnixListener, UnixStream},
+    net::TcpListener,
     task::{JoinError, JoinSet},
 };
 use tonic::service::RoutesBuilder;
 use tonic_health::{ServingStatus, server::HealthReporter};
-use tracing::{Instrument, info_span};
 
-use self::writer::WriterThread;
+use self::{
+    connector::Connector,
+    keeper::Keeper,
+    listener::{GrpcListener, bind_tcp},
+    sources::{etcd_config, stream_path},
+    writer::WriterThread,
+};
 use crate::{
     admin::Admin,
-    cache::{
-        FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
-        SourceHealth,
-    },
-    config::{Config, EtcdResource, EtcdTlsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
+    config::{Config, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
     source::{
-        etcd::{EtcdConfig, EtcdSource, EtcdTls},
-        files::{DirectoryError, FilesConfig, FilesSource},
-        stream::{self, StreamConfig, StreamError, StreamPath, StreamSource},
+        etcd::EtcdSource,
+        files::{DirectoryError, FilesSource},
+        stream::{StreamError, StreamSource},
     },
     telemetry::{self, ObservedResource},
     transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
@@ -56,6 +55,7 @@ pub struct App {
     lifecycle: Lifecycle,
     tasks: JoinSet<Ended>,
     writers: Vec<WriterThread>,
+    keeper: Option<Keeper>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
 }
@@ -123,18 +123,10 @@ pub enum AppError {
 /// The end of a task.
 type Ended = (String, Result<(), String>);
 
-enum GrpcListener {
-    Tcp(TcpListener),
-    Unix(UnixListener, UnixSocket),
-}
-
-/// A socket file, removed when it is dropped.
-struct UnixSocket(PathBuf);
-
-/// A wake costs some twenty times what an event costs, so that not to gather for half a millisecond would pay nobody.
-const LEAST_WINDOW: Duration = Duration::from_micros(500);
 /// Long enough for a client that reads again to learn why it was ended.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
+/// For the states of all resources, once the server drains. The next start can do without them.
+const LAST_WRITE: Duration = Duration::from_secs(10);
 
 // === impl App ===
 
@@ -153,13 +145,15 @@ impl App {
         };
 
         let mut tasks = JoinSet::new();
+        let mut connector = Connector { config: &config, tasks: &mut tasks, keeper: Keeper::open(&config) };
         let (mut observed, mut writers): (Vec<ObservedResource>, Vec<WriterThread>) = (Vec::new(), Vec::new());
         for (name, resource) in &config.resources {
             let started = WriterThread::start();
             let writer = started.map_err(|error| AppError::Thread { resource: name.clone(), error })?;
-            observed.push(spawn_resource(&mut tasks, &writer, &config, resource));
+            observed.push(connector.resource(&writer, resource));
             writers.push(writer);
         }
+        let keeper = connector.keeper;
         let lifecycle = Lifecycle::default();
         let metrics = Arc::new(RpcMetrics::default());
         let service = Service::new(
@@ -182,7 +176,7 @@ impl App {
         let mut registry = telemetry::registry(observed);
         metrics.register(&mut registry);
         let admin = admin_listener.map(|listener| (listener, Admin::new(service.clone(), registry)));
-        Ok(Self { config, service, lifecycle, tasks, writers, grpc, admin })
+        Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin })
     }
 
     /// Where gRPC listens; a port 0 has become a real one.
@@ -191,7 +185,7 @@ impl App {
             GrpcListener::Tcp(listener) => {
                 listener.local_addr().map_or_else(|_| self.config.listen.clone(), ListenAddr::Tcp)
             }
-            GrpcListener::Unix(_, socket) => ListenAddr::Unix(socket.0.clone()),
+            GrpcListener::Unix(_, socket) => ListenAddr::Unix(socket.path().to_owned()),
         }
     }
 
@@ -210,7 +204,7 @@ impl App {
         if let Some(address) = self.admin_address() {
             tracing::info!(%address, "admin listening");
         }
-        let Self { config, service, lifecycle, mut tasks, writers: _writers, grpc, admin } = self;
+        let Self { config, service, lifecycle, mut tasks, writers: _writers, keeper, grpc, admin } = self;
 
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
@@ -240,6 +234,10 @@ impl App {
         let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
         let mut server = JoinSet::new();
         server.spawn(infallible("grpc server", serving));
+        let mut keeping = JoinSet::new();
+        if let Some(keeper) = keeper {
+            keeping.spawn(keeper.run(lifecycle.draining.clone()));
+        }
         tasks.spawn(infallible("grpc service", service.clone().run()));
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
         if let Some((listener, admin)) = admin {
@@ -258,7 +256,12 @@ impl App {
         set_health(&reporter, &service, ServingStatus::NotServing).await;
         tokio::time::sleep(config.drain.delay).await;
         lifecycle.draining.cancel();
-        server.join_next().await;
+        let kept = async {
+            if tokio::time::timeout(LAST_WRITE, keeping.join_next()).await.is_err() {
+                tracing::warn!("the last states are not kept: writing them takes more than {LAST_WRITE:?}");
+            }
+        };
+        tokio::join!(server.join_next(), kept);
         tracing::info!("shut down");
         Ok(())
     }
@@ -295,46 +298,6 @@ impl AppError {
     }
 }
 
-// === impl GrpcListener ===
-
-impl GrpcListener {
-    async fn bind(address: &ListenAddr) -> Result<Self, AppError> {
-        match address {
-            ListenAddr::Tcp(address) => bind_tcp("gRPC", *address).await.map(Self::Tcp),
-            ListenAddr::Unix(path) => {
-                remove_stale_socket(path).await;
-                let listener = UnixListener::bind(path);
-                let listener = listener.map_err(|error| AppError::listen("gRPC", address.to_string(), error))?;
-                tracing::info!("clients of a unix socket may have to set the authority, for example to localhost");
-                Ok(Self::Unix(listener, UnixSocket(path.clone())))
-            }
-        }
-    }
-}
-
-// === impl UnixSocket ===
-
-impl Drop for UnixSocket {
-    fn drop(&mut self) {
-        // Somebody may have removed it already.
-        drop(std::fs::remove_file(&self.0));
-    }
-}
-
-async fn bind_tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
-    TcpListener::bind(address).await.map_err(|error| AppError::listen(what, address.to_string(), error))
-}
-
-/// A server that was killed leaves its socket behind, and nobody answers there.
-async fn remove_stale_socket(path: &Path) {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if is_socket && UnixStream::connect(path).await.is_err_and(refused) {
-        drop(std::fs::remove_file(path));
-    }
-}
-
 /// Whether the sources of a configuration can be read now.
 ///
 /// # Errors
@@ -365,83 +328,6 @@ pub fn check(config: &Config) -> Result<(), AppError> {
 fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
     let TlsConfig { cert, key, client_ca } = config.clone();
     Tls::load(TlsFiles { cert, key, client_ca })
-}
-
-/// Connects one resource: source, Reflector, queue, informer.
-fn spawn_resource(
-    tasks: &mut JoinSet<Ended>,
-    writer: &WriterThread,
-    config: &Config,
-    resource: &ResourceConfig,
-) -> ObservedResource {
-    match &resource.source {
-        SourceConfig::Files { path, kind } => {
-            let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
-            let health = SourceHealth::new(files.rescan, config.stale_after);
-            let source = FilesSource::new(files, health.clone());
-            connect(tasks, writer, config, resource, "files", source, health)
-        }
-        SourceConfig::Stream { path } => {
-            let stream = StreamConfig { path: stream_path(path.as_deref()), resource: resource.name.clone() };
-            let health = SourceHealth::new(stream::HEARTBEAT, config.stale_after);
-            let source = StreamSource::new(stream, health.clone());
-            connect(tasks, writer, config, resource, "stream", source, health)
-        }
-        SourceConfig::Etcd(etcd) => {
-            let etcd = etcd_config(&resource.name, etcd);
-            let health = SourceHealth::new(etcd.heartbeat, config.stale_after);
-            let source = EtcdSource::new(etcd, health.clone());
-            connect(tasks, writer, config, resource, "etcd", source, health)
-        }
-    }
-}
-
-fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
-    let EtcdResource { endpoints, prefix, credentials, tls } = config.clone();
-    let EtcdTlsConfig { ca, identity, server_name } = tls;
-    let tls = EtcdTls { ca, identity, server_name };
-    EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
-}
-
-fn stream_path(path: Option<&Path>) -> StreamPath {
-    path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.to_owned()))
-}
-
-fn connect<S: ListerWatcher>(
-    tasks: &mut JoinSet<Ended>,
-    writer: &WriterThread,
-    config: &Config,
-    resource: &ResourceConfig,
-    kind: &'static str,
-    source: S,
-    health: SourceHealth,
-) -> ObservedResource {
-    let name = resource.name.as_str();
-    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-    let informer_config = InformerConfig {
-        indexers: Arc::clone(&resource.indexers),
-        broadcaster: config.broadcaster(),
-        history: config.history(),
-        batch_window: config.watch.batch_window.max(LEAST_WINDOW),
-    };
-    let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
-    let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
-    let reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
-    let stats = Arc::clone(reflector.stats());
-
-    let span = info_span!("informer", resource = name);
-    writer.spawn(tasks, infallible(format!("informer of {name}"), informer.run().instrument(span)));
-    let span = info_span!("reflector", resource = name, source = kind);
-    writer.spawn(tasks, infallible(format!("reflector of {name}"), reflector.run().instrument(span)));
-
-    let served = ServedResource {
-        name: name.to_owned(),
-        source: kind,
-        optional: resource.optional,
-        queue: resource.queue_options(&config.watch),
-        informer: handle,
-    };
-    ObservedResource { resource: served, reflector: stats, fifo }
 }
 
 /// A task with a name for when it ends.

@@ -10,10 +10,13 @@
 //! - Readers take a [`Snapshot`] in O(1) and hold no lock that the writer needs.
 //! - A relist is one element of the queue, and becomes one batch: the difference to what is held.
 //! - The upstream is asked once, whatever the number of readers and watchers ([`Reflector`]).
+//! - A state can be kept in a [`SnapshotFile`], with what its upstream's history can be recognised by; a later start serves it
+//!   at once, as STALE, and goes on from its version.
 //!
 //! Deliberately not here: the upstreams (`source`), and everything that knows gRPC.
 
 mod backoff;
+mod checkpoint;
 mod demand;
 mod health;
 mod history;
@@ -22,13 +25,18 @@ mod informer;
 mod lister_watcher;
 mod real_fifo;
 mod reflector;
+mod snapshot_file;
 
 pub use backoff::{Backoff, BackoffConfig};
+pub use checkpoint::{Checkpoint, Checkpoints};
 pub use demand::{Demand, Waiting};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
-pub use lister_watcher::{List, ListVersion, ListerWatcher, SourceError, Watch};
+pub use lister_watcher::{List, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use real_fifo::{Delta, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
+pub use snapshot_file::{
+    SavedState, SnapshotDirectory, SnapshotDirectoryError, SnapshotFile, SnapshotFileError, SnapshotFileStats,
+};

@@ -67,6 +67,10 @@ pub struct Config {
     pub drain: DrainConfig,
     /// How long a source may be out of contact before its resource counts as stale; by default 15 seconds, never 0.
     pub stale_after: Duration,
+    /// Where states are kept for the next start; relative as TLS's files. With `None`, nowhere.
+    pub state_dir: Option<PathBuf>,
+    /// How often a state is written when objects have changed; by default 1 minute, never 0.
+    pub state_interval: Duration,
     /// What is served, by name; at least one.
     pub resources: BTreeMap<String, ResourceConfig>,
 }
@@ -290,6 +294,7 @@ impl ResourceConfig {
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
 const DEFAULT_ADMIN_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 const DEFAULT_STALE_AFTER: Duration = Duration::from_secs(15);
+const DEFAULT_STATE_INTERVAL: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,8 @@
 //!  (etcd,     ListerWatcher list+watch  ordered     one writer  │
 //!   files, stream)                      deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
 //!
+//!  informer ──▶ file of its state ──▶ the next start, which serves it at once and watches from its version
+//!
 //!  server ──▶ client: lists, and watches that resume by themselves
 //! ```
 //!
@@ -13,8 +15,8 @@
 //!
 //! - [`model`]: keys, versions, objects, changes, selectors, expressions, indexes. No IO, no async.
 //! - [`watch`]: the fan-out. Groups of watchers, events encoded once, one cursor with its own bound for each client.
-//! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, and the
-//!   [`cache::ListerWatcher`] that every upstream implements.
+//! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, the
+//!   [`cache::ListerWatcher`] that every upstream implements, and the files that a later start begins with.
 //! - [`proto`]: the generated messages, and the only way between them and the model.
 //! - [`source`]: the upstreams. Today: a prefix of an etcd cluster, a directory of manifests, and a stream of watch events.
 //! - [`grpc`]: requests into queries, snapshots and cursors into answers.

@@ -22,7 +22,7 @@ use prometheus_client::{
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
-    cache::{HealthReport, RealFifo, ReflectorStats, Snapshot, SyncState},
+    cache::{HealthReport, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState},
     config::LogFormat,
     grpc::ServedResource,
     watch::BroadcasterStats,
@@ -45,6 +45,8 @@ pub struct ObservedResource {
     pub reflector: Arc<ReflectorStats>,
     /// The queue between its Reflector and its informer.
     pub fifo: Arc<RealFifo>,
+    /// Those of the file that its state is kept in, if it is.
+    pub kept: Option<Arc<SnapshotFileStats>>,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,7 @@ impl Collector for ResourceCollector {
         let mut family = Family { encoder: &mut encoder, readings: &readings };
         family.reflector()?;
         family.cache()?;
+        family.kept()?;
         family.watch()
     }
 }
@@ -173,6 +176,22 @@ impl Family<'_, '_> {
         })
     }
 
+    fn kept(&mut self) -> fmt::Result {
+        self.counter("state_writes", "States written to state_dir", |r| r.kept(|stats| &stats.writes))?;
+        self.counter("state_write_failures", "States that could not be written to state_dir", |r| {
+            r.kept(|stats| &stats.failures)
+        })?;
+        self.gauge_of("state", &Unit::Bytes, "Size of the state that was written last", |r| {
+            r.kept(|stats| &stats.size) as f64
+        })?;
+        self.gauge_of("state_write", &Unit::Seconds, "How long it took to write it", |r| {
+            r.kept(|stats| &stats.micros) as f64 / 1e6
+        })?;
+        self.gauge_of("state_written_timestamp", &Unit::Seconds, "When it was written", |r| {
+            r.kept(|stats| &stats.written_at_ms) as f64 / 1e3
+        })
+    }
+
     fn watch(&mut self) -> fmt::Result {
         self.gauge("watchers", "Open watches", |r| r.watch(|stats| &stats.watchers))?;
         self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| {
@@ -234,6 +253,10 @@ impl<'a> Reading<'a> {
             report: informer.health().report(),
             watch: informer.watch_stats(),
         }
+    }
+
+    fn kept(&self, counter: impl Fn(&SnapshotFileStats) -> &AtomicU64) -> u64 {
+        self.observed.kept.as_ref().map_or(0, |stats| load(counter(stats)))
     }
 
     fn watch_count(&self, counter: impl Fn(&BroadcasterStats) -> &AtomicU64) -> u64 {

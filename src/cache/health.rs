@@ -17,11 +17,11 @@ use super::Demand;
 /// Whether a resource can be served, and how fresh it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncState {
-    /// No list has been applied yet.
+    /// There is no state yet: no list has been applied, and none was kept by an earlier start.
     Syncing,
     /// The upstream has proved itself alive within its heartbeat and the staleness bound.
     Synced,
-    /// Served from the last known state; the upstream cannot be reached.
+    /// Served from the last known state: the upstream cannot be reached, or not yet after a warm start.
     Stale,
 }
 
@@ -38,7 +38,7 @@ pub struct HealthReport {
     pub state: SyncState,
     /// When the upstream last proved itself alive.
     pub seen_at: Option<SystemTime>,
-    /// The last failure of list or watch while it lasts, or else the first standing problem.
+    /// The last failure of list or watch while it lasts, or else the first standing problem, or why the state is not kept.
     pub last_error: Option<String>,
     /// How many standing problems the source reports (files that cannot be read, for example).
     pub problems: usize,
@@ -64,6 +64,7 @@ struct Record {
     seen_at: Option<SystemTime>,
     failure: Option<String>,
     problems: Vec<String>,
+    keeping: Option<String>,
 }
 
 const NEVER: u64 = u64::MAX;
@@ -110,7 +111,18 @@ impl SourceHealth {
         self.shared.record.lock().problems = problems;
     }
 
-    /// The first list has been applied.
+    /// The state is one of an earlier start, when the upstream had last been seen at this time. It is STALE until the upstream
+    /// is alive.
+    pub fn resumed(&self, seen_at: Option<SystemTime>) {
+        self.shared.record.lock().seen_at = seen_at;
+    }
+
+    /// Why the state cannot be kept for a later start; `None` when it can.
+    pub fn set_keeping_problem(&self, problem: Option<String>) {
+        self.shared.record.lock().keeping = problem;
+    }
+
+    /// There is a state: the first list has been applied, or that of an earlier start.
     pub fn synced(&self) {
         self.shared.synced.store(true, Ordering::Relaxed);
     }
@@ -139,7 +151,7 @@ impl SourceHealth {
         HealthReport {
             state: self.state(),
             seen_at: record.seen_at,
-            last_error: record.failure.as_ref().or(record.problems.first()).cloned(),
+            last_error: record.failure.as_ref().or(record.problems.first()).or(record.keeping.as_ref()).cloned(),
             problems: record.problems.len(),
         }
     }
@@ -197,6 +209,9 @@ mod tests {
         assert_eq!(health.report().last_error.as_deref(), Some("gone"), "a failure comes first");
         health.set_problems(Vec::new());
         health.alive();
+        health.set_keeping_problem(Some("full".into()));
+        assert_eq!((health.report().problems, health.report().last_error), (0, Some("full".into())), "last of all");
+        health.set_keeping_problem(None);
         assert_eq!(health.report().last_error, None);
     }
 }

@@ -24,7 +24,9 @@ use tokio::{
 };
 
 pub use self::handle::InformerHandle;
-use super::{Backlog, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState};
+use super::{
+    Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState,
+};
 use crate::{
     model::{Batch, Event, Indexers, ResourceVersion, in_one_wake},
     planted::planted,
@@ -79,7 +81,7 @@ pub struct Joined<F: Frame> {
 /// Why a watch cannot start where it was asked to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// No list has been applied yet.
+    /// There is no state yet.
     #[error("the resource has not been synced yet")]
     NotSynced,
     /// Older than what is kept, in a relist's gap, or of another lineage.
@@ -153,7 +155,7 @@ struct Writer<F: Frame> {
     live: Option<Live<F>>,
 }
 
-/// What exists once the first list has been applied.
+/// What exists once there is a state.
 #[derive(Debug)]
 struct Live<F: Frame> {
     indexer: Indexer,
@@ -200,6 +202,12 @@ impl<F: Frame> Informer<F> {
         (Self { fifo, commands, writer: Writer { shared, config, live: None } }, handle)
     }
 
+    /// Begins with the state of an earlier start: it is served from now on, as STALE until the source proves itself alive.
+    pub fn begin_warm(&mut self, list: List) {
+        self.writer.start(list, SyncState::Stale);
+        self.writer.publish(&[]);
+    }
+
     /// Applies and distributes until the queue is closed and empty. Cursors then read what was published, and end.
     ///
     /// # Cancel safety
@@ -224,7 +232,7 @@ impl<F: Frame> Informer<F> {
                 // Cancel-safe by its own contract.
                 deltas = next(&fifo, not_before), if !is_blocked => match deltas {
                     Some(deltas) => {
-                        in_one_wake(|| writer.apply(deltas));
+                        in_one_wake(|| writer.apply(deltas, &fifo));
                         not_before = Instant::now() + writer.config.batch_window;
                     }
                     None => return,
@@ -299,7 +307,7 @@ impl<F: Frame> Writer<F> {
     }
 
     /// Applies what was drained from the queue, then publishes it as one wake.
-    fn apply(&mut self, deltas: Vec<Delta>) {
+    fn apply(&mut self, deltas: Vec<Delta>, fifo: &RealFifo) {
         let now = Instant::now();
         let mut batches = Vec::with_capacity(deltas.len());
         for delta in deltas {
@@ -311,13 +319,17 @@ impl<F: Frame> Writer<F> {
                     batches.extend(events.into_iter().filter_map(|event| self.change([event], now)));
                 }
                 Delta::Transaction(events) => batches.extend(self.change(events, now)),
+                Delta::Checkpoint(proof) => {
+                    let snapshot = self.live.as_ref().map(|live| live.indexer.snapshot());
+                    fifo.checkpoints().give(snapshot.map(|snapshot| Checkpoint { snapshot, proof }));
+                }
             }
         }
         self.publish(&batches);
     }
 
     fn change(&mut self, events: impl IntoIterator<Item = Event> + AsRef<[Event]>, now: Instant) -> Option<Arc<Batch>> {
-        // The Reflector always lists first.
+        // The Reflector lists first, if there is nothing to go on from.
         let live = self.live.as_mut()?;
         let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
         let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
@@ -347,31 +359,28 @@ impl<F: Frame> Writer<F> {
                 None
             }
             None => {
-                self.start(list);
+                self.start(list, SyncState::Synced);
                 None
             }
         }
     }
 
-    /// Begins with a first list.
-    fn start(&mut self, list: List) {
+    /// Begins with a first list, or with what an earlier start had.
+    fn start(&mut self, list: List, state: SyncState) {
         let version = list.version.clone();
         let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
         self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-        tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "synced");
-        self.live = Some(Live {
-            indexer,
-            history: History::new(self.config.history, version),
-            told_state: SyncState::Synced,
-            broadcaster,
-        });
+        let what = if state == SyncState::Stale { "serving what an earlier start had" } else { "synced" };
+        tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
+        self.live =
+            Some(Live { indexer, history: History::new(self.config.history, version), told_state: state, broadcaster });
     }
 
     /// Begins anew with a list that proves, or comes after a proof, that history changed (invariant 14).
     fn restart(&mut self, list: List, proof: &str) {
         let Some(live) = &mut self.live else {
-            return self.start(list);
+            return self.start(list, SyncState::Synced);
         };
         tracing::warn!(
             resource_version = %list.version, applied = %live.indexer.version(), proof,

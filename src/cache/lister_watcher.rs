@@ -4,6 +4,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio_stream::Stream;
 
 use super::Delta;
@@ -26,6 +27,31 @@ pub trait ListerWatcher: Send + Sync + 'static {
     /// How often a healthy upstream proves itself alive (an event, a bookmark). A source that has been silent for longer
     /// than this and `stale_after` is STALE; one that may be silent for ever says [`Duration::MAX`].
     fn heartbeat(&self) -> Duration;
+
+    /// How a later start goes on where this one was; `None` for a source that cannot, and begins with a list.
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        None
+    }
+}
+
+/// A source whose upstream can be followed from a version that an earlier start had reached: it counts by itself, and its
+/// history can be recognised.
+pub trait WarmStart: Send + Sync {
+    /// What of the configuration the objects depend upon, in one line: a state with another one is of something else.
+    fn identity(&self) -> String;
+
+    /// What the history can be recognised by at the version that was handed out last. It comes back to
+    /// [`WarmStart::resume`] of a later start, perhaps of a later version. `None` before the first list, and after the history
+    /// has changed until it is listed.
+    fn proof(&self) -> Option<Bytes>;
+
+    /// Takes a history up, before anything else is asked, so that [`ListerWatcher::watch`] goes on from this version. Whether
+    /// the upstream's history is still this one is found out there.
+    ///
+    /// # Errors
+    ///
+    /// When the proof cannot be read, or is not of this version. Nothing has been taken up then.
+    fn resume(&self, version: &ResourceVersion, proof: &[u8]) -> Result<(), String>;
 }
 
 /// An upstream watch: events and transactions in upstream order. Its end without an error is a normal close, to be resumed

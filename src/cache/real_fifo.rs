@@ -7,10 +7,11 @@
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-use super::List;
+use super::{Checkpoints, List};
 use crate::model::{Event, ResourceVersion};
 
 /// What a Reflector found out.
@@ -24,6 +25,8 @@ pub enum Delta {
     Event(Event),
     /// The events of one transaction of the upstream, all at one version: nobody gets to resume in between.
     Transaction(Vec<Event>),
+    /// No change: the proof of the history up to here, for the checkpoint that somebody waits for.
+    Checkpoint(Bytes),
 }
 
 /// The bounds of a [`RealFifo`]. One element is always taken, however large it is.
@@ -42,6 +45,7 @@ pub struct RealFifo {
     state: Mutex<State>,
     pushed: Notify,
     popped: Notify,
+    checkpoints: Checkpoints,
 }
 
 #[derive(Debug, Default)]
@@ -58,7 +62,13 @@ struct State {
 impl RealFifo {
     /// An empty queue.
     pub fn new(bounds: FifoBounds) -> Self {
-        Self { bounds, state: Mutex::default(), pushed: Notify::new(), popped: Notify::new() }
+        Self {
+            bounds,
+            state: Mutex::default(),
+            pushed: Notify::new(),
+            popped: Notify::new(),
+            checkpoints: Checkpoints::default(),
+        }
     }
 
     /// Appends a delta, after waiting for room. A closed queue takes it too: closing only ends an empty queue.
@@ -140,6 +150,11 @@ impl RealFifo {
         self.pushed.notify_one();
     }
 
+    /// Where a state of the resource can be had together with the proof of its history.
+    pub fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
     /// How many deltas wait.
     pub fn len(&self) -> usize {
         self.state.lock().deltas.len()
@@ -193,18 +208,19 @@ impl State {
 // === impl Delta ===
 
 impl Delta {
-    /// The version that is reached with it; none with a transaction without events, which nobody makes.
+    /// The version that is reached with it; none with a checkpoint, nor with a transaction without events, which nobody makes.
     pub fn version(&self) -> Option<&ResourceVersion> {
         match self {
             Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
             Self::Event(event) => Some(event.version()),
             Self::Transaction(events) => events.last().map(Event::version),
+            Self::Checkpoint(_) => None,
         }
     }
 
     fn weight(&self) -> usize {
         match self {
-            Self::Replace(_) | Self::Rewind(_) => 0,
+            Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint(_) => 0,
             Self::Event(event) => event.weight(),
             Self::Transaction(events) => events.iter().map(Event::weight).sum(),
         }
@@ -244,7 +260,7 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event) => event.version().to_string(),
-            Delta::Rewind(_) | Delta::Transaction(_) => unreachable!("none is pushed"),
+            Delta::Rewind(_) | Delta::Transaction(_) | Delta::Checkpoint(_) => unreachable!("none is pushed"),
         };
         batch.iter().map(text).collect()
     }

@@ -7,6 +7,7 @@
 mod state;
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -18,7 +19,9 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt;
 
 use self::state::{Next, Outcome, State};
-use super::{Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, Watch};
+use super::{
+    Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, WarmStart, Watch,
+};
 use crate::model::ResourceVersion;
 
 /// Drives one [`ListerWatcher`].
@@ -83,6 +86,24 @@ impl<S: ListerWatcher> Reflector<S> {
         Self { source, fifo, health, stats: Arc::default(), backoff, state, is_rewound: false }
     }
 
+    /// What a warm start of this source depends on ([`WarmStart::identity`]); `None` when it has none.
+    pub fn identity(&self) -> Option<String> {
+        self.source.warm_start().map(WarmStart::identity)
+    }
+
+    /// Goes on from a state of an earlier start, which the informer has begun with: watches from its version, and lists only if
+    /// that cannot be.
+    ///
+    /// # Errors
+    ///
+    /// When the source cannot take the proof up. It begins with a list then.
+    pub fn resume(&mut self, version: ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        let source = self.source.warm_start().ok_or("the source has no warm start")?;
+        source.resume(&version, proof)?;
+        self.state.resume(version);
+        Ok(())
+    }
+
     /// Its counters.
     pub fn stats(&self) -> &Arc<ReflectorStats> {
         &self.stats
@@ -98,13 +119,34 @@ impl<S: ListerWatcher> Reflector<S> {
         loop {
             if next.delayed {
                 let delay = self.backoff.next_delay(Instant::now());
-                tokio::time::sleep(delay).await;
+                self.giving_checkpoints(tokio::time::sleep(delay)).await;
             }
             let outcome = match next.request {
                 state::Request::List(at) => self.list(at).await,
                 state::Request::Watch(from) => self.watch(from).await,
             };
             next = self.step(outcome);
+        }
+    }
+
+    /// Waits for what the upstream does, and gives the checkpoints that are asked for meanwhile: all that the source has handed
+    /// out before is in the queue.
+    async fn giving_checkpoints<T>(&self, upstream: impl Future<Output = T>) -> T {
+        let checkpoints = self.fifo.checkpoints();
+        let mut upstream = pin!(upstream);
+        loop {
+            if checkpoints.is_wanted() {
+                match self.source.warm_start().and_then(WarmStart::proof) {
+                    Some(proof) => self.fifo.push(Delta::Checkpoint(proof)).await,
+                    None => checkpoints.give(None),
+                }
+            }
+            tokio::select! {
+                biased;
+                done = &mut upstream => return done,
+                // Cancel-safe by its own contract.
+                () = checkpoints.wanted() => {}
+            }
         }
     }
 
@@ -119,7 +161,7 @@ impl<S: ListerWatcher> Reflector<S> {
 
     async fn list(&mut self, at: ListVersion) -> Outcome {
         self.stats.lists.fetch_add(1, Ordering::Relaxed);
-        match self.source.list(at).await {
+        match self.giving_checkpoints(self.source.list(at)).await {
             Ok(list) => {
                 tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
                 self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
@@ -140,7 +182,7 @@ impl<S: ListerWatcher> Reflector<S> {
     async fn watch(&mut self, from: ResourceVersion) -> Outcome {
         self.stats.watches.fetch_add(1, Ordering::Relaxed);
         let opened_at = Instant::now();
-        let outcome = match self.source.watch(from.clone()).await {
+        let outcome = match self.giving_checkpoints(self.source.watch(from.clone())).await {
             Ok(watch) => self.follow(watch, from, opened_at).await,
             Err(error) => Outcome::WatchNotOpened(error),
         };
@@ -155,7 +197,7 @@ impl<S: ListerWatcher> Reflector<S> {
         let mut reached = from;
         let mut events: u64 = 0;
         let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
-        while let Some(item) = watch.next().await {
+        while let Some(item) = self.giving_checkpoints(watch.next()).await {
             let delta = match item {
                 Ok(delta) => delta,
                 Err(SourceError::Broken(error)) if !is_very_short(events) => {

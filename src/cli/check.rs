@@ -56,5 +56,8 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
         let optional = if resource.optional { ", optional" } else { "" };
         writeln!(out, "{}: {source}, indexed by {}{optional}", resource.name, indexes.join(", "))?;
     }
+    if let Some(state_dir) = &config.state_dir {
+        writeln!(out, "states of etcd resources are kept in {}", state_dir.display())?;
+    }
     out.flush()
 }

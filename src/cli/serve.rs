@@ -21,8 +21,8 @@ Examples:
   informerd serve --stream events=events.jsonl
   kubectl get pods -A -w --output-watch-events -o json | informerd serve --stream pods=-
 
-  # the keys below a prefix of etcd
-  informerd serve --etcd settings=http://127.0.0.1:2379/settings/
+  # the keys below a prefix of etcd, served at once after a restart
+  informerd serve --etcd settings=http://127.0.0.1:2379/settings/ --state-dir /var/lib/informerd
 
   # several resources with indexes
   informerd serve --config examples/shop.yaml

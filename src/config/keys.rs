@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 43] = [
+const KEYS: [Key; 45] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -51,6 +51,11 @@ const KEYS: [Key; 43] = [
     key("drain.delay", "0s", "how long the server goes on after a signal, while it says that it is not ready"),
     key("drain.period", "5s", "how long open streams then have to end"),
     key("stale_after", "15s", "how long a source may be out of contact before its resource is stale"),
+    no_default(
+        "state_dir",
+        "keep states of etcd resources in this directory, relative to the configuration file, for the next start to begin with",
+    ),
+    key("state_interval", "1m", "how often a state is written when objects have changed"),
     no_default(
         "resources.<name>.source.files.path",
         "a directory of .json, .yaml and .yml files; relative to the configuration file",
@@ -95,8 +100,7 @@ const KEYS: [Key; 43] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 8] = [
-    "state_dir",
+const LATER: [&str; 7] = [
     "limits.connections",
     "limits.connections_per_peer",
     "limits.memory",

@@ -63,6 +63,11 @@ pub struct ServeFlags {
     #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE")]
     pub etcd_password_file: Option<PathBuf>,
 
+    /// Keep the states of --etcd resources in DIR, so that the next start serves them at once, as STALE, and asks etcd only for
+    /// what has changed since [default: none]
+    #[arg(long, value_name = "DIR", env = "INFORMERD_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+
     /// Write the log in this format
     #[arg(long, value_name = "FORMAT", env = "INFORMERD_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -96,6 +101,8 @@ pub(super) struct RawConfig {
     pub(super) limits: Section<RawLimits>,
     pub(super) drain: Section<RawDrain>,
     pub(super) stale_after: Option<Value>,
+    pub(super) state_dir: Option<Value>,
+    pub(super) state_interval: Option<Value>,
     pub(super) resources: Section<BTreeMap<String, Section<RawResource>>>,
 }
 
@@ -252,6 +259,7 @@ impl Default for ServeFlags {
             etcd: Vec::new(),
             etcd_username: None,
             etcd_password_file: None,
+            state_dir: None,
             log_format: LogFormat::default(),
             log: DEFAULT_LOG.to_owned(),
         }

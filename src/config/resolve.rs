@@ -12,8 +12,8 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Config, DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, DEFAULT_STALE_AFTER, DrainConfig, LimitsConfig, ListenAddr,
-    ResourceConfig, SourceConfig, TlsConfig, WatchConfig,
+    Config, DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, DEFAULT_STALE_AFTER, DEFAULT_STATE_INTERVAL, DrainConfig,
+    LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig, WatchConfig,
     error::ConfigErrors,
     etcd, keys,
     raw::{
@@ -56,6 +56,8 @@ pub(super) fn resolve(
     let history = errors.section("history", raw.history).unwrap_or_default();
     let limits = errors.section("limits", raw.limits).unwrap_or_default();
     let drain = errors.section("drain", raw.drain).unwrap_or_default();
+    let state_dir = errors.read("state_dir", raw.state_dir.as_ref(), value::path);
+    let state_dir = state_dir.map(|path| directory.join(path).components().collect());
     Config {
         listen,
         admin_listen,
@@ -67,6 +69,10 @@ pub(super) fn resolve(
         stale_after: errors
             .read("stale_after", raw.stale_after.as_ref(), value::positive_duration)
             .unwrap_or(DEFAULT_STALE_AFTER),
+        state_dir: flags.state_dir.clone().or(state_dir),
+        state_interval: errors
+            .read("state_interval", raw.state_interval.as_ref(), value::positive_duration)
+            .unwrap_or(DEFAULT_STATE_INTERVAL),
         resources: resolve_resources(raw.resources, is_file_read, directory, flags, &watch, errors),
         watch,
     }

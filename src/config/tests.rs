@@ -85,6 +85,8 @@ fn defaults() {
         limits: LimitsConfig { request_bytes: 65_536, streams_per_connection: 1024, struct_bytes: 64 << 20 },
         drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
         stale_after: Duration::from_secs(15),
+        state_dir: None,
+        state_interval: Duration::from_secs(60),
         resources: [("pods".to_owned(), pods)].into(),
     };
     assert_eq!(config, expected);
@@ -124,6 +126,8 @@ history: { age: 1h, events: 8, bytes: 9 }
 limits: { request_bytes: 1Ki, streams_per_connection: 3, struct_bytes: 5 }
 drain: { delay: 1s, period: 0 }
 stale_after: 1ms
+state_dir: ./state
+state_interval: 5s
 resources:
   pods:
     source: { files: { path: ./pods/./a, kind: Pod } }
@@ -159,6 +163,8 @@ resources:
     assert_eq!(config.limits, LimitsConfig { request_bytes: 1024, streams_per_connection: 3, struct_bytes: 5 });
     assert_eq!(config.drain, DrainConfig { delay: Duration::from_secs(1), period: Duration::ZERO });
     assert_eq!(config.stale_after, Duration::from_millis(1));
+    assert_eq!(config.state_dir, Some(directory.path().join("state")));
+    assert_eq!(config.state_interval, Duration::from_secs(5));
     assert_eq!(
         config.broadcaster(),
         BroadcasterConfig { retention: config.history(), queue_size: 1 << 20, block_timeout: Duration::from_secs(1) }
@@ -193,6 +199,8 @@ fn a_flag_wins_over_the_file() {
     let config = load(yaml, &args).unwrap();
     assert_eq!((config.listen.to_string(), config.insecure), ("[::1]:3".to_owned(), false));
     assert_eq!(config.admin_listen, None);
+    let config = load("state_dir: /a", &["--files=a=.", "--state-dir=b"]).unwrap();
+    assert_eq!(config.state_dir, Some("b".into()), "as it is: relative to the working directory");
 }
 
 /// That a flag wins over its variable is clap's doing.
@@ -210,6 +218,7 @@ fn flags_and_their_environment() {
             ("insecure", "INFORMERD_INSECURE"),
             ("etcd-username", "INFORMERD_ETCD_USERNAME"),
             ("etcd-password-file", "INFORMERD_ETCD_PASSWORD_FILE"),
+            ("state-dir", "INFORMERD_STATE_DIR"),
             ("log-format", "INFORMERD_LOG_FORMAT"),
             ("log", "INFORMERD_LOG"),
         ]

@@ -1,10 +1,12 @@
 //! One object of a resource, immutable and shared.
 
+mod record;
+
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{KeyError, ObjectKey, ResourceVersion, envelope::Envelope};
+use super::{KeyError, Lineage, ObjectKey, ResourceVersion, envelope::Envelope};
 
 /// The largest body of an object: what a gRPC client with the default receive limit of 4 MiB can take in any language.
 pub const MAX_OBJECT_BYTES: usize = 3 << 20;
@@ -88,6 +90,7 @@ struct TextBuilder<'a> {
 }
 
 const JSON: &str = "application/json";
+const BYTES: &str = "application/octet-stream";
 
 // === impl Object ===
 

@@ -126,6 +126,18 @@ impl FromStr for ResourceVersion {
 
 // === impl Lineage ===
 
+impl Lineage {
+    /// Reads one; `None` of anything but `[a-z0-9]+`.
+    pub fn parse(text: &str) -> Option<Self> {
+        is_lineage(text).then(|| Self::from(text))
+    }
+
+    /// As it is written before the dot.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl From<&str> for Lineage {
     /// Of `[a-z0-9]` only.
     fn from(text: &str) -> Self {

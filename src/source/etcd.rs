@@ -31,17 +31,19 @@ mod tests;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use self::{
     connection::{Connection, Connections},
     object::{Prefix, Problems, version},
     pb::ResponseHeader,
-    proof::{Identity, Mark, Marker},
+    proof::{Identity, Mark},
     watch::Live,
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
 };
 
@@ -89,7 +91,6 @@ struct Shared {
     prefix: Prefix,
     health: SourceHealth,
     connections: Connections,
-    marker: Marker,
     problems: Mutex<Problems>,
     known: Mutex<Known>,
 }
@@ -107,11 +108,23 @@ struct Known {
 struct Position {
     /// Everything up to here has been handed out.
     revision: i64,
-    /// The connection that it came over.
+    /// The connection that it came over; none has [`EARLIER_START`].
     connection: u64,
     /// The last transaction up to there.
     mark: Option<Mark>,
 }
+
+/// What a later start goes on with.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    identity: Identity,
+    revision: i64,
+    mark: Option<Mark>,
+    problems: (Vec<(Vec<u8>, String)>, usize),
+}
+
+/// Instead of a connection, whose numbers begin at 1.
+const EARLIER_START: u64 = 0;
 
 // === impl EtcdConfig ===
 
@@ -141,7 +154,6 @@ impl EtcdSource {
             prefix: Prefix::new(&config.prefix),
             connections: Connections::new(config.clone()),
             problems: Mutex::new(Problems::new(config.resource.clone(), health.clone())),
-            marker: Marker::default(),
             known: Mutex::default(),
             health,
             config,
@@ -195,6 +207,42 @@ impl ListerWatcher for EtcdSource {
     fn heartbeat(&self) -> Duration {
         self.shared.config.heartbeat
     }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for EtcdSource {
+    /// Another cluster behind the same endpoints is found out when it is asked.
+    fn identity(&self) -> String {
+        let EtcdConfig { endpoints, prefix, .. } = &self.shared.config;
+        let mut endpoints = endpoints.clone();
+        endpoints.sort();
+        format!("the keys of {prefix:?} in etcd at {}", endpoints.join(", "))
+    }
+
+    fn proof(&self) -> Option<Bytes> {
+        let (identity, position) = {
+            let known = self.shared.known.lock();
+            (known.identity, known.position.clone()?)
+        };
+        let Position { revision, mark, .. } = position;
+        let kept = Kept { identity, revision, mark, problems: self.shared.problems.lock().standing() };
+        serde_json::to_vec(&kept).ok().map(Bytes::from)
+    }
+
+    fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
+        let Kept { identity, revision, mark, problems } = kept;
+        if version(revision) != *at {
+            return Err(format!("its proof is of revision {revision}, and it is at {at}"));
+        }
+        *self.shared.known.lock() =
+            Known { identity, position: Some(Position { revision, connection: EARLIER_START, mark }) };
+        self.shared.problems.lock().resume(problems);
+        Ok(())
+    }
 }
 
 // === impl Shared ===
@@ -210,7 +258,7 @@ impl Shared {
         {
             return Err(behind(connection, revision, known));
         }
-        let mark = self.marker.of_list(revision, &reading.newest);
+        let mark = Mark::of_list(revision, &reading.newest);
         self.problems.lock().replace(reading.problems);
         self.known.lock().position = Some(Position { revision, connection: connection.id, mark });
         Ok(List { objects: reading.objects, version })
@@ -227,7 +275,12 @@ impl Shared {
     }
 
     fn check_identity(&self, header: &ResponseHeader) -> Result<(), SourceError> {
-        self.known.lock().identity.check(header).map_err(SourceError::HistoryChanged)
+        let mut known = self.known.lock();
+        known.identity.check(header).map_err(|changed| {
+            // What is known is of the old one.
+            known.position = None;
+            SourceError::HistoryChanged(changed)
+        })
     }
 
     /// Gives a connection up that is of no use.

@@ -21,5 +21,6 @@ mod stream;
 mod tidy;
 mod tls;
 mod until;
+mod warm;
 mod watch;
 mod wire;

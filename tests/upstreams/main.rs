@@ -13,6 +13,7 @@ mod gate;
 mod restore;
 mod served;
 mod truth;
+mod warm;
 
 use std::time::Duration;
 

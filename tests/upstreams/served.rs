@@ -99,6 +99,11 @@ impl Drop for Served {
 
 /// The sum of what `/metrics` says of a name, or of a name with some labels.
 pub(crate) async fn counter(address: SocketAddr, name: &str) -> u64 {
+    gauge(address, name).await as u64
+}
+
+/// The same of what is no whole number.
+pub(crate) async fn gauge(address: SocketAddr, name: &str) -> f64 {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
     let mut answer = String::new();
@@ -108,7 +113,5 @@ pub(crate) async fn counter(address: SocketAddr, name: &str) -> u64 {
         let rest = line.strip_prefix(name);
         rest.is_some_and(|rest| rest.starts_with(['{', ' '])) && line.contains(label)
     };
-    let values =
-        answer.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64);
-    values.sum()
+    answer.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }

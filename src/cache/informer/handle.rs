@@ -23,7 +23,7 @@ pub struct InformerHandle<F: Frame> {
 // === impl InformerHandle ===
 
 impl<F: Frame> InformerHandle<F> {
-    /// The applied state; `None` until the first list.
+    /// The applied state; `None` until there is one, by a list or by an earlier start.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
         self.shared.snapshot.load_full()
     }
@@ -58,7 +58,7 @@ impl<F: Frame> InformerHandle<F> {
         &self.shared.stats
     }
 
-    /// Counters of distribution; `None` until the first list.
+    /// Counters of distribution; `None` as long as there is no state.
     pub fn watch_stats(&self) -> Option<Arc<BroadcasterStats>> {
         self.shared.watch_stats.load_full()
     }

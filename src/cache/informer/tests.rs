@@ -2,6 +2,7 @@
 //! back and nothing else.
 
 mod upstream;
+mod warm;
 
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 

@@ -60,8 +60,16 @@ impl State {
         Self { first_list, last: None, is_last_unavailable: false }
     }
 
+    /// An earlier start was there.
+    pub(super) fn resume(&mut self, version: ResourceVersion) {
+        self.last = Some(version);
+    }
+
     pub(super) fn start(&self) -> Next {
-        Next { delayed: false, request: Request::List(self.list_version()) }
+        match &self.last {
+            Some(_) => self.watch_again(false),
+            None => Next { delayed: false, request: Request::List(self.list_version()) },
+        }
     }
 
     /// SEMANTICS 1.25 and 1.27.

@@ -1,5 +1,7 @@
 //! The Reflector against a scripted upstream, on a paused clock: what it asks for, when, and what it queues.
 
+mod warm;
+
 use std::collections::VecDeque;
 
 use bytes::Bytes;
@@ -150,6 +152,7 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
             Delta::Event(event) => format!("put {}", event.version()),
             Delta::Transaction(events) => format!("{} at {}", events.len(), events[0].version()),
             Delta::Rewind(list) => format!("rewind {}", list.version),
+            Delta::Checkpoint(proof) => format!("checkpoint {}", String::from_utf8_lossy(&proof)),
         }));
     }
     let calls = calls.lock().clone();
@@ -393,7 +396,7 @@ async fn a_full_queue_holds_the_upstream_back() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
                 Delta::Event(event) => event.version().number(),
-                Delta::Rewind(_) | Delta::Transaction(_) => unreachable!("not in this script"),
+                Delta::Rewind(_) | Delta::Transaction(_) | Delta::Checkpoint(_) => unreachable!("not in this script"),
             });
         }
     }

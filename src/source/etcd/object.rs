@@ -127,6 +127,18 @@ impl Problems {
         Self { resource, health, by_key: BTreeMap::new(), omitted: 0 }
     }
 
+    /// To be kept: keys and problems, and how many more there are.
+    pub(super) fn standing(&self) -> (Vec<(Vec<u8>, String)>, usize) {
+        (self.by_key.iter().map(|(key, problem)| (key.clone(), problem.clone())).collect(), self.omitted)
+    }
+
+    /// They stand still.
+    pub(super) fn resume(&mut self, (by_key, omitted): (Vec<(Vec<u8>, String)>, usize)) {
+        self.replace(by_key);
+        self.omitted = omitted;
+        self.tell();
+    }
+
     /// What a list has found is all there is.
     pub(super) fn replace(&mut self, found: Vec<(Vec<u8>, String)>) {
         if found.is_empty() && self.by_key.is_empty() {

@@ -7,22 +7,24 @@
 //! - [`Mark`]: the last transaction that was told. After a break it has to be told again, byte for byte, and nothing after it
 //!   up to where the resource is. That cannot be so by chance, unless the same keys got the same values at the same revision.
 //!
-//! A mark that has been compacted proves nothing; then the resource is listed, and the cache compares the list with what it
-//! holds.
+//! A mark that has been compacted proves nothing, nor does that of a list which was followed by something that is gone. Then the
+//! resource is listed, and the cache compares the list with what it holds.
+//!
+//! Both can be kept, and prove the same to a later start.
 
-use std::{
-    collections::BTreeSet,
-    hash::{BuildHasher, RandomState},
-};
+use std::collections::BTreeSet;
+
+use ring::digest::{Context, SHA256};
+use serde::{Deserialize, Serialize};
 
 use super::pb::{Event, EventType, KeyValue, ResponseHeader};
 
 /// What etcd says of itself in answers that the whole cluster stands behind.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity(Option<(u64, u64)>);
 
 /// The last transaction of the resource that is known, to be recognised.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Mark {
     revision: i64,
     /// Of each key that was put: key, value and counters.
@@ -44,10 +46,6 @@ pub(super) enum Verdict {
     Unknown,
 }
 
-/// Makes marks.
-#[derive(Debug, Default)]
-pub(super) struct Marker(RandomState);
-
 // === impl Identity ===
 
 impl Identity {
@@ -66,55 +64,41 @@ impl Identity {
     }
 }
 
-// === impl Marker ===
+// === impl Mark ===
 
-impl Marker {
+impl Mark {
     /// The mark of what was told last, all of one transaction.
-    pub(super) fn of_transaction(&self, revision: i64, events: &[Event]) -> Mark {
+    pub(super) fn of_transaction(revision: i64, events: &[Event]) -> Self {
         let (mut puts, mut deletes) = (BTreeSet::new(), BTreeSet::new());
-        for (is_put, print) in events.iter().filter_map(|event| self.print(event)) {
+        for (is_put, print) in events.iter().filter_map(print) {
             if is_put {
                 puts.insert(print)
             } else {
                 deletes.insert(print)
             };
         }
-        Mark { revision, puts, deletes, listed_at: None }
+        Self { revision, puts, deletes, listed_at: None }
     }
 
     /// The mark of a list at a revision, of which these are the newest, all changed at one; none of an empty one.
-    pub(super) fn of_list(&self, listed_at: i64, newest: &[KeyValue]) -> Option<Mark> {
+    pub(super) fn of_list(listed_at: i64, newest: &[KeyValue]) -> Option<Self> {
         let revision = newest.first()?.mod_revision;
-        let puts = newest.iter().map(|kv| self.put(kv)).collect();
-        Some(Mark { revision, puts, deletes: BTreeSet::new(), listed_at: Some(listed_at) })
+        let puts = newest.iter().map(print_of_put).collect();
+        Some(Self { revision, puts, deletes: BTreeSet::new(), listed_at: Some(listed_at) })
     }
 
-    /// Whether events of the mark's revision are what it was made of.
-    pub(super) fn compare(&self, mark: &Mark, events: &[Event]) -> Verdict {
-        let told = self.of_transaction(mark.revision, events);
-        let is_same = if mark.listed_at.is_none() {
+    /// Whether events of its revision are what it was made of.
+    pub(super) fn compare(&self, events: &[Event]) -> Verdict {
+        let told = Self::of_transaction(self.revision, events);
+        let is_same = if self.listed_at.is_none() {
             // A deletion may be compacted away at its own revision (etcd #18089).
-            told.puts == mark.puts && told.deletes.is_subset(&mark.deletes)
+            told.puts == self.puts && told.deletes.is_subset(&self.deletes)
         } else {
-            told.puts.is_superset(&mark.puts)
+            told.puts.is_superset(&self.puts)
         };
         if is_same { Verdict::Same } else { Verdict::Other }
     }
 
-    fn print(&self, event: &Event) -> Option<(bool, u64)> {
-        let kv = event.kv.as_ref()?;
-        let is_put = event.r#type() == EventType::Put;
-        Some((is_put, if is_put { self.put(kv) } else { self.0.hash_one(&kv.key) }))
-    }
-
-    fn put(&self, kv: &KeyValue) -> u64 {
-        self.0.hash_one((&kv.key, kv.create_revision, kv.mod_revision, kv.version, &kv.value))
-    }
-}
-
-// === impl Mark ===
-
-impl Mark {
     /// Where it was.
     pub(super) fn revision(&self) -> i64 {
         self.revision
@@ -125,10 +109,33 @@ impl Mark {
         if self.puts.is_empty() { Verdict::Unknown } else { Verdict::Other }
     }
 
-    /// Something was told after it, up to where the resource is. Before a list, that may have been deleted.
+    /// Something was told after it, up to where the resource is. Before a list, that may have been deleted again; whether it
+    /// was, only another list can tell.
     pub(super) fn followed_at(&self, revision: i64) -> Verdict {
-        if self.listed_at.is_some_and(|listed_at| revision <= listed_at) { Verdict::Same } else { Verdict::Other }
+        if self.listed_at.is_some_and(|listed_at| revision <= listed_at) { Verdict::Unknown } else { Verdict::Other }
     }
+}
+
+/// Of an event, and whether it is a put.
+fn print(event: &Event) -> Option<(bool, u64)> {
+    let kv = event.kv.as_ref()?;
+    let is_put = event.r#type() == EventType::Put;
+    Some((is_put, if is_put { print_of_put(kv) } else { print_of(&[&kv.key]) }))
+}
+
+fn print_of_put(kv: &KeyValue) -> u64 {
+    let numbers = [kv.create_revision, kv.mod_revision, kv.version].map(i64::to_le_bytes);
+    print_of(&[&kv.key, numbers.as_flattened(), &kv.value])
+}
+
+/// The same in every version and on every machine: what is kept is compared by later ones.
+fn print_of(parts: &[&[u8]]) -> u64 {
+    let mut sum = Context::new(&SHA256);
+    for part in parts {
+        sum.update(&(part.len() as u64).to_le_bytes());
+        sum.update(part);
+    }
+    sum.finish().as_ref().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 #[cfg(test)]
@@ -162,11 +169,10 @@ mod tests {
     #[test]
     fn a_transaction_is_recognised_byte_for_byte() {
         use EventType::{Delete, Put};
-        let marker = Marker::default();
         let told = [event(Put, "a", "1"), event(Delete, "b", "")];
-        let mark = marker.of_transaction(7, &told);
-        assert_eq!(marker.compare(&mark, &told), Verdict::Same);
-        assert_eq!(marker.compare(&mark, &told[..1]), Verdict::Same, "a deletion that was compacted away");
+        let mark = Mark::of_transaction(7, &told);
+        assert_eq!(mark.compare(&told), Verdict::Same);
+        assert_eq!(mark.compare(&told[..1]), Verdict::Same, "a deletion that was compacted away");
         for other in [
             vec![event(Put, "a", "2"), event(Delete, "b", "")],
             vec![event(Put, "b", "1"), event(Delete, "b", "")],
@@ -174,23 +180,33 @@ mod tests {
             vec![event(Put, "a", "1"), event(Put, "c", "1")],
             vec![event(Delete, "b", "")],
         ] {
-            assert_eq!(marker.compare(&mark, &other), Verdict::Other, "{other:?}");
+            assert_eq!(mark.compare(&other), Verdict::Other, "{other:?}");
         }
         assert_eq!((mark.missed(), mark.followed_at(8)), (Verdict::Other, Verdict::Other));
-        assert_eq!(marker.of_transaction(7, &told[1..]).missed(), Verdict::Unknown);
+        assert_eq!(Mark::of_transaction(7, &told[1..]).missed(), Verdict::Unknown);
     }
 
     #[test]
     fn a_list_is_recognised_by_its_newest() {
         use EventType::{Delete, Put};
-        let marker = Marker::default();
-        let mark = marker.of_list(10, &[kv("a", "1"), kv("b", "2")]).unwrap();
+        let mark = Mark::of_list(10, &[kv("a", "1"), kv("b", "2")]).unwrap();
         assert_eq!(mark.revision(), 7);
         let told = [event(Put, "a", "1"), event(Put, "b", "2"), event(Delete, "c", ""), event(Put, "d", "1")];
-        assert_eq!(marker.compare(&mark, &told), Verdict::Same, "d may have been deleted before the list");
-        assert_eq!(marker.compare(&mark, &told[1..]), Verdict::Other);
+        assert_eq!(mark.compare(&told), Verdict::Same, "d may have been deleted before the list");
+        assert_eq!(mark.compare(&told[1..]), Verdict::Other);
         assert_eq!(mark.missed(), Verdict::Other);
-        assert_eq!((mark.followed_at(10), mark.followed_at(11)), (Verdict::Same, Verdict::Other));
-        assert_eq!(marker.of_list(10, &[]), None);
+        assert_eq!((mark.followed_at(10), mark.followed_at(11)), (Verdict::Unknown, Verdict::Other));
+        assert_eq!(Mark::of_list(10, &[]), None);
+    }
+
+    /// What one version has kept is recognised by the next: these numbers never change.
+    #[test]
+    fn a_mark_is_the_same_in_every_version() {
+        let mark = Mark::of_transaction(7, &[event(EventType::Put, "a", "1"), event(EventType::Delete, "b", "")]);
+        let text = serde_json::to_string(&mark).unwrap();
+        let puts = "12179729075883433244";
+        let expected = format!(r#"{{"revision":7,"puts":[{puts}],"deletes":[15258579376835720218],"listed_at":null}}"#);
+        assert_eq!(text, expected);
+        assert_eq!(serde_json::from_str::<Mark>(&text).unwrap(), mark);
     }
 }

@@ -7,6 +7,7 @@ mod health;
 mod play;
 mod rewind;
 mod told;
+mod warm;
 
 use std::{
     collections::BTreeMap,
@@ -43,6 +44,11 @@ struct Rig {
 
 impl Rig {
     fn start(config: EtcdConfig) -> Self {
+        Self::resume(config, None)
+    }
+
+    /// With what an earlier start has kept, if there is something.
+    fn resume(config: EtcdConfig, kept: Option<(ResourceVersion, &[u8])>) -> Self {
         let health = SourceHealth::new(config.heartbeat, Duration::from_secs(15));
         let source = EtcdSource::new(config, health.clone());
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
@@ -52,7 +58,10 @@ impl Rig {
             ..BackoffConfig::default()
         };
         let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
-        let reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
+        let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
+        if let Some((version, proof)) = kept {
+            reflector.resume(version, proof).unwrap();
+        }
         let stats = Arc::clone(reflector.stats());
         let task = tokio::spawn(reflector.run());
         Self { fifo, health, stats, task, state: BTreeMap::new(), version: 0, rewinds: 0 }
@@ -67,7 +76,7 @@ impl Rig {
     async fn next(&mut self) -> String {
         let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("something in time");
         let delta = popped.unwrap().remove(0);
-        let version = delta.version().unwrap().number();
+        let version = delta.version().map_or(self.version, ResourceVersion::number);
         let text = match delta {
             Delta::Replace(list) => {
                 self.replace(&list);
@@ -81,6 +90,7 @@ impl Rig {
             }
             Delta::Event(Event::Bookmark(_)) => format!("bookmark {version}"),
             Delta::Event(event) => format!("{version}{}", self.apply(&event)),
+            Delta::Checkpoint(_) => "checkpoint".to_owned(),
             Delta::Transaction(events) => {
                 assert!(events.iter().all(|event| event.version().number() == version), "one revision: {events:?}");
                 let told: String = events.iter().map(|event| self.apply(event)).collect();

@@ -9,8 +9,8 @@
 //!
 //! - A revision is handed out whole: what is split over messages is gathered until a later revision or the last fragment.
 //! - Revisions go up. One that does not is a broken stream, and is never handed out.
-//! - Over a connection that is not the one of the last answer nothing is handed out before the history is known to be the
-//!   same.
+//! - Over a connection that is not the one of the last answer, or after a start, nothing is handed out before the history is
+//!   known to be the same, nor is the upstream alive. So that this takes no longer than it must, etcd is asked at once.
 //! - A server that says nothing when it is asked is given up.
 
 use std::{
@@ -25,7 +25,7 @@ use tokio::{sync::mpsc, time::Instant};
 use tonic::{Status, Streaming};
 
 use super::{
-    Position, Shared,
+    EtcdConfig, Position, Shared,
     connection::Connection,
     object::version,
     pb::{
@@ -53,7 +53,8 @@ pub(super) struct Live {
     /// With where the resource is after it.
     ready: VecDeque<(Delta, Position)>,
     heard_at: Instant,
-    asked_at: Instant,
+    /// `None` when it is to be asked now.
+    asked_at: Option<Instant>,
     /// Since when nothing has answered what was asked.
     unanswered_since: Option<Instant>,
     /// A question to a server that cannot be asked on the stream.
@@ -98,6 +99,7 @@ impl Live {
         drop(requests.try_send(create));
         let responses = connection.watch(receiver).await.map_err(|status| connection.error(&status))?;
         let now = Instant::now();
+        let asked_at = unproved.is_none().then_some(now);
         let mut live = Self {
             last: Position { connection: connection.id, ..from },
             shared,
@@ -108,7 +110,7 @@ impl Live {
             gathered: Vec::new(),
             ready: VecDeque::new(),
             heard_at: now,
-            asked_at: now,
+            asked_at,
             unanswered_since: None,
             head: None,
         };
@@ -147,7 +149,8 @@ impl Live {
     async fn turn(&mut self) -> Result<(), SourceError> {
         let demand = self.shared.health.demand().clone();
         let can_hurry = self.connection.tells_progress && !demand.is_wanted();
-        let ask_at = self.ask_at(self.connection.tells_progress && demand.is_wanted());
+        let is_wanted = demand.is_wanted() || self.unproved.is_some();
+        let ask_at = self.ask_at(self.connection.tells_progress && is_wanted);
         let head = async {
             match &mut self.head {
                 Some(head) => head.await,
@@ -167,7 +170,7 @@ impl Live {
                 self.head = None;
                 let header = header.map_err(|status| self.connection.error(&status))?;
                 self.shared.check_identity(&header)?;
-                self.shared.health.alive();
+                self.alive();
                 Ok(())
             }
             // Cancel-safe by its own contract; then the time to ask is another one.
@@ -183,16 +186,25 @@ impl Live {
     }
 
     fn ask_at(&self, is_wanted: bool) -> Instant {
-        if is_wanted {
-            self.asked_at + self.shared.config.progress_interval
-        } else {
-            self.asked_at.max(self.heard_at) + self.shared.config.heartbeat
+        let EtcdConfig { progress_interval, heartbeat, .. } = self.shared.config;
+        match self.asked_at {
+            None => self.heard_at,
+            Some(asked_at) if is_wanted => asked_at + progress_interval,
+            Some(asked_at) => asked_at.max(self.heard_at) + heartbeat,
+        }
+    }
+
+    /// It answers. What has answered is the upstream only if it tells what was told before.
+    fn alive(&self) {
+        if self.unproved.as_ref().is_none_or(|unproved| unproved.is_repeated) {
+            self.shared.health.alive();
         }
     }
 
     /// Asks how far etcd is, which also shows whether it is there.
     fn ask(&mut self) -> Result<(), SourceError> {
-        self.asked_at = Instant::now();
+        let now = Instant::now();
+        self.asked_at = Some(now);
         if !self.connection.tells_progress {
             if self.head.is_none() {
                 let (connection, key) = (self.connection.clone(), self.shared.prefix.first());
@@ -200,7 +212,7 @@ impl Live {
             }
             return Ok(());
         }
-        let unanswered_since = *self.unanswered_since.get_or_insert(self.asked_at);
+        let unanswered_since = *self.unanswered_since.get_or_insert(now);
         if unanswered_since.elapsed() > self.shared.config.answer_timeout {
             return Err(self.silent());
         }
@@ -246,7 +258,7 @@ impl Live {
     /// Everything up to a revision has been told.
     fn progress(&mut self, told: i64) -> Result<(), SourceError> {
         if told < self.last.revision {
-            self.shared.health.alive();
+            self.alive();
             return Ok(());
         }
         self.settle()?;
@@ -268,14 +280,19 @@ impl Live {
                 Ordering::Less => return Err(broken()),
                 Ordering::Equal => {
                     unproved.is_repeated = true;
-                    self.shared.marker.compare(&unproved.mark, &events)
+                    unproved.mark.compare(&events)
                 }
                 Ordering::Greater => unproved.mark.followed_at(revision),
             };
-            return self.judge(verdict);
+            self.judge(verdict)?;
+            if !self.connection.tells_progress {
+                // There may be nothing more to hear for long.
+                self.alive();
+            }
+            return Ok(());
         }
         self.settle()?;
-        let mark = self.shared.marker.of_transaction(revision, &events);
+        let mark = Mark::of_transaction(revision, &events);
         self.last = Position { revision, connection: self.connection.id, mark: Some(mark) };
         let told = self.shared.read(revision, events);
         self.ready.push_back((told, self.last.clone()));

@@ -1,0 +1,129 @@
+//! How a resource is connected: its source, Reflector, queue and informer, and what it begins with.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::oneshot, task::JoinSet};
+use tracing::{Instrument, info_span};
+
+use super::{
+    Ended, infallible,
+    keeper::Keeper,
+    sources::{etcd_config, stream_path},
+    writer::WriterThread,
+};
+use crate::{
+    cache::{
+        FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
+        SourceHealth,
+    },
+    config::{Config, ResourceConfig, SourceConfig},
+    grpc::ServedResource,
+    source::{
+        etcd::EtcdSource,
+        files::{FilesConfig, FilesSource},
+        stream::{self, StreamConfig, StreamSource},
+    },
+    telemetry::ObservedResource,
+};
+
+/// What resources are connected with.
+pub(super) struct Connector<'a> {
+    pub(super) config: &'a Config,
+    pub(super) tasks: &'a mut JoinSet<Ended>,
+    pub(super) keeper: Option<Keeper>,
+}
+
+/// A wake costs some twenty times what an event costs, so that not to gather for half a millisecond would pay nobody.
+const LEAST_WINDOW: Duration = Duration::from_micros(500);
+
+// === impl Connector ===
+
+impl Connector<'_> {
+    /// Connects one resource: source, Reflector, queue, informer.
+    pub(super) fn resource(&mut self, writer: &WriterThread, resource: &ResourceConfig) -> ObservedResource {
+        let stale_after = self.config.stale_after;
+        match &resource.source {
+            SourceConfig::Files { path, kind } => {
+                let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
+                let health = SourceHealth::new(files.rescan, stale_after);
+                let source = FilesSource::new(files, health.clone());
+                self.connect(writer, resource, "files", source, health)
+            }
+            SourceConfig::Stream { path } => {
+                let stream = StreamConfig { path: stream_path(path.as_deref()), resource: resource.name.clone() };
+                let health = SourceHealth::new(stream::HEARTBEAT, stale_after);
+                let source = StreamSource::new(stream, health.clone());
+                self.connect(writer, resource, "stream", source, health)
+            }
+            SourceConfig::Etcd(etcd) => {
+                let etcd = etcd_config(&resource.name, etcd);
+                let health = SourceHealth::new(etcd.heartbeat, stale_after);
+                let source = EtcdSource::new(etcd, health.clone());
+                self.connect(writer, resource, "etcd", source, health)
+            }
+        }
+    }
+
+    fn connect<S: ListerWatcher>(
+        &mut self,
+        writer: &WriterThread,
+        resource: &ResourceConfig,
+        kind: &'static str,
+        source: S,
+        health: SourceHealth,
+    ) -> ObservedResource {
+        let config = self.config;
+        let name = resource.name.as_str();
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let informer_config = InformerConfig {
+            indexers: Arc::clone(&resource.indexers),
+            broadcaster: config.broadcaster(),
+            history: config.history(),
+            batch_window: config.watch.batch_window.max(LEAST_WINDOW),
+        };
+        let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
+        let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
+        let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
+        let stats = Arc::clone(reflector.stats());
+        let identity = reflector.identity();
+        let kept = self
+            .keeper
+            .as_mut()
+            .zip(identity)
+            .and_then(|(keeper, identity)| keeper.keep(name, &identity, &fifo, &handle));
+
+        let begins_with = kept.clone();
+        let (begun, has_begun) = oneshot::channel();
+        let informing = async move {
+            if let Some(kept) = begins_with {
+                kept.begin(&mut informer, &mut reflector);
+            }
+            // It fails when the set of tasks is being dropped.
+            drop(begun.send(reflector));
+            informer.run().await;
+        };
+        let reflecting = async move {
+            if let Ok(reflector) = has_begun.await {
+                reflector.run().await;
+            }
+        };
+        let span = info_span!("informer", resource = name);
+        writer.spawn(self.tasks, infallible(format!("informer of {name}"), informing.instrument(span)));
+        let span = info_span!("reflector", resource = name, source = kind);
+        writer.spawn(self.tasks, infallible(format!("reflector of {name}"), reflecting.instrument(span)));
+
+        let served = ServedResource {
+            name: name.to_owned(),
+            source: kind,
+            optional: resource.optional,
+            queue: resource.queue_options(&config.watch),
+            informer: handle,
+        };
+        ObservedResource {
+            resource: served,
+            reflector: stats,
+            fifo,
+            kept: kept.map(|kept| Arc::clone(kept.file().stats())),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Keeps the state of resources in files, so that the next start has something to serve at once, and asks its upstreams only
+//! for what has changed since.
+//!
+//! One task for all resources, which writes one file at a time, and not in a thread that serves. A state is written soon after
+//! it was first listed and after its history has changed, then at intervals if objects have changed, and a last time when the server
+//! drains. It is an optimisation: whatever goes wrong is reported, and everything else goes on.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::time;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cache::{
+        Informer, InformerHandle, ListerWatcher, RealFifo, Reflector, SavedState, SnapshotDirectory, SnapshotFile,
+    },
+    config::Config,
+    grpc::WireFrame,
+};
+
+/// The states that are kept.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    /// Or why none is.
+    directory: Result<SnapshotDirectory, String>,
+    interval: Duration,
+    kept: Vec<Kept>,
+}
+
+/// The state of one resource, in a file; clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    resource: String,
+    file: SnapshotFile,
+    fifo: Arc<RealFifo>,
+    informer: InformerHandle<WireFrame>,
+    /// What had changed when the file was written.
+    written: Mutex<Option<Changes>>,
+}
+
+/// How often objects have changed, and the whole history. A version that moves on by itself is not worth a file.
+type Changes = (u64, u64);
+
+/// How often it is looked whether something is to be written.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// A resource whose changes wait for a client under BLOCK has its turn later.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
+
+// === impl Keeper ===
+
+impl Keeper {
+    /// Of the directory that is configured, if one is.
+    pub(super) fn open(config: &Config) -> Option<Self> {
+        let directory = SnapshotDirectory::open(config.state_dir.as_deref()?);
+        match &directory {
+            Ok(directory) if directory.is_open_to_all() => tracing::warn!(
+                directory = %directory.path().display(),
+                "everybody on this machine can put states into state_dir: take the right to write from others (chmod o-w)"
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "no state is kept for the next start"),
+        }
+        let directory = directory.map_err(|error| format!("state_dir: {error}"));
+        Some(Self { directory, interval: config.state_interval, kept: Vec::new() })
+    }
+
+    /// Keeps one more resource, whose source says what its objects depend upon.
+    pub(super) fn keep(
+        &mut self,
+        resource: &str,
+        identity: &str,
+        fifo: &Arc<RealFifo>,
+        informer: &InformerHandle<WireFrame>,
+    ) -> Option<Kept> {
+        let directory = match &self.directory {
+            Ok(directory) => directory,
+            Err(problem) => {
+                informer.health().set_keeping_problem(Some(problem.clone()));
+                return None;
+            }
+        };
+        let shared = Shared {
+            resource: resource.to_owned(),
+            file: directory.file(resource, identity),
+            fifo: Arc::clone(fifo),
+            informer: informer.clone(),
+            written: Mutex::default(),
+        };
+        let kept = Kept { shared: Arc::new(shared) };
+        self.kept.push(kept.clone());
+        Some(kept)
+    }
+
+    /// Writes what has changed at intervals, and a last time when the server drains; then it is ready.
+    pub(super) async fn run(self, draining: CancellationToken) {
+        let Self { directory: _locked, interval, kept } = self;
+        // When it is due, and of which history it was tried last.
+        let mut due = vec![(Instant::now(), 0); kept.len()];
+        while !draining.is_cancelled() {
+            for (kept, (due, tried)) in kept.iter().zip(&mut due) {
+                let (_, history) = kept.changes();
+                // What is there of another history would be served again, and be found out again.
+                if (Instant::now() >= *due || history != *tried) && kept.write().await {
+                    (*due, *tried) = (Instant::now() + interval, history);
+                }
+            }
+            tokio::select! {
+                () = draining.cancelled() => {}
+                () = time::sleep(LOOK_INTERVAL.min(interval)) => {}
+            }
+        }
+        for kept in &kept {
+            kept.write().await;
+        }
+    }
+}
+
+// === impl Kept ===
+
+impl Kept {
+    /// Where it is kept.
+    pub(super) fn file(&self) -> &SnapshotFile {
+        &self.shared.file
+    }
+
+    /// Lets informer and Reflector begin with what an earlier start has left, if there is something. Blocks.
+    pub(super) fn begin<S: ListerWatcher>(&self, informer: &mut Informer<WireFrame>, reflector: &mut Reflector<S>) {
+        let Shared { file, informer: handle, written, .. } = &*self.shared;
+        let (started, path) = (Instant::now(), file.path().display());
+        let resumed = file.read().map_err(|error| error.to_string()).and_then(|saved| {
+            let Some(SavedState { list, proof, seen_at }) = saved else { return Ok(()) };
+            reflector.resume(list.version.clone(), &proof)?;
+            handle.health().resumed(seen_at);
+            *written.lock() = Some(self.changes());
+            tracing::info!(file = %path, objects = list.objects.len(), took = ?started.elapsed(), "read the kept state");
+            informer.begin_warm(list);
+            Ok(())
+        });
+        if let Err(problem) = resumed {
+            tracing::warn!(file = %path, problem, "the kept state is not used, and a list is made instead");
+        }
+    }
+
+    /// Writes the state if objects have changed. Whether it tried.
+    async fn write(&self) -> bool {
+        let Shared { resource, file, fifo, informer, written } = &*self.shared;
+        // Before the state is taken: what is counted meanwhile is written again, and not forgotten.
+        let changes = self.changes();
+        if informer.snapshot().is_none() || *written.lock() == Some(changes) {
+            return false;
+        }
+        let Ok(Some(checkpoint)) = time::timeout(CHECKPOINT_TIMEOUT, fifo.checkpoints().take()).await else {
+            return false;
+        };
+        let (file, seen_at) = (file.clone(), informer.health().report().seen_at);
+        let writing = tokio::task::spawn_blocking(move || {
+            let written = file.write(&checkpoint, seen_at);
+            written.map_err(|error| format!("state_dir: {} cannot be written: {error}", file.path().display()))
+        });
+        let problem = match writing.await {
+            Ok(Ok(bytes)) => {
+                tracing::debug!(resource, bytes, "kept the state");
+                *written.lock() = Some(changes);
+                None
+            }
+            Ok(Err(problem)) => Some(problem),
+            Err(error) => Some(format!("state_dir: {error}")),
+        };
+        if let Some(problem) = &problem {
+            tracing::warn!(resource, problem, "the state is not kept for the next start");
+        }
+        informer.health().set_keeping_problem(problem);
+        true
+    }
+
+    fn changes(&self) -> Changes {
+        let stats = self.shared.informer.stats();
+        (stats.changes.load(Ordering::Relaxed), stats.rewinds.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,86 @@
+//! A start that begins with what an earlier one has left.
+
+use super::*;
+
+fn begun() -> Running {
+    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+    let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
+    let broadcaster = BroadcasterConfig::default();
+    let config = InformerConfig {
+        indexers: Arc::default(),
+        broadcaster,
+        history: broadcaster.retention,
+        batch_window: Duration::ZERO,
+    };
+    let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+    informer.begin_warm(List { objects: vec![object("a", 3), object("b", 7)], version: version(10) });
+    Running { fifo, handle, task: tokio::spawn(informer.run()) }
+}
+
+async fn after(running: &Running, number: u128) -> Result<Joined<Deliveries>, JoinError> {
+    running.handle.join(Start::After(version(number)), replay()).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_served_at_once_and_stale_until_the_upstream_is_there() {
+    let running = begun();
+    let snapshot = running.handle.snapshot().unwrap();
+    assert_eq!((snapshot.len(), snapshot.version()), (2, &version(10)));
+    assert_eq!(running.handle.distributed().as_deref(), Some(&version(10)));
+    assert_eq!(running.handle.health().state(), SyncState::Stale);
+    assert_eq!(count(&running.handle.stats().replaces), 0, "nothing was listed");
+    running.handle.health().alive();
+    assert_eq!(running.handle.health().state(), SyncState::Synced);
+}
+
+/// Nothing is known of what was before the state, nor yet of what came after it.
+#[tokio::test(start_paused = true)]
+async fn its_version_and_every_later_one_can_be_resumed_from() {
+    let running = begun();
+    for number in [1, 3, 7, 9] {
+        let error = after(&running, number).await.unwrap_err();
+        assert_eq!(error, JoinError::Expired { oldest: version(10), current: version(10) });
+    }
+    assert_eq!(after(&running, 12).await.unwrap_err(), JoinError::TooLarge { current: version(10) });
+    let mut joined = after(&running, 10).await.unwrap();
+    assert_eq!(joined.backlog, Backlog::default());
+    running.apply(put("b", 12)).await;
+    running.apply(put("c", 15)).await;
+    assert_eq!(taken(joined.cursor.as_mut().unwrap()).await, ["~b 12", "+c 15"]);
+    // Whoever had seen 12 before goes on from there.
+    let versions = |joined: Joined<Deliveries>| -> Vec<u128> {
+        joined.backlog.batches.iter().map(|batch| batch.after.number()).collect()
+    };
+    assert_eq!(versions(after(&running, 12).await.unwrap()), [15]);
+    assert_eq!(versions(after(&running, 10).await.unwrap()), [12, 15]);
+    assert!(matches!(after(&running, 9).await, Err(JoinError::Expired { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_after_it_is_a_difference_and_leaves_a_gap() {
+    let running = begun();
+    let mut cursor = running.watch().await.cursor.unwrap();
+    running.list(vec![object("b", 7), object("c", 17)], version(20)).await;
+    assert_eq!(taken(&mut cursor).await, ["-a 10 inferred", "+c 20"]);
+    assert!(after(&running, 10).await.is_ok());
+    assert!(matches!(after(&running, 15).await, Err(JoinError::Expired { .. })), "inside the gap");
+    assert!(after(&running, 20).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_history_ends_those_who_watch_it() {
+    for rewind in [
+        Delta::Rewind(List { objects: vec![object("a", 3)], version: version(30) }),
+        Delta::Replace(List { objects: vec![object("a", 3)], version: version(9) }),
+        Delta::Replace(List { objects: vec![object("a", 4), object("b", 7)], version: version(30) }),
+    ] {
+        let running = begun();
+        let (mut cursor, epoch) = (running.watch().await.cursor.unwrap(), running.handle.epoch());
+        let at = rewind.version().unwrap().clone();
+        running.fifo.push(rewind).await;
+        running.reach(&at).await;
+        assert_eq!(taken(&mut cursor).await, ["HistoryChanged"]);
+        assert!(running.handle.epoch() > epoch);
+        assert_eq!(count(&running.handle.stats().rewinds), 1);
+    }
+}

@@ -1,0 +1,306 @@
+//! The state of a resource in a file, for the next start to begin with.
+//!
+//! ```text
+//!   "informerd state\n", version of the format: u32
+//!   header: JSON          whose state it is, its version, how many objects there are
+//!   proof                 what its upstream's history can be recognised by
+//!   objects               one after the other
+//!   SHA-256 of everything above
+//! ```
+//!
+//! Header, proof and objects have their length before them, as a little-endian `u32`. Invariants:
+//!
+//! - A file is written beside the one that is there, made durable, and then takes its place: whenever the process or the machine
+//!   ends, there is the old state or the new one, whole.
+//! - Written and read piece by piece, never as a whole in memory.
+//! - Nothing of a file is used before all of it has been read and its checksum is right. What is damaged, of another resource or
+//!   source, or of another format is not used at all.
+//!
+//! The checksum shows damage. It is no signature: whoever can write to the directory can write a state.
+
+mod directory;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufReader, BufWriter, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
+use serde::{Deserialize, Serialize};
+
+pub use self::directory::{SnapshotDirectory, SnapshotDirectoryError};
+use super::{Checkpoint, List};
+use crate::model::{Object, ResourceVersion};
+
+/// Where the state of one resource is kept. Clones share its counters; one at a time writes.
+#[derive(Debug, Clone)]
+pub struct SnapshotFile {
+    path: PathBuf,
+    resource: String,
+    identity: String,
+    stats: Arc<SnapshotFileStats>,
+}
+
+/// Counters and gauges of one file, read at scrape.
+#[derive(Debug, Default)]
+pub struct SnapshotFileStats {
+    /// States that were written.
+    pub writes: AtomicU64,
+    /// Those that could not be.
+    pub failures: AtomicU64,
+    /// How many bytes the last one has.
+    pub size: AtomicU64,
+    /// How long it took to write it.
+    pub micros: AtomicU64,
+    /// When that was, in milliseconds since the beginning of 1970; 0 before the first.
+    pub written_at_ms: AtomicU64,
+}
+
+/// A state that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedState {
+    /// The objects, and their version.
+    pub list: List,
+    /// What its upstream's history can be recognised by.
+    pub proof: Bytes,
+    /// When the upstream had last proved itself alive.
+    pub seen_at: Option<SystemTime>,
+}
+
+/// Why a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotFileError {
+    /// It cannot be read.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It is not as it was written.
+    #[error("it is damaged: {0}")]
+    Damaged(&'static str),
+    /// It is not of this version's format.
+    #[error("it is no state that this version of informerd has written")]
+    Format,
+    /// It is whole, and of something else.
+    #[error("it is the state of {found}, and this is {expected}")]
+    Foreign {
+        /// What the file says.
+        found: String,
+        /// What is asked for.
+        expected: String,
+    },
+}
+
+/// Whose state it is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    resource: String,
+    source: String,
+    version: String,
+    objects: u64,
+    /// Since the beginning of 1970.
+    seen_at_ms: Option<u64>,
+}
+
+/// Writes, and makes the checksum.
+struct Sum<F> {
+    file: F,
+    sum: Context,
+}
+
+const MAGIC: &[u8; 16] = b"informerd state\n";
+const FORMAT: u32 = 1;
+/// Of a header, a proof or an object: several times the largest, so that of a file which is damaged not everything is read
+/// into memory.
+const MAX_PIECE_BYTES: usize = 64 << 20;
+const BUFFER_BYTES: usize = 128 << 10;
+
+// === impl SnapshotFile ===
+
+impl SnapshotFile {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> &Arc<SnapshotFileStats> {
+        &self.stats
+    }
+
+    /// Writes a state, in place of the one that is there. Blocks until it is durable; returns how many bytes it has.
+    ///
+    /// # Errors
+    ///
+    /// Then what was there is there still.
+    pub fn write(&self, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<u64> {
+        let (beside, started) = (self.path.with_extension("tmp"), Instant::now());
+        // What a start that was killed has left, perhaps with other permissions.
+        drop(fs::remove_file(&beside));
+        let written = self.write_to(&beside, checkpoint, seen_at).and_then(|bytes| {
+            fs::rename(&beside, &self.path)?;
+            // The name has to be durable too.
+            File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+            Ok(bytes)
+        });
+        if let Ok(size) = written {
+            self.stats.writes.fetch_add(1, Ordering::Relaxed);
+            self.stats.size.store(size, Ordering::Relaxed);
+            self.stats.micros.store(started.elapsed().as_micros() as u64, Ordering::Relaxed);
+            self.stats.written_at_ms.store(since_1970_ms(SystemTime::now()), Ordering::Relaxed);
+        } else {
+            self.stats.failures.fetch_add(1, Ordering::Relaxed);
+            drop(fs::remove_file(&beside));
+        }
+        written
+    }
+
+    fn write_to(&self, path: &Path, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<u64> {
+        let Checkpoint { snapshot, proof } = checkpoint;
+        let header = Header {
+            resource: self.resource.clone(),
+            source: self.identity.clone(),
+            version: snapshot.version().to_string(),
+            objects: snapshot.len() as u64,
+            seen_at_ms: seen_at.map(since_1970_ms),
+        };
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let mut out = Sum::new(BufWriter::with_capacity(BUFFER_BYTES, file));
+        out.write_all(MAGIC)?;
+        out.write_all(&FORMAT.to_le_bytes())?;
+        out.piece(&serde_json::to_vec(&header)?)?;
+        out.piece(proof)?;
+        let mut record = Vec::new();
+        for object in snapshot.objects(None, None) {
+            record.clear();
+            if !object.write_record(&mut record) {
+                let (key, media_type) = (object.key(), object.media_type());
+                return Err(io::Error::other(format!("{key}: objects of the type {media_type:?} cannot be kept")));
+            }
+            out.piece(&record)?;
+        }
+        let Sum { mut file, sum } = out;
+        file.write_all(sum.finish().as_ref())?;
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.sync_all()?;
+        Ok(file.metadata()?.len())
+    }
+
+    /// Reads the state that is there; `None` when there is none. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// When there is a file, and it is not to be used.
+    pub fn read(&self) -> Result<Option<SavedState>, SnapshotFileError> {
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut input = Sum::new(BufReader::with_capacity(BUFFER_BYTES, file));
+        let mut start = [0; MAGIC.len() + size_of::<u32>()];
+        input.fill(&mut start)?;
+        if start != *[&MAGIC[..], &FORMAT.to_le_bytes()].concat() {
+            return Err(SnapshotFileError::Format);
+        }
+        let mut piece = Vec::new();
+        input.read_piece(&mut piece)?;
+        let damaged = || SnapshotFileError::Damaged("its header cannot be read");
+        let header: Header = serde_json::from_slice(&piece).map_err(|_| damaged())?;
+        let version: ResourceVersion = header.version.parse().map_err(|_| damaged())?;
+        input.read_piece(&mut piece)?;
+        let proof = Bytes::copy_from_slice(&piece);
+        let mut objects = Vec::new();
+        for _ in 0..header.objects {
+            input.read_piece(&mut piece)?;
+            let object = Object::read_record(&piece, &version);
+            objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("an object cannot be read"))?));
+        }
+        input.finish()?;
+        let (found, expected) = (of(&header.resource, &header.source), of(&self.resource, &self.identity));
+        if found != expected {
+            return Err(SnapshotFileError::Foreign { found, expected });
+        }
+        let seen_at = header.seen_at_ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
+        Ok(Some(SavedState { list: List { objects, version }, proof, seen_at }))
+    }
+}
+
+fn since_1970_ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn of(resource: &str, identity: &str) -> String {
+    format!("{resource} of {identity}")
+}
+
+// === impl Sum ===
+
+impl<F> Sum<F> {
+    fn new(file: F) -> Self {
+        Self { file, sum: Context::new(&SHA256) }
+    }
+}
+
+impl<F: Write> Sum<F> {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.sum.update(bytes);
+        self.file.write_all(bytes)
+    }
+
+    fn piece(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let len = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= MAX_PIECE_BYTES);
+        let len =
+            len.ok_or_else(|| io::Error::other(format!("a piece has {} bytes, which is too large", bytes.len())))?;
+        self.write_all(&len.to_le_bytes())?;
+        self.write_all(bytes)
+    }
+}
+
+impl<F: Read> Sum<F> {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {
+        read_exact(&mut self.file, bytes)?;
+        self.sum.update(bytes);
+        Ok(())
+    }
+
+    fn read_piece(&mut self, piece: &mut Vec<u8>) -> Result<(), SnapshotFileError> {
+        let mut len = [0; size_of::<u32>()];
+        self.fill(&mut len)?;
+        let len = u32::from_le_bytes(len) as usize;
+        if len > MAX_PIECE_BYTES {
+            return Err(SnapshotFileError::Damaged("a piece is too large"));
+        }
+        piece.resize(len, 0);
+        self.fill(piece)
+    }
+
+    /// The end is where it should be, and the checksum is right.
+    fn finish(mut self) -> Result<(), SnapshotFileError> {
+        let mut written = [0; SHA256_OUTPUT_LEN];
+        read_exact(&mut self.file, &mut written)?;
+        if self.sum.finish().as_ref() != written {
+            return Err(SnapshotFileError::Damaged("its checksum is another one"));
+        }
+        if self.file.read(&mut [0])? > 0 {
+            return Err(SnapshotFileError::Damaged("it goes on after its end"));
+        }
+        Ok(())
+    }
+}
+
+fn read_exact(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {
+    file.read_exact(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => SnapshotFileError::Damaged("it ends too early"),
+        _ => SnapshotFileError::Io(error),
+    })
+}
+
+#[cfg(test)]
+mod tests;

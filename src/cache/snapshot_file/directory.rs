@@ -1,0 +1,129 @@
+//! The directory of the files, of one process at a time.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use ring::digest::{SHA256, digest};
+
+use super::SnapshotFile;
+
+/// A directory of states, which no other process uses as long as this is there.
+#[derive(Debug)]
+pub struct SnapshotDirectory {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// Why there is no keeping states there.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotDirectoryError {
+    /// It is not there, cannot be made, or cannot be written to.
+    #[error("{path} cannot be written to: {error}; choose a directory that the user who runs informerd may write to")]
+    Io {
+        /// The directory.
+        path: String,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// Another process does.
+    #[error("{path} is in use by another informerd; give each a directory of its own")]
+    InUse {
+        /// The directory.
+        path: String,
+    },
+}
+
+const LOCK: &str = "lock";
+/// Of a file's name; 255 is the most that there can be, with what is added to it.
+const MAX_NAME_BYTES: usize = 200;
+
+// === impl SnapshotDirectory ===
+
+impl SnapshotDirectory {
+    /// Makes the directory if it is not there, for its owner alone, and locks it. Blocks, for a moment.
+    ///
+    /// # Errors
+    ///
+    /// In one line.
+    pub fn open(path: &Path) -> Result<Self, SnapshotDirectoryError> {
+        let shown = || path.display().to_string();
+        let io = |error| SnapshotDirectoryError::Io { path: shown(), error };
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io)?;
+        let mut options = OpenOptions::new();
+        let lock = options.write(true).create(true).truncate(false).mode(0o600).open(path.join(LOCK)).map_err(io)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(SnapshotDirectoryError::InUse { path: shown() }),
+            Err(TryLockError::Error(error)) => Err(io(error)),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether everybody on the machine can put states there.
+    pub fn is_open_to_all(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|metadata| metadata.permissions().mode() & 0o002 != 0)
+    }
+
+    /// The file of a resource, whose source says of itself what its objects depend on. Any text is a name of a resource.
+    pub fn file(&self, resource: &str, identity: &str) -> SnapshotFile {
+        let path = self.path.join(format!("{}.state", file_name(resource)));
+        let (resource, identity) = (resource.to_owned(), identity.to_owned());
+        SnapshotFile { path, resource, identity, stats: Arc::default() }
+    }
+}
+
+/// The name itself, if every file system takes it, or what no name is.
+fn file_name(resource: &str) -> String {
+    let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    if !resource.is_empty() && resource.len() <= MAX_NAME_BYTES && resource.bytes().all(is_plain) {
+        return resource.to_owned();
+    }
+    let sum = digest(&SHA256, resource.as_bytes());
+    sum.as_ref().iter().fold("_".to_owned(), |name, byte| format!("{name}{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_name_is_a_file_of_its_own() {
+        let long = ["x".repeat(201), "x".repeat(253)];
+        let names = ["pods", "a.b-c", ".", "..", "", "a/b", "A", "é", "a b", &long[0], &long[1]];
+        let mut files: Vec<_> = names.iter().map(|name| file_name(name)).collect();
+        assert_eq!(files[..2], ["pods", "a.b-c"]);
+        for file in &files {
+            assert!(file.len() <= MAX_NAME_BYTES && !file.contains('/'), "{file}");
+        }
+        files.sort();
+        files.dedup();
+        assert_eq!(files.len(), names.len());
+    }
+
+    #[test]
+    fn a_directory_is_made_for_its_owner_and_used_by_one() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a/b");
+        let directory = SnapshotDirectory::open(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(!directory.is_open_to_all());
+        let error = SnapshotDirectory::open(&path).unwrap_err().to_string();
+        assert!(error.ends_with("is in use by another informerd; give each a directory of its own"), "{error}");
+        drop(directory);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(SnapshotDirectory::open(&path).unwrap().is_open_to_all());
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = SnapshotDirectory::open(&file.join("x")).unwrap_err().to_string();
+        assert!(error.contains("cannot be written to: Not a directory"), "{error}");
+    }
+}

@@ -1,0 +1,204 @@
+//! A source that goes on where an earlier start was.
+
+use bytes::Bytes;
+
+use super::*;
+
+impl Rig {
+    /// A state that a later start could begin with: what has come of it so far, and its proof.
+    async fn kept(&mut self) -> Kept {
+        let fifo = Arc::clone(&self.fifo);
+        let taking = tokio::spawn(async move { drop(fifo.checkpoints().take().await) });
+        let proof = loop {
+            // Bookmarks may come before it.
+            let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
+            match popped.unwrap().remove(0) {
+                Delta::Checkpoint(proof) => break proof,
+                delta => self.version = delta.version().unwrap().number(),
+            }
+        };
+        taking.abort();
+        Kept { proof, version: self.version, state: self.state.clone() }
+    }
+}
+
+#[derive(Clone)]
+struct Kept {
+    proof: Bytes,
+    version: u128,
+    state: BTreeMap<String, (String, String)>,
+}
+
+/// A later start.
+fn resumed(gate: &Gate, kept: &Kept) -> Rig {
+    let mut rig = Rig::resume(config(&[gate]), Some((ResourceVersion::decimal(kept.version), &kept.proof)));
+    (rig.version, rig.state) = (kept.version, kept.state.clone());
+    rig
+}
+
+/// A cluster at revision 5, and what a start has kept that has followed it there.
+async fn kept_at_five() -> (Play, Gate, Kept) {
+    let play = Play::new();
+    play.write("a=1 b=1");
+    let gate = play.member().await;
+    let mut rig = Rig::of(&gate);
+    rig.told().await;
+    for changes in ["a=2", "a=3", "a=4"] {
+        play.write(changes);
+        rig.told().await;
+    }
+    let kept = rig.kept().await;
+    (play, gate, kept)
+}
+
+#[tokio::test]
+async fn what_was_missed_is_told_and_nothing_is_listed() {
+    let (play, gate, kept) = kept_at_five().await;
+    let pages = play.counts().pages;
+    play.write("c=1 -b");
+    play.write("a=5");
+    let mut rig = resumed(&gate, &kept);
+    assert_eq!(rig.told().await, "6 +c=1 -b");
+    assert_eq!(rig.told().await, "7 ~a=5");
+    assert_eq!(rig.state, play.state(PREFIX));
+    assert_eq!((rig.lists(), play.counts().pages), (0, pages), "nothing was read again");
+    let again = rig.kept().await;
+    drop(rig);
+    play.write("a=6");
+    assert_eq!(resumed(&gate, &again).told().await, "8 ~a=6", "and once more");
+}
+
+/// It is known at once that nothing has happened, and not when the next thing happens.
+#[tokio::test]
+async fn without_a_change_it_is_fresh_at_once() {
+    for version in ["3.6.16", "3.4.23"] {
+        let (play, gate, kept) = kept_at_five().await;
+        play.set(|store| store.version = version);
+        let config = EtcdConfig { heartbeat: DEADLINE * 2, ..config(&[&gate]) };
+        let rig = Rig::resume(config, Some((ResourceVersion::decimal(kept.version), &kept.proof)));
+        rig.health.synced();
+        let fresh = async {
+            while rig.health.state() != crate::cache::SyncState::Synced {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(DEADLINE, fresh).await.unwrap_or_else(|_| panic!("{version}: fresh in time"));
+        assert_eq!(rig.lists(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_was_compacted_is_listed() {
+    let (play, gate, kept) = kept_at_five().await;
+    play.write("-b");
+    play.write("c=1");
+    play.compact(7);
+    let mut rig = resumed(&gate, &kept);
+    assert_eq!(rig.told().await, "list 7");
+    assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (play.state(PREFIX), 0, 1));
+}
+
+/// Restores, and writes something else.
+fn rewrite(play: &Play, writes: &[&str]) {
+    play.restore(3);
+    for changes in writes {
+        play.write(changes);
+    }
+}
+
+/// Invariant 14: the history has changed while nobody was looking.
+#[tokio::test]
+async fn another_history_is_a_rewind() {
+    type Change = fn(&Play);
+    let changes: [(&str, Change); 4] = [
+        ("another cluster", |play| play.set(|store| store.cluster_id = 8)),
+        ("a lower term", |play| play.set(|store| store.raft_term = 1)),
+        ("the same revision", |play| rewrite(play, &["a=3", "a=other"])),
+        ("a later revision", |play| rewrite(play, &["-a", "-b", "c=1"])),
+    ];
+    for (what, change) in changes {
+        let (play, gate, kept) = kept_at_five().await;
+        change(&play);
+        let mut rig = resumed(&gate, &kept);
+        assert!(rig.told().await.starts_with("rewind "), "{what}");
+        assert_eq!((rig.state.clone(), rig.rewinds), (play.state(PREFIX), 1), "{what}");
+        let again = rig.kept().await;
+        play.write("a=9");
+        let told = resumed(&gate, &again).told().await;
+        assert!(told.ends_with(" ~a=9") || told.ends_with(" +a=9"), "{what}: kept again, it is the history: {told}");
+    }
+    // A list that is behind is the cache's to judge.
+    let (play, gate, kept) = kept_at_five().await;
+    play.restore(3);
+    let mut rig = resumed(&gate, &kept);
+    rig.version = 0;
+    assert_eq!(rig.told().await, "list 3");
+}
+
+/// A deletion as the last change is part of the proof.
+#[tokio::test]
+async fn a_deletion_that_was_undone_is_found() {
+    let (play, gate, kept) = kept_at_five().await;
+    play.write("-b");
+    let mut rig = resumed(&gate, &kept);
+    rig.told().await;
+    let kept = rig.kept().await;
+    drop(rig);
+    play.restore(5);
+    play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![1]))]);
+    play.write("a=5");
+    let mut rig = resumed(&gate, &kept);
+    assert_eq!(rig.told().await, "list 7");
+    assert_eq!(rig.state, play.state(PREFIX), "b is there again");
+}
+
+/// After a change of identity, what is known is of neither history.
+#[tokio::test]
+async fn while_the_history_is_being_found_out_there_is_no_proof() {
+    let (play, gate, kept) = kept_at_five().await;
+    play.set(|store| {
+        store.cluster_id = 8;
+        // The head is answered, and the list is not.
+        store.ranges.extend([play::Fault::Then(Box::new(|_| ())), play::Fault::Hang]);
+    });
+    let rig = resumed(&gate, &kept);
+    rig.error("the cluster was 7, and is 8").await;
+    let taken = timeout(DEADLINE, rig.fifo.checkpoints().take()).await;
+    assert!(taken.expect("an answer in time").is_none());
+}
+
+#[tokio::test]
+async fn an_empty_prefix_and_keys_that_are_not_served_are_kept_too() {
+    let play = Play::new();
+    let gate = play.member().await;
+    let mut rig = Rig::of(&gate);
+    rig.told().await;
+    let empty = rig.kept().await;
+    drop(rig);
+    play.apply(vec![(b"/s/\xff".to_vec(), Some(vec![1]))]);
+    play.write("a=1");
+    let mut rig = resumed(&gate, &empty);
+    while rig.version < play.revision() {
+        rig.next().await;
+    }
+    let problem = rig.error("is not UTF-8").await;
+    let kept = rig.kept().await;
+    drop(rig);
+    let rig = resumed(&gate, &kept);
+    assert_eq!(rig.error("is not UTF-8").await, problem);
+}
+
+#[test]
+fn a_proof_is_of_one_version_and_what_is_none_is_refused() {
+    let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
+    let source = EtcdSource::new(EtcdConfig::new("r", vec!["http://b:1".into(), "http://a:1".into()], "/s/"), health);
+    assert_eq!(source.identity(), "the keys of \"/s/\" in etcd at http://a:1, http://b:1");
+    assert_eq!(source.proof(), None, "nothing is known");
+    let proof = r#"{"identity":[7,2],"revision":5,"mark":null,"problems":[[],0]}"#;
+    let at = ResourceVersion::decimal;
+    assert_eq!(source.resume(&at(6), proof.as_bytes()), Err("its proof is of revision 5, and it is at 6".to_owned()));
+    assert!(source.resume(&at(5), b"{}").unwrap_err().starts_with("its proof cannot be read: missing field"));
+    assert_eq!(source.proof(), None);
+    assert_eq!(source.resume(&at(5), proof.as_bytes()), Ok(()));
+    assert_eq!(source.proof().unwrap(), proof);
+}

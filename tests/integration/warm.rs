@@ -1,0 +1,193 @@
+//! A start that begins with what an earlier one has kept, over an etcd that is not there.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, SystemTime},
+};
+
+use informerd::{
+    cache::{Checkpoint, Indexer, List, SnapshotDirectory, SnapshotFile},
+    config::ServeFlags,
+    model::{Object, ResourceVersion},
+    proto::pb,
+};
+use tempfile::TempDir;
+use tonic::Code;
+
+use crate::{
+    sandbox::{end, fold, next, reason, words},
+    served::Served,
+};
+
+/// Nobody listens there.
+const NOWHERE: &str = "http://127.0.0.1:1";
+
+fn state_of(directory: &TempDir, prefix: &str) -> SnapshotFile {
+    let state = SnapshotDirectory::open(&directory.path().join("state")).unwrap();
+    state.file("settings", &format!("the keys of {prefix:?} in etcd at {NOWHERE}"))
+}
+
+/// What an earlier start had at version 10, an hour ago.
+fn kept() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let version = ResourceVersion::decimal;
+    let object = |name: &str, at| Arc::new(Object::from_json(format!("{{\"at\":{at}}}"), name, version(at)).unwrap());
+    let list = List { objects: vec![object("a", 3), object("b", 7)], version: version(10) };
+    let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[[],0]}"#.into();
+    let checkpoint = Checkpoint { snapshot: Indexer::new(Arc::default(), list).snapshot(), proof };
+    let file = state_of(&directory, "/s/");
+    file.write(&checkpoint, Some(SystemTime::now() - Duration::from_secs(3600))).unwrap();
+    assert_eq!(file.stats().writes.load(Ordering::Relaxed), 1);
+    directory
+}
+
+async fn start(directory: &TempDir) -> Served {
+    let flags = ServeFlags {
+        etcd: vec![format!("settings={NOWHERE}/s/")],
+        state_dir: Some(directory.path().join("state")),
+        ..ServeFlags::default()
+    };
+    Served::start(tempfile::tempdir().unwrap(), flags).await
+}
+
+fn watch(from: &str) -> pb::WatchRequest {
+    let format = pb::PayloadFormat::Raw.into();
+    pb::WatchRequest { resource: "settings".into(), resource_version: from.into(), format, ..Default::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_kept_is_served_at_once_as_stale() {
+    let directory = kept();
+    let served = start(&directory).await;
+    let mut client = served.client().await;
+    let request = pb::ListRequest { resource: "settings".into(), ..Default::default() };
+    let list = client.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    assert_eq!((list.resource_version.as_str(), list.objects.len()), ("10", 2));
+    assert_eq!(list.source(), pb::SyncState::Stale);
+    let seen_at = SystemTime::try_from(list.source_seen_at.unwrap()).unwrap();
+    let ago = seen_at.elapsed().unwrap().as_secs();
+    assert!((3600..3660).contains(&ago), "seen by the earlier start: {ago} s ago");
+
+    // STALE counts as ready, and health says so.
+    assert_eq!(served.get("/readyz").await, (200, "ok\n".to_owned()));
+    let resource = served.until(|resource| !resource.last_error.is_empty()).await;
+    assert!(resource.last_error.contains("127.0.0.1:1"), "{}", resource.last_error);
+    assert_eq!((resource.resource_version.as_str(), resource.oldest_resource_version.as_str()), ("10", "10"));
+    let (_, metrics) = served.get("/metrics").await;
+    for line in ["cache_stale{resource=\"settings\"} 1.0", "reflector_lists_total{resource=\"settings\"} 0"] {
+        assert!(metrics.contains(&format!("informerd_{line}\n")), "{line}: {metrics}");
+    }
+
+    let mut view = std::collections::BTreeMap::new();
+    let mut stream = client.watch(watch("")).await.unwrap().into_inner();
+    for expected in ["ADDED INITIAL a", "ADDED INITIAL b"] {
+        let event = next(&mut stream).await;
+        assert_eq!(words(&event), expected);
+        fold(&mut view, &event);
+    }
+    assert_eq!(view["b"], "{\"at\":7}");
+    let bookmark = next(&mut stream).await;
+    assert_eq!(words(&bookmark), "BOOKMARK @10");
+    let bookmark = bookmark.bookmark.unwrap();
+    assert!(bookmark.initial_events_end && bookmark.source() == pb::SyncState::Stale);
+
+    let mut resumed = client.watch(watch("10")).await.unwrap().into_inner();
+    for older in ["3", "9"] {
+        let status = match client.watch(watch(older)).await {
+            Ok(stream) => end(&mut stream.into_inner()).await,
+            Err(status) => status,
+        };
+        assert_eq!(
+            (status.code(), reason(&status).as_str()),
+            (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
+            "{older}"
+        );
+    }
+    // A later one is awaited: the upstream may be there yet.
+    let later =
+        pb::ListRequest { min_resource_version: "11".into(), resource: "settings".into(), ..Default::default() };
+    let mut later = tonic::Request::new(later);
+    later.set_timeout(Duration::from_millis(300));
+    let status = client.list(later).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"));
+
+    served.shutdown.cancel();
+    let draining = next(&mut resumed).await;
+    assert!(draining.bookmark.unwrap().draining && draining.resource_version == "10");
+    served.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_change_nothing_is_written_again() {
+    let directory = kept();
+    let written = || fs::metadata(directory.path().join("state/settings.state")).unwrap().ino();
+    let before = written();
+    let served = start(&directory).await;
+    served.until(|resource| !resource.last_error.is_empty()).await;
+    served.stop().await;
+    assert_eq!(written(), before);
+}
+
+/// Whatever is wrong with it, the server starts, and waits for a list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_used_is_ignored() {
+    type Spoil = fn(&TempDir);
+    let spoils: [(&str, Spoil); 4] = [
+        ("a bit", |directory| {
+            let path = directory.path().join("state/settings.state");
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[200] ^= 1;
+            fs::write(path, bytes).unwrap();
+        }),
+        ("half of it", |directory| {
+            let path = directory.path().join("state/settings.state");
+            let bytes = fs::read(&path).unwrap();
+            fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+        }),
+        ("another prefix", |directory| {
+            let list = List { objects: Vec::new(), version: ResourceVersion::decimal(10) };
+            let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[[],0]}"#.into();
+            let snapshot = Indexer::new(Arc::default(), list).snapshot();
+            state_of(directory, "/other/").write(&Checkpoint { snapshot, proof }, None).unwrap();
+        }),
+        ("a proof of nothing", |directory| {
+            let list = List { objects: Vec::new(), version: ResourceVersion::decimal(10) };
+            let snapshot = Indexer::new(Arc::default(), list).snapshot();
+            state_of(directory, "/s/").write(&Checkpoint { snapshot, proof: "{}".into() }, None).unwrap();
+        }),
+    ];
+    for (what, spoil) in spoils {
+        let directory = kept();
+        spoil(&directory);
+        let served = start(&directory).await;
+        let resource = served.until(|resource| !resource.last_error.is_empty()).await;
+        assert_eq!((resource.state(), resource.resource_version.as_str()), (pb::SyncState::Syncing, ""), "{what}");
+        assert!(resource.last_error.starts_with("list: "), "{what}: {}", resource.last_error);
+        assert_eq!(served.get("/readyz").await.0, 503, "{what}");
+        served.stop().await;
+    }
+}
+
+/// Nor does a directory keep anybody from being served. (What is wrong with it is told when etcd is there.)
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_cannot_be_used_is_gone_without() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("state"), "a file").unwrap();
+    let served = start(&directory).await;
+    served.until(|resource| !resource.last_error.is_empty()).await;
+    served.stop().await;
+
+    let directory = kept();
+    let first = start(&directory).await;
+    first.until(|resource| resource.state() == pb::SyncState::Stale).await;
+    let second = start(&directory).await;
+    let resource = second.until(|resource| !resource.last_error.is_empty()).await;
+    assert_eq!(resource.state(), pb::SyncState::Syncing, "it is the first one's");
+    second.stop().await;
+    first.stop().await;
+    let third = start(&directory).await;
+    third.until(|resource| resource.state() == pb::SyncState::Stale).await;
+    third.stop().await;
+}
