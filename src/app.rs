@@ -10,6 +10,7 @@
 //!    UNAVAILABLE / DRAINING.
 //! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are dropped.
 
+mod sources;
 mod writer;
 
 use std::{
@@ -37,13 +38,14 @@ use crate::{
         FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
         SourceHealth,
     },
-    config::{Config, EtcdResource, EtcdTlsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
+    config::{Config, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
     source::{
-        etcd::{EtcdConfig, EtcdSource, EtcdTls},
+        etcd::EtcdSource,
         files::{DirectoryError, FilesConfig, FilesSource},
-        stream::{self, StreamConfig, StreamError, StreamPath, StreamSource},
+        relay::RelaySource,
+        stream::{self, StreamConfig, StreamError, StreamSource},
     },
     telemetry::{self, ObservedResource},
     transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
@@ -87,9 +89,9 @@ pub enum AppError {
         /// The system's answer.
         error: io::Error,
     },
-    /// What an etcd source is configured with cannot be read.
+    /// What a source that calls a server is configured with cannot be read.
     #[error("resource {resource}: {problem}; correct the path, or let the user that runs informerd read it")]
-    Etcd {
+    Upstream {
         /// The name of the resource.
         resource: String,
         /// Which file, and why.
@@ -341,23 +343,7 @@ async fn remove_stale_socket(path: &Path) {
 /// The first one that cannot.
 pub fn check(config: &Config) -> Result<(), AppError> {
     config.tls.as_ref().map(tls).transpose()?;
-    for ResourceConfig { name, source, .. } in config.resources.values() {
-        let resource = || name.clone();
-        match source {
-            SourceConfig::Files { path, .. } => {
-                FilesSource::check(path).map_err(|error| AppError::Directory { resource: resource(), error })?;
-            }
-            SourceConfig::Stream { path } => {
-                let checked = StreamSource::check(&stream_path(path.as_deref()));
-                checked.map_err(|error| AppError::Stream { resource: resource(), error })?;
-            }
-            SourceConfig::Etcd(etcd) => {
-                EtcdSource::check(&etcd_config(name, etcd))
-                    .map_err(|problem| AppError::Etcd { resource: resource(), problem })?;
-            }
-        }
-    }
-    Ok(())
+    config.resources.values().try_for_each(sources::check)
 }
 
 /// Reads the files of TLS.
@@ -381,29 +367,24 @@ fn spawn_resource(
             connect(tasks, writer, config, resource, "files", source, health)
         }
         SourceConfig::Stream { path } => {
-            let stream = StreamConfig { path: stream_path(path.as_deref()), resource: resource.name.clone() };
+            let stream = StreamConfig { path: sources::stream_path(path.as_deref()), resource: resource.name.clone() };
             let health = SourceHealth::new(stream::HEARTBEAT, config.stale_after);
             let source = StreamSource::new(stream, health.clone());
             connect(tasks, writer, config, resource, "stream", source, health)
         }
         SourceConfig::Etcd(etcd) => {
-            let etcd = etcd_config(&resource.name, etcd);
+            let etcd = sources::etcd_config(&resource.name, etcd);
             let health = SourceHealth::new(etcd.heartbeat, config.stale_after);
             let source = EtcdSource::new(etcd, health.clone());
             connect(tasks, writer, config, resource, "etcd", source, health)
         }
+        SourceConfig::Informerd(relay) => {
+            let relay = sources::relay_config(relay);
+            let health = SourceHealth::new(relay.heartbeat, config.stale_after);
+            let source = RelaySource::new(relay, health.clone());
+            connect(tasks, writer, config, resource, "informerd", source, health)
+        }
     }
-}
-
-fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
-    let EtcdResource { endpoints, prefix, credentials, tls } = config.clone();
-    let EtcdTlsConfig { ca, identity, server_name } = tls;
-    let tls = EtcdTls { ca, identity, server_name };
-    EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
-}
-
-fn stream_path(path: Option<&Path>) -> StreamPath {
-    path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.to_owned()))
 }
 
 fn connect<S: ListerWatcher>(

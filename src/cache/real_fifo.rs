@@ -24,6 +24,9 @@ pub enum Delta {
     Event(Event),
     /// The events of one transaction of the upstream, all at one version: nobody gets to resume in between.
     Transaction(Vec<Event>),
+    /// What a relist of the upstream's own came to, up to the version of the last event: deletions are inferred, and what else
+    /// happened on the way is not known.
+    Relist(Vec<Event>),
 }
 
 /// The bounds of a [`RealFifo`]. One element is always taken, however large it is.
@@ -198,7 +201,7 @@ impl Delta {
         match self {
             Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
             Self::Event(event) => Some(event.version()),
-            Self::Transaction(events) => events.last().map(Event::version),
+            Self::Transaction(events) | Self::Relist(events) => events.last().map(Event::version),
         }
     }
 
@@ -206,7 +209,7 @@ impl Delta {
         match self {
             Self::Replace(_) | Self::Rewind(_) => 0,
             Self::Event(event) => event.weight(),
-            Self::Transaction(events) => events.iter().map(Event::weight).sum(),
+            Self::Transaction(events) | Self::Relist(events) => events.iter().map(Event::weight).sum(),
         }
     }
 
@@ -244,7 +247,7 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event) => event.version().to_string(),
-            Delta::Rewind(_) | Delta::Transaction(_) => unreachable!("none is pushed"),
+            Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(_) => unreachable!("none is pushed"),
         };
         batch.iter().map(text).collect()
     }

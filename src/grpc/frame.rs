@@ -23,9 +23,9 @@ impl Frame for WireFrame {
     type Arena = BytesMut;
 
     fn encode(arena: &mut BytesMut, format: PayloadFormat, notice: &Notice<'_>) {
-        let Notice { event_type, cause, object, object_version, version, coalesced } = *notice;
+        let Notice { event_type, cause, object, object_version, version, coalesced, relisted } = *notice;
         let object = EncodedObject::new(object, object_version, format);
-        append_event(arena, &EncodedEvent::new(event_type, cause, Some(version), object, coalesced));
+        append_event(arena, &EncodedEvent::new(event_type, cause, Some(version), object, coalesced, relisted));
     }
 
     fn size(arena: &BytesMut) -> usize {
@@ -127,6 +127,7 @@ mod tests {
                 object_version: &deleted_at,
                 version: &batch,
                 coalesced: 0,
+                relisted: true,
             };
             WireFrame::encode(&mut arena, PayloadFormat::Raw, &notice);
         }
@@ -137,7 +138,7 @@ mod tests {
         let response = pb::WatchResponse::decode(&second[PREFIX_BYTES..]).unwrap();
         assert_eq!(response.r#type(), pb::EventType::Deleted);
         assert_eq!(response.cause(), pb::Cause::LeftSelection);
-        assert_eq!(response.resource_version, "4");
+        assert_eq!((response.resource_version.as_str(), response.relisted), ("4", true));
         let object = response.object.unwrap();
         assert_eq!((&*object.resource_version, object.body), ("5", Some(pb::object::Body::Raw(body))));
     }

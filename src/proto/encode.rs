@@ -39,6 +39,7 @@ pub struct EncodedEvent<'a> {
     object: EncodedObject<'a>,
     cause: i32,
     coalesced: u32,
+    relisted: bool,
 }
 
 /// The numbers of the fields of `Object`.
@@ -62,6 +63,7 @@ mod event_field {
     pub(super) const OBJECT: u32 = 3;
     pub(super) const CAUSE: u32 = 4;
     pub(super) const COALESCED: u32 = 8;
+    pub(super) const RELISTED: u32 = 9;
 }
 
 // === impl EncodedObject ===
@@ -145,20 +147,22 @@ impl<'a> EncodedEvent<'a> {
         version: Option<&ResourceVersion>,
         object: EncodedObject<'a>,
         coalesced: u32,
+        relisted: bool,
     ) -> Self {
         let version = version.map(ToString::to_string).unwrap_or_default();
         let (event_type, cause) = (proto::event_type(event_type).into(), proto::cause(cause).into());
-        Self { event_type, version, object, cause, coalesced }
+        Self { event_type, version, object, cause, coalesced, relisted }
     }
 
     /// How long the message is.
     pub fn len(&self) -> usize {
-        let Self { event_type, version, object, cause, coalesced } = self;
+        let Self { event_type, version, object, cause, coalesced, relisted } = self;
         uint_len(event_field::TYPE, *event_type as u64)
             + text_len(event_field::RESOURCE_VERSION, version)
             + object.field_len(event_field::OBJECT)
             + uint_len(event_field::CAUSE, *cause as u64)
             + uint_len(event_field::COALESCED, u64::from(*coalesced))
+            + uint_len(event_field::RELISTED, u64::from(*relisted))
     }
 
     /// Never: an event has a type.
@@ -173,6 +177,7 @@ impl<'a> EncodedEvent<'a> {
         self.object.write(event_field::OBJECT, buffer);
         put_uint(event_field::CAUSE, self.cause as u64, buffer);
         put_uint(event_field::COALESCED, u64::from(self.coalesced), buffer);
+        put_uint(event_field::RELISTED, u64::from(self.relisted), buffer);
     }
 }
 
@@ -246,6 +251,7 @@ mod tests {
             ],
             coalesced in prop_oneof![Just(0u32), any::<u32>()],
             has_version: bool,
+            relisted: bool,
         ) {
             let at = ResourceVersion::decimal(at);
             let version = has_version.then_some(&at);
@@ -256,9 +262,11 @@ mod tests {
                 object: Some(proto::object(&object, &at, format)),
                 cause: proto::cause(cause).into(),
                 coalesced,
+                relisted,
                 ..Default::default()
             };
-            let event = EncodedEvent::new(event_type, cause, version, EncodedObject::new(&object, &at, format), coalesced);
+            let encoded = EncodedObject::new(&object, &at, format);
+            let event = EncodedEvent::new(event_type, cause, version, encoded, coalesced, relisted);
             let mut written = Vec::new();
             event.write(&mut written);
             prop_assert_eq!(event.len(), written.len());

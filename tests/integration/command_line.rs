@@ -99,6 +99,7 @@ fn what_cannot_be_served_is_told_in_one_line() {
             1,
             "/no/such/file cannot be read",
         ),
+        (&["serve", "--relay", "a=127.0.0.1:1"], 2, "NAME=http://HOST:PORT[/RESOURCE]"),
         (&["serve"], 2, "--files"),
         (&["serve", "--config", "/no/such/file.yaml"], 2, "/no/such/file.yaml"),
         (&["serve", "--files", &good, "--listen", "nowhere"], 2, "127.0.0.1:50051"),

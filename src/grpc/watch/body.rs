@@ -35,9 +35,10 @@ use super::{
         watchers::WatcherEntry,
     },
     initial_events::InitialEvents,
+    open::{Begin, Opened},
 };
 use crate::{
-    cache::{InformerHandle, JoinError, Joined, Start, SyncState},
+    cache::{InformerHandle, JoinError, Joined, Start, SyncState, Waiting},
     model::{ResourceVersion, Selection},
     planted::planted,
     proto::{self, PayloadFormat, pb},
@@ -60,6 +61,8 @@ pub(in super::super) struct WatchBody {
     /// The state of the source that the client was last told of.
     told_state: SyncState,
     bookmark_interval: Duration,
+    /// The client wants to know at once how far the upstream is.
+    _waiting: Option<Waiting>,
     bookmark_due: Pin<Box<Sleep>>,
     ends_at: Option<Pin<Box<Sleep>>>,
     draining: CancellationToken,
@@ -79,37 +82,6 @@ pub(in super::super) struct WatchBody {
     is_over: bool,
     observer: RpcObserver,
     watcher: WatcherEntry,
-}
-
-/// A call that has been checked and joined.
-pub(super) struct Opened {
-    pub(super) resource: String,
-    pub(super) informer: InformerHandle<WireFrame>,
-    pub(super) selection: Arc<Selection>,
-    pub(super) format: PayloadFormat,
-    pub(super) queue: QueueOptions,
-    pub(super) begin: Begin,
-    pub(super) joined: Joined<WireFrame>,
-    pub(super) bookmark_interval: Duration,
-    /// With a bookmark, and OK.
-    pub(super) ends_at: Option<Instant>,
-    pub(super) draining: CancellationToken,
-    /// Over which watches end when the server drains.
-    pub(super) drain_period: Duration,
-    pub(super) turns: Arc<Turns>,
-    pub(super) watcher: WatcherEntry,
-    pub(super) observer: RpcObserver,
-}
-
-/// How a stream begins.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Begin {
-    /// With an ADDED for each object, and a bookmark at their end.
-    InitialEvents,
-    /// With a bookmark at the version where it joined.
-    Bookmark,
-    /// With the next event after this version.
-    After(ResourceVersion),
 }
 
 /// Where a stream is.
@@ -158,6 +130,7 @@ impl WatchBody {
             epoch,
             told_state: opened_state,
             bookmark_interval,
+            _waiting: opened.waiting,
             bookmark_due: Box::pin(tokio::time::sleep(bookmark_interval)),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             draining: opened.draining,
@@ -192,17 +165,13 @@ impl WatchBody {
     }
 
     /// A bookmark at this client's own position, with the state of the source.
-    fn bookmark(&mut self, bookmark: pb::Bookmark) -> pb::WatchResponse {
+    fn bookmark(&mut self, mut bookmark: pb::Bookmark) -> pb::WatchResponse {
         let report = self.informer.health().report();
         (self.told_state, self.has_news) = (report.state, false);
-        frame::bookmark(
-            self.position(),
-            pb::Bookmark {
-                source: proto::sync_state(report.state).into(),
-                source_seen_at: report.seen_at.map(proto::timestamp),
-                ..bookmark
-            },
-        )
+        bookmark.set_source(proto::sync_state(report.state));
+        bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
+        bookmark.history = self.informer.history(self.epoch);
+        frame::bookmark(self.position(), bookmark)
     }
 
     fn send(&mut self, responses: &[pb::WatchResponse]) {
@@ -330,12 +299,18 @@ impl WatchBody {
         let mut buffer = BytesMut::new();
         let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut buffer, CHUNK_BYTES, SCAN_OBJECTS);
         let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
+        let has_gap = is_done && replay.has_gap() && self.selection.is_everything();
         self.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&version));
         match (is_done, has_cursor) {
             (true, true) => self.go_live(),
             (true, false) => self.join_after(version, 0),
             (false, _) => {}
+        }
+        if has_gap {
+            // Of a relist that nothing was told of.
+            let bookmark = self.bookmark(pb::Bookmark::default());
+            frame::append(&mut buffer, &pb::WatchResponse { relisted: true, ..bookmark });
         }
         if is_done && buffer.is_empty() {
             return Poll::Ready(());
@@ -413,11 +388,12 @@ impl WatchBody {
         let distributed = self.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         if cursor.is_at_head() {
+            let relisted = self.informer.relisted().is_some_and(|relisted| *relisted > *cursor.version());
             if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
                 cursor.advance(ResourceVersion::clone(&distributed));
             }
             let bookmark = self.bookmark(pb::Bookmark::default());
-            self.send(&[bookmark]);
+            self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
             self.bookmark_due.as_mut().reset(Instant::now() + self.bookmark_interval);
         }
         Poll::Ready(())
