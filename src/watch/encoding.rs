@@ -67,7 +67,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
     pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B], is_gap: &mut bool) -> Self {
         let (mut changes, mut relisted) = (Vec::new(), Vec::new());
         for batch in batches.iter().map(Borrow::borrow) {
-            *is_gap |= batch.is_relist;
+            *is_gap |= batch.is_relist && !planted!(RelistIsUntold);
             changes.extend(batch.changes.iter().map(|change| (batch, change)));
             relisted.resize(changes.len(), *is_gap);
             *is_gap &= batch.changes.is_empty();

@@ -229,6 +229,28 @@ async fn what_breaks_is_taken_up_without_a_list() {
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
 }
 
+/// RELIABILITY X5: the hand-over from a replica that goes to one that stays.
+#[tokio::test]
+async fn an_upstream_that_drains_is_left_for_another() {
+    let mut going = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut staying = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let wire = Wire::to(going.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    for n in 0..5 {
+        for replica in [&mut going, &mut staying] {
+            replica.put("shop", "a", &format!(r#""n":{n}"#)).await;
+        }
+    }
+    relay.reached(&version(6)).await;
+    staying.put("shop", "b", "").await;
+    wire.lead_to(staying.address());
+    going.lifecycle.draining.cancel();
+    let told: Vec<String> = take(&mut stream, 7).await.iter().map(words).collect();
+    assert_eq!((told[5].as_str(), told[6].as_str()), ("MODIFIED a @6", "ADDED b @7"));
+    assert_eq!(relay.lists(), 1);
+}
+
 /// What the upstream has forgotten meanwhile is compared once, and no client notices more than that.
 #[tokio::test]
 async fn what_the_upstream_has_forgotten_is_compared() {
@@ -447,6 +469,15 @@ async fn a_relay_of_itself_is_refused() {
     wire.lead_to(third.address());
     last_error(&first, "cannot follow itself").await;
     assert!(first.informer.snapshot().is_none());
+
+    // What a loop would come to that nobody finds.
+    let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let names = |count: usize| (0..count).map(|at| format!("server {at}")).collect();
+    origin.informer.health().provenance().set_upstream(names(15));
+    let relay = Sandbox::relay(origin.address()).await;
+    last_error(&relay, "comes through 16 servers; relay one that is nearer").await;
+    origin.informer.health().provenance().set_upstream(names(14));
+    relay.reached(&version(1)).await;
 }
 
 /// Before anything is served.

@@ -11,7 +11,8 @@ use std::{
 
 use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
 use tokio::task::JoinSet;
-use tonic::{Code, Status, transport::Channel};
+use tonic::{Status, transport::Channel};
+use tonic_types::StatusExt;
 
 use crate::{
     DEADLINE,
@@ -137,8 +138,8 @@ impl Hopper {
                 return self.followed;
             }
             if let Err(status) = self.stay(server).await {
-                // Whoever is too far behind says so after a while; then another one is asked.
-                assert!(matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::Unknown), "{status}");
+                // Not by informerd: HTTP/2's own bounds on streams that were left end a connection now and then.
+                assert!(status.get_details_error_info().is_none(), "{status}");
                 self.shared.broken.fetch_add(1, Ordering::SeqCst);
             }
             self.shared.hops.fetch_add(1, Ordering::SeqCst);

@@ -388,7 +388,8 @@ impl WatchBody {
         let distributed = self.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         if cursor.is_at_head() {
-            let relisted = self.informer.relisted().is_some_and(|relisted| *relisted > *cursor.version());
+            let is_passed = |relist: &ResourceVersion| relist > cursor.version() && !planted!(BookmarkHidesARelist);
+            let relisted = self.informer.relisted().is_some_and(|relist| is_passed(&relist));
             if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
                 cursor.advance(ResourceVersion::clone(&distributed));
             }

@@ -185,7 +185,11 @@ impl Upstream {
     /// By what the Reflector does next.
     fn error(&self, error: &ClientError) -> SourceError {
         let RelayConfig { endpoint, resource, .. } = &self.config;
-        let text = format!("{endpoint}: {error}");
+        let text = match error {
+            ClientError::Refused(_) => format!("{endpoint}: {error}"),
+            // They say who was called.
+            _ => error.to_string(),
+        };
         match (error.code(), error.reason()) {
             (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
             // A version that this upstream has told is one of another lineage to it now.
