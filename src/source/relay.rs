@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 
 use self::{
     live::Live,
-    upstream::{Start, Upstream},
+    upstream::{Messages, Start, Upstream},
 };
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
@@ -87,8 +87,8 @@ struct Shared {
 struct State {
     /// Where the resource is; none before the first list, and when the history is another one.
     position: Option<Position>,
-    /// The stream of the last list, to be gone on with.
-    live: Option<Live>,
+    /// The stream of the last list, which goes on from the position.
+    listed: Option<Messages>,
 }
 
 /// Where the resource is.
@@ -144,9 +144,10 @@ impl ListerWatcher for RelaySource {
 
     async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
         let shared = &self.shared;
-        let live = shared.state.lock().live.take().filter(|live| live.version() == &from);
-        let live = match live {
-            Some(live) => live,
+        let listed = shared.state.lock().listed.take();
+        let position = shared.position(&from);
+        let live = match listed.zip(position) {
+            Some((messages, position)) => Live::new(Arc::clone(shared), messages, position),
             None => Live::resume(Arc::clone(shared), from).await.map_err(|error| shared.failed(error))?,
         };
         Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
@@ -166,11 +167,11 @@ impl ListerWatcher for RelaySource {
 // === impl Shared ===
 
 impl Shared {
-    async fn list(self: &Arc<Self>) -> Result<List, SourceError> {
+    async fn list(&self) -> Result<List, SourceError> {
         let known = {
             let mut state = self.state.lock();
             // There is one stream at a time.
-            state.live = None;
+            state.listed = None;
             state.position.clone()
         };
         let not_before = known.as_ref().map(|known| &known.version);
@@ -190,8 +191,7 @@ impl Shared {
                     self.upstream.check_path().await?;
                     message::tell_origin(&bookmark, &self.health);
                     let position = Position { version: version.clone(), history: bookmark.history.into() };
-                    let live = Live::after_list(Arc::clone(self), messages, position.clone());
-                    *self.state.lock() = State { position: Some(position), live: Some(live) };
+                    *self.state.lock() = State { position: Some(position), listed: Some(messages) };
                     return Ok(List { objects, version });
                 }
                 _ => return Err(self.upstream.not_an_event(message)),
@@ -200,9 +200,8 @@ impl Shared {
     }
 
     /// Where the resource is, if it is at this version.
-    fn position(&self, version: ResourceVersion) -> Position {
-        let known = self.state.lock().position.clone();
-        known.filter(|known| known.version == version).unwrap_or(Position { version, history: Arc::default() })
+    fn position(&self, version: &ResourceVersion) -> Option<Position> {
+        self.state.lock().position.clone().filter(|known| known.version == *version)
     }
 
     /// Takes note of an error.

@@ -11,7 +11,7 @@ use crate::{
 /// The arenas of one wake, and where in them each event lies.
 pub(super) struct Encoding<'a, F: Frame> {
     changes: Vec<(&'a Batch, &'a Change)>,
-    /// For each change, whether a relist lies between its version and the one before it.
+    /// For each change up to the last that it is so of, whether a relist lies between its version and the one before it.
     relisted: Vec<bool>,
     formats: HashMap<F::Format, FormatArenas<F>>,
     encoded: u64,
@@ -68,8 +68,12 @@ impl<'a, F: Frame> Encoding<'a, F> {
         let (mut changes, mut relisted) = (Vec::new(), Vec::new());
         for batch in batches.iter().map(Borrow::borrow) {
             *is_gap |= batch.is_relist && !planted!(RelistIsUntold);
+            let first = changes.len();
             changes.extend(batch.changes.iter().map(|change| (batch, change)));
-            relisted.resize(changes.len(), *is_gap);
+            if *is_gap {
+                relisted.resize(first, false);
+                relisted.resize(changes.len(), true);
+            }
             *is_gap &= batch.changes.is_empty();
         }
         Self { changes, relisted, formats: HashMap::new(), encoded: 0 }
@@ -101,7 +105,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             let closes = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
             let version = if closes || planted!(VersionInsideABatch) { &batch.after } else { &batch.before };
             let Some(notice) = Notice::new(change, transition, version) else { continue };
-            let notice = Notice { relisted: relisted[at], ..notice };
+            let notice = Notice { relisted: relisted.get(at).is_some_and(|relisted| *relisted), ..notice };
             let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)

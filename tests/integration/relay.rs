@@ -9,17 +9,20 @@ use std::{
 use bytes::Bytes;
 use informerd::{
     cache::{Delta, List, ListVersion, ListerWatcher, SourceHealth, SyncState},
+    config::ServeFlags,
     model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
     watch::FullChannelPolicy,
 };
+use tempfile::TempDir;
 use tonic::{Code, Streaming, transport::Channel};
 
 use crate::{
     sandbox::{
         DEADLINE, Options, Sandbox, end, next, pod, pod_at, reason, relay_of, watch_from_now, watch_pods, words,
     },
+    served::Served,
     wire::Wire,
 };
 
@@ -227,6 +230,58 @@ async fn what_breaks_is_taken_up_without_a_list() {
     }
     assert_eq!(relay.lists(), 1);
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
+}
+
+/// The whole servers: a directory, a relay of it, and a relay of that; then the first one is started again.
+#[tokio::test]
+async fn a_directory_is_told_on() {
+    let directory = TempDir::new().unwrap();
+    let write = |name: &str, spec: &str| {
+        let text = format!("{{kind: Pod, metadata: {{namespace: shop, name: {name}}}, spec: {{x: {spec}}}}}\n");
+        std::fs::write(directory.path().join(format!("{name}.yaml")), text).unwrap();
+    };
+    write("a", "1");
+    let serve = async || {
+        let files = vec![format!("pods={}", directory.path().display())];
+        Served::start(TempDir::new().unwrap(), ServeFlags { files, ..ServeFlags::default() }).await
+    };
+    let relay = async |address: &str| {
+        let relay = vec![format!("pods=http://{}", address.trim_start_matches("http://"))];
+        Served::start(TempDir::new().unwrap(), ServeFlags { relay, ..ServeFlags::default() }).await
+    };
+    let origin = serve().await;
+    let wire = Wire::to(&origin.address).await;
+    let near = relay(wire.address()).await;
+    let far = relay(&near.address).await;
+    let mut streams = Vec::new();
+    for server in [&origin, &near, &far] {
+        server.until(|resource| resource.objects == 1).await;
+        streams.push(server.client().await.watch(watch_pods()).await.unwrap().into_inner());
+    }
+    let mut told = [const { Vec::new() }; 3];
+    for (change, count) in [("a", 2), ("b", 1), ("", 1)] {
+        match change {
+            "" => std::fs::remove_file(directory.path().join("a.yaml")).unwrap(),
+            name => write(name, "2"),
+        }
+        for (told, stream) in told.iter_mut().zip(&mut streams) {
+            told.extend(take(stream, count).await);
+        }
+    }
+    assert_eq!((&told[1], &told[2]), (&told[0], &told[0]));
+    assert!(words(&told[0][3]).starts_with("DELETED a @"), "{told:?}");
+    let resource = far.until(|_| true).await;
+    assert_eq!((resource.source.as_str(), resource.path.len()), ("informerd", 3));
+
+    origin.stop().await;
+    let again = serve().await;
+    wire.lead_to(&again.address);
+    for stream in &mut streams[1..] {
+        assert_eq!(reason(&end(stream).await), "HISTORY_CHANGED");
+    }
+    let version = again.until(|resource| resource.objects == 1).await.resource_version;
+    far.until(|resource| resource.resource_version == version).await;
+    assert_eq!(far.get("/readyz").await.0, 200);
 }
 
 /// RELIABILITY X5: the hand-over from a replica that goes to one that stays.

@@ -42,8 +42,8 @@ pub(super) struct Live {
 // === impl Live ===
 
 impl Live {
-    /// What a list was read from goes on here.
-    pub(super) fn after_list(shared: Arc<Shared>, messages: Messages, position: Position) -> Self {
+    /// A stream that goes on from a position.
+    pub(super) fn new(shared: Arc<Shared>, messages: Messages, position: Position) -> Self {
         Self {
             shared,
             messages,
@@ -57,13 +57,10 @@ impl Live {
 
     /// Goes on after a version.
     pub(super) async fn resume(shared: Arc<Shared>, from: ResourceVersion) -> Result<Self, SourceError> {
-        let position = shared.position(from);
+        let unknown = |version| Position { version, history: Arc::default() };
+        let position = shared.position(&from).unwrap_or_else(|| unknown(from));
         let messages = shared.upstream.open(Start::After(&position), shared.config.heartbeat).await?;
-        Ok(Self::after_list(shared, messages, position))
-    }
-
-    pub(super) fn version(&self) -> &ResourceVersion {
-        &self.position.version
+        Ok(Self::new(shared, messages, position))
     }
 
     /// The next batch or proof of life. After an error there is nothing more.
