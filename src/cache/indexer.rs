@@ -90,10 +90,9 @@ impl Indexer {
         self.apply_events(events, Cause::Change)
     }
 
-    /// Applies what a relist of the upstream's own came to, which ends at the version of the last event: whoever deleted
-    /// what is deleted was not seen.
-    pub fn apply_relist(&mut self, events: impl IntoIterator<Item = Event>) -> Batch {
-        Batch { is_relist: true, ..self.apply_events(events, Cause::Inferred) }
+    /// The same of what a relist of the upstream's own came to, with the cause of its deletions.
+    pub fn apply_relist(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {
+        Batch { is_relist: true, ..self.apply_events(events, deletion) }
     }
 
     fn apply_events(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {

@@ -26,7 +26,7 @@ use tokio::{
 pub use self::handle::InformerHandle;
 use super::{Backlog, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState};
 use crate::{
-    model::{Batch, Event, Indexers, ResourceVersion, in_one_wake},
+    model::{Batch, Cause, Event, Indexers, ResourceVersion, in_one_wake},
     planted::planted,
     watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
 };
@@ -314,7 +314,7 @@ impl<F: Frame> Writer<F> {
                     batches.extend(events.into_iter().filter_map(|event| self.change([event], now)));
                 }
                 Delta::Transaction(events) => batches.extend(self.change(events, now)),
-                Delta::Relist(events) => batches.extend(self.relist(events, now)),
+                Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),
             }
         }
         self.publish(&batches);
@@ -360,9 +360,9 @@ impl<F: Frame> Writer<F> {
     }
 
     /// A relist of the upstream's own.
-    fn relist(&mut self, events: Vec<Event>, now: Instant) -> Option<Arc<Batch>> {
+    fn relist(&mut self, events: Vec<Event>, deletion: Cause, now: Instant) -> Option<Arc<Batch>> {
         let live = self.live.as_mut()?;
-        let batch = Arc::new(live.indexer.apply_relist(events));
+        let batch = Arc::new(live.indexer.apply_relist(events, deletion));
         live.history.record(Arc::clone(&batch), now);
         self.shared.note_gap(&batch);
         Some(batch)

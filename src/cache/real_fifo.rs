@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use super::List;
-use crate::model::{Event, ResourceVersion};
+use crate::model::{Cause, Event, ResourceVersion};
 
 /// What a Reflector found out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub enum Delta {
     Event(Event),
     /// The events of one transaction of the upstream, all at one version: nobody gets to resume in between.
     Transaction(Vec<Event>),
-    /// What a relist of the upstream's own came to, up to the version of the last event: deletions are inferred, and what else
-    /// happened on the way is not known.
-    Relist(Vec<Event>),
+    /// What a relist of the upstream's own came to, or a transaction after one of which nothing is told, up to the version of
+    /// the last event: what else happened on the way is not known. With the cause of the deletions.
+    Relist(Vec<Event>, Cause),
 }
 
 /// The bounds of a [`RealFifo`]. One element is always taken, however large it is.
@@ -201,7 +201,7 @@ impl Delta {
         match self {
             Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
             Self::Event(event) => Some(event.version()),
-            Self::Transaction(events) | Self::Relist(events) => events.last().map(Event::version),
+            Self::Transaction(events) | Self::Relist(events, _) => events.last().map(Event::version),
         }
     }
 
@@ -209,7 +209,7 @@ impl Delta {
         match self {
             Self::Replace(_) | Self::Rewind(_) => 0,
             Self::Event(event) => event.weight(),
-            Self::Transaction(events) | Self::Relist(events) => events.iter().map(Event::weight).sum(),
+            Self::Transaction(events) | Self::Relist(events, _) => events.iter().map(Event::weight).sum(),
         }
     }
 
@@ -247,7 +247,7 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event) => event.version().to_string(),
-            Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(_) => unreachable!("none is pushed"),
+            Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(..) => unreachable!("none is pushed"),
         };
         batch.iter().map(text).collect()
     }

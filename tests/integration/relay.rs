@@ -51,13 +51,21 @@ async fn refused(server: &Sandbox, request: pb::WatchRequest) -> String {
 /// The next so many messages but for bookmarks that tell nothing new.
 async fn take(stream: &mut Stream, count: usize) -> Vec<pb::WatchResponse> {
     let mut taken: Vec<pb::WatchResponse> = Vec::new();
-    while taken.len() < count {
-        let message = next(stream).await;
-        if message.bookmark.is_none() || message.relisted {
-            // Which server it is from is its own affair.
-            taken.push(pb::WatchResponse { bookmark: None, ..message });
+    let all = async {
+        while taken.len() < count {
+            let message = next(stream).await;
+            if message.bookmark.is_none() || message.relisted {
+                // Which server it is from is its own affair.
+                taken.push(pb::WatchResponse { bookmark: None, ..message });
+            }
         }
-    }
+    };
+    let is_in_time = tokio::time::timeout(DEADLINE, all).await.is_ok();
+    assert!(
+        is_in_time,
+        "{count} messages are to come, and there are {:?}",
+        taken.iter().map(words).collect::<Vec<_>>()
+    );
     taken
 }
 
@@ -126,25 +134,34 @@ async fn every_hop_tells_the_same() {
         // A relist, whose objects have versions of their own: one is gone, one is changed, one is new.
         Delta::Replace(List { objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9)], version: version(20) }),
         Delta::Event(Event::Added(at("e", "", 21))),
+        // A relist that nothing is told of, and an ordinary deletion.
+        Delta::Replace(List {
+            objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9), at("e", "", 21)],
+            version: version(30),
+        }),
+        Delta::Event(gone(&at("e", "", 21), 31)),
     ] {
         origin.say(delta).await;
     }
-    // b, a, -raw +raw, c -b a, -c, -raw a d, e
+    // b, a, -raw +raw, c -b a, -c, -raw a d, e, -e
     let mut live = Vec::new();
     for stream in &mut streams {
-        live.push(take(stream, 12).await);
+        live.push(take(stream, 13).await);
     }
     let told: Vec<String> = live[0].iter().map(words).collect();
-    assert_eq!(told[8..], ["DELETED INFERRED raw @8", "MODIFIED a @8", "ADDED d @20", "ADDED e @21"]);
+    assert_eq!(told[8..12], ["DELETED INFERRED raw @8", "MODIFIED a @8", "ADDED d @20", "ADDED e @21"]);
+    assert_eq!(told[12], "DELETED e @31");
     let relisted: Vec<bool> = live[0].iter().map(|message| message.relisted).collect();
-    assert_eq!(relisted[7..], [false, true, true, true, false]);
+    assert_eq!(relisted[7..], [false, true, true, true, false, true]);
     for hop in [1, 2] {
         assert_eq!((&initial[hop], &live[hop]), (&initial[0], &live[0]), "hop {hop}");
     }
     // From the history, and from the snapshot.
     for server in &servers[1..] {
-        let mut resumed = watch(server, after("2")).await;
-        assert_eq!(take(&mut resumed, 11).await, live[0][1..]);
+        for (version, first) in [("1", 0), ("2", 1), ("3", 2), ("4", 4), ("5", 7), ("6", 8), ("8", 8), ("20", 11)] {
+            let mut resumed = watch(server, after(version)).await;
+            assert_eq!(take(&mut resumed, 13 - first).await, live[0][first..], "after {version}");
+        }
         let request = pb::ListRequest { format: pb::PayloadFormat::Raw.into(), ..list() };
         let listed = async |server: &Sandbox| {
             server.client().await.list(request.clone()).await.unwrap().into_inner().message().await.unwrap().unwrap()
@@ -484,11 +501,14 @@ async fn the_state_of_the_origin_is_passed_on() {
     origin.alive();
     let mut stream = watch(&servers[2], watch_pods()).await;
     take(&mut stream, 1).await;
-    let mut told = async |state: pb::SyncState| loop {
-        let bookmark = next(&mut stream).await.bookmark.unwrap_or_default();
-        if bookmark.source() == state {
-            return bookmark;
-        }
+    let mut told = async |state: pb::SyncState| {
+        let mut bookmark = pb::Bookmark::default();
+        until(state.as_str_name(), async || {
+            bookmark = next(&mut stream).await.bookmark.unwrap_or_default();
+            bookmark.source() == state
+        })
+        .await;
+        bookmark
     };
     let seen_at = told(pb::SyncState::Synced).await.source_seen_at;
     assert_eq!(

@@ -93,7 +93,8 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
     let truth = writing.await.unwrap();
     shared.last.store(truth.revision(), Ordering::SeqCst);
     let mut events = 0;
-    while let Some(followed) = clients.join_next().await {
+    while let Some(followed) = tokio::time::timeout(DEADLINE, clients.join_next()).await.expect("all get there in time")
+    {
         let followed = followed.unwrap();
         events += followed.told.len();
         truth.check(&followed, true);
@@ -190,19 +191,15 @@ impl Hopper {
             // An initial event.
             return self.followed.take(message);
         };
-        if let Some(position) = self.position {
-            assert!(version >= position, "{message:?} after {position}");
-            if let Some(object) = &message.object {
-                let changed_at: i64 = object.resource_version.parse().unwrap();
-                assert!(changed_at > position, "{message:?}, and nothing was missing up to {position}");
+        let position = self.position.replace(version).unwrap_or_default();
+        assert!(version >= position, "{message:?} after {position}");
+        if let Some(object) = &message.object {
+            let changed_at: i64 = object.resource_version.parse().unwrap();
+            assert!(changed_at > position, "{message:?}, and nothing was missing up to {position}");
+            if changed_at > version {
+                return self.open.push(message);
             }
         }
-        if self.position == Some(version) {
-            // A batch is open, or a bookmark tells nothing new.
-            self.open.extend(message.object.is_some().then_some(message));
-            return;
-        }
-        self.position = Some(version);
         for told in self.open.drain(..) {
             self.followed.take(told);
         }

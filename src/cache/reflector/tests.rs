@@ -150,7 +150,7 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
             Delta::Event(event) => format!("put {}", event.version()),
             Delta::Transaction(events) => format!("{} at {}", events.len(), events[0].version()),
             Delta::Rewind(list) => format!("rewind {}", list.version),
-            Delta::Relist(events) => unreachable!("not in a script: {events:?}"),
+            Delta::Relist(events, _) => unreachable!("not in a script: {events:?}"),
         }));
     }
     let calls = calls.lock().clone();
@@ -394,7 +394,7 @@ async fn a_full_queue_holds_the_upstream_back() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
                 Delta::Event(event) => event.version().number(),
-                Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(_) => unreachable!("not in this script"),
+                Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(..) => unreachable!("not in this script"),
             });
         }
     }

@@ -80,7 +80,7 @@ impl Rig {
                 format!("rewind {version}")
             }
             Delta::Event(Event::Bookmark(_)) => format!("bookmark {version}"),
-            Delta::Relist(events) => panic!("etcd lists nothing by itself: {events:?}"),
+            Delta::Relist(events, _) => panic!("etcd lists nothing by itself: {events:?}"),
             Delta::Event(event) => format!("{version}{}", self.apply(&event)),
             Delta::Transaction(events) => {
                 assert!(events.iter().all(|event| event.version().number() == version), "one revision: {events:?}");

@@ -1,12 +1,12 @@
 //! A stream of the upstream that is being followed: batches as they are complete, bookmarks, and proofs of life.
 //!
 //! ```text
-//!   messages ──▶ events of the open batch ──▶ [the version advances] ──▶ Delta, at the new Position
+//!   messages ──▶ events of the open batch ──▶ [its last event] ──▶ Delta, at the new Position
 //! ```
 //!
 //! It is a stream's state and not a task. Invariants:
 //!
-//! - What is handed out ends a batch: where the upstream's version has not advanced, nobody here gets to resume.
+//! - What is handed out ends a batch, or is the version before one: in between, nobody here gets to resume.
 //! - A batch that is cut off is forgotten, and told again by the next stream.
 //! - While somebody waits for a version, the stream is one with bookmarks at the shortest interval; it takes the place of
 //!   the other one, and is given up when nobody has waited for a heartbeat.
@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{
     cache::{Delta, SourceError},
-    model::{Event, ResourceVersion},
-    proto::pb::{Bookmark, EventType, WatchResponse},
+    model::{Cause, Event, ResourceVersion},
+    proto::pb::{self, Bookmark, EventType, WatchResponse},
 };
 
 /// A stream, and where it is.
@@ -32,6 +32,8 @@ pub(super) struct Live {
     position: Position,
     /// The events of a batch, as long as the version has not advanced.
     gathered: Vec<Event>,
+    /// Of the deletions among them.
+    deletion: Cause,
     /// There was a relist upstream on the way from the position.
     is_relisted: bool,
     heard_at: Instant,
@@ -49,6 +51,7 @@ impl Live {
             messages,
             position,
             gathered: Vec::new(),
+            deletion: Cause::Change,
             is_relisted: false,
             heard_at: Instant::now(),
             wanted_at: None,
@@ -109,7 +112,8 @@ impl Live {
         let interval = if wanted_at.is_some() { config.progress_interval } else { config.heartbeat };
         self.messages = self.shared.upstream.open(Start::After(&self.position), interval).await?;
         self.gathered.clear();
-        (self.is_relisted, self.wanted_at, self.heard_at) = (false, wanted_at, Instant::now());
+        (self.deletion, self.is_relisted) = (Cause::Change, false);
+        (self.wanted_at, self.heard_at) = (wanted_at, Instant::now());
         Ok(())
     }
 
@@ -119,9 +123,19 @@ impl Live {
         match message.r#type() {
             EventType::Added | EventType::Modified | EventType::Deleted => {
                 let version = self.not_before(&version)?;
-                self.gathered.push(message::event(message)?);
-                let is_complete = version != self.position.version;
-                Ok(is_complete.then(|| self.complete(version)))
+                let is_inferred = message.cause() == pb::Cause::Inferred;
+                let event = message::event(message)?;
+                // What is at a later version than the message is in a batch that goes on.
+                if *event.version() <= version && version != self.position.version {
+                    self.gather(event, is_inferred);
+                    return Ok(Some(self.complete(version)));
+                }
+                // Whether a relist lies before that version or comes with the batch is not said: then it is both.
+                let is_relisted = self.is_relisted;
+                let progress = self.progress(version)?;
+                self.is_relisted = is_relisted;
+                self.gather(event, is_inferred);
+                Ok(progress)
             }
             EventType::Bookmark => {
                 let version = self.not_before(&version)?;
@@ -131,17 +145,25 @@ impl Live {
         }
     }
 
+    fn gather(&mut self, event: Event, is_inferred: bool) {
+        self.gathered.push(event);
+        if is_inferred {
+            self.deletion = Cause::Inferred;
+        }
+    }
+
     /// The batch that was gathered is whole.
     fn complete(&mut self, version: ResourceVersion) -> Delta {
         let mut events = std::mem::take(&mut self.gathered);
         let is_relisted = std::mem::take(&mut self.is_relisted);
+        let deletion = std::mem::replace(&mut self.deletion, Cause::Change);
         // The objects of a relist have versions of their own, which need not lead to that of the list.
         if is_relisted || events.last().is_none_or(|last| *last.version() != version) {
             events.push(Event::Bookmark(version.clone()));
         }
         self.position.version = version;
         match (is_relisted, events.len()) {
-            (true, _) => Delta::Relist(events),
+            (true, _) => Delta::Relist(events, deletion),
             (false, 1) => Delta::Event(events.remove(0)),
             (false, _) => Delta::Transaction(events),
         }
@@ -155,13 +177,21 @@ impl Live {
         if self.shared.health.demand().is_wanted() {
             self.wanted_at = self.wanted_at.map(|_| Instant::now());
         }
+        let progress = self.progress(version.clone())?;
+        // It was of the way to this version.
+        self.is_relisted &= !self.gathered.is_empty();
+        Ok(progress.unwrap_or(Delta::Event(Event::Bookmark(version))))
+    }
+
+    /// Nothing is missing up to a version that may be the one before a batch; told if it is later than what was told.
+    fn progress(&mut self, version: ResourceVersion) -> Result<Option<Delta>, SourceError> {
         if version == self.position.version {
-            return Ok(Delta::Event(Event::Bookmark(version)));
+            return Ok(None);
         }
         if !self.gathered.is_empty() {
-            return Err(self.shared.upstream.contract("a bookmark inside a batch"));
+            return Err(self.shared.upstream.contract("a version inside a batch"));
         }
-        Ok(self.complete(version))
+        Ok(Some(self.complete(version)))
     }
 
     /// The version of a message: one that goes back is of a broken stream, and is never handed out.
