@@ -148,7 +148,8 @@ impl Live {
     fn gather(&mut self, event: Event, is_inferred: bool) {
         self.gathered.push(event);
         if is_inferred {
-            self.deletion = Cause::Inferred;
+            // At a relist, whether the upstream is new enough to say so or not.
+            (self.deletion, self.is_relisted) = (Cause::Inferred, true);
         }
     }
 
