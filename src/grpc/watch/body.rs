@@ -307,7 +307,7 @@ impl WatchBody {
             (true, false) => self.join_after(version, 0),
             (false, _) => {}
         }
-        if has_gap {
+        if has_gap && !self.has_history_changed() {
             // Of a relist that nothing was told of.
             let bookmark = self.bookmark(pb::Bookmark::default());
             frame::append(&mut buffer, &pb::WatchResponse { relisted: true, ..bookmark });
