@@ -156,6 +156,7 @@ fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
                 object_version: object.version(),
                 version: object.version(),
                 coalesced: 0,
+                relisted: false,
             };
             WireFrame::encode(&mut arena, format, &notice);
             if WireFrame::size(&arena) > 64 << 10 {
@@ -210,7 +211,7 @@ fn measure_wakes(
             version: after.clone(),
             cause: Cause::Change,
         };
-        broadcaster.publish(&[Batch { before, after, changes: vec![change] }]);
+        broadcaster.publish(&[Batch { before, after, changes: vec![change], is_relist: false }]);
         let taken = cursors[node].poll_take(&mut context, usize::MAX);
         assert!(matches!(taken, Poll::Ready(Taken::Frames(_))), "{taken:?}");
     });

@@ -31,19 +31,14 @@ use self::{
     connector::Connector,
     keeper::Keeper,
     listener::{GrpcListener, bind_tcp},
-    sources::{etcd_config, stream_path},
     writer::WriterThread,
 };
 use crate::{
     admin::Admin,
-    config::{Config, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
+    config::{Config, ListenAddr, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
-    source::{
-        etcd::EtcdSource,
-        files::{DirectoryError, FilesSource},
-        stream::{StreamError, StreamSource},
-    },
+    source::{files::DirectoryError, stream::StreamError},
     telemetry::{self, ObservedResource},
     transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
 };
@@ -87,9 +82,9 @@ pub enum AppError {
         /// The system's answer.
         error: io::Error,
     },
-    /// What an etcd source is configured with cannot be read.
+    /// What a source that calls a server is configured with cannot be read.
     #[error("resource {resource}: {problem}; correct the path, or let the user that runs informerd read it")]
-    Etcd {
+    Upstream {
         /// The name of the resource.
         resource: String,
         /// Which file, and why.
@@ -305,23 +300,7 @@ impl AppError {
 /// The first one that cannot.
 pub fn check(config: &Config) -> Result<(), AppError> {
     config.tls.as_ref().map(tls).transpose()?;
-    for ResourceConfig { name, source, .. } in config.resources.values() {
-        let resource = || name.clone();
-        match source {
-            SourceConfig::Files { path, .. } => {
-                FilesSource::check(path).map_err(|error| AppError::Directory { resource: resource(), error })?;
-            }
-            SourceConfig::Stream { path } => {
-                let checked = StreamSource::check(&stream_path(path.as_deref()));
-                checked.map_err(|error| AppError::Stream { resource: resource(), error })?;
-            }
-            SourceConfig::Etcd(etcd) => {
-                EtcdSource::check(&etcd_config(name, etcd))
-                    .map_err(|problem| AppError::Etcd { resource: resource(), problem })?;
-            }
-        }
-    }
-    Ok(())
+    config.resources.values().try_for_each(sources::check)
 }
 
 /// Reads the files of TLS.

@@ -23,6 +23,7 @@ mod history;
 mod indexer;
 mod informer;
 mod lister_watcher;
+mod provenance;
 mod real_fifo;
 mod reflector;
 mod snapshot_file;
@@ -35,6 +36,7 @@ pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
 pub use lister_watcher::{List, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
+pub use provenance::Provenance;
 pub use real_fifo::{Delta, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
 pub use snapshot_file::{

@@ -22,7 +22,9 @@ mod file;
 mod keys;
 mod listen;
 mod raw;
+mod relay;
 mod resolve;
+mod upstream;
 mod value;
 
 use std::{
@@ -176,6 +178,19 @@ pub struct EtcdTlsConfig {
     pub server_name: Option<String>,
 }
 
+/// A resource of another informerd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayResource {
+    /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
+    pub endpoint: String,
+    /// What it is called there.
+    pub resource: String,
+    /// For https: those who may have signed the certificate; with `None`, those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// For https: our own certificate, and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
 /// Where the objects of a resource come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceConfig {
@@ -193,6 +208,8 @@ pub enum SourceConfig {
     },
     /// Keys of an etcd cluster.
     Etcd(EtcdResource),
+    /// A resource of another informerd.
+    Informerd(RelayResource),
 }
 
 // === impl Config ===

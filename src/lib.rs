@@ -4,11 +4,12 @@
 //! ```text
 //!  upstream ──▶ source ──▶ Reflector ──▶ queue ──▶ informer task ──▶ Indexer (snapshots) ──▶ List, ByIndex, Get
 //!  (etcd,     ListerWatcher list+watch  ordered     one writer  │
-//!   files, stream)                      deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
+//!   files, stream, informerd)           deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
 //!
 //!  informer ──▶ file of its state ──▶ the next start, which serves it at once and watches from its version
 //!
 //!  server ──▶ client: lists, and watches that resume by themselves
+//!         └─▶ source of a relay: the same resource, told on
 //! ```
 //!
 //! The rooms, in reading order:
@@ -18,7 +19,8 @@
 //! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, the
 //!   [`cache::ListerWatcher`] that every upstream implements, and the files that a later start begins with.
 //! - [`proto`]: the generated messages, and the only way between them and the model.
-//! - [`source`]: the upstreams. Today: a prefix of an etcd cluster, a directory of manifests, and a stream of watch events.
+//! - [`source`]: the upstreams. Today: a prefix of an etcd cluster, a directory of manifests, a stream of watch events, and
+//!   another informerd.
 //! - [`grpc`]: requests into queries, snapshots and cursors into answers.
 //! - [`transport`]: connections; bytes, and none of our messages.
 //! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.
@@ -29,8 +31,8 @@
 //!
 //! Imports point inward, and a test reads the sources to enforce it:
 //! `main → cli → {app, client, bench}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
-//! model`, `grpc → transport`, `client → proto`, `bench → proto`. `model`, `watch` and `cache` never name tonic, prost, clap or
-//! hyper; `grpc`, `source`, `client` and `bench` never import each other; only `app` sees all layers of the server.
+//! model`, `grpc → transport`, `source → client → proto` (a relay is a client), `bench → proto`. `model`, `watch` and `cache` never
+//! name tonic, prost, clap or hyper; `grpc`, `source` and `bench` never import each other; only `app` sees all layers of the server.
 //!
 //! What holds everywhere: one writer per resource, on a thread of its own; a watch is joined exactly; whatever a client is
 //! not sent, it is told of in band; everything has a bound.

@@ -113,6 +113,10 @@ pub enum Bug {
     ReplayForgetsTheLast,
     /// A resume in between two versions goes back to the first.
     ReplayGoesBack,
+    /// Events that lead over a relist do not say so.
+    RelistIsUntold,
+    /// A replay over a relist does not say so.
+    ReplayedRelistIsUntold,
     /// A condition that is not met makes all of them be awaited again.
     UntilBeginsAnew,
     /// With a condition that is met, the next one counts as met.
@@ -127,6 +131,8 @@ pub enum Bug {
     ParkedGoesOnInAnotherHistory,
     /// A watch that is parked inside a batch is told all of it again.
     ParkedInsideABatchRepeatsIt,
+    /// A bookmark that leads over a relist does not say so.
+    BookmarkHidesARelist,
     /// A bookmark is ahead of events that were not told.
     BookmarkAhead,
     /// A bookmark says less than is known.
@@ -232,12 +238,15 @@ impl Bug {
         Self::ReplayRepeats,
         Self::ReplayForgetsTheLast,
         Self::ReplayGoesBack,
+        Self::RelistIsUntold,
+        Self::ReplayedRelistIsUntold,
         Self::UntilBeginsAnew,
         Self::UntilSkipsACondition,
         Self::UntilMeetsOneWithEachEvent,
         Self::ParkedGoesOnAtTheHead,
         Self::ParkedGoesOnInAnotherHistory,
         Self::ParkedInsideABatchRepeatsIt,
+        Self::BookmarkHidesARelist,
         Self::BookmarkAhead,
         Self::BookmarkBehind,
         Self::SnapshotVersionOfNow,

@@ -2,6 +2,7 @@
 
 pub mod etcd;
 pub mod files;
+pub mod relay;
 pub mod stream;
 
 mod lineage;

@@ -8,7 +8,7 @@ use tracing::{Instrument, info_span};
 use super::{
     Ended, infallible,
     keeper::Keeper,
-    sources::{etcd_config, stream_path},
+    sources::{etcd_config, relay_config, stream_path},
     writer::WriterThread,
 };
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     source::{
         etcd::EtcdSource,
         files::{FilesConfig, FilesSource},
+        relay::RelaySource,
         stream::{self, StreamConfig, StreamSource},
     },
     telemetry::ObservedResource,
@@ -60,6 +61,12 @@ impl Connector<'_> {
                 let health = SourceHealth::new(etcd.heartbeat, stale_after);
                 let source = EtcdSource::new(etcd, health.clone());
                 self.connect(writer, resource, "etcd", source, health)
+            }
+            SourceConfig::Informerd(relay) => {
+                let relay = relay_config(relay);
+                let health = SourceHealth::new(relay.heartbeat, stale_after);
+                let source = RelaySource::new(relay, health.clone());
+                self.connect(writer, resource, "informerd", source, health)
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::Demand;
+use super::{Demand, Provenance};
 
 /// Whether a resource can be served, and how fresh it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,15 +53,20 @@ struct Shared {
     synced: AtomicBool,
     /// The source has said that its upstream is gone.
     lost: AtomicBool,
+    /// At a relay: the upstream has said that its own is gone.
+    stale_upstream: AtomicBool,
     /// When the upstream was last seen; [`NEVER`] before it was. Read without the lock, by every watch that is idle.
     seen_micros: AtomicU64,
     record: Mutex<Record>,
     demand: Demand,
+    provenance: Provenance,
 }
 
 #[derive(Debug, Default)]
 struct Record {
     seen_at: Option<SystemTime>,
+    /// At a relay: when the origin was seen, as the upstream has it.
+    origin_seen_at: Option<SystemTime>,
     failure: Option<String>,
     problems: Vec<String>,
     keeping: Option<String>,
@@ -80,9 +85,11 @@ impl SourceHealth {
             base: Instant::now(),
             synced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            stale_upstream: AtomicBool::new(false),
             seen_micros: AtomicU64::new(NEVER),
             record: Mutex::default(),
             demand: Demand::default(),
+            provenance: Provenance::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -99,6 +106,12 @@ impl SourceHealth {
     /// The upstream is gone for certain: STALE from now on, until it is alive.
     pub fn lost(&self) {
         self.shared.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// At a relay: what the upstream says of its own upstream, which counts as long as the upstream itself is alive.
+    pub fn relayed(&self, state: SyncState, seen_at: Option<SystemTime>) {
+        self.shared.stale_upstream.store(state != SyncState::Synced, Ordering::Relaxed);
+        self.shared.record.lock().origin_seen_at = seen_at;
     }
 
     /// A list or a watch failed. The state turns STALE by time, not by this.
@@ -132,11 +145,17 @@ impl SourceHealth {
         &self.shared.demand
     }
 
+    /// Where the objects come from.
+    pub fn provenance(&self) -> &Provenance {
+        &self.shared.provenance
+    }
+
     /// The state alone.
     pub fn state(&self) -> SyncState {
         let seen_micros = self.shared.seen_micros.load(Ordering::Relaxed);
         let silence = || self.shared.base.elapsed().saturating_sub(Duration::from_micros(seen_micros));
-        let is_lost = seen_micros == NEVER || self.shared.lost.load(Ordering::Relaxed);
+        let has_said = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        let is_lost = seen_micros == NEVER || has_said(&self.shared.lost) || has_said(&self.shared.stale_upstream);
         let is_silent = is_lost || silence() > self.shared.silence_bound;
         match (self.shared.synced.load(Ordering::Relaxed), is_silent) {
             (false, _) => SyncState::Syncing,
@@ -150,7 +169,7 @@ impl SourceHealth {
         let record = self.shared.record.lock();
         HealthReport {
             state: self.state(),
-            seen_at: record.seen_at,
+            seen_at: record.origin_seen_at.or(record.seen_at),
             last_error: record.failure.as_ref().or(record.problems.first()).or(record.keeping.as_ref()).cloned(),
             problems: record.problems.len(),
         }
@@ -196,6 +215,22 @@ mod tests {
         assert_eq!(health.report().state, SyncState::Stale, "at once");
         health.alive();
         assert_eq!(health.state(), SyncState::Synced);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_relay_is_told_of_the_origin_is_what_it_says() {
+        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
+        let seen_at = Some(SystemTime::UNIX_EPOCH);
+        health.alive();
+        health.synced();
+        health.relayed(SyncState::Stale, seen_at);
+        health.alive();
+        let report = health.report();
+        assert_eq!((report.state, report.seen_at), (SyncState::Stale, seen_at));
+        health.relayed(SyncState::Synced, seen_at);
+        assert_eq!(health.state(), SyncState::Synced);
+        tokio::time::advance(HEARTBEAT + STALE_AFTER + Duration::from_millis(1)).await;
+        assert_eq!(health.state(), SyncState::Stale, "the upstream itself is silent");
     }
 
     #[tokio::test(start_paused = true)]

@@ -60,13 +60,7 @@ enum What {
     /// One object was added or modified: what nearly all batches are. The version is the object's.
     Upsert { old: Option<Arc<Object>>, new: Arc<Object> },
     /// Anything else.
-    Batch(Box<Whole>),
-}
-
-#[derive(Debug)]
-struct Whole {
-    batch: Arc<Batch>,
-    is_relist: bool,
+    Batch(Arc<Batch>),
 }
 
 /// What a change costs besides the body of its old state, which nobody else keeps: the record, two references, the envelope.
@@ -105,13 +99,13 @@ impl History {
     }
 
     /// Adds a batch that was applied.
-    pub fn record(&mut self, batch: Arc<Batch>, is_relist: bool, now: Instant) {
+    pub fn record(&mut self, batch: Arc<Batch>, now: Instant) {
         self.current.clone_from(&batch.after);
         // Of a relist without changes its gap matters.
-        if batch.changes.is_empty() && !(is_relist && batch.before != batch.after) {
+        if batch.changes.is_empty() && !(batch.is_relist && batch.before != batch.after) {
             return;
         }
-        let recorded = Recorded { at: now, what: What::new(batch, is_relist) };
+        let recorded = Recorded { at: now, what: What::new(batch) };
         self.events += recorded.what.events();
         self.bytes += recorded.what.bytes();
         self.batches.push_back(recorded);
@@ -141,8 +135,8 @@ impl History {
 
     /// What [`Bug::HistoryEvictsHalfABatch`](crate::planted::Bug) does.
     fn lose_first_event(&mut self) {
-        let Some(Recorded { what: What::Batch(whole), .. }) = self.batches.front_mut() else { return };
-        let lost = Arc::make_mut(&mut whole.batch).changes.remove(0);
+        let Some(Recorded { what: What::Batch(batch), .. }) = self.batches.front_mut() else { return };
+        let lost = Arc::make_mut(batch).changes.remove(0);
         self.events -= 1;
         self.bytes -= bytes_of(lost.old.as_ref());
     }
@@ -167,7 +161,7 @@ impl History {
         let mut first = self.batches.partition_point(|recorded| recorded.what.after() <= version);
         let in_gap = |recorded: &Recorded| match &recorded.what {
             What::Upsert { .. } => false,
-            What::Batch(whole) => whole.is_relist && whole.batch.before < *version,
+            What::Batch(batch) => batch.is_relist && batch.before < *version,
         };
         if self.batches.get(first).is_some_and(in_gap) && !planted!(ResumeInsideGap) {
             return Err(NotInHistory::Expired);
@@ -202,14 +196,14 @@ impl History {
 // === impl What ===
 
 impl What {
-    fn new(batch: Arc<Batch>, is_relist: bool) -> Self {
+    fn new(batch: Arc<Batch>) -> Self {
         match &batch.changes[..] {
             [Change { old, new: Some(new), version, cause: Cause::Change }]
-                if !is_relist && version == new.version() && *version == batch.after =>
+                if !batch.is_relist && version == new.version() && *version == batch.after =>
             {
                 Self::Upsert { old: old.clone(), new: Arc::clone(new) }
             }
-            _ => Self::Batch(Box::new(Whole { batch, is_relist })),
+            _ => Self::Batch(batch),
         }
     }
 
@@ -219,30 +213,30 @@ impl What {
             Self::Upsert { old, new } => {
                 let (old, version) = (old.clone(), new.version().clone());
                 let change = Change { old, new: Some(Arc::clone(new)), version: version.clone(), cause: Cause::Change };
-                Arc::new(Batch { before: before.clone(), after: version, changes: vec![change] })
+                Arc::new(Batch { before: before.clone(), after: version, changes: vec![change], is_relist: false })
             }
-            Self::Batch(whole) => Arc::clone(&whole.batch),
+            Self::Batch(batch) => Arc::clone(batch),
         }
     }
 
     fn after(&self) -> &ResourceVersion {
         match self {
             Self::Upsert { new, .. } => new.version(),
-            Self::Batch(whole) => &whole.batch.after,
+            Self::Batch(batch) => &batch.after,
         }
     }
 
     fn events(&self) -> usize {
         match self {
             Self::Upsert { .. } => 1,
-            Self::Batch(whole) => whole.batch.changes.len(),
+            Self::Batch(batch) => batch.changes.len(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Upsert { old, .. } => bytes_of(old.as_ref()),
-            Self::Batch(whole) => whole.batch.changes.iter().map(|change| bytes_of(change.old.as_ref())).sum(),
+            Self::Batch(batch) => batch.changes.iter().map(|change| bytes_of(change.old.as_ref())).sum(),
         }
     }
 }
@@ -276,7 +270,11 @@ mod tests {
             cause: Cause::Change,
         };
         let changes = (0..changes).map(change).collect();
-        Arc::new(Batch { before: version(before), after: version(after), changes })
+        Arc::new(Batch { before: version(before), after: version(after), changes, is_relist: false })
+    }
+
+    fn relist(before: u128, after: u128, changes: usize) -> Arc<Batch> {
+        Arc::new(Batch { is_relist: true, ..Batch::clone(&batch(before, after, changes)) })
     }
 
     /// The versions that the batches after a version lead to.
@@ -291,9 +289,9 @@ mod tests {
     async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
         let now = Instant::now();
         let mut history = History::new(BOUNDS, version(10));
-        history.record(batch(10, 12, 1), false, now);
-        history.record(batch(12, 20, 2), true, now);
-        history.record(batch(20, 21, 1), false, now);
+        history.record(batch(10, 12, 1), now);
+        history.record(relist(12, 20, 2), now);
+        history.record(batch(20, 21, 1), now);
         assert_eq!(after(&history, 9), Err(NotInHistory::Expired), "older than the window");
         assert_eq!(after(&history, 10), Ok(vec![12, 20, 21]));
         assert_eq!(after(&history, 11), Ok(vec![12, 20, 21]), "the upstream's numbers have holes of their own");
@@ -312,9 +310,9 @@ mod tests {
     async fn a_relist_without_changes_leaves_its_gap_and_one_at_the_same_version_leaves_none() {
         let now = Instant::now();
         let mut history = History::new(BOUNDS, version(10));
-        history.record(batch(10, 10, 0), true, now);
+        history.record(relist(10, 10, 0), now);
         assert_eq!(after(&history, 10), Ok(vec![]));
-        history.record(batch(10, 20, 0), true, now);
+        history.record(relist(10, 20, 0), now);
         assert_eq!(after(&history, 15), Err(NotInHistory::Expired));
         assert_eq!(after(&history, 10), Ok(vec![20]));
     }
@@ -324,8 +322,8 @@ mod tests {
     async fn versions_that_nothing_happened_at_can_be_resumed_from() {
         let now = Instant::now();
         let mut history = History::new(BOUNDS, version(10));
-        history.record(batch(10, 77, 0), false, now);
-        history.record(batch(77, 80, 1), false, now);
+        history.record(batch(10, 77, 0), now);
+        history.record(batch(77, 80, 1), now);
         for from in [10, 50, 77, 79] {
             assert_eq!(after(&history, from), Ok(vec![80]), "{from}");
         }
@@ -338,20 +336,20 @@ mod tests {
         let mut history = History::new(Retention { events: 5, ..BOUNDS }, version(1));
         assert_eq!(after(&history, 1), Ok(vec![]));
         for at in 1..=4 {
-            history.record(batch(at, at + 1, 2), false, now);
+            history.record(batch(at, at + 1, 2), now);
         }
         assert_eq!((history.oldest(), history.events()), (&version(3), 4));
         assert_eq!(after(&history, 2), Err(NotInHistory::Expired));
         assert_eq!(after(&history, 3), Ok(vec![4, 5]));
-        history.record(batch(5, 6, 100), false, now);
+        history.record(batch(5, 6, 100), now);
         assert_eq!(after(&history, 5), Ok(vec![6]), "larger than the bound, and the newest");
         assert_eq!(after(&history, 4), Err(NotInHistory::Expired));
-        history.record(batch(6, 7, 1), false, now);
+        history.record(batch(6, 7, 1), now);
         assert_eq!((history.oldest(), history.events()), (&version(6), 1), "no longer the newest");
 
         let mut history = History::new(Retention { size: 3 * CHANGE_BYTES, ..BOUNDS }, version(1));
         for at in 1..=9 {
-            history.record(batch(at, at + 1, 1), false, now);
+            history.record(batch(at, at + 1, 1), now);
         }
         assert!(history.bytes() <= 3 * CHANGE_BYTES && history.events() >= 2, "{}", history.bytes());
     }
@@ -359,7 +357,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_too_old_goes_even_when_nothing_happens() {
         let mut history = History::new(BOUNDS, version(1));
-        history.record(batch(1, 2, 1), false, Instant::now());
+        history.record(batch(1, 2, 1), Instant::now());
         tokio::time::advance(BOUNDS.age).await;
         history.forget_old(Instant::now());
         assert_eq!(after(&history, 1), Ok(vec![2]), "exactly at the bound it is kept");
@@ -375,7 +373,7 @@ mod tests {
         let now = Instant::now();
         let mut history = History::new(Retention { events: 1 << 20, size: 1 << 30, ..BOUNDS }, version(0));
         for at in 0..3000 {
-            history.record(batch(at, at + 1, 1), false, now);
+            history.record(batch(at, at + 1, 1), now);
         }
         let (mut from, mut seen, mut parts) = (version(0), Vec::new(), 0);
         loop {
@@ -411,17 +409,17 @@ mod tests {
                     cause: if *is_relist { Cause::Inferred } else { Cause::Change },
                 };
                 let changes = kinds.iter().enumerate().map(change).collect();
-                (Arc::new(Batch { before: version(at as u128), after: version(at as u128 + 1), changes }), *is_relist)
+                let (before, after) = (version(at as u128), version(at as u128 + 1));
+                Arc::new(Batch { before, after, changes, is_relist: *is_relist })
             });
             let batches: Vec<_> = batches.collect();
             let now = Instant::now();
             let mut history = History::new(Retention { events: bound, ..BOUNDS }, version(0));
-            for (batch, is_relist) in &batches {
-                history.record(Arc::clone(batch), *is_relist, now);
+            for batch in &batches {
+                history.record(Arc::clone(batch), now);
             }
-            let told = |(batch, is_relist): &&(Arc<Batch>, bool)| !batch.changes.is_empty() || *is_relist;
-            let kept = batches.iter().filter(told).filter(|(batch, _)| batch.before >= *history.oldest());
-            let kept: Vec<_> = kept.map(|(batch, _)| batch.as_ref()).collect();
+            let told = |batch: &&Arc<Batch>| !batch.changes.is_empty() || batch.is_relist;
+            let kept: Vec<_> = batches.iter().filter(told).filter(|batch| batch.before >= *history.oldest()).collect();
             let backlog = history.after(&history.oldest().clone()).unwrap();
             // One of a single change begins where the one before it that was kept ends.
             prop_assert_eq!(backlog.batches.len(), kept.len());

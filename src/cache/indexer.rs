@@ -87,6 +87,15 @@ impl Indexer {
 
     /// Applies the events of one transaction, one after the other, as one batch at the version of the last (invariant 4).
     pub fn apply_transaction(&mut self, events: impl IntoIterator<Item = Event>) -> Batch {
+        self.apply_events(events, Cause::Change)
+    }
+
+    /// The same of what a relist of the upstream's own came to, with the cause of its deletions.
+    pub fn apply_relist(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {
+        Batch { is_relist: true, ..self.apply_events(events, deletion) }
+    }
+
+    fn apply_events(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {
         let mut after = self.state.version.clone();
         // Nearly always there is one event, and the history keeps what it becomes.
         let mut changes = Vec::with_capacity(1);
@@ -96,14 +105,14 @@ impl Indexer {
                 Event::Added(new) | Event::Modified(new) => match self.state.objects.get(new.key()).cloned() {
                     Some(old) if is_unchanged(&old, &new) => {}
                     Some(old) if is_replaced(&old, &new) => {
-                        changes.extend(self.delete(&old, &after, Cause::Change));
+                        changes.extend(self.delete(&old, &after, deletion));
                         changes.push(self.upsert(None, new));
                     }
                     old => changes.push(self.upsert(old, new)),
                 },
                 Event::Deleted(last) => {
                     let old = self.state.objects.get(last.key()).cloned();
-                    changes.extend(old.and_then(|old| self.delete(&old, &after, Cause::Change)));
+                    changes.extend(old.and_then(|old| self.delete(&old, &after, deletion)));
                 }
                 Event::Bookmark(_) => {}
             }
@@ -137,7 +146,7 @@ impl Indexer {
                 changes.push(self.upsert(old, new));
             }
         }
-        self.close_batch(after, changes)
+        Batch { is_relist: true, ..self.close_batch(after, changes) }
     }
 
     /// An object of a newer list that cannot be in the same history as what is held (invariant 14): where upstream counts
@@ -154,7 +163,7 @@ impl Indexer {
 
     fn close_batch(&mut self, after: ResourceVersion, changes: Vec<Change>) -> Batch {
         let before = std::mem::replace(&mut self.state.version, after.clone());
-        Batch { before, after, changes }
+        Batch { before, after, changes, is_relist: false }
     }
 
     fn upsert(&mut self, old: Option<Arc<Object>>, new: Arc<Object>) -> Change {

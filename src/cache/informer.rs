@@ -28,7 +28,7 @@ use super::{
     Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState,
 };
 use crate::{
-    model::{Batch, Event, Indexers, ResourceVersion, in_one_wake},
+    model::{Batch, Cause, Event, Indexers, ResourceVersion, in_one_wake},
     planted::planted,
     watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
 };
@@ -138,6 +138,8 @@ struct Shared {
     /// The version up to which everything has been published to the cursors; behind the snapshot's for a moment.
     distributed: ArcSwapOption<ResourceVersion>,
     oldest: ArcSwapOption<ResourceVersion>,
+    /// Where the last relist ended.
+    relisted: ArcSwapOption<ResourceVersion>,
     /// Raised before the watches of a history that has changed are ended.
     epoch: AtomicU64,
     applied: Notify,
@@ -190,6 +192,7 @@ impl<F: Frame> Informer<F> {
             snapshot: ArcSwapOption::empty(),
             distributed: ArcSwapOption::empty(),
             oldest: ArcSwapOption::empty(),
+            relisted: ArcSwapOption::empty(),
             epoch: AtomicU64::new(0),
             applied: Notify::new(),
             pokes: AtomicU64::new(0),
@@ -323,6 +326,7 @@ impl<F: Frame> Writer<F> {
                     let snapshot = self.live.as_ref().map(|live| live.indexer.snapshot());
                     fifo.checkpoints().give(snapshot.map(|snapshot| Checkpoint { snapshot, proof }));
                 }
+                Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),
             }
         }
         self.publish(&batches);
@@ -334,7 +338,7 @@ impl<F: Frame> Writer<F> {
         let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
         let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
         let batch = Arc::new(live.indexer.apply_transaction(events));
-        live.history.record(Arc::clone(&batch), false, now);
+        live.history.record(Arc::clone(&batch), now);
         if batch.changes.is_empty() {
             self.shared.stats.unchanged.fetch_add(said as u64, Ordering::Relaxed);
         }
@@ -351,11 +355,13 @@ impl<F: Frame> Writer<F> {
                     return None;
                 }
                 let batch = Arc::new(live.indexer.replace(list));
-                live.history.record(Arc::clone(&batch), true, Instant::now());
+                live.history.record(Arc::clone(&batch), Instant::now());
+                self.shared.note_gap(&batch);
                 Some(batch)
             }
-            Some(_) => {
-                self.restart(list, "the list is behind");
+            Some(live) => {
+                let is_behind = list.version.same_lineage(live.indexer.version());
+                self.restart(list, if is_behind { "the list is behind" } else { "the lineage is another one" });
                 None
             }
             None => {
@@ -363,6 +369,15 @@ impl<F: Frame> Writer<F> {
                 None
             }
         }
+    }
+
+    /// A relist of the upstream's own.
+    fn relist(&mut self, events: Vec<Event>, deletion: Cause, now: Instant) -> Option<Arc<Batch>> {
+        let live = self.live.as_mut()?;
+        let batch = Arc::new(live.indexer.apply_relist(events, deletion));
+        live.history.record(Arc::clone(&batch), now);
+        self.shared.note_gap(&batch);
+        Some(batch)
     }
 
     /// Begins with a first list, or with what an earlier start had.
@@ -390,6 +405,7 @@ impl<F: Frame> Writer<F> {
         if !planted!(RewindIsUntoldWithoutACursor) {
             self.shared.epoch.fetch_add(1, Ordering::AcqRel);
         }
+        self.shared.relisted.store(None);
         let version = list.version.clone();
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         live.history = History::new(self.config.history, version.clone());
@@ -414,6 +430,13 @@ impl<F: Frame> Writer<F> {
 // === impl Shared ===
 
 impl Shared {
+    /// Before the version is distributed, so that whoever sees that knows of the gap.
+    fn note_gap(&self, batch: &Batch) {
+        if batch.before != batch.after {
+            self.relisted.store(Some(Arc::new(batch.after.clone())));
+        }
+    }
+
     fn measure_history(&self, history: &History) {
         self.oldest.store(Some(Arc::new(history.oldest().clone())));
         self.stats.history_events.store(history.events() as u64, Ordering::Relaxed);

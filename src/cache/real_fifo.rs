@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{Checkpoints, List};
-use crate::model::{Event, ResourceVersion};
+use crate::model::{Cause, Event, ResourceVersion};
 
 /// What a Reflector found out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,9 @@ pub enum Delta {
     Transaction(Vec<Event>),
     /// No change: the proof of the history up to here, for the checkpoint that somebody waits for.
     Checkpoint(Bytes),
+    /// What a relist of the upstream's own came to, or a transaction after one of which nothing is told, up to the version of
+    /// the last event: what else happened on the way is not known. With the cause of the deletions.
+    Relist(Vec<Event>, Cause),
 }
 
 /// The bounds of a [`RealFifo`]. One element is always taken, however large it is.
@@ -213,7 +216,7 @@ impl Delta {
         match self {
             Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
             Self::Event(event) => Some(event.version()),
-            Self::Transaction(events) => events.last().map(Event::version),
+            Self::Transaction(events) | Self::Relist(events, _) => events.last().map(Event::version),
             Self::Checkpoint(_) => None,
         }
     }
@@ -222,7 +225,7 @@ impl Delta {
         match self {
             Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint(_) => 0,
             Self::Event(event) => event.weight(),
-            Self::Transaction(events) => events.iter().map(Event::weight).sum(),
+            Self::Transaction(events) | Self::Relist(events, _) => events.iter().map(Event::weight).sum(),
         }
     }
 
@@ -260,7 +263,9 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Event(event) => event.version().to_string(),
-            Delta::Rewind(_) | Delta::Transaction(_) | Delta::Checkpoint(_) => unreachable!("none is pushed"),
+            Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(..) | Delta::Checkpoint(_) => {
+                unreachable!("none is pushed")
+            }
         };
         batch.iter().map(text).collect()
     }

@@ -51,6 +51,7 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
             SourceConfig::Stream { path: Some(path) } => format!("watch events of {}", path.display()),
             SourceConfig::Stream { path: None } => "watch events of standard input".to_owned(),
             SourceConfig::Etcd(etcd) => format!("keys of {} in etcd at {}", etcd.prefix, etcd.endpoints.join(", ")),
+            SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
         let optional = if resource.optional { ", optional" } else { "" };

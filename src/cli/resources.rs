@@ -117,6 +117,7 @@ mod tests {
             watchers: 2,
             indexes: vec!["namespace".to_owned(), "node".to_owned()],
             source_seen_at: Some(seen_at),
+            path: Vec::new(),
             last_error: "no\u{1b}".to_owned(),
         };
         let new = pb::Resource { name: "new".to_owned(), state: SyncState::Syncing.into(), ..Default::default() };

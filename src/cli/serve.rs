@@ -24,6 +24,9 @@ Examples:
   # the keys below a prefix of etcd, served at once after a restart
   informerd serve --etcd settings=http://127.0.0.1:2379/settings/ --state-dir /var/lib/informerd
 
+  # what another informerd serves, for more clients than it has connections for
+  informerd serve --listen 127.0.0.1:50052 --relay pods=http://127.0.0.1:50051
+
   # several resources with indexes
   informerd serve --config examples/shop.yaml
 

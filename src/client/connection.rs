@@ -245,11 +245,8 @@ impl Client {
         Ok(Listed { resource_version, objects, source: last.source(), source_seen_at: last.source_seen_at })
     }
 
-    /// Opens one stream of a watch.
-    pub(super) async fn open(
-        &self,
-        request: pb::WatchRequest,
-    ) -> Result<tonic::Streaming<pb::WatchResponse>, ClientError> {
+    /// Opens one stream of a watch, which ends when it ends: for who has to see every message. [`Self::watch`] goes on.
+    pub async fn open(&self, request: pb::WatchRequest) -> Result<tonic::Streaming<pb::WatchResponse>, ClientError> {
         let answer = self.service.clone().watch(request).await;
         Ok(answer.map_err(|status| self.error(&status))?.into_inner())
     }

@@ -96,7 +96,7 @@ const EXPIRED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED"];
 
 impl ClientError {
     /// What a call's status means.
-    pub(super) fn from_status(address: &ServerAddress, status: &Status) -> Self {
+    pub fn from_status(address: &ServerAddress, status: &Status) -> Self {
         // Only what was made on this side has a source.
         let Some(source) = status.source() else { return Self::Refused(Box::new(ServerStatus::from_status(status))) };
         let (address, problem) = (address.clone(), root_cause(source));
@@ -113,7 +113,7 @@ impl ClientError {
     }
 
     /// The status in the last message of a watch.
-    pub(super) fn from_proto(status: &tonic_types::Status) -> Self {
+    pub fn from_proto(status: &tonic_types::Status) -> Self {
         let details = status.encode_to_vec().into();
         let status = Status::with_details(Code::from(status.code), status.message.clone(), details);
         Self::Refused(Box::new(ServerStatus::from_status(&status)))

@@ -40,6 +40,8 @@ pub(super) struct View {
     scratch: Vec<u8>,
     /// The last safe version; none when everything has to be listed.
     position: Option<String>,
+    /// By which the server knows the history that the position is of.
+    history: String,
     /// Hashes of the events that were applied since `position`.
     open: Vec<u64>,
     /// How many of `open` this stream has repeated. In a stream that repeats nothing, all of them.
@@ -104,6 +106,7 @@ impl View {
             hashes: RandomState::default(),
             scratch: Vec::new(),
             position: None,
+            history: String::new(),
             open: Vec::new(),
             repeated: 0,
             is_listing: false,
@@ -117,6 +120,11 @@ impl View {
     /// The version to resume after; none when everything has to be listed.
     pub(super) fn position(&self) -> Option<&str> {
         self.position.as_deref()
+    }
+
+    /// Whose version [`View::position`] is, and of which history; empty if the server has not said.
+    pub(super) fn history(&self) -> &str {
+        &self.history
     }
 
     /// How many objects the user holds.
@@ -293,6 +301,7 @@ impl View {
         updates: &mut VecDeque<Update>,
     ) -> Result<Next, ClientError> {
         let is_end = self.is_listing && bookmark.initial_events_end;
+        self.history.clone_from(&bookmark.history);
         if version.is_empty() && (is_end || !self.is_listing) {
             return Err(ClientError::contract("a bookmark without a version"));
         }

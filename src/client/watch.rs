@@ -198,6 +198,7 @@ impl Watch {
         let mut request = self.request.clone();
         let after = if let Some(version) = self.view.position() {
             version.clone_into(&mut request.resource_version);
+            self.view.history().clone_into(&mut request.history);
             RESUME_TIMEOUT
         } else {
             request.initial_events = pb::InitialEvents::Send.into();

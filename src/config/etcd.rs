@@ -1,17 +1,18 @@
 //! The keys and flags of the `etcd` source.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use http::Uri;
 use serde_json::Value;
 
 use super::{
     EtcdResource, EtcdTlsConfig, SourceConfig,
     error::ConfigErrors,
     raw::{RawEtcd, RawEtcdTls, ServeFlags},
+    upstream::{self, TlsFiles},
     value::{self, ValueError, quote},
 };
 
+const EXAMPLE: &str = "http://127.0.0.1:2379";
 const USERNAME_FLAG: &str = "--etcd-username (or INFORMERD_ETCD_USERNAME)";
 const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FILE)";
 
@@ -26,10 +27,6 @@ struct EtcdFlag<'a> {
 /// Reads the section of one resource.
 pub(super) fn resolve(key: &str, raw: RawEtcd, directory: &Path, errors: &mut ConfigErrors) -> Option<SourceConfig> {
     let at = |leaf: &str| format!("{key}.{leaf}");
-    let file = |leaf: &str, written: Option<&Value>, errors: &mut ConfigErrors| -> Option<PathBuf> {
-        let path = errors.read(&at(leaf), written, value::file)?;
-        Some(directory.join(path).components().collect())
-    };
     if raw.endpoints.is_none() {
         errors.add(&at("endpoints"), "is missing; write for example [\"http://127.0.0.1:2379\"]");
     }
@@ -41,7 +38,7 @@ pub(super) fn resolve(key: &str, raw: RawEtcd, directory: &Path, errors: &mut Co
     let prefix = errors.read(&at("prefix"), raw.prefix.as_ref(), |prefix| value::text(prefix).map(str::to_owned));
 
     let username = errors.read(&at("username"), raw.username.as_ref(), |name| value::text(name).map(str::to_owned));
-    let password_file = file("password_file", raw.password_file.as_ref(), errors);
+    let password_file = upstream::file(&at("password_file"), raw.password_file.as_ref(), directory, errors);
     match (&raw.username, &raw.password_file) {
         (Some(_), None) => errors.add(&at("password_file"), "is missing; write the path of a file with the password"),
         (None, Some(_)) => errors.add(&at("username"), "is missing; write whose password it is"),
@@ -54,15 +51,11 @@ pub(super) fn resolve(key: &str, raw: RawEtcd, directory: &Path, errors: &mut Co
     if is_tls && endpoints.iter().flatten().any(|endpoint| endpoint.starts_with("http://")) {
         errors.add(&at("tls"), "is for endpoints with https:// alone; write them so, or remove it");
     }
-    match (&cert, &private_key) {
-        (Some(_), None) => errors.add(&at("tls.key"), "is missing; write the path of the certificate's key in PEM"),
-        (None, Some(_)) => errors.add(&at("tls.cert"), "is missing; write the path of the key's certificate in PEM"),
-        _ => {}
-    }
-    let identity = file("tls.cert", cert.as_ref(), errors).zip(file("tls.key", private_key.as_ref(), errors));
+    let files = TlsFiles { ca: ca.as_ref(), cert: cert.as_ref(), key: private_key.as_ref() };
+    let (ca, identity) = files.resolve(&at("tls"), directory, errors);
     let server_name =
         errors.read(&at("tls.server_name"), server_name.as_ref(), |name| value::text(name).map(str::to_owned));
-    let tls = EtcdTlsConfig { ca: file("tls.ca", ca.as_ref(), errors), identity, server_name };
+    let tls = EtcdTlsConfig { ca, identity, server_name };
     let credentials = username.zip(password_file);
     Some(SourceConfig::Etcd(EtcdResource { endpoints: endpoints?, prefix: prefix?, credentials, tls }))
 }
@@ -98,25 +91,12 @@ fn endpoints(value: &Value) -> Result<Vec<String>, ValueError> {
     })?;
     let mut endpoints = Vec::new();
     for value in list {
-        let endpoint = endpoint(value::text(value)?)?;
+        let endpoint = upstream::endpoint(value::text(value)?, EXAMPLE)?;
         if !endpoints.contains(&endpoint) {
             endpoints.push(endpoint);
         }
     }
     Ok(endpoints)
-}
-
-/// `http://HOST:PORT` or `https://HOST:PORT`.
-fn endpoint(text: &str) -> Result<String, ValueError> {
-    let uri = text.trim_end_matches('/').parse::<Uri>().ok().filter(|uri| {
-        let is_known = matches!(uri.scheme_str(), Some("http" | "https"));
-        let is_plain = uri.authority().is_some_and(|authority| !authority.as_str().contains('@'));
-        is_known && is_plain && uri.port_u16().is_some() && uri.path_and_query().is_none_or(|rest| rest == "/")
-    });
-    let uri = uri.ok_or_else(|| {
-        ValueError::new(format!("expected an endpoint such as http://127.0.0.1:2379, found {}", quote(text)))
-    })?;
-    Ok(uri.to_string().trim_end_matches('/').to_owned())
 }
 
 /// Reads `NAME=http://HOST:PORT/PREFIX`: the prefix is everything from the slash after the port on, as it is.
@@ -129,7 +109,7 @@ fn parse_flag(text: &str) -> Result<EtcdFlag<'_>, ValueError> {
     value::check_resource_name(name)?;
     let authority = url.find("://").map(|at| at + 3).ok_or_else(expected)?;
     let at = url[authority..].find('/').map(|at| authority + at).ok_or_else(expected)?;
-    Ok(EtcdFlag { name, endpoint: endpoint(&url[..at])?, prefix: &url[at..] })
+    Ok(EtcdFlag { name, endpoint: upstream::endpoint(&url[..at], EXAMPLE)?, prefix: &url[at..] })
 }
 
 #[cfg(test)]
@@ -151,13 +131,5 @@ mod tests {
             assert!(parse_flag(text).unwrap_err().to_string().contains("http://127.0.0.1:2379"), "{text}");
         }
         assert!(parse_flag("A=http://h:1/").unwrap_err().to_string().contains("name of a resource"));
-    }
-
-    #[test]
-    fn an_endpoint_has_a_scheme_a_host_and_a_port() {
-        assert_eq!(endpoint("http://h:1/"), Ok("http://h:1".to_owned()));
-        for text in ["h:1", "http://h", "http://h:1/a", "http://u:p@h:1", "unix:/a", "http://h:99999", ""] {
-            assert!(endpoint(text).is_err(), "{text}");
-        }
     }
 }

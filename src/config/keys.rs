@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 45] = [
+const KEYS: [Key; 50] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -88,6 +88,17 @@ const KEYS: [Key; 45] = [
         "resources.<name>.source.etcd.tls.server_name",
         "the name that etcd's certificate has; the endpoint's host if left out",
     ),
+    no_default(
+        "resources.<name>.source.informerd.endpoint",
+        "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path",
+    ),
+    no_default("resources.<name>.source.informerd.resource", "what the resource is called there; the same if left out"),
+    no_default(
+        "resources.<name>.source.informerd.tls.ca",
+        "for https: the certificates in PEM that may have signed its own; those that the system trusts if left out",
+    ),
+    no_default("resources.<name>.source.informerd.tls.cert", "a certificate of our own, in PEM"),
+    no_default("resources.<name>.source.informerd.tls.key", "its private key"),
     no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
     no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),
     no_default(
@@ -100,12 +111,11 @@ const KEYS: [Key; 45] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 7] = [
+const LATER: [&str; 6] = [
     "limits.connections",
     "limits.connections_per_peer",
     "limits.memory",
     "resources.<name>.source.kube",
-    "resources.<name>.source.informerd",
     "resources.<name>.drop_fields",
     "resources.<name>.ttl",
 ];
@@ -136,7 +146,7 @@ pub(super) fn unread(path: &[String]) -> ConfigError {
     if LATER.iter().any(|later| is_at(later, path) && later.split('.').count() == path.len()) {
         let problem = match parents {
             [_, resource, source] if source == "source" => format!(
-                "source `{shown}` of resource `{}` is not supported by this version; use `files`, `stream` or `etcd`",
+                "source `{shown}` of resource `{}` is not supported by this version; use `files`, `stream`, `etcd` or `informerd`",
                 segment(resource)
             ),
             _ => format!("`{shown}` is not supported by this version; remove it"),
@@ -247,7 +257,7 @@ mod tests {
             let name = key.rsplit('.').next().unwrap();
             let expected = if key.contains(".source.") {
                 format!(
-                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `files`, `stream` or `etcd`"
+                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `files`, `stream`, `etcd` or `informerd`"
                 )
             } else {
                 format!("{key}: `{name}` is not supported by this version; remove it")

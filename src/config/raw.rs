@@ -55,6 +55,11 @@ pub struct ServeFlags {
     #[arg(long, value_name = "NAME=http://HOST:PORT/PREFIX")]
     pub etcd: Vec<String>,
 
+    /// Relay a resource of another informerd as resource NAME: the one of that name, or RESOURCE if it is given; for example
+    /// `--relay pods=http://127.0.0.1:50051`. Certificates need a file. Can be repeated
+    #[arg(long, value_name = "NAME=http://HOST:PORT[/RESOURCE]")]
+    pub relay: Vec<String>,
+
     /// The user for every --etcd
     #[arg(long, value_name = "NAME", env = "INFORMERD_ETCD_USERNAME")]
     pub etcd_username: Option<String>,
@@ -183,6 +188,7 @@ pub(super) struct RawSource {
     pub(super) files: Option<Section<RawFiles>>,
     pub(super) stream: Option<Section<RawStream>>,
     pub(super) etcd: Option<Section<RawEtcd>>,
+    pub(super) informerd: Option<Section<RawRelay>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -224,6 +230,24 @@ pub(super) struct RawEtcdTls {
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
 #[serde(default)]
+pub(super) struct RawRelay {
+    pub(super) endpoint: Option<Value>,
+    pub(super) resource: Option<Value>,
+    pub(super) tls: Section<RawRelayTls>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawRelayTls {
+    pub(super) ca: Option<Value>,
+    pub(super) cert: Option<Value>,
+    pub(super) key: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
 pub(super) struct RawIndex {
     pub(super) path: Option<Value>,
     pub(super) label: Option<Value>,
@@ -257,6 +281,7 @@ impl Default for ServeFlags {
             files: Vec::new(),
             stream: Vec::new(),
             etcd: Vec::new(),
+            relay: Vec::new(),
             etcd_username: None,
             etcd_password_file: None,
             state_dir: None,

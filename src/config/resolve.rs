@@ -20,7 +20,7 @@ use super::{
         RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawStream, RawTls, RawWatch,
         Section, ServeFlags,
     },
-    value,
+    relay, value,
 };
 use crate::{
     model::{IndexFunc, Indexers},
@@ -223,6 +223,7 @@ fn resolve_resources(
         && flags.files.is_empty()
         && flags.stream.is_empty()
         && flags.etcd.is_empty()
+        && flags.relay.is_empty()
         && is_file_read
         && !errors.has_at("resources")
     {
@@ -274,6 +275,7 @@ fn flagged_sources(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'stat
         }
     }
     sources.extend(etcd::flagged(flags, errors));
+    sources.extend(relay::flagged(flags, errors));
     sources
 }
 
@@ -302,28 +304,37 @@ fn resolve_resource(
     check_queue(key, policy, queue_length, watch, errors);
     let indexers = Arc::new(resolve_indexes(&at("indexes"), raw.indexes, errors));
     let source = errors.section(&at("source"), raw.source)?;
-    let source = match (source.files, source.stream, source.etcd) {
-        (Some(files), None, None) => {
+    let source = match (source.files, source.stream, source.etcd, source.informerd) {
+        (Some(files), None, None, None) => {
             let files = errors.section(&at("source.files"), files)?;
             resolve_files(&at("source.files"), &files, directory, errors)?
         }
-        (None, Some(stream), None) => {
+        (None, Some(stream), None, None) => {
             let stream = errors.section(&at("source.stream"), stream)?;
             resolve_stream(&at("source.stream"), &stream, directory, errors)?
         }
-        (None, None, Some(raw)) => {
+        (None, None, Some(raw), None) => {
             let raw = errors.section(&at("source.etcd"), raw)?;
             etcd::resolve(&at("source.etcd"), raw, directory, errors)?
         }
-        (None, None, None) => {
+        (None, None, None, Some(raw)) => {
+            let raw = errors.section(&at("source.informerd"), raw)?;
+            relay::resolve(&at("source.informerd"), &name, raw, directory, errors)?
+        }
+        (None, None, None, None) => {
             // A source that is not known has been named already.
             if !errors.has_at(&at("source")) {
                 errors.add(&at("source"), "is missing; write for example `source: { files: { path: ./manifests } }`");
             }
             return None;
         }
-        (files, stream, etcd) => {
-            let given = [("`files`", files.is_some()), ("`stream`", stream.is_some()), ("`etcd`", etcd.is_some())];
+        (files, stream, etcd, informerd) => {
+            let given = [
+                ("`files`", files.is_some()),
+                ("`stream`", stream.is_some()),
+                ("`etcd`", etcd.is_some()),
+                ("`informerd`", informerd.is_some()),
+            ];
             let given: Vec<_> = given.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
             errors.add(&at("source"), format!("has {}; keep one", given.join(" and ")));
             return None;

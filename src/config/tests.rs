@@ -1,4 +1,5 @@
 mod etcd;
+mod relay;
 
 use std::{fmt::Write, fs};
 

@@ -32,6 +32,7 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
         indexes: informer.indexers().names().map(str::to_owned).collect(),
         source_seen_at: report.seen_at.map(proto::timestamp),
         last_error: report.last_error.unwrap_or_default(),
+        path: informer.health().provenance().path(),
     }
 }
 

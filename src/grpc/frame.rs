@@ -33,12 +33,13 @@ impl Frame for WireFrame {
     type Arena = WireArena;
 
     fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &Notice<'_>) {
-        let Notice { event_type, cause, object, object_version, version, coalesced } = *notice;
+        let Notice { event_type, cause, object, object_version, version, coalesced, relisted } = *notice;
         let object = match &arena.structs {
             Some(structs) => EncodedObject::shared(object, object_version, format, structs),
             None => EncodedObject::new(object, object_version, format),
         };
-        append_event(&mut arena.buffer, &EncodedEvent::new(event_type, cause, Some(version), object, coalesced));
+        let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced, relisted);
+        append_event(&mut arena.buffer, &event);
     }
 
     fn size(arena: &WireArena) -> usize {
@@ -149,6 +150,7 @@ mod tests {
                 object_version: &deleted_at,
                 version: &batch,
                 coalesced: 0,
+                relisted: true,
             };
             WireFrame::encode(&mut arena, PayloadFormat::Raw, &notice);
         }
@@ -159,7 +161,7 @@ mod tests {
         let response = pb::WatchResponse::decode(&second[PREFIX_BYTES..]).unwrap();
         assert_eq!(response.r#type(), pb::EventType::Deleted);
         assert_eq!(response.cause(), pb::Cause::LeftSelection);
-        assert_eq!(response.resource_version, "4");
+        assert_eq!((response.resource_version.as_str(), response.relisted), ("4", true));
         let object = response.object.unwrap();
         assert_eq!((&*object.resource_version, object.body), ("5", Some(pb::object::Body::Raw(body))));
     }

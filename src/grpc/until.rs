@@ -91,7 +91,7 @@ impl Waiting {
     /// Whether the event meets the last condition. What is neither an event nor the end of the initial events is not tested.
     fn see(&mut self, event: &pb::WatchResponse) -> bool {
         let event_type = match event.r#type() {
-            pb::EventType::Bookmark if event.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) => {
+            pb::EventType::Bookmark if event.bookmark.as_ref().is_some_and(|bookmark| bookmark.initial_events_end) => {
                 self.is_synced = true;
                 EventView::SYNCED
             }

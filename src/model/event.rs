@@ -69,6 +69,8 @@ pub struct Batch {
     pub after: ResourceVersion,
     /// In order; empty when only the version moved.
     pub changes: Vec<Change>,
+    /// What was found at a relist: nobody knows what else happened between `before` and `after`.
+    pub is_relist: bool,
 }
 
 // === impl Event ===

@@ -42,6 +42,7 @@ pub struct EncodedEvent<'a> {
     object: EncodedObject<'a>,
     cause: i32,
     coalesced: u32,
+    relisted: bool,
 }
 
 /// The numbers of the fields of `Object`.
@@ -65,6 +66,7 @@ mod event_field {
     pub(super) const OBJECT: u32 = 3;
     pub(super) const CAUSE: u32 = 4;
     pub(super) const COALESCED: u32 = 8;
+    pub(super) const RELISTED: u32 = 9;
 }
 
 // === impl EncodedObject ===
@@ -172,20 +174,22 @@ impl<'a> EncodedEvent<'a> {
         version: Option<&ResourceVersion>,
         object: EncodedObject<'a>,
         coalesced: u32,
+        relisted: bool,
     ) -> Self {
         let version = version.map(ToString::to_string).unwrap_or_default();
         let (event_type, cause) = (proto::event_type(event_type).into(), proto::cause(cause).into());
-        Self { event_type, version, object, cause, coalesced }
+        Self { event_type, version, object, cause, coalesced, relisted }
     }
 
     /// How long the message is.
     pub fn len(&self) -> usize {
-        let Self { event_type, version, object, cause, coalesced } = self;
+        let Self { event_type, version, object, cause, coalesced, relisted } = self;
         uint_len(event_field::TYPE, *event_type as u64)
             + text_len(event_field::RESOURCE_VERSION, version)
             + object.field_len(event_field::OBJECT)
             + uint_len(event_field::CAUSE, *cause as u64)
             + uint_len(event_field::COALESCED, u64::from(*coalesced))
+            + uint_len(event_field::RELISTED, u64::from(*relisted))
     }
 
     /// Never: an event has a type.
@@ -200,6 +204,7 @@ impl<'a> EncodedEvent<'a> {
         self.object.write(event_field::OBJECT, buffer);
         put_uint(event_field::CAUSE, self.cause as u64, buffer);
         put_uint(event_field::COALESCED, u64::from(self.coalesced), buffer);
+        put_uint(event_field::RELISTED, u64::from(self.relisted), buffer);
     }
 }
 
@@ -273,6 +278,7 @@ mod tests {
             ],
             coalesced in prop_oneof![Just(0u32), any::<u32>()],
             has_version: bool,
+            relisted: bool,
         ) {
             let at = ResourceVersion::decimal(at);
             let version = has_version.then_some(&at);
@@ -283,16 +289,18 @@ mod tests {
                 object: Some(proto::object(&object, &at, format)),
                 cause: proto::cause(cause).into(),
                 coalesced,
+                relisted,
                 ..Default::default()
             };
-            let event = EncodedEvent::new(event_type, cause, version, EncodedObject::new(&object, &at, format), coalesced);
+            let encoded = EncodedObject::new(&object, &at, format);
+            let event = EncodedEvent::new(event_type, cause, version, encoded, coalesced, relisted);
             let mut written = Vec::new();
             event.write(&mut written);
             prop_assert_eq!(event.len(), written.len());
             prop_assert_eq!(&written, &message.encode_to_vec());
             let shared = Arc::new(object);
             let shared = EncodedObject::shared(&shared, &at, format, &Structs::new(1 << 10));
-            let event = EncodedEvent::new(event_type, cause, version, shared, coalesced);
+            let event = EncodedEvent::new(event_type, cause, version, shared, coalesced, relisted);
             let mut again = Vec::new();
             event.write(&mut again);
             prop_assert_eq!((event.len(), &written), (again.len(), &again));

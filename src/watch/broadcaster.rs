@@ -37,6 +37,8 @@ pub struct Broadcaster<F: Frame> {
     /// The version up to which everything has been published.
     version: ResourceVersion,
     stopped: Option<End>,
+    /// There was a relist since the last change that was published.
+    is_gap: bool,
     wake: u64,
     retained: VecDeque<RetainedWake>,
     retained_events: usize,
@@ -120,6 +122,7 @@ impl<F: Frame> Broadcaster<F> {
             routes: Routes::default(),
             version,
             stopped: None,
+            is_gap: false,
             wake: 0,
             retained: VecDeque::new(),
             retained_events: 0,
@@ -165,7 +168,7 @@ impl<F: Frame> Broadcaster<F> {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
         self.version = last.borrow().after.clone();
         self.remove_vacant();
-        let mut encoding = Encoding::new(batches);
+        let mut encoding = Encoding::new(batches, &mut self.is_gap);
         let events = encoding.changes().len();
         if events == 0 || self.groups.is_empty() {
             return;

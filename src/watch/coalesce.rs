@@ -195,8 +195,10 @@ impl Telling {
             let is_complete = is_last && !planted!(GenerationEndsWithoutItsVersion);
             let version =
                 if is_complete || !is_last && planted!(VersionInsideAGeneration) { &self.after } else { &self.before };
-            let notice =
-                Notice { event_type, cause, object: &object, object_version: &object_version, version, coalesced };
+            // Merged changes are not for who has to know of gaps.
+            let relisted = false;
+            let (object, object_version) = (&object, &object_version);
+            let notice = Notice { event_type, cause, object, object_version, version, coalesced, relisted };
             F::encode(&mut arena, format, &notice);
             events += 1;
             if F::size(&arena) >= max_size {

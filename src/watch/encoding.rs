@@ -11,6 +11,8 @@ use crate::{
 /// The arenas of one wake, and where in them each event lies.
 pub(super) struct Encoding<'a, F: Frame> {
     changes: Vec<(&'a Batch, &'a Change)>,
+    /// For each change up to the last that it is so of, whether a relist lies between its version and the one before it.
+    relisted: Vec<bool>,
     formats: HashMap<F::Format, FormatArenas<F>>,
     encoded: u64,
 }
@@ -61,10 +63,20 @@ const ARENA_SIZE: usize = 128 << 10;
 // === impl Encoding ===
 
 impl<'a, F: Frame> Encoding<'a, F> {
-    pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B]) -> Self {
-        let batches = batches.iter().map(Borrow::borrow);
-        let changes = batches.flat_map(|batch: &Batch| batch.changes.iter().map(move |change| (batch, change)));
-        Self { changes: changes.collect(), formats: HashMap::new(), encoded: 0 }
+    /// `is_gap` is whether there was a relist since the last change that was told; and then, whether there is one.
+    pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B], is_gap: &mut bool) -> Self {
+        let (mut changes, mut relisted) = (Vec::new(), Vec::new());
+        for batch in batches.iter().map(Borrow::borrow) {
+            *is_gap |= batch.is_relist && !planted!(RelistIsUntold);
+            let first = changes.len();
+            changes.extend(batch.changes.iter().map(|change| (batch, change)));
+            if *is_gap {
+                relisted.resize(first, false);
+                relisted.resize(changes.len(), true);
+            }
+            *is_gap &= batch.changes.is_empty();
+        }
+        Self { changes, relisted, formats: HashMap::new(), encoded: 0 }
     }
 
     /// The changes of the wake, in order, each with its batch.
@@ -80,7 +92,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
         format: F::Format,
         changes: impl Iterator<Item = usize>,
     ) -> Vec<Share> {
-        let Self { changes: all, formats, encoded } = self;
+        let Self { changes: all, relisted, formats, encoded } = self;
         let arenas = formats.entry(format).or_default();
         let told = changes.filter_map(|at| {
             let transition = selection.transition(all[at].1)?;
@@ -93,6 +105,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             let closes = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
             let version = if closes || planted!(VersionInsideABatch) { &batch.after } else { &batch.before };
             let Some(notice) = Notice::new(change, transition, version) else { continue };
+            let notice = Notice { relisted: relisted.get(at).is_some_and(|relisted| *relisted), ..notice };
             let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)

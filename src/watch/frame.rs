@@ -48,6 +48,8 @@ pub struct Notice<'a> {
     pub version: &'a ResourceVersion,
     /// Under COALESCE: how many further events this one stands for.
     pub coalesced: u32,
+    /// There was a relist between the version that was told before and this one.
+    pub relisted: bool,
 }
 
 /// One event, as a user of the library gets it.
@@ -91,7 +93,7 @@ impl<'a> Notice<'a> {
                 (new, new.version())
             }
         };
-        Some(Self { event_type, cause, object, object_version, version, coalesced: 0 })
+        Some(Self { event_type, cause, object, object_version, version, coalesced: 0, relisted: false })
     }
 }
 

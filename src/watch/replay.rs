@@ -22,6 +22,8 @@ pub struct Replay {
     /// Events that the client has been told already, of the first batch.
     skip: u32,
     version: ResourceVersion,
+    /// There was a relist since the last event that was told.
+    is_gap: bool,
 }
 
 // === impl Replay ===
@@ -29,7 +31,7 @@ pub struct Replay {
 impl Replay {
     /// What came after `version`, in order.
     pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, version: ResourceVersion) -> Self {
-        Self { batches: batches.into_iter().collect(), at: 0, held: None, skip: 0, version }
+        Self { batches: batches.into_iter().collect(), at: 0, held: None, skip: 0, version, is_gap: false }
     }
 
     /// Leaves out the first events of the first batch: [`super::Cursor::inside`] of the cursor that this goes on for.
@@ -41,6 +43,11 @@ impl Replay {
     /// Safe to resume from after what was encoded up to now.
     pub fn version(&self) -> &ResourceVersion {
         &self.version
+    }
+
+    /// Whether the client has still to be told of a relist on the way to the version.
+    pub fn has_gap(&self) -> bool {
+        self.is_gap
     }
 
     /// Whether everything has been told.
@@ -64,8 +71,11 @@ impl Replay {
             if F::size(arena) >= max_size {
                 break;
             }
+            self.is_gap |= batch.is_relist && !planted!(ReplayedRelistIsUntold);
             let Some(change) = batch.changes.get(self.at) else {
-                encoded += self.tell::<F>(&batch, &batch.after, format, arena);
+                let told = self.tell::<F>(&batch, &batch.after, format, arena);
+                self.is_gap &= told == 0;
+                encoded += told;
                 self.version.clone_from(&batch.after);
                 self.batches.pop_front();
                 self.at = 0;
@@ -102,6 +112,7 @@ impl Replay {
         if *version == batch.after && planted!(ReplayForgetsTheLast) {
             return 0;
         }
+        let notice = Notice { relisted: self.is_gap, ..notice };
         F::encode(arena, format, &notice);
         if planted!(ReplayRepeats) {
             F::encode(arena, format, &notice);

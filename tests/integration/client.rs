@@ -5,9 +5,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 use informerd::{
     app::App,
+    cache::{Delta, List},
     client::{Client, ClientError, Note, Query, ServerAddress, Update, Watch, WatchOptions},
     config::{Config, ServeFlags},
-    model::{Object, ResourceVersion},
+    model::{Event, Object, ResourceVersion},
     proto::pb,
 };
 use tempfile::TempDir;
@@ -132,6 +133,27 @@ async fn a_watch_survives_a_restart_with_another_lineage() {
 
     after.put("shop", "same", r#""x":2"#).await;
     assert_eq!(words(&next(&mut watch).await), "MODIFIED same @b.2");
+}
+
+/// Invariant 14: the numbers go on, and nobody was there to hear that they are others.
+#[tokio::test]
+async fn a_history_that_changed_meanwhile_is_compared() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    let wire = Wire::to(sandbox.address()).await;
+    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    until(&mut watch, "SYNCED").await;
+    wire.lead_nowhere();
+    wire.cut();
+    let version = ResourceVersion::decimal(1);
+    let other = vec![pod_at("shop", "a", r#""is":"another""#, &version)];
+    sandbox.say(Delta::Rewind(List { objects: other, version })).await;
+    let next_version = ResourceVersion::decimal(2);
+    sandbox.push(Event::Bookmark(next_version.clone())).await;
+    sandbox.reached(&next_version).await;
+    wire.lead_to(sandbox.address());
+    let seen = until(&mut watch, "SYNCED").await;
+    assert_eq!(seen[seen.len() - 4..], ["MODIFIED a", "DELETED INFERRED b", "relisted 2 @2", "SYNCED @2"], "{seen:?}");
+    assert!(seen.iter().any(|words| words == "reconnecting HISTORY_CHANGED"), "{seen:?}");
 }
 
 #[tokio::test]

@@ -56,6 +56,13 @@ fn the_example_is_a_good_configuration() {
 }
 
 #[test]
+fn what_would_be_relayed_is_said() {
+    let (code, out, err) = run(&["check", "--relay", "pods=http://127.0.0.1:1/all-pods"]);
+    assert_eq!((code, err.as_str()), (Some(0), ""), "it need not be there");
+    assert!(out.contains("pods: all-pods of informerd at http://127.0.0.1:1, indexed by namespace"), "{out}");
+}
+
+#[test]
 fn everything_wrong_in_a_configuration_is_told_at_once() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("bad.yaml");
@@ -99,6 +106,7 @@ fn what_cannot_be_served_is_told_in_one_line() {
             1,
             "/no/such/file cannot be read",
         ),
+        (&["serve", "--relay", "a=127.0.0.1:1"], 2, "NAME=http://HOST:PORT[/RESOURCE]"),
         (&["serve"], 2, "--files"),
         (&["serve", "--config", "/no/such/file.yaml"], 2, "/no/such/file.yaml"),
         (&["serve", "--files", &good, "--listen", "nowhere"], 2, "127.0.0.1:50051"),

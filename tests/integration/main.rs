@@ -13,6 +13,7 @@ mod files;
 mod list;
 mod operators;
 mod refusals;
+mod relay;
 mod resume;
 mod sandbox;
 mod served;

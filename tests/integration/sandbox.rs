@@ -1,14 +1,24 @@
 //! A server in this process, on port 0, fed by the test; and what its clients need.
 
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use informerd::{
-    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, RealFifo, SourceHealth},
+    cache::{
+        BackoffConfig, Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion, RealFifo,
+        Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
+    },
+    config::WatchConfig,
     grpc::{self, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
+    source::relay::{RelayConfig, RelaySource},
     transport::{Chunk, Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
@@ -36,6 +46,7 @@ pub(crate) struct Sandbox {
     lineage: Option<Lineage>,
     next: u128,
     server: JoinHandle<()>,
+    reflector: Arc<ReflectorStats>,
     _tasks: JoinSet<()>,
 }
 
@@ -52,6 +63,9 @@ pub(crate) struct Options {
     pub(crate) indexes: Vec<(String, IndexFunc)>,
     /// Of the versions; none for decimals.
     pub(crate) lineage: Option<&'static str>,
+    pub(crate) allowed_policies: Vec<FullChannelPolicy>,
+    /// What the upstream is instead of the test.
+    pub(crate) relay: Option<RelayConfig>,
 }
 
 impl Default for Options {
@@ -66,6 +80,8 @@ impl Default for Options {
             history: BroadcasterConfig::default().retention,
             indexes: Vec::new(),
             lineage: None,
+            allowed_policies: WatchConfig::default().allowed_policies,
+            relay: None,
         }
     }
 }
@@ -90,16 +106,27 @@ impl Sandbox {
             [("node".to_owned(), path(".spec.nodeName")), ("app".to_owned(), IndexFunc::Label("app".to_owned()))];
         let indexers = Indexers::new(indexers.into_iter().chain(options.indexes));
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-        let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
+        let heartbeat = options.relay.as_ref().map_or(Duration::from_secs(5), |relay| relay.heartbeat);
+        let health = SourceHealth::new(heartbeat, Duration::from_secs(15));
         let config = InformerConfig {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster: options.broadcaster,
             history: options.history,
             batch_window: Duration::from_micros(500),
         };
-        let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         let mut tasks = JoinSet::new();
         tasks.spawn(informer.run());
+        let mut reflector = Arc::default();
+        if let Some(relay) = options.relay {
+            let source = RelaySource::new(relay, health.clone());
+            let (initial, max) = (Duration::from_millis(1), Duration::from_millis(20));
+            let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
+            let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
+            let relay = Reflector::new(source, Arc::clone(&fifo), health, config);
+            reflector = Arc::clone(relay.stats());
+            tasks.spawn(relay.run());
+        }
 
         let resource = ServedResource {
             name: "pods".to_owned(),
@@ -112,12 +139,7 @@ impl Sandbox {
         let service = Service::new(
             [resource],
             ServiceConfig {
-                allowed_policies: vec![
-                    FullChannelPolicy::Drop,
-                    FullChannelPolicy::Block,
-                    FullChannelPolicy::Replay,
-                    FullChannelPolicy::Coalesce,
-                ],
+                allowed_policies: options.allowed_policies,
                 max_queue_length: 65_536,
                 bookmark_interval: options.bookmark_interval,
                 future_wait: options.future_wait,
@@ -143,7 +165,22 @@ impl Sandbox {
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
         tasks.spawn(service.run());
         let lineage = options.lineage.map(Lineage::from);
-        Self { informer: handle, lifecycle, routes, fifo, address, lineage, next: 1, server, _tasks: tasks }
+        Self { informer: handle, lifecycle, routes, fifo, address, lineage, next: 1, server, reflector, _tasks: tasks }
+    }
+
+    /// A server whose upstream is a resource "pods" somewhere else.
+    pub(crate) async fn relay(address: &str) -> Self {
+        Self::start_unsynced(Options { relay: Some(relay_of(address)), ..Options::default() }).await
+    }
+
+    /// How often it has listed its upstream.
+    pub(crate) fn lists(&self) -> u64 {
+        self.reflector.lists.load(Ordering::Relaxed)
+    }
+
+    /// Hands the informer what a source would.
+    pub(crate) async fn say(&self, delta: Delta) {
+        self.fifo.push(delta).await;
     }
 
     /// Where the server is.
@@ -222,6 +259,12 @@ impl Sandbox {
     pub(crate) async fn server_ended(&mut self) {
         tokio::time::timeout(DEADLINE, &mut self.server).await.expect("an end in time").unwrap();
     }
+}
+
+/// "pods" of a server, with times for tests.
+pub(crate) fn relay_of(address: &str) -> RelayConfig {
+    let endpoint = format!("http://{}", address.trim_start_matches("http://"));
+    RelayConfig { heartbeat: Duration::from_millis(500), ..RelayConfig::new(&endpoint, "pods") }
 }
 
 /// A pod at version 1.

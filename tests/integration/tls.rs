@@ -4,8 +4,10 @@ use std::{fs, path::Path};
 
 use informerd::{
     app::App,
+    cache::{ListVersion, ListerWatcher, SourceHealth},
     client::{Client, Query, ServerAddress, TlsOptions},
     config::{Config, ListenAddr, ServeFlags},
+    source::relay::{RelayConfig, RelaySource, RelayTls},
 };
 use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
@@ -124,5 +126,33 @@ async fn a_client_without_the_right_certificate_is_not_let_in() {
     for identity in [None, Some(stranger.sign("me"))] {
         assert!(server.names(&authority, identity).await.is_err());
     }
+    server.stop().await;
+}
+
+/// A relay is a client like any other.
+#[tokio::test]
+async fn a_relay_shows_its_certificate() {
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let server = Secured::start(&authority, Some(&clients)).await;
+    let directory = TempDir::new().unwrap();
+    let file = |name: &str, pem: &[u8]| {
+        fs::write(directory.path().join(name), pem).unwrap();
+        directory.path().join(name)
+    };
+    let (cert, key) = clients.sign("relay");
+    let tls = RelayTls {
+        ca: Some(file("ca.crt", &authority.pem())),
+        identity: Some((file("tls.crt", &cert), file("tls.key", &key))),
+    };
+    let config = RelayConfig { tls, ..RelayConfig::new(&server.address.to_string(), "pods") };
+    assert_eq!(RelaySource::check(&config), Ok(()));
+    let source = |config: &RelayConfig| RelaySource::new(config.clone(), SourceHealth::new(DEADLINE, DEADLINE));
+    let list = source(&config).list(ListVersion::MostRecent).await.unwrap();
+    assert_eq!(list.objects.len(), 1);
+    let nobody = RelayConfig { tls: RelayTls { identity: None, ..config.tls.clone() }, ..config.clone() };
+    assert!(source(&nobody).list(ListVersion::MostRecent).await.is_err());
+    fs::remove_file(directory.path().join("tls.key")).unwrap();
+    let error = RelaySource::check(&config).unwrap_err();
+    assert!(error.contains("tls.key cannot be read"), "{error}");
     server.stop().await;
 }

@@ -112,7 +112,7 @@ impl Drop for Follower {
 // === impl Followed ===
 
 impl Followed {
-    fn take(&mut self, message: pb::WatchResponse) {
+    pub(crate) fn take(&mut self, message: pb::WatchResponse) {
         let (event_type, cause) = (message.r#type(), message.cause());
         let resume = message.resource_version.parse().unwrap_or(0);
         self.reached = self.reached.max(resume);

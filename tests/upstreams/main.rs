@@ -10,6 +10,7 @@ mod follow;
 #[allow(dead_code, reason = "the tests of the source use the rest")]
 #[path = "../../src/source/etcd/tests/gate.rs"]
 mod gate;
+mod hops;
 mod restore;
 mod served;
 mod truth;

@@ -1,4 +1,4 @@
-//! informerd itself, in this process, over one prefix of one etcd.
+//! informerd itself, in this process, over one prefix of one etcd or over another informerd.
 
 use std::{fs, net::SocketAddr};
 
@@ -7,7 +7,7 @@ use informerd::{
     config::{Config, ListenAddr, ServeFlags},
     proto::pb::informer_service_client::InformerServiceClient,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -45,9 +45,20 @@ impl Served {
             (etcd["username"], etcd["password_file"]) = (json!(user), json!("password"));
             fs::write(directory.path().join("password"), format!("{password}\n")).unwrap();
         }
+        Self::serve(directory, gates, &json!({ "etcd": etcd })).await
+    }
+
+    /// A relay of another one, with what stands between them.
+    pub(crate) async fn relay(upstream: &Self) -> Self {
+        let gate = Gate::to(upstream.address.trim_start_matches("http://").parse().unwrap()).await;
+        let source = json!({ "informerd": { "endpoint": gate.url() } });
+        Self::serve(TempDir::new().unwrap(), vec![gate], &source).await
+    }
+
+    async fn serve(directory: TempDir, gates: Vec<Gate>, source: &Value) -> Self {
         // JSON is YAML.
         let config = directory.path().join("config.yaml");
-        fs::write(&config, json!({ "resources": { "things": { "source": { "etcd": etcd } } } }).to_string()).unwrap();
+        fs::write(&config, json!({ "resources": { "things": { "source": source } } }).to_string()).unwrap();
         let anywhere = Some("127.0.0.1:0".to_owned());
         let flags = ServeFlags {
             config: Some(config),
@@ -62,7 +73,7 @@ impl Served {
         Self { gates, _directory: directory, address: format!("http://{address}"), admin, running }
     }
 
-    /// Closes every connection to etcd.
+    /// Closes every connection to the upstream.
     pub(crate) fn cut(&self) {
         self.gates.iter().for_each(Gate::cut);
     }

@@ -33,9 +33,27 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.distributed.load_full()
     }
 
+    /// Where the last relist ended, if there was one: between the version before it and this one nobody knows what happened.
+    /// Read after [`Self::distributed`], it is of what that includes, or newer.
+    pub fn relisted(&self) -> Option<Arc<ResourceVersion>> {
+        self.shared.relisted.load_full()
+    }
+
     /// Which history of the upstream is served: how many have been given up. A version of an older one means nothing.
     pub fn epoch(&self) -> u64 {
         self.shared.epoch.load(Ordering::Acquire)
+    }
+
+    /// The name of a history of this resource at this server.
+    pub fn history(&self, epoch: u64) -> String {
+        format!("{}.{epoch}", self.shared.health.provenance().name())
+    }
+
+    /// Whether a name is that of another history of this resource at this server. Other servers' cannot be told.
+    pub fn is_another_history(&self, history: &str, epoch: u64) -> bool {
+        history
+            .split_once('.')
+            .is_some_and(|(name, told)| name == self.shared.health.provenance().name() && told != epoch.to_string())
     }
 
     /// The oldest version that a watch can go on from.

@@ -153,6 +153,7 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
             Delta::Transaction(events) => format!("{} at {}", events.len(), events[0].version()),
             Delta::Rewind(list) => format!("rewind {}", list.version),
             Delta::Checkpoint(proof) => format!("checkpoint {}", String::from_utf8_lossy(&proof)),
+            Delta::Relist(events, _) => unreachable!("not in a script: {events:?}"),
         }));
     }
     let calls = calls.lock().clone();
@@ -396,7 +397,9 @@ async fn a_full_queue_holds_the_upstream_back() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
                 Delta::Event(event) => event.version().number(),
-                Delta::Rewind(_) | Delta::Transaction(_) | Delta::Checkpoint(_) => unreachable!("not in this script"),
+                Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(..) | Delta::Checkpoint(_) => {
+                    unreachable!("not in this script")
+                }
             });
         }
     }

@@ -88,7 +88,7 @@ resources:
             "tls.certificate: unknown key; known here: cert, key, client_ca",
             "watch.queue_lenght: unknown key; did you mean `queue_length`?",
             "limits.connections: `connections` is not supported by this version; remove it",
-            "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files`, `stream` or `etcd`",
+            "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files`, `stream`, `etcd` or `informerd`",
             "resources.pods.source.files.pth: unknown key; did you mean `path`?",
             "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
@@ -112,6 +112,7 @@ fn the_reference_has_every_key_that_is_read_and_no_other() {
             files: Some(Section::default()),
             stream: Some(Section::default()),
             etcd: Some(Section::default()),
+            informerd: Some(Section::default()),
         }),
         indexes: Section::Keys([("<index>".to_owned(), Section::Keys(RawIndex::default()))].into()),
         ..RawResource::default()

@@ -16,12 +16,11 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::BytesMut;
 use http_body::{Body, Frame as BodyFrame};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
@@ -36,10 +35,11 @@ use super::{
         watchers::WatcherEntry,
     },
     initial_events::InitialEvents,
+    open::{Begin, Opened},
     timer::BookmarkTimer,
 };
 use crate::{
-    cache::{JoinError, Joined, Start, SyncState},
+    cache::{JoinError, Joined, Start, SyncState, Waiting},
     model::{ResourceVersion, Selection},
     planted::planted,
     proto::{self, PayloadFormat, pb},
@@ -61,6 +61,8 @@ pub(in super::super) struct WatchBody {
     epoch: u64,
     /// The state of the source that the client was last told of.
     told_state: SyncState,
+    /// The client wants to know at once how far the upstream is.
+    _waiting: Option<Waiting>,
     bookmarks: BookmarkTimer,
     ends_at: Option<Pin<Box<Sleep>>>,
     /// While it does not wait at its cursor, where it is poked.
@@ -77,33 +79,6 @@ pub(in super::super) struct WatchBody {
     is_over: bool,
     observer: RpcObserver,
     watcher: WatcherEntry,
-}
-
-/// A call that has been checked and joined.
-pub(super) struct Opened {
-    pub(super) service: Service,
-    pub(super) resource: Arc<ServedResource>,
-    pub(super) selection: Arc<Selection>,
-    pub(super) format: PayloadFormat,
-    pub(super) queue: QueueOptions,
-    pub(super) begin: Begin,
-    pub(super) joined: Joined<WireFrame>,
-    pub(super) bookmark_interval: Duration,
-    /// With a bookmark, and OK.
-    pub(super) ends_at: Option<Instant>,
-    pub(super) watcher: WatcherEntry,
-    pub(super) observer: RpcObserver,
-}
-
-/// How a stream begins.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Begin {
-    /// With an ADDED for each object, and a bookmark at their end.
-    InitialEvents,
-    /// With a bookmark at the version where it joined.
-    Bookmark,
-    /// With the next event after this version.
-    After(ResourceVersion),
 }
 
 /// Where a stream is. Most are live, and for long: the rest has a place of its own.
@@ -155,6 +130,7 @@ impl WatchBody {
             cursor,
             epoch,
             told_state: opened_state,
+            _waiting: opened.waiting,
             bookmarks: BookmarkTimer::new(bookmark_interval),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: None,
@@ -186,17 +162,13 @@ impl WatchBody {
     }
 
     /// A bookmark at this client's own position, with the state of the source.
-    fn bookmark(&mut self, bookmark: pb::Bookmark) -> pb::WatchResponse {
+    fn bookmark(&mut self, mut bookmark: pb::Bookmark) -> pb::WatchResponse {
         let report = self.resource.informer.health().report();
         (self.told_state, self.has_news) = (report.state, false);
-        frame::bookmark(
-            self.position(),
-            pb::Bookmark {
-                source: proto::sync_state(report.state).into(),
-                source_seen_at: report.seen_at.map(proto::timestamp),
-                ..bookmark
-            },
-        )
+        bookmark.set_source(proto::sync_state(report.state));
+        bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
+        bookmark.history = self.resource.informer.history(self.epoch);
+        frame::bookmark(self.position(), bookmark)
     }
 
     fn send(&mut self, responses: &[pb::WatchResponse]) {
@@ -326,14 +298,20 @@ impl WatchBody {
         ready!(turn.poll(cx));
         let mut arena = WireArena::shared(self.service.structs());
         let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut arena, CHUNK_BYTES, SCAN_OBJECTS);
-        let buffer = arena.buffer;
+        let mut buffer = arena.buffer;
         let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
+        let has_gap = is_done && replay.has_gap() && self.selection.is_everything();
         self.resource.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&version));
         match (is_done, has_cursor) {
             (true, true) => self.go_live(),
             (true, false) => self.join_after(version, 0),
             (false, _) => {}
+        }
+        if has_gap && !self.has_history_changed() {
+            // Of a relist that nothing was told of.
+            let bookmark = self.bookmark(pb::Bookmark::default());
+            frame::append(&mut buffer, &pb::WatchResponse { relisted: true, ..bookmark });
         }
         if is_done && buffer.is_empty() {
             return Poll::Ready(());
@@ -411,11 +389,13 @@ impl WatchBody {
         let distributed = self.resource.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         if cursor.is_at_head() {
+            let is_passed = |relist: &ResourceVersion| relist > cursor.version() && !planted!(BookmarkHidesARelist);
+            let relisted = self.resource.informer.relisted().is_some_and(|relist| is_passed(&relist));
             if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
                 cursor.advance(ResourceVersion::clone(&distributed));
             }
             let bookmark = self.bookmark(pb::Bookmark::default());
-            self.send(&[bookmark]);
+            self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
             self.bookmarks.begin_anew();
         }
         Poll::Ready(())

@@ -13,20 +13,48 @@ use super::{
         query::{self, Parts},
         service::ServedResource,
         status::Refusal,
-        watchers::WatcherInfo,
+        watchers::{WatcherEntry, WatcherInfo},
     },
-    body::{Begin, Opened, WatchBody},
+    body::WatchBody,
 };
 use crate::{
-    cache::{JoinError, Joined, Start},
-    model::ResourceVersion,
-    proto::{self, pb},
+    cache::{JoinError, Joined, Start, Waiting},
+    model::{ResourceVersion, Selection},
+    proto::{self, PayloadFormat, pb},
     transport::{Peer, StreamHandle},
     watch::{QueueOptions, Subscribe},
 };
 
 /// Bookmarks more often than this would cost more than they tell.
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A call that has been checked and joined.
+pub(super) struct Opened {
+    pub(super) service: Service,
+    pub(super) resource: Arc<ServedResource>,
+    pub(super) selection: Arc<Selection>,
+    pub(super) format: PayloadFormat,
+    pub(super) queue: QueueOptions,
+    pub(super) begin: Begin,
+    pub(super) joined: Joined<WireFrame>,
+    pub(super) bookmark_interval: Duration,
+    pub(super) waiting: Option<Waiting>,
+    /// With a bookmark, and OK.
+    pub(super) ends_at: Option<Instant>,
+    pub(super) watcher: WatcherEntry,
+    pub(super) observer: RpcObserver,
+}
+
+/// How a stream begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// With an ADDED for each object, and a bookmark at their end.
+    InitialEvents,
+    /// With a bookmark at the version where it joined.
+    Bookmark,
+    /// With the next event after this version.
+    After(ResourceVersion),
+}
 
 /// Reads, checks and joins a watch.
 pub(in super::super) async fn open(service: &Service, mut call: Call) -> Result<WatchBody, Status> {
@@ -88,14 +116,21 @@ pub(in super::super) async fn open_with(
     let info = WatcherInfo { resource: Arc::clone(resource), peer, queue };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
+    let is_same = |epoch: u64| {
+        let is_another = from.is_some() && resource.informer.is_another_history(&request.history, epoch);
+        if is_another { Err(Refusal::HistoryChanged) } else { Ok(()) }
+    };
+    // A version of another history is not to be waited for.
+    is_same(resource.informer.epoch())?;
     service.snapshot(resource, min_version.as_ref(), wait).await?;
-    let joined = join(service, resource, from, || Subscribe {
+    let joined = join(service, resource, from.clone(), || Subscribe {
         selection: Arc::clone(&selection),
         format,
         queue,
         initial_events: begin != Begin::Bookmark,
     });
     let joined = joined.await?;
+    is_same(joined.epoch)?;
     tracing::debug!(resource = resource.name, selection = %selection, "watch joined");
     Ok(WatchBody::new(Opened {
         service: service.clone(),
@@ -106,6 +141,7 @@ pub(in super::super) async fn open_with(
         begin,
         joined,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
+        waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.health().demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,
         observer,

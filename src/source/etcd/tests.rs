@@ -89,6 +89,7 @@ impl Rig {
                 format!("rewind {version}")
             }
             Delta::Event(Event::Bookmark(_)) => format!("bookmark {version}"),
+            Delta::Relist(events, _) => panic!("etcd lists nothing by itself: {events:?}"),
             Delta::Event(event) => format!("{version}{}", self.apply(&event)),
             Delta::Checkpoint(_) => "checkpoint".to_owned(),
             Delta::Transaction(events) => {

@@ -25,7 +25,7 @@ fn publish(broadcaster: &mut Broadcaster<Deliveries>) {
     let version = before.next();
     let object = Object::from_json(Bytes::from_static(b"{}"), "a", version.clone()).unwrap();
     let change = Change { old: None, new: Some(Arc::new(object)), version: version.clone(), cause: Cause::Change };
-    broadcaster.publish(&[Batch { before, after: version, changes: vec![change] }]);
+    broadcaster.publish(&[Batch { before, after: version, changes: vec![change], is_relist: false }]);
 }
 
 fn poll(cursor: &mut Cursor<Deliveries>, waker: &Waker) -> Poll<Taken<Deliveries>> {

@@ -43,6 +43,7 @@ fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<Batch>> {
             before,
             after: after.clone(),
             changes: changes.iter().filter_map(change).collect(),
+            is_relist: false,
         }));
         at += 2;
     }

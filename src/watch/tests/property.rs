@@ -215,6 +215,7 @@ impl Reader {
                 object_version: &change.version,
                 version,
                 coalesced: 0,
+                relisted: false,
             };
             let line = text::line(Letter(self.client.format), &notice);
             lines.insert(line.clone());

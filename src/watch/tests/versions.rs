@@ -31,7 +31,7 @@ fn inside_a_batch_only_the_last_event_of_a_selection_carries_the_batch_version()
     let batch = world.batch(|world| {
         vec![world.put("a", "web"), world.put("b", "db"), world.put("c", "web"), world.put("d", "none")]
     });
-    let empty = Batch { before: version(5), after: version(9), changes: Vec::new() };
+    let empty = Batch { before: version(5), after: version(9), changes: Vec::new(), is_relist: false };
     broadcaster.publish(&[single, batch, empty]);
     assert_eq!(broadcaster.version(), &version(9));
     let resume = |cursor: &mut Cursor<Deliveries>| -> Vec<(String, u128)> {
@@ -211,7 +211,7 @@ fn only_groups_with_a_share_are_woken() {
     assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, false], "it was woken already");
     broadcaster.publish(&[world.one("a", "db")]);
     assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, true]);
-    broadcaster.publish(&[Batch { before: version(3), after: version(4), changes: Vec::new() }]);
+    broadcaster.publish(&[Batch { before: version(3), after: version(4), changes: Vec::new(), is_relist: false }]);
     broadcaster.stop(&End::Stopped);
     assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, false]);
 }

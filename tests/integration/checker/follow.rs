@@ -14,6 +14,7 @@ use informerd::proto::pb::{self, EventType};
 use super::{
     expect::{Expected, object_fields},
     record::{End, Moment, Plan, Received, Segment, Start, Status},
+    selection::Selection,
     truth::{Epoch, State, Truth},
 };
 
@@ -110,7 +111,8 @@ impl<'a> Follower<'a> {
     pub(crate) fn message(&mut self, at: usize, tally: &mut Tally) -> Verdict {
         let (length, moment) = (self.plan.length as usize, &self.segment.messages[at].moment);
         self.is_full |= self.untold(moment).len() >= length;
-        let verdict = self.tells(at, tally);
+        let before = self.position;
+        let verdict = self.tells(at, tally).and_then(|()| self.relisted(at, before));
         // A queue that was full makes the writer wait until it is half empty.
         self.is_full &= self.untold(moment).len() > length / 2;
         verdict
@@ -167,6 +169,20 @@ impl<'a> Follower<'a> {
         }
     }
 
+    /// A relay is told of every relist on its way, or others would resume there from what was never told.
+    fn relisted(&self, at: usize, before: Option<u64>) -> Verdict {
+        let is_relay = self.plan.selection == Selection::All && self.plan.policy == pb::FullChannelPolicy::Replay;
+        let (Some(before), Some(after)) = (before, self.position) else { return Ok(()) };
+        let is_hidden =
+            |batch: &&super::truth::Batch| batch.is_relist && batch.before.max(before) + 1 < batch.after.min(after);
+        match self.epoch.batches.iter().find(is_hidden) {
+            Some(batch) if is_relay && !self.segment.messages[at].message.relisted => {
+                Err(format!("it leads over the relist {}..{}, and does not say so", batch.before, batch.after))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What has happened and was not told.
     fn untold(&self, moment: &Moment) -> &[Expected] {
         let is_past = self.epoch_at != moment.epoch;
@@ -202,7 +218,7 @@ impl<'a> Follower<'a> {
 
     fn bookmark(&mut self, at: usize, moment: &Moment, tally: &mut Tally) -> Verdict {
         let message = &self.segment.messages[at].message;
-        let bookmark = message.bookmark.unwrap_or_default();
+        let bookmark = message.bookmark.clone().unwrap_or_default();
         if bookmark.draining && !moment.is_draining {
             return Err("it says draining, and the server is not".to_owned());
         }
@@ -258,7 +274,8 @@ impl<'a> Follower<'a> {
         if !self.generation.is_empty() && version != position {
             return Err("it lies inside a generation".to_owned());
         }
-        if is_closing {
+        // One that tells of a relist comes wherever that was.
+        if is_closing || message.relisted {
             self.closes(version, tally);
         } else {
             self.waits(moment, tally)?;
@@ -280,7 +297,7 @@ impl<'a> Follower<'a> {
         if !is_closing && is_past {
             return Err("the history has changed, and the stream goes on".to_owned());
         }
-        if !is_closing && version != moment.applied {
+        if !is_closing && !message.relisted && version != moment.applied {
             return Err(format!("nothing is missing up to {}, and it says less", self.text(moment.applied)));
         }
         self.position = Some(version);
@@ -343,7 +360,7 @@ impl<'a> Follower<'a> {
             return if message.resource_version.is_empty() { Ok(()) } else { Err("nothing can be resumed".to_owned()) };
         }
         let before = at.checked_sub(1).map(|before| &self.segment.messages[before].message);
-        let bookmark = before.and_then(|before| before.bookmark);
+        let bookmark = before.and_then(|before| before.bookmark.as_ref());
         if bookmark.is_none_or(|bookmark| bookmark.draining != (reason == "DRAINING")) {
             return Err(format!("{reason} without its BOOKMARK before it"));
         }

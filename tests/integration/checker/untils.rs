@@ -165,7 +165,7 @@ impl Seen<'_> {
                 wrong.extend(different.map(|(what, is, should)| format!("its {what} is {is:?} instead of {should:?}")));
             }
             Seen::Synced => {
-                if !message.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {
+                if !message.bookmark.as_ref().is_some_and(|bookmark| bookmark.initial_events_end) {
                     wrong.push("it is not the end of the initial events".to_owned());
                 }
                 if message.resource_version != text(joined.applied) {

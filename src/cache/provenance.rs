@@ -1,0 +1,56 @@
+//! The servers that a resource comes through: this one, and at a relay those before it.
+
+use std::hash::{BuildHasher, RandomState};
+
+use parking_lot::Mutex;
+
+/// Written by the source, if it is a relay's; read by whoever is asked where the objects come from.
+#[derive(Debug)]
+pub struct Provenance {
+    name: String,
+    upstream: Mutex<Vec<String>>,
+}
+
+// === impl Provenance ===
+
+impl Provenance {
+    /// This resource at this server, by a name that it has never had.
+    pub(super) fn new() -> Self {
+        // Every `RandomState` has keys of its own, from the system's randomness.
+        Self { name: format!("{:016x}", RandomState::new().hash_one(std::process::id())), upstream: Mutex::default() }
+    }
+
+    /// The name of this resource at this server.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What stands before it, the origin first; nothing but at a relay.
+    pub fn set_upstream(&self, path: Vec<String>) {
+        *self.upstream.lock() = path;
+    }
+
+    /// The origin first, and this one last.
+    pub fn path(&self) -> Vec<String> {
+        let mut path = self.upstream.lock().clone();
+        path.push(self.name.clone());
+        path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_name_is_new_and_stands_after_those_before_it() {
+        let names: BTreeSet<String> = (0..1000).map(|_| Provenance::new().name).collect();
+        assert_eq!(names.len(), 1000);
+        let relay = Provenance::new();
+        assert_eq!(relay.path(), [relay.name()]);
+        relay.set_upstream(vec!["origin".into(), "between".into()]);
+        assert_eq!(relay.path(), ["origin", "between", relay.name()]);
+    }
+}

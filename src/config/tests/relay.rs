@@ -1,0 +1,53 @@
+//! The `informerd` source.
+
+use super::*;
+
+fn relay(config: &Config, name: &str) -> RelayResource {
+    match &config.resources[name].source {
+        SourceConfig::Informerd(relay) => relay.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_relay_is_read_with_everything_that_it_can_have() {
+    let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', resource: pods, \
+                tls: { ca: ca.crt, cert: /tls.crt, key: tls.key } } } }, \
+                b: { source: { informerd: { endpoint: 'unix:/run/x.sock' } } } }";
+    let (directory, flags) = file(yaml, &["--relay=c=http://127.0.0.1:50051", "--relay=d=http://h:1/pods"]);
+    let config = Config::load(&flags).unwrap();
+    let directory = directory.path();
+    let expected = RelayResource {
+        endpoint: "https://h:1".to_owned(),
+        resource: "pods".to_owned(),
+        ca: Some(directory.join("ca.crt")),
+        identity: Some(("/tls.crt".into(), directory.join("tls.key"))),
+    };
+    assert_eq!(relay(&config, "a"), expected);
+    for (name, endpoint, resource) in
+        [("b", "unix:/run/x.sock", "b"), ("c", "http://127.0.0.1:50051", "c"), ("d", "http://h:1", "pods")]
+    {
+        let (endpoint, resource) = (endpoint.to_owned(), resource.to_owned());
+        assert_eq!(relay(&config, name), RelayResource { endpoint, resource, ca: None, identity: None });
+    }
+}
+
+#[test]
+fn what_is_missing_or_does_not_go_together_is_told() {
+    let key = "resources.a.source.informerd";
+    for (written, problem) in [
+        ("", format!("{key}.endpoint: is missing")),
+        ("endpoint: h:1", format!("{key}.endpoint: expected an endpoint such as http://127.0.0.1:50051")),
+        ("endpoint: 'http://h:1', resource: Pods", format!("{key}.resource: ")),
+        ("endpoint: 'http://h:1', tls: { ca: x }", format!("{key}.tls: is for an endpoint with https")),
+        ("endpoint: 'https://h:1', tls: { cert: x }", format!("{key}.tls.key: is missing")),
+        ("endpoints: ['http://h:1']", format!("{key}.endpoints: unknown key; did you mean `endpoint`?")),
+    ] {
+        let yaml = format!("resources: {{ a: {{ source: {{ informerd: {{ {written} }} }} }} }}");
+        let found = load(&yaml, &["--files=b=."]).unwrap_err().to_string();
+        assert!(found.contains(&problem), "{written}: {found}");
+    }
+    let yaml = "resources: { a: { source: { informerd: { endpoint: 'http://h:1' }, files: { path: . } } } }";
+    let found = load(yaml, &[]).unwrap_err().to_string();
+    assert!(found.contains("has `files` and `informerd`; keep one"), "{found}");
+}

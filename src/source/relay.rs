@@ -1,0 +1,217 @@
+//! The `informerd` source: a resource of another informerd, as it is told there. What serves it is a relay.
+//!
+//! ```text
+//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ──┐
+//!   (client)  │                                  └── goes on as ──▶ Live ├──▶ Position (version, history)
+//!             └─▶ watch: a Watch after the position ──────────▶ Live ────┘
+//!                      ▲                                         └──▶ batches, bookmarks, state of the origin
+//!                      └── with bookmarks 10 times a second while somebody waits (Demand)
+//! ```
+//!
+//! Made by the application from its configuration, one for each resource, with a connection of its own; driven by the
+//! resource's Reflector. What a client of a relay is told is what a client of the origin may be told:
+//!
+//! - Everything is watched RAW and under REPLAY: an upstream that does not allow it is refused before anything is served. Each
+//!   object keeps its version, uid, labels, type and bytes.
+//! - A batch is applied when the version advances, whole. One that was a relist upstream is a relist here: its deletions are
+//!   inferred, and what lies between its versions is none to resume from.
+//! - There is one stream at a time, whatever the number of clients; what breaks is taken up where it was.
+//! - It never goes back in time by itself: an upstream that is behind, as another replica may be, is waited for. That history
+//!   has changed is said by the upstream, by `HISTORY_CHANGED` or by versions of another lineage.
+//! - A path of servers leads to the origin. A relay that finds itself on it, or 16 others, refuses.
+//!
+//! Deliberately not here: waiting, relisting and backing off, which are the Reflector's; and the client library's own
+//! [`Watch`](crate::client::Watch), which hides what a relay has to pass on: batches, relists, histories.
+
+mod live;
+mod message;
+mod upstream;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+
+use self::{
+    live::Live,
+    upstream::{Messages, Start, Upstream},
+};
+use crate::{
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    model::ResourceVersion,
+    proto::pb::EventType,
+};
+
+/// What a [`RelaySource`] follows, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayConfig {
+    /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path` of the upstream.
+    pub endpoint: String,
+    /// What the upstream calls the resource.
+    pub resource: String,
+    /// For an endpoint with `https`.
+    pub tls: RelayTls,
+    /// How often the upstream says how far it is. After three of these without a word it is given up.
+    pub heartbeat: Duration,
+    /// The same while somebody waits for it; the least that informerd grants is 100 ms.
+    pub progress_interval: Duration,
+    /// How long the upstream may take to answer a call that waits for nothing.
+    pub answer_timeout: Duration,
+    /// How long it may take to reach the version that it is to go on from: more than its `future_wait`.
+    pub resume_timeout: Duration,
+}
+
+/// Whom to trust under TLS, and who we are: files in PEM, read at each connection.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RelayTls {
+    /// Those who may have signed the upstream's certificate; without it, those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate, and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// A resource of another informerd as an upstream.
+#[derive(Debug)]
+pub struct RelaySource {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: RelayConfig,
+    health: SourceHealth,
+    upstream: Upstream,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where the resource is; none before the first list, and when the history is another one.
+    position: Option<Position>,
+    /// The stream of the last list, which goes on from the position.
+    listed: Option<Messages>,
+}
+
+/// Where the resource is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Position {
+    /// Everything up to here has been handed out.
+    version: ResourceVersion,
+    /// By which the upstream that has told it knows its history; empty if it has not said.
+    history: Arc<str>,
+}
+
+// === impl RelayConfig ===
+
+impl RelayConfig {
+    /// Without TLS: a bookmark every 5 seconds, 10 times a second while somebody waits.
+    pub fn new(endpoint: &str, resource: &str) -> Self {
+        Self {
+            endpoint: endpoint.to_owned(),
+            resource: resource.to_owned(),
+            tls: RelayTls::default(),
+            heartbeat: Duration::from_secs(5),
+            progress_interval: Duration::from_millis(100),
+            answer_timeout: Duration::from_secs(10),
+            resume_timeout: Duration::from_secs(100),
+        }
+    }
+}
+
+// === impl RelaySource ===
+
+impl RelaySource {
+    /// A source that has not connected yet. What the upstream says of its own upstream is reported to `health`.
+    pub fn new(config: RelayConfig, health: SourceHealth) -> Self {
+        let upstream = Upstream::new(config.clone(), health.clone());
+        Self { shared: Arc::new(Shared { config, health, upstream, state: Mutex::default() }) }
+    }
+
+    /// Whether the endpoint is one, and the files that a configuration names can be read now. No connection is made.
+    ///
+    /// # Errors
+    ///
+    /// In one line.
+    pub fn check(config: &RelayConfig) -> Result<(), String> {
+        upstream::address(config).map(drop)
+    }
+}
+
+impl ListerWatcher for RelaySource {
+    /// How fresh the list has to be does not count: it is what the upstream has, and never older than what is known.
+    async fn list(&self, _: ListVersion) -> Result<List, SourceError> {
+        self.shared.list().await.map_err(|error| self.shared.failed(error))
+    }
+
+    async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        let shared = &self.shared;
+        let listed = shared.state.lock().listed.take();
+        let position = shared.position(&from);
+        let live = match listed.zip(position) {
+            Some((messages, position)) => Live::new(Arc::clone(shared), messages, position),
+            None => Live::resume(Arc::clone(shared), from).await.map_err(|error| shared.failed(error))?,
+        };
+        Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
+            let mut live = live?;
+            match live.next().await {
+                Ok(delta) => Some((Ok(delta), Some(live))),
+                Err(error) => Some((Err(live.fail(error)), None)),
+            }
+        })))
+    }
+
+    fn heartbeat(&self) -> Duration {
+        self.shared.config.heartbeat
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn list(&self) -> Result<List, SourceError> {
+        let known = {
+            let mut state = self.state.lock();
+            // There is one stream at a time.
+            state.listed = None;
+            state.position.clone()
+        };
+        let not_before = known.as_ref().map(|known| &known.version);
+        let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
+        let mut objects = Vec::new();
+        loop {
+            let message = self.upstream.next(&mut messages).await?;
+            match message.r#type() {
+                EventType::Added => objects.push(Arc::new(message::object(message.object)?)),
+                EventType::Bookmark => {
+                    let bookmark = message.bookmark.unwrap_or_default();
+                    if !bookmark.initial_events_end {
+                        continue;
+                    }
+                    let version = message::version(&message.resource_version)?;
+                    // One that was syncing too knows its path now.
+                    self.upstream.check_path().await?;
+                    message::tell_origin(&bookmark, &self.health);
+                    let position = Position { version: version.clone(), history: bookmark.history.into() };
+                    *self.state.lock() = State { position: Some(position), listed: Some(messages) };
+                    return Ok(List { objects, version });
+                }
+                _ => return Err(self.upstream.not_an_event(message)),
+            }
+        }
+    }
+
+    /// Where the resource is, if it is at this version.
+    fn position(&self, version: &ResourceVersion) -> Option<Position> {
+        self.state.lock().position.clone().filter(|known| known.version == *version)
+    }
+
+    /// Takes note of an error.
+    fn failed(&self, error: SourceError) -> SourceError {
+        match &error {
+            // What was known is worth nothing.
+            SourceError::HistoryChanged(_) => self.state.lock().position = None,
+            SourceError::Expired(_) => {}
+            _ => self.upstream.leave(),
+        }
+        error
+    }
+}

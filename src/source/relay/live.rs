@@ -1,0 +1,213 @@
+//! A stream of the upstream that is being followed: batches as they are complete, bookmarks, and proofs of life.
+//!
+//! ```text
+//!   messages ──▶ events of the open batch ──▶ [its last event] ──▶ Delta, at the new Position
+//! ```
+//!
+//! It is a stream's state and not a task. Invariants:
+//!
+//! - What is handed out ends a batch, or is the version before one: in between, nobody here gets to resume.
+//! - A batch that is cut off is forgotten, and told again by the next stream.
+//! - While somebody waits for a version, the stream is one with bookmarks at the shortest interval; it takes the place of
+//!   the other one, and is given up when nobody has waited for a heartbeat.
+
+use std::{fmt, sync::Arc};
+
+use tokio::time::Instant;
+
+use super::{
+    Position, Shared, message,
+    upstream::{Messages, Start},
+};
+use crate::{
+    cache::{Delta, SourceError},
+    model::{Cause, Event, ResourceVersion},
+    proto::pb::{self, Bookmark, EventType, WatchResponse},
+};
+
+/// A stream, and where it is.
+pub(super) struct Live {
+    shared: Arc<Shared>,
+    messages: Messages,
+    position: Position,
+    /// The events of a batch, as long as the version has not advanced.
+    gathered: Vec<Event>,
+    /// Of the deletions among them.
+    deletion: Cause,
+    /// There was a relist upstream on the way from the position.
+    is_relisted: bool,
+    heard_at: Instant,
+    /// Of a stream in a hurry: when somebody was last seen to wait.
+    wanted_at: Option<Instant>,
+}
+
+// === impl Live ===
+
+impl Live {
+    /// A stream that goes on from a position.
+    pub(super) fn new(shared: Arc<Shared>, messages: Messages, position: Position) -> Self {
+        Self {
+            shared,
+            messages,
+            position,
+            gathered: Vec::new(),
+            deletion: Cause::Change,
+            is_relisted: false,
+            heard_at: Instant::now(),
+            wanted_at: None,
+        }
+    }
+
+    /// Goes on after a version.
+    pub(super) async fn resume(shared: Arc<Shared>, from: ResourceVersion) -> Result<Self, SourceError> {
+        let unknown = |version| Position { version, history: Arc::default() };
+        let position = shared.position(&from).unwrap_or_else(|| unknown(from));
+        let messages = shared.upstream.open(Start::After(&position), shared.config.heartbeat).await?;
+        Ok(Self::new(shared, messages, position))
+    }
+
+    /// The next batch or proof of life. After an error there is nothing more.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when it is dropped: what was received stays, or is told again.
+    pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
+        loop {
+            if self.wanted_at.is_some_and(|at| at.elapsed() > self.shared.config.heartbeat) {
+                self.reopen(None).await?;
+            }
+            let silent_at = self.heard_at + self.shared.upstream.silence();
+            let demand = self.shared.health.demand().clone();
+            tokio::select! {
+                // What has come counts before what has not: a stream that was not polled for long is not silent.
+                biased;
+                // Cancel-safe: a message that has not come whole stays in the stream.
+                message = self.messages.message() => {
+                    let message = message.map_err(|status| self.shared.upstream.status(&status))?;
+                    let message = message.ok_or_else(|| self.shared.upstream.ended())?;
+                    self.heard_at = Instant::now();
+                    if let Some(delta) = self.take(message)? {
+                        self.shared.state.lock().position = Some(self.position.clone());
+                        return Ok(delta);
+                    }
+                }
+                // Cancel-safe by its own contract; then the stream is another one.
+                () = demand.wanted(), if self.wanted_at.is_none() => self.reopen(Some(Instant::now())).await?,
+                () = tokio::time::sleep_until(silent_at) => return Err(self.shared.upstream.silent()),
+            }
+        }
+    }
+
+    /// It has ended, for this reason: what was open is taken up again, and not listed.
+    pub(super) fn fail(&self, error: SourceError) -> SourceError {
+        match self.shared.failed(error) {
+            SourceError::Busy(text) => SourceError::Broken(text),
+            error => error,
+        }
+    }
+
+    /// Goes on from here at another interval.
+    async fn reopen(&mut self, wanted_at: Option<Instant>) -> Result<(), SourceError> {
+        let config = &self.shared.config;
+        let interval = if wanted_at.is_some() { config.progress_interval } else { config.heartbeat };
+        self.messages = self.shared.upstream.open(Start::After(&self.position), interval).await?;
+        self.gathered.clear();
+        (self.deletion, self.is_relisted) = (Cause::Change, false);
+        (self.wanted_at, self.heard_at) = (wanted_at, Instant::now());
+        Ok(())
+    }
+
+    fn take(&mut self, message: WatchResponse) -> Result<Option<Delta>, SourceError> {
+        let version = message.resource_version.clone();
+        self.is_relisted |= message.relisted;
+        match message.r#type() {
+            EventType::Added | EventType::Modified | EventType::Deleted => {
+                let version = self.not_before(&version)?;
+                let is_inferred = message.cause() == pb::Cause::Inferred;
+                let event = message::event(message)?;
+                // What is at a later version than the message is in a batch that goes on.
+                if *event.version() <= version && version != self.position.version {
+                    self.gather(event, is_inferred);
+                    return Ok(Some(self.complete(version)));
+                }
+                // Whether a relist lies before that version or comes with the batch is not said: then it is both.
+                let is_relisted = self.is_relisted;
+                let progress = self.progress(version)?;
+                self.is_relisted = is_relisted;
+                self.gather(event, is_inferred);
+                Ok(progress)
+            }
+            EventType::Bookmark => {
+                let version = self.not_before(&version)?;
+                self.bookmark(message.bookmark.unwrap_or_default(), version).map(Some)
+            }
+            _ => Err(self.shared.upstream.not_an_event(message)),
+        }
+    }
+
+    fn gather(&mut self, event: Event, is_inferred: bool) {
+        self.gathered.push(event);
+        if is_inferred {
+            // At a relist, whether the upstream is new enough to say so or not.
+            (self.deletion, self.is_relisted) = (Cause::Inferred, true);
+        }
+    }
+
+    /// The batch that was gathered is whole.
+    fn complete(&mut self, version: ResourceVersion) -> Delta {
+        let mut events = std::mem::take(&mut self.gathered);
+        let is_relisted = std::mem::take(&mut self.is_relisted);
+        let deletion = std::mem::replace(&mut self.deletion, Cause::Change);
+        // The objects of a relist have versions of their own, which need not lead to that of the list.
+        if is_relisted || events.last().is_none_or(|last| *last.version() != version) {
+            events.push(Event::Bookmark(version.clone()));
+        }
+        self.position.version = version;
+        match (is_relisted, events.len()) {
+            (true, _) => Delta::Relist(events, deletion),
+            (false, 1) => Delta::Event(events.remove(0)),
+            (false, _) => Delta::Transaction(events),
+        }
+    }
+
+    fn bookmark(&mut self, bookmark: Bookmark, version: ResourceVersion) -> Result<Delta, SourceError> {
+        message::tell_origin(&bookmark, &self.shared.health);
+        if *bookmark.history != *self.position.history {
+            self.position.history = bookmark.history.into();
+        }
+        if self.shared.health.demand().is_wanted() {
+            self.wanted_at = self.wanted_at.map(|_| Instant::now());
+        }
+        let progress = self.progress(version.clone())?;
+        // It was of the way to this version.
+        self.is_relisted &= !self.gathered.is_empty();
+        Ok(progress.unwrap_or(Delta::Event(Event::Bookmark(version))))
+    }
+
+    /// Nothing is missing up to a version that may be the one before a batch; told if it is later than what was told.
+    fn progress(&mut self, version: ResourceVersion) -> Result<Option<Delta>, SourceError> {
+        if version == self.position.version {
+            return Ok(None);
+        }
+        if !self.gathered.is_empty() {
+            return Err(self.shared.upstream.contract("a version inside a batch"));
+        }
+        Ok(Some(self.complete(version)))
+    }
+
+    /// The version of a message: one that goes back is of a broken stream, and is never handed out.
+    fn not_before(&self, text: &str) -> Result<ResourceVersion, SourceError> {
+        let version = message::version(text)?;
+        if version >= self.position.version {
+            return Ok(version);
+        }
+        let endpoint = &self.shared.config.endpoint;
+        Err(SourceError::Busy(format!("{endpoint}: a message at {version} after {}", self.position.version)))
+    }
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("position", &self.position).finish_non_exhaustive()
+    }
+}

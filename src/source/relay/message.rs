@@ -1,0 +1,137 @@
+//! What an upstream sends, as the model has it: the same object, to the byte.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use crate::{
+    cache::{SourceError, SourceHealth, SyncState},
+    model::{Event, MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
+    proto::pb::{self, Cause, EventType, WatchResponse},
+};
+
+/// What bodies are, here and at every origin.
+const MEDIA_TYPES: [&str; 2] = [JSON, "application/octet-stream"];
+const JSON: &str = "application/json";
+
+/// An event of a watch of everything under REPLAY, after the initial events.
+pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
+    let cause = message.cause();
+    let is_own = matches!(cause, Cause::Unspecified | Cause::Inferred);
+    if !is_own || message.coalesced > 0 {
+        let problem = format!("{} and {} merged, in a watch of everything", cause.as_str_name(), message.coalesced);
+        return Err(SourceError::Undecodable(problem));
+    }
+    let event_type = message.r#type();
+    let object = Arc::new(object(message.object)?);
+    Ok(match event_type {
+        EventType::Added => Event::Added(object),
+        EventType::Deleted => Event::Deleted(object),
+        _ => Event::Modified(object),
+    })
+}
+
+/// An object with the version that it is told at.
+pub(super) fn object(object: Option<pb::Object>) -> Result<Object, SourceError> {
+    let object = object.ok_or_else(|| SourceError::Undecodable("an event without an object".to_owned()))?;
+    let named = format!("{}/{}", object.namespace, object.name);
+    read(object).map_err(|problem| SourceError::Undecodable(format!("{named}: {problem}")))
+}
+
+/// A version, which there has to be.
+pub(super) fn version(text: &str) -> Result<ResourceVersion, SourceError> {
+    text.parse().map_err(|error| SourceError::Undecodable(format!("{error}")))
+}
+
+/// Passes on what a bookmark says of the origin.
+pub(super) fn tell_origin(bookmark: &pb::Bookmark, health: &SourceHealth) {
+    let state = match bookmark.source() {
+        pb::SyncState::Stale | pb::SyncState::Syncing => SyncState::Stale,
+        pb::SyncState::Synced | pb::SyncState::Unspecified => SyncState::Synced,
+    };
+    health.relayed(state, bookmark.source_seen_at.and_then(|at| SystemTime::try_from(at).ok()));
+}
+
+fn read(object: pb::Object) -> Result<Object, String> {
+    let key = ObjectKey::new(&object.namespace, &object.name).map_err(|error| error.to_string())?;
+    let version: ResourceVersion = object.resource_version.parse().map_err(|error| format!("{error}"))?;
+    let media_type = MEDIA_TYPES.into_iter().find(|known| *known == object.media_type);
+    let media_type = media_type.ok_or_else(|| format!("a body of {:?} needs a newer informerd", object.media_type))?;
+    let Some(pb::object::Body::Raw(body)) = object.body else { return Err("there is no raw body".to_owned()) };
+    if body.len() > MAX_OBJECT_BYTES {
+        return Err(format!("{} bytes are more than the {MAX_OBJECT_BYTES} that are served", body.len()));
+    }
+    let labels: BTreeMap<_, _> = object.labels.into_iter().collect();
+    // Nearly always all of it stands in the body, and needs no memory of its own.
+    if media_type == JSON
+        && let Ok(read) = Object::from_json_of(key.clone(), &object.uid, &body, version.clone())
+        && (read.api_version(), read.kind()) == (&*object.api_version, &*object.kind)
+        && read.labels().iter().eq(labels.iter().map(|(key, value)| (&**key, &**value)))
+    {
+        return Ok(read);
+    }
+    let (uid, api_version, kind) = (object.uid, object.api_version, object.kind);
+    Ok(Object::new(ObjectParts { key, uid, version, labels, api_version, kind, media_type, body }))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::proto::{self, PayloadFormat};
+
+    proptest! {
+        /// Whatever an origin serves, in whichever way it came by it.
+        #[test]
+        fn an_object_that_is_passed_on_is_the_same(
+            text in "[a-z{}\"é\n]{0,20}",
+            (uid, kind, label) in ("[a-z0-9]{0,3}", "[A-Z]{0,2}", "[a-z]{1,3}"),
+            (is_json, has_labels, is_typed) in any::<(bool, bool, bool)>(),
+            number in 1_u64..,
+        ) {
+            let version = ResourceVersion::of_lineage("abc".into(), u128::from(number));
+            let json = serde_json::json!({ "kind": kind, "x": text, "metadata": { "labels": { &label: text } } });
+            let body = if is_json { Bytes::from(json.to_string()) } else { Bytes::from(text.clone()) };
+            let labels = has_labels.then(|| (label.clone(), text.clone())).into_iter().collect();
+            let object = Object::new(ObjectParts {
+                key: ObjectKey::new("ns", "a/b").unwrap(),
+                uid,
+                version: version.clone(),
+                labels,
+                api_version: if is_typed { "v1".to_owned() } else { String::new() },
+                kind,
+                media_type: if is_json { JSON } else { MEDIA_TYPES[1] },
+                body,
+            });
+            prop_assert_eq!(read(proto::object(&object, &version, PayloadFormat::Raw)).unwrap(), object);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_passed_on_says_why() {
+        let good = pb::Object {
+            name: "a".to_owned(),
+            resource_version: "5".to_owned(),
+            media_type: JSON.to_owned(),
+            body: Some(pb::object::Body::Raw(Bytes::from_static(b"{}"))),
+            ..pb::Object::default()
+        };
+        assert!(object(Some(good.clone())).is_ok());
+        for (bad, problem) in [
+            (pb::Object { name: String::new(), ..good.clone() }, "the name is empty"),
+            (pb::Object { resource_version: "x".to_owned(), ..good.clone() }, "x"),
+            (pb::Object { media_type: "image/png".to_owned(), ..good.clone() }, "a newer informerd"),
+            (pb::Object { body: None, ..good.clone() }, "no raw body"),
+        ] {
+            let error = object(Some(bad)).unwrap_err();
+            assert!(matches!(&error, SourceError::Undecodable(text) if text.contains(problem)), "{error}");
+        }
+        let event = |cause: Cause, coalesced| {
+            let object = Some(good.clone());
+            let (r#type, cause) = (EventType::Added.into(), cause.into());
+            event(WatchResponse { r#type, cause, coalesced, object, ..WatchResponse::default() })
+        };
+        assert!(event(Cause::Unspecified, 0).is_ok());
+        assert!(event(Cause::EnteredSelection, 0).is_err() && event(Cause::Unspecified, 1).is_err());
+    }
+}

@@ -1,0 +1,237 @@
+//! The connection to the upstream: who it is, whether it may be followed, and what its errors mean.
+
+use std::{fs, path::Path, time::Duration};
+
+use parking_lot::Mutex;
+use tonic::{Code, Streaming};
+
+use super::{Position, RelayConfig};
+use crate::{
+    cache::{SourceError, SourceHealth},
+    client::{Client, ClientError, ServerAddress, TlsOptions},
+    model::ResourceVersion,
+    proto::pb::{
+        EventType, FullChannelPolicy, InitialEvents, PayloadFormat, QueueOptions, WatchRequest, WatchResponse,
+    },
+};
+
+/// The upstream, connected to when it is asked, one stream at a time.
+#[derive(Debug)]
+pub(super) struct Upstream {
+    config: RelayConfig,
+    health: SourceHealth,
+    client: Mutex<Option<Client>>,
+}
+
+/// How a stream begins.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Start<'a> {
+    /// With all objects, once the upstream has reached a version.
+    List {
+        /// None when nothing is known.
+        not_before: Option<&'a ResourceVersion>,
+    },
+    /// With what comes after a position.
+    After(&'a Position),
+}
+
+pub(super) type Messages = Streaming<WatchResponse>;
+
+/// An upstream takes up to 10 seconds to sync or to reach a version before it answers a list.
+const LIST_PATIENCE: Duration = Duration::from_secs(10);
+/// So many bookmarks do not get lost in an upstream that is only busy.
+const SILENT_HEARTBEATS: u32 = 3;
+/// Servers before this one. Whoever has that many has a loop that has not shown itself yet.
+const MAX_PATH: usize = 16;
+
+// === impl Upstream ===
+
+impl Upstream {
+    pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
+        Self { config, health, client: Mutex::default() }
+    }
+
+    /// After so long without a word the upstream is given up.
+    pub(super) fn silence(&self) -> Duration {
+        self.config.heartbeat * SILENT_HEARTBEATS
+    }
+
+    /// Opens a stream, once it is known that the upstream may be followed.
+    pub(super) async fn open(&self, start: Start<'_>, bookmark_interval: Duration) -> Result<Messages, SourceError> {
+        self.check_path().await?;
+        let mut request = WatchRequest {
+            resource: self.config.resource.clone(),
+            format: PayloadFormat::Raw.into(),
+            queue: Some(QueueOptions { policy: FullChannelPolicy::Replay.into(), length: 0 }),
+            bookmark_interval: prost_types::Duration::try_from(bookmark_interval).ok(),
+            ..WatchRequest::default()
+        };
+        let patience = match start {
+            Start::List { not_before } => {
+                request.initial_events = InitialEvents::Send.into();
+                request.min_resource_version = not_before.map(ToString::to_string).unwrap_or_default();
+                LIST_PATIENCE + self.config.answer_timeout
+            }
+            Start::After(Position { version, history }) => {
+                request.resource_version = version.to_string();
+                request.history = history.to_string();
+                self.config.resume_timeout
+            }
+        };
+        let client = self.client().await?;
+        self.answer(patience, client.open(request)).await
+    }
+
+    /// The next message of a stream, which is to come in time and no error.
+    pub(super) async fn next(&self, messages: &mut Messages) -> Result<WatchResponse, SourceError> {
+        match tokio::time::timeout(self.silence(), messages.message()).await {
+            Ok(Ok(message)) => message.ok_or_else(|| self.ended()),
+            Ok(Err(status)) => Err(self.status(&status)),
+            Err(_) => Err(self.silent()),
+        }
+    }
+
+    /// What the status that a stream ends with means.
+    pub(super) fn status(&self, status: &tonic::Status) -> SourceError {
+        let client = self.client.lock().clone();
+        let address = client.map(|client| client.address().clone());
+        match address.or_else(|| self.config.endpoint.parse().ok()) {
+            Some(address) => self.error(&ClientError::from_status(&address, status)),
+            None => SourceError::Busy(status.message().to_owned()),
+        }
+    }
+
+    /// What a message means that ends a stream, or is none that an upstream sends to a relay.
+    pub(super) fn not_an_event(&self, message: WatchResponse) -> SourceError {
+        match (message.r#type(), message.error) {
+            (EventType::Error, Some(status)) => self.error(&ClientError::from_proto(&status)),
+            // Under REPLAY there is none. What is known ends before the hole.
+            (EventType::Dropped, _) => {
+                let dropped = message.dropped.unwrap_or_default();
+                let (count, after) = (dropped.count, dropped.after_resource_version);
+                SourceError::Busy(format!("{}: {count} events after {after} were dropped", self.config.endpoint))
+            }
+            (event_type, _) => self.contract(&format!("{} here", event_type.as_str_name())),
+        }
+    }
+
+    /// The upstream does not keep to its contract.
+    pub(super) fn contract(&self, problem: &str) -> SourceError {
+        SourceError::Undecodable(format!("{}: {problem}", self.config.endpoint))
+    }
+
+    pub(super) fn ended(&self) -> SourceError {
+        SourceError::Busy(format!("{}: the stream ended", self.config.endpoint))
+    }
+
+    pub(super) fn silent(&self) -> SourceError {
+        SourceError::Busy(format!("{}: nothing was heard for {:?}", self.config.endpoint, self.silence()))
+    }
+
+    /// The next stream is to have another connection.
+    pub(super) fn leave(&self) {
+        *self.client.lock() = None;
+    }
+
+    async fn client(&self) -> Result<Client, SourceError> {
+        if let Some(client) = &*self.client.lock() {
+            return Ok(client.clone());
+        }
+        let address = address(&self.config).map_err(SourceError::Unavailable)?;
+        let client = Client::connect(&address).await.map_err(|error| self.error(&error))?;
+        tracing::info!(endpoint = self.config.endpoint, "connected to informerd");
+        *self.client.lock() = Some(client.clone());
+        Ok(client)
+    }
+
+    /// Asks the upstream what its resource comes through, and takes note of it.
+    pub(super) async fn check_path(&self) -> Result<(), SourceError> {
+        let RelayConfig { endpoint, resource: name, answer_timeout, .. } = &self.config;
+        let client = self.client().await?;
+        let resources = self.answer(*answer_timeout, client.resources()).await?;
+        let provenance = self.health.provenance();
+        let Some(resource) = resources.iter().find(|resource| resource.name == *name) else {
+            let known: Vec<_> = resources.iter().map(|resource| resource.name.as_str()).collect();
+            let problem = format!("{endpoint}: there is no resource {name:?}; there are: {}", known.join(", "));
+            return Err(SourceError::Unavailable(problem));
+        };
+        let path = &resource.path;
+        let problem = if path.iter().any(|server| server == provenance.name()) {
+            format!(
+                "{endpoint}: its resource {name:?} comes from this one: a relay cannot follow itself; name another upstream"
+            )
+        } else if path.len() >= MAX_PATH {
+            format!("{endpoint}: its resource {name:?} comes through {} servers; relay one that is nearer", path.len())
+        } else {
+            provenance.set_upstream(path.clone());
+            return Ok(());
+        };
+        // Whoever follows this one is not to take it for a part of the loop.
+        provenance.set_upstream(Vec::new());
+        Err(SourceError::Unavailable(problem))
+    }
+
+    async fn answer<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, SourceError> {
+        match tokio::time::timeout(limit, call).await {
+            Ok(answer) => answer.map_err(|error| self.error(&error)),
+            Err(_) => Err(SourceError::Busy(format!("{}: no answer within {limit:?}", self.config.endpoint))),
+        }
+    }
+
+    /// By what the Reflector does next.
+    fn error(&self, error: &ClientError) -> SourceError {
+        let RelayConfig { endpoint, resource, .. } = &self.config;
+        let text = match error {
+            ClientError::Refused(_) => format!("{endpoint}: {error}"),
+            // They say who was called.
+            _ => error.to_string(),
+        };
+        match (error.code(), error.reason()) {
+            (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
+            // A version that this upstream has told is one of another lineage to it now.
+            (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryChanged(text),
+            (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
+                "{endpoint}: a relay needs the policy `replay` for {resource:?}; add it to the upstream's watch.allowed_policies"
+            )),
+            _ => SourceError::Busy(text),
+        }
+    }
+}
+
+/// Where the upstream is; under TLS, with the files read now.
+pub(super) fn address(config: &RelayConfig) -> Result<ServerAddress, String> {
+    let address: ServerAddress = config.endpoint.parse().map_err(|error| format!("{error}"))?;
+    let authority = config.tls.ca.as_deref().map(read).transpose()?;
+    let identity = match &config.tls.identity {
+        Some((cert, key)) => Some((read(cert)?, read(key)?)),
+        None => None,
+    };
+    Ok(address.with_tls(TlsOptions { authority, identity }).unwrap_or(address))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::pb::Dropped;
+
+    /// RELIABILITY X4: a hole is never hidden.
+    #[test]
+    fn what_is_dropped_all_the_same_is_watched_again() {
+        let health = SourceHealth::new(Duration::MAX, Duration::MAX);
+        let upstream = Upstream::new(RelayConfig::new("http://127.0.0.1:1", "pods"), health);
+        let dropped = Some(Dropped { count: 3, after_resource_version: "7".to_owned() });
+        let message = WatchResponse { r#type: EventType::Dropped.into(), dropped, ..WatchResponse::default() };
+        let error = upstream.not_an_event(message);
+        assert_eq!(error, SourceError::Busy("http://127.0.0.1:1: 3 events after 7 were dropped".to_owned()));
+        let message = WatchResponse { r#type: 99, ..WatchResponse::default() };
+        assert!(matches!(upstream.not_an_event(message), SourceError::Undecodable(_)));
+    }
+}

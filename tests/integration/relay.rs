@@ -1,0 +1,570 @@
+//! Relays: what their clients are told is what clients of the origin are told, whatever happens in between.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use informerd::{
+    cache::{Delta, List, ListVersion, ListerWatcher, SourceHealth, SyncState},
+    config::ServeFlags,
+    model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
+    proto::pb::{self, informer_service_client::InformerServiceClient},
+    source::relay::{RelayConfig, RelaySource},
+    watch::FullChannelPolicy,
+};
+use tempfile::TempDir;
+use tonic::{Code, Streaming, transport::Channel};
+
+use crate::{
+    sandbox::{
+        DEADLINE, Options, Sandbox, end, next, pod, pod_at, reason, relay_of, watch_from_now, watch_pods, words,
+    },
+    served::Served,
+    wire::Wire,
+};
+
+type Stream = Streaming<pb::WatchResponse>;
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+fn at(name: &str, spec: &str, number: u128) -> Arc<Object> {
+    pod_at("shop", name, spec, &version(number))
+}
+
+fn after(version: &str) -> pb::WatchRequest {
+    pb::WatchRequest { resource_version: version.to_owned(), ..watch_pods() }
+}
+
+async fn watch(server: &Sandbox, request: pb::WatchRequest) -> Stream {
+    server.client().await.watch(request).await.unwrap().into_inner()
+}
+
+async fn refused(server: &Sandbox, request: pb::WatchRequest) -> String {
+    reason(&server.client().await.watch(request).await.unwrap_err())
+}
+
+/// The next so many messages but for bookmarks that tell nothing new.
+async fn take(stream: &mut Stream, count: usize) -> Vec<pb::WatchResponse> {
+    let mut taken: Vec<pb::WatchResponse> = Vec::new();
+    let all = async {
+        while taken.len() < count {
+            let message = next(stream).await;
+            if message.bookmark.is_none() || message.relisted {
+                // Which server it is from is its own affair.
+                taken.push(pb::WatchResponse { bookmark: None, ..message });
+            }
+        }
+    };
+    let is_in_time = tokio::time::timeout(DEADLINE, all).await.is_ok();
+    assert!(
+        is_in_time,
+        "{count} messages are to come, and there are {:?}",
+        taken.iter().map(words).collect::<Vec<_>>()
+    );
+    taken
+}
+
+/// An origin that the test feeds, and two relays one behind the other.
+async fn chain(objects: Vec<Arc<Object>>) -> [Sandbox; 3] {
+    let origin = Sandbox::start(objects).await;
+    let near = Sandbox::relay(origin.address()).await;
+    let far = Sandbox::relay(near.address()).await;
+    [origin, near, far]
+}
+
+async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waited = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, waited).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+}
+
+async fn last_error(server: &Sandbox, part: &str) -> String {
+    let error = || server.informer.health().report().last_error.unwrap_or_default();
+    until(part, async || error().contains(part)).await;
+    error()
+}
+
+/// RELIABILITY X3: versions, order, batches, causes, uids, labels, types and bytes, after no hop, one and two.
+#[tokio::test]
+async fn every_hop_tells_the_same() {
+    let bytes = |name: &str, uid: &str, number| {
+        Arc::new(Object::new(ObjectParts {
+            key: ObjectKey::new("", name).unwrap(),
+            uid: uid.to_owned(),
+            version: version(number),
+            labels: BTreeMap::from([("only".to_owned(), "here\n".to_owned())]),
+            api_version: "v9".to_owned(),
+            kind: String::new(),
+            media_type: "application/octet-stream",
+            body: Bytes::from_static(b"\0\xff"),
+        }))
+    };
+    let servers = chain(vec![pod("shop", "a", ""), bytes("raw", "1", 1)]).await;
+    let mut streams = Vec::new();
+    for server in &servers {
+        streams.push(watch(server, watch_pods()).await);
+    }
+    let mut initial = Vec::new();
+    for stream in &mut streams {
+        initial.push(take(stream, 2).await);
+        while next(stream).await.bookmark.is_none_or(|bookmark| !bookmark.initial_events_end) {}
+    }
+    let origin = &servers[0];
+    let gone = |object: &Arc<Object>, number| Event::Deleted(Arc::new(object.at_version(version(number))));
+    for delta in [
+        Delta::Event(Event::Added(at("b", "", 2))),
+        Delta::Event(Event::Modified(at("a", r#""x":1"#, 3))),
+        // Another object under the same key: two events of one batch.
+        Delta::Event(Event::Modified(bytes("raw", "2", 4))),
+        Delta::Transaction(vec![
+            Event::Added(at("c", "", 5)),
+            gone(&at("b", "", 2), 5),
+            Event::Modified(at("a", r#""x":2"#, 5)),
+        ]),
+        Delta::Event(gone(&at("c", "", 5), 6)),
+        Delta::Event(Event::Bookmark(version(8))),
+        // A relist, whose objects have versions of their own: one is gone, one is changed, one is new.
+        Delta::Replace(List { objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9)], version: version(20) }),
+        Delta::Event(Event::Added(at("e", "", 21))),
+        // A relist that nothing is told of, and an ordinary deletion.
+        Delta::Replace(List {
+            objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9), at("e", "", 21)],
+            version: version(30),
+        }),
+        Delta::Event(gone(&at("e", "", 21), 31)),
+    ] {
+        origin.say(delta).await;
+    }
+    // b, a, -raw +raw, c -b a, -c, -raw a d, e, -e
+    let mut live = Vec::new();
+    for stream in &mut streams {
+        live.push(take(stream, 13).await);
+    }
+    let told: Vec<String> = live[0].iter().map(words).collect();
+    assert_eq!(told[8..12], ["DELETED INFERRED raw @8", "MODIFIED a @8", "ADDED d @20", "ADDED e @21"]);
+    assert_eq!(told[12], "DELETED e @31");
+    let relisted: Vec<bool> = live[0].iter().map(|message| message.relisted).collect();
+    assert_eq!(relisted[7..], [false, true, true, true, false, true]);
+    for hop in [1, 2] {
+        assert_eq!((&initial[hop], &live[hop]), (&initial[0], &live[0]), "hop {hop}");
+    }
+    // From the history, and from the snapshot.
+    for server in &servers[1..] {
+        for (version, first) in [("1", 0), ("2", 1), ("3", 2), ("4", 4), ("5", 7), ("6", 8), ("8", 8), ("20", 11)] {
+            let mut resumed = watch(server, after(version)).await;
+            assert_eq!(take(&mut resumed, 13 - first).await, live[0][first..], "after {version}");
+        }
+        let request = pb::ListRequest { format: pb::PayloadFormat::Raw.into(), ..list() };
+        let listed = async |server: &Sandbox| {
+            server.client().await.list(request.clone()).await.unwrap().into_inner().message().await.unwrap().unwrap()
+        };
+        let (here, there) = (listed(server).await, listed(origin).await);
+        assert_eq!((here.resource_version, here.objects), (there.resource_version, there.objects));
+    }
+    let resources = async |server: &Sandbox| {
+        let answer = server.client().await.list_resources(pb::ListResourcesRequest {}).await.unwrap();
+        answer.into_inner().resources.remove(0).path
+    };
+    let paths = [resources(&servers[0]).await, resources(&servers[1]).await, resources(&servers[2]).await];
+    assert_eq!(paths.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 3]);
+    assert!(paths[2].starts_with(&paths[1]) && paths[1].starts_with(&paths[0]), "{paths:?}");
+    assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
+}
+
+fn list() -> pb::ListRequest {
+    pb::ListRequest { resource: "pods".to_owned(), ..pb::ListRequest::default() }
+}
+
+/// Invariant 5: what an object that came and went in a relist's gap was to a client of another server is not known here either.
+#[tokio::test]
+async fn a_gap_is_a_gap_at_every_hop() {
+    let servers = chain(vec![pod("shop", "a", "")]).await;
+    for server in &servers {
+        server.reached(&version(1)).await;
+    }
+    let origin = &servers[0];
+    // Nothing has changed; one object has, at the very version of the list; and nothing again, before an event.
+    origin.list(vec![pod("shop", "a", "")], 10).await;
+    for server in &servers {
+        server.reached(&version(10)).await;
+    }
+    origin.list(vec![at("a", r#""x":1"#, 20)], 20).await;
+    origin.list(vec![at("a", r#""x":1"#, 20)], 30).await;
+    origin.push(Event::Added(at("b", "", 35))).await;
+    for server in &servers {
+        server.reached(&version(35)).await;
+        for inside in ["5", "15", "25"] {
+            assert_eq!(refused(server, after(inside)).await, "RESOURCE_VERSION_EXPIRED", "{inside}");
+        }
+        for end in ["1", "10"] {
+            let told: Vec<String> = take(&mut watch(server, after(end)).await, 2).await.iter().map(words).collect();
+            assert_eq!(told, ["MODIFIED a @20", "ADDED b @35"], "after {end}");
+        }
+    }
+    // Who comes back before a relist of which nothing is told is told of the relist.
+    origin.list(vec![at("a", r#""x":1"#, 20), at("b", "", 35)], 50).await;
+    let bookmark = take(&mut watch(origin, after("35")).await, 1).await.remove(0);
+    assert_eq!((words(&bookmark).as_str(), bookmark.relisted), ("BOOKMARK @50", true));
+    assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
+}
+
+/// One stream, taken up where it was: also in the middle of a batch, and after a silence.
+#[tokio::test]
+async fn what_breaks_is_taken_up_without_a_list() {
+    let mut origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let wire = Wire::to(origin.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED INITIAL a");
+    for round in 0..20 {
+        for _ in 0..20 {
+            let large = format!(r#""round":{round},"x":"{}""#, "x".repeat(5000));
+            let number = origin.version();
+            let [b, c] = ["b", "c"].map(|name| Event::Modified(pod_at("shop", name, &large, &number)));
+            origin.say(Delta::Transaction(vec![b, c])).await;
+        }
+        relay.reached(&version(20 * round + 10)).await;
+        if round == 10 {
+            wire.silence();
+        } else {
+            wire.cut();
+        }
+    }
+    let told = take(&mut stream, 800).await;
+    for (at, pair) in told.chunks(2).enumerate() {
+        let words: Vec<String> = pair.iter().map(words).collect();
+        let event_type = if at == 0 { "ADDED" } else { "MODIFIED" };
+        let expected = [("b", at + 1), ("c", at + 2)].map(|(name, at)| format!("{event_type} {name} @{at}"));
+        assert_eq!(words, expected);
+    }
+    assert_eq!(relay.lists(), 1);
+    assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
+}
+
+/// The whole servers: a directory, a relay of it, and a relay of that; then the first one is started again.
+#[tokio::test]
+async fn a_directory_is_told_on() {
+    let directory = TempDir::new().unwrap();
+    let write = |name: &str, spec: &str| {
+        let text = format!("{{kind: Pod, metadata: {{namespace: shop, name: {name}}}, spec: {{x: {spec}}}}}\n");
+        std::fs::write(directory.path().join(format!("{name}.yaml")), text).unwrap();
+    };
+    write("a", "1");
+    let serve = async || {
+        let files = vec![format!("pods={}", directory.path().display())];
+        Served::start(TempDir::new().unwrap(), ServeFlags { files, ..ServeFlags::default() }).await
+    };
+    let relay = async |address: &str| {
+        let relay = vec![format!("pods=http://{}", address.trim_start_matches("http://"))];
+        Served::start(TempDir::new().unwrap(), ServeFlags { relay, ..ServeFlags::default() }).await
+    };
+    let origin = serve().await;
+    let wire = Wire::to(&origin.address).await;
+    let near = relay(wire.address()).await;
+    let far = relay(&near.address).await;
+    let mut streams = Vec::new();
+    for server in [&origin, &near, &far] {
+        server.until(|resource| resource.objects == 1).await;
+        streams.push(server.client().await.watch(watch_pods()).await.unwrap().into_inner());
+    }
+    let mut told = [const { Vec::new() }; 3];
+    for (change, count) in [("a", 2), ("b", 1), ("", 1)] {
+        match change {
+            "" => std::fs::remove_file(directory.path().join("a.yaml")).unwrap(),
+            name => write(name, "2"),
+        }
+        for (told, stream) in told.iter_mut().zip(&mut streams) {
+            told.extend(take(stream, count).await);
+        }
+    }
+    assert_eq!((&told[1], &told[2]), (&told[0], &told[0]));
+    assert!(words(&told[0][3]).starts_with("DELETED a @"), "{told:?}");
+    let resource = far.until(|_| true).await;
+    assert_eq!((resource.source.as_str(), resource.path.len()), ("informerd", 3));
+
+    origin.stop().await;
+    let again = serve().await;
+    wire.lead_to(&again.address);
+    for stream in &mut streams[1..] {
+        assert_eq!(reason(&end(stream).await), "HISTORY_CHANGED");
+    }
+    let version = again.until(|resource| resource.objects == 1).await.resource_version;
+    far.until(|resource| resource.resource_version == version).await;
+    assert_eq!(far.get("/readyz").await.0, 200);
+}
+
+/// RELIABILITY X5: the hand-over from a replica that goes to one that stays.
+#[tokio::test]
+async fn an_upstream_that_drains_is_left_for_another() {
+    let mut going = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut staying = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let wire = Wire::to(going.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    for n in 0..5 {
+        for replica in [&mut going, &mut staying] {
+            replica.put("shop", "a", &format!(r#""n":{n}"#)).await;
+        }
+    }
+    relay.reached(&version(6)).await;
+    staying.put("shop", "b", "").await;
+    wire.lead_to(staying.address());
+    going.lifecycle.draining.cancel();
+    let told: Vec<String> = take(&mut stream, 7).await.iter().map(words).collect();
+    assert_eq!((told[5].as_str(), told[6].as_str()), ("MODIFIED a @6", "ADDED b @7"));
+    assert_eq!(relay.lists(), 1);
+}
+
+/// What the upstream has forgotten meanwhile is compared once, and no client notices more than that.
+#[tokio::test]
+async fn what_the_upstream_has_forgotten_is_compared() {
+    let options = Options { history: short(), ..Options::default() };
+    let mut origin = Sandbox::start_with(options, vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    let wire = Wire::to(origin.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    take(&mut stream, 2).await;
+    wire.lead_nowhere();
+    wire.cut();
+    origin.delete(&pod("shop", "b", "")).await;
+    for n in 0..5 {
+        origin.put("shop", "c", &format!(r#""n":{n}"#)).await;
+    }
+    origin.reached(&version(7)).await;
+    wire.lead_to(origin.address());
+    let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
+    assert_eq!(told, ["DELETED INFERRED b @1", "ADDED c @7"]);
+    assert_eq!(relay.lists(), 2);
+}
+
+fn short() -> informerd::watch::Retention {
+    informerd::watch::Retention { events: 2, ..informerd::watch::BroadcasterConfig::default().retention }
+}
+
+async fn of_lineage(lineage: &'static str, name: &str) -> Sandbox {
+    let version = ResourceVersion::of_lineage(lineage.into(), 1);
+    let options = Options { lineage: Some(lineage), ..Options::default() };
+    Sandbox::start_with(options, vec![pod_at("shop", name, "", &version)]).await
+}
+
+#[tokio::test]
+async fn another_lineage_upstream_is_another_history() {
+    let (before, after) = (of_lineage("a", "old").await, of_lineage("b", "new").await);
+    let wire = Wire::to(before.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let far = Sandbox::relay(relay.address()).await;
+    let mut streams = [watch(&relay, watch_pods()).await, watch(&far, watch_pods()).await];
+    for stream in &mut streams {
+        assert_eq!(words(&take(stream, 1).await[0]), "ADDED INITIAL old");
+    }
+    wire.lead_to(after.address());
+    wire.cut();
+    for stream in &mut streams {
+        let status = end(stream).await;
+        assert_eq!((status.code(), reason(&status)), (Code::OutOfRange, "HISTORY_CHANGED".to_owned()));
+    }
+    far.reached(&ResourceVersion::of_lineage("b".into(), 1)).await;
+    let mut stream = watch(&far, watch_pods()).await;
+    assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED INITIAL new");
+    assert_eq!(words(&next(&mut stream).await), "BOOKMARK @b.1");
+}
+
+/// Invariant 14, where the numbers go on and nobody was there to hear of it.
+#[tokio::test]
+async fn a_history_that_changed_while_nobody_listened_is_told() {
+    let mut origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let wire = Wire::to(origin.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    for _ in 0..5 {
+        origin.put("shop", "a", r#""from":"before""#).await;
+    }
+    relay.reached(&version(6)).await;
+    let mut stream = watch(&relay, watch_from_now()).await;
+    wire.lead_nowhere();
+    wire.cut();
+    origin.say(Delta::Rewind(List { objects: vec![at("a", r#""from":"after""#, 3)], version: version(3) })).await;
+    for number in 4..9 {
+        origin.push(Event::Modified(at("a", r#""from":"after""#, number))).await;
+    }
+    let is_there = origin.informer.wait_for(|snapshot| *snapshot.version() == version(8));
+    tokio::time::timeout(DEADLINE, is_there).await.unwrap();
+    wire.lead_to(origin.address());
+    assert_eq!(reason(&end(&mut stream).await), "HISTORY_CHANGED");
+    relay.reached(&version(8)).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    let message = take(&mut stream, 1).await.remove(0);
+    assert!(format!("{message:?}").contains("after"), "{message:?}");
+}
+
+/// Invariant 13, RELIABILITY X2: another replica may be behind, which proves nothing.
+#[tokio::test]
+async fn an_upstream_that_is_behind_is_waited_for() {
+    let mut ahead = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut behind = Sandbox::start_with(
+        Options { future_wait: Duration::from_millis(300), ..Options::default() },
+        vec![pod("shop", "a", "")],
+    )
+    .await;
+    let wire = Wire::to(ahead.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    for n in 0..5 {
+        ahead.put("shop", "a", &format!(r#""n":{n}"#)).await;
+    }
+    take(&mut stream, 6).await;
+    wire.lead_to(behind.address());
+    wire.cut();
+    let error = last_error(&relay, "RESOURCE_VERSION_TOO_LARGE").await;
+    assert!(error.contains("version 6 has not been reached"), "{error}");
+    for n in 0..7 {
+        behind.put("shop", "a", &format!(r#""n":{n}"#)).await;
+    }
+    let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
+    assert_eq!(told, ["MODIFIED a @7", "MODIFIED a @8"], "what it had is not told again");
+    assert_eq!(relay.lists(), 1);
+
+    // Nor is a list of it taken.
+    let old = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let health = SourceHealth::new(Duration::MAX, Duration::MAX);
+    let source = RelaySource::new(relay_of(wire.address()), health);
+    assert_eq!(source.list(ListVersion::MostRecent).await.unwrap().version, version(8));
+    wire.lead_to(old.address());
+    wire.cut();
+    let listed = async { while source.list(ListVersion::MostRecent).await.is_err() {} };
+    assert!(tokio::time::timeout(Duration::from_secs(1), listed).await.is_err(), "it is older than what is known");
+}
+
+/// Who waits at the end of the chain for a version that only bookmarks lead to is not kept waiting for their interval.
+#[tokio::test]
+async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
+    let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let patient = |address: &str| {
+        let relay = RelayConfig { heartbeat: Duration::from_secs(600), ..relay_of(address) };
+        Sandbox::start_unsynced(Options { relay: Some(relay), ..Options::default() })
+    };
+    let near = patient(origin.address()).await;
+    let far = patient(near.address()).await;
+    far.reached(&version(1)).await;
+    let request = |version: &str| pb::GetRequest {
+        resource: "pods".to_owned(),
+        namespace: "shop".to_owned(),
+        name: "a".to_owned(),
+        min_resource_version: version.to_owned(),
+        ..pb::GetRequest::default()
+    };
+    let mut client = far.client().await;
+    let waiting = tokio::spawn(async move { client.get(request("7")).await });
+    until("the origin is asked", async || origin.informer.health().demand().is_wanted()).await;
+    origin.push(Event::Bookmark(version(7))).await;
+    let answer = tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
+    assert_eq!(answer.into_inner().resource_version, "7");
+    assert_eq!([near.lists(), far.lists()], [1, 1]);
+    // A resume from the future as well.
+    let client = far.client().await;
+    let resumed = tokio::spawn(async move { resume(client, "9").await });
+    origin.push(Event::Bookmark(version(9))).await;
+    let mut stream = tokio::time::timeout(DEADLINE, resumed).await.unwrap().unwrap();
+    origin.push(Event::Added(at("b", "", 10))).await;
+    assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED b @10");
+}
+
+#[tokio::test]
+async fn the_upstream_is_asked_as_long_as_somebody_waits() {
+    let servers = chain(vec![pod("shop", "a", "")]).await;
+    until("it is synced", async || servers[2].informer.snapshot().is_some()).await;
+    let (origin, far) = (servers[0].informer.health().demand(), servers[2].informer.health().demand());
+    for _ in 0..2 {
+        let waiting = far.wait();
+        until("it is asked", async || origin.is_wanted()).await;
+        drop(waiting);
+        until("it is left alone", async || !origin.is_wanted()).await;
+    }
+    assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
+}
+
+async fn resume(mut client: InformerServiceClient<Channel>, version: &str) -> Stream {
+    client.watch(after(version)).await.unwrap().into_inner()
+}
+
+#[tokio::test]
+async fn the_state_of_the_origin_is_passed_on() {
+    let servers = chain(vec![pod("shop", "a", "")]).await;
+    let origin = servers[0].informer.health();
+    origin.alive();
+    let mut stream = watch(&servers[2], watch_pods()).await;
+    take(&mut stream, 1).await;
+    let mut told = async |state: pb::SyncState| {
+        let mut bookmark = pb::Bookmark::default();
+        until(state.as_str_name(), async || {
+            bookmark = next(&mut stream).await.bookmark.unwrap_or_default();
+            bookmark.source() == state
+        })
+        .await;
+        bookmark
+    };
+    let seen_at = told(pb::SyncState::Synced).await.source_seen_at;
+    assert_eq!(
+        seen_at,
+        origin.report().seen_at.map(Into::into),
+        "when the origin was seen, and not the relay's upstream"
+    );
+    origin.lost();
+    told(pb::SyncState::Stale).await;
+    assert_eq!(servers[1].informer.health().state(), SyncState::Stale);
+    origin.alive();
+    told(pb::SyncState::Synced).await;
+}
+
+#[tokio::test]
+async fn a_relay_of_itself_is_refused() {
+    let wire = Wire::to("127.0.0.1:1").await;
+    let own = Sandbox::relay(wire.address()).await;
+    wire.lead_to(own.address());
+    let error = last_error(&own, "cannot follow itself").await;
+    assert!(error.contains(wire.address()) && !error.contains('\n'), "{error}");
+
+    // Through two others.
+    let wire = Wire::to("127.0.0.1:1").await;
+    let first = Sandbox::relay(wire.address()).await;
+    let second = Sandbox::relay(first.address()).await;
+    let is_known = async |relay: &Sandbox, length: usize| {
+        until("the path", async || relay.informer.health().provenance().path().len() == length).await;
+    };
+    is_known(&second, 2).await;
+    let third = Sandbox::relay(second.address()).await;
+    is_known(&third, 3).await;
+    wire.lead_to(third.address());
+    last_error(&first, "cannot follow itself").await;
+    assert!(first.informer.snapshot().is_none());
+
+    // What a loop would come to that nobody finds.
+    let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let names = |count: usize| (0..count).map(|at| format!("server {at}")).collect();
+    origin.informer.health().provenance().set_upstream(names(15));
+    let relay = Sandbox::relay(origin.address()).await;
+    last_error(&relay, "comes through 16 servers; relay one that is nearer").await;
+    origin.informer.health().provenance().set_upstream(names(14));
+    relay.reached(&version(1)).await;
+}
+
+/// Before anything is served.
+#[tokio::test]
+async fn an_upstream_without_replay_is_refused() {
+    let options = Options { allowed_policies: vec![FullChannelPolicy::Drop], ..Options::default() };
+    let origin = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let relay = Sandbox::relay(origin.address()).await;
+    let error = last_error(&relay, "replay").await;
+    assert!(error.contains("add it to the upstream's watch.allowed_policies"), "{error}");
+    assert!(relay.informer.snapshot().is_none());
+    let other = RelayConfig { resource: "nodes".to_owned(), ..relay_of(origin.address()) };
+    let relay = Sandbox::start_unsynced(Options { relay: Some(other), ..Options::default() }).await;
+    last_error(&relay, r#"there is no resource "nodes"; there are: pods"#).await;
+}
