@@ -68,8 +68,8 @@ pub struct ServeFlags {
     #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE")]
     pub etcd_password_file: Option<PathBuf>,
 
-    /// Keep the states of --etcd resources in DIR, so that the next start serves them at once, as STALE, and asks etcd only for
-    /// what has changed since [default: none]
+    /// Keep the states of --etcd and --relay resources in DIR, so that the next start serves them at once, as STALE, and
+    /// asks only for what has changed since [default: none]
     #[arg(long, value_name = "DIR", env = "INFORMERD_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
