@@ -15,7 +15,8 @@
 //!   object keeps its version, uid, labels, type and bytes.
 //! - A batch is applied when the version advances, whole. One that was a relist upstream is a relist here: its deletions are
 //!   inferred, and what lies between its versions is none to resume from.
-//! - There is one stream at a time, whatever the number of clients; what breaks is taken up where it was.
+//! - There is one stream at a time, whatever the number of clients; what breaks is taken up where it was, by a later start too
+//!   (`WarmStart`).
 //! - It never goes back in time by itself: an upstream that is behind, as another replica may be, is waited for. That history
 //!   has changed is said by the upstream, by `HISTORY_CHANGED` or by versions of another lineage.
 //! - A path of servers leads to the origin. A relay that finds itself on it, or 16 others, refuses.
