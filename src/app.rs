@@ -10,6 +10,7 @@
 //!    UNAVAILABLE / DRAINING.
 //! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are dropped.
 
+mod resource;
 mod writer;
 
 use std::{
@@ -28,23 +29,14 @@ use tokio::{
 };
 use tonic::service::RoutesBuilder;
 use tonic_health::{ServingStatus, server::HealthReporter};
-use tracing::{Instrument, info_span};
 
 use self::writer::WriterThread;
 use crate::{
     admin::Admin,
-    cache::{
-        FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
-        SourceHealth,
-    },
-    config::{Config, EtcdResource, EtcdTlsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig},
+    config::{Config, ListenAddr, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
-    source::{
-        etcd::{EtcdConfig, EtcdSource, EtcdTls},
-        files::{DirectoryError, FilesConfig, FilesSource},
-        stream::{self, StreamConfig, StreamError, StreamPath, StreamSource},
-    },
+    source::{files::DirectoryError, stream::StreamError},
     telemetry::{self, ObservedResource},
     transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
 };
@@ -95,6 +87,14 @@ pub enum AppError {
         /// Which file, and why.
         problem: String,
     },
+    /// There is no cluster where a kube source is configured to find one.
+    #[error("resource {resource}: {problem}")]
+    Kube {
+        /// The name of the resource.
+        resource: String,
+        /// Which file, and what to do about it.
+        problem: String,
+    },
     /// TLS cannot be served.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
@@ -131,8 +131,6 @@ enum GrpcListener {
 /// A socket file, removed when it is dropped.
 struct UnixSocket(PathBuf);
 
-/// A wake costs some twenty times what an event costs, so that not to gather for half a millisecond would pay nobody.
-const LEAST_WINDOW: Duration = Duration::from_micros(500);
 /// Long enough for a client that reads again to learn why it was ended.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
 
@@ -157,7 +155,7 @@ impl App {
         for (name, resource) in &config.resources {
             let started = WriterThread::start();
             let writer = started.map_err(|error| AppError::Thread { resource: name.clone(), error })?;
-            observed.push(spawn_resource(&mut tasks, &writer, &config, resource));
+            observed.push(resource::spawn(&mut tasks, &writer, &config, resource));
             writers.push(writer);
         }
         let lifecycle = Lifecycle::default();
@@ -341,106 +339,13 @@ async fn remove_stale_socket(path: &Path) {
 /// The first one that cannot.
 pub fn check(config: &Config) -> Result<(), AppError> {
     config.tls.as_ref().map(tls).transpose()?;
-    for ResourceConfig { name, source, .. } in config.resources.values() {
-        let resource = || name.clone();
-        match source {
-            SourceConfig::Files { path, .. } => {
-                FilesSource::check(path).map_err(|error| AppError::Directory { resource: resource(), error })?;
-            }
-            SourceConfig::Stream { path } => {
-                let checked = StreamSource::check(&stream_path(path.as_deref()));
-                checked.map_err(|error| AppError::Stream { resource: resource(), error })?;
-            }
-            SourceConfig::Etcd(etcd) => {
-                EtcdSource::check(&etcd_config(name, etcd))
-                    .map_err(|problem| AppError::Etcd { resource: resource(), problem })?;
-            }
-        }
-    }
-    Ok(())
+    resource::check(config)
 }
 
 /// Reads the files of TLS.
 fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
     let TlsConfig { cert, key, client_ca } = config.clone();
     Tls::load(TlsFiles { cert, key, client_ca })
-}
-
-/// Connects one resource: source, Reflector, queue, informer.
-fn spawn_resource(
-    tasks: &mut JoinSet<Ended>,
-    writer: &WriterThread,
-    config: &Config,
-    resource: &ResourceConfig,
-) -> ObservedResource {
-    match &resource.source {
-        SourceConfig::Files { path, kind } => {
-            let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
-            let health = SourceHealth::new(files.rescan, config.stale_after);
-            let source = FilesSource::new(files, health.clone());
-            connect(tasks, writer, config, resource, "files", source, health)
-        }
-        SourceConfig::Stream { path } => {
-            let stream = StreamConfig { path: stream_path(path.as_deref()), resource: resource.name.clone() };
-            let health = SourceHealth::new(stream::HEARTBEAT, config.stale_after);
-            let source = StreamSource::new(stream, health.clone());
-            connect(tasks, writer, config, resource, "stream", source, health)
-        }
-        SourceConfig::Etcd(etcd) => {
-            let etcd = etcd_config(&resource.name, etcd);
-            let health = SourceHealth::new(etcd.heartbeat, config.stale_after);
-            let source = EtcdSource::new(etcd, health.clone());
-            connect(tasks, writer, config, resource, "etcd", source, health)
-        }
-    }
-}
-
-fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
-    let EtcdResource { endpoints, prefix, credentials, tls } = config.clone();
-    let EtcdTlsConfig { ca, identity, server_name } = tls;
-    let tls = EtcdTls { ca, identity, server_name };
-    EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
-}
-
-fn stream_path(path: Option<&Path>) -> StreamPath {
-    path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.to_owned()))
-}
-
-fn connect<S: ListerWatcher>(
-    tasks: &mut JoinSet<Ended>,
-    writer: &WriterThread,
-    config: &Config,
-    resource: &ResourceConfig,
-    kind: &'static str,
-    source: S,
-    health: SourceHealth,
-) -> ObservedResource {
-    let name = resource.name.as_str();
-    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-    let informer_config = InformerConfig {
-        indexers: Arc::clone(&resource.indexers),
-        broadcaster: config.broadcaster(),
-        history: config.history(),
-        batch_window: config.watch.batch_window.max(LEAST_WINDOW),
-    };
-    let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
-    let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
-    let reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
-    let stats = Arc::clone(reflector.stats());
-
-    let span = info_span!("informer", resource = name);
-    writer.spawn(tasks, infallible(format!("informer of {name}"), informer.run().instrument(span)));
-    let span = info_span!("reflector", resource = name, source = kind);
-    writer.spawn(tasks, infallible(format!("reflector of {name}"), reflector.run().instrument(span)));
-
-    let served = ServedResource {
-        name: name.to_owned(),
-        source: kind,
-        optional: resource.optional,
-        queue: resource.queue_options(&config.watch),
-        informer: handle,
-    };
-    ObservedResource { resource: served, reflector: stats, fifo }
 }
 
 /// A task with a name for when it ends.

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  upstream ──▶ source ──▶ Reflector ──▶ queue ──▶ informer task ──▶ Indexer (snapshots) ──▶ List, ByIndex, Get
-//!  (etcd,     ListerWatcher list+watch  ordered     one writer  │
-//!   files, stream)                      deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
+//!  (kube,     ListerWatcher list+watch  ordered     one writer  │
+//!   etcd, files, stream)                deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
 //!
 //!  server ──▶ client: lists, and watches that resume by themselves
 //! ```
@@ -16,7 +16,8 @@
 //! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, and the
 //!   [`cache::ListerWatcher`] that every upstream implements.
 //! - [`proto`]: the generated messages, and the only way between them and the model.
-//! - [`source`]: the upstreams. Today: a prefix of an etcd cluster, a directory of manifests, and a stream of watch events.
+//! - [`source`]: the upstreams. Today: a kind of object of a Kubernetes API, a prefix of an etcd
+//!   cluster, a directory of manifests, and a stream of watch events.
 //! - [`grpc`]: requests into queries, snapshots and cursors into answers.
 //! - [`transport`]: connections; bytes, and none of our messages.
 //! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.

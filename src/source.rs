@@ -2,7 +2,13 @@
 
 pub mod etcd;
 pub mod files;
+pub mod kube;
 pub mod stream;
 
 mod lineage;
+mod problems;
 mod text;
+mod watch_event;
+
+#[cfg(test)]
+mod tests;

@@ -24,6 +24,9 @@ Examples:
   # the keys below a prefix of etcd
   informerd serve --etcd settings=http://127.0.0.1:2379/settings/
 
+  # the pods of all namespaces of the cluster that kubectl talks to, or that this runs in
+  informerd serve --kube pods=v1/pods
+
   # several resources with indexes
   informerd serve --config examples/shop.yaml
 

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 42] = [
+const KEYS: [Key; 51] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -78,6 +78,24 @@ const KEYS: [Key; 42] = [
         "resources.<name>.source.etcd.tls.server_name",
         "the name that etcd's certificate has; the endpoint's host if left out",
     ),
+    no_default("resources.<name>.source.kube.group", "the API group, such as apps; the core group if left out"),
+    no_default("resources.<name>.source.kube.version", "the version of the group, such as v1"),
+    no_default("resources.<name>.source.kube.plural", "the kind as it is written in paths, such as pods"),
+    no_default("resources.<name>.source.kube.namespace", "only this namespace; all of them if left out"),
+    no_default("resources.<name>.source.kube.label_selector", "only objects with these labels, such as app=web"),
+    no_default(
+        "resources.<name>.source.kube.field_selector",
+        "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them",
+    ),
+    no_default(
+        "resources.<name>.source.kube.kubeconfig",
+        "a kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the cluster it runs in if left out",
+    ),
+    no_default("resources.<name>.source.kube.context", "a context of the kubeconfig; its current one if left out"),
+    no_default(
+        "resources.<name>.drop_fields",
+        "fields that are not kept of objects of kube; metadata.managedFields and what kubectl applied last if left out",
+    ),
     no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
     no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),
     no_default(
@@ -90,14 +108,12 @@ const KEYS: [Key; 42] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 8] = [
+const LATER: [&str; 6] = [
     "state_dir",
     "limits.connections",
     "limits.connections_per_peer",
     "limits.memory",
-    "resources.<name>.source.kube",
     "resources.<name>.source.informerd",
-    "resources.<name>.drop_fields",
     "resources.<name>.ttl",
 ];
 
@@ -127,7 +143,7 @@ pub(super) fn unread(path: &[String]) -> ConfigError {
     if LATER.iter().any(|later| is_at(later, path) && later.split('.').count() == path.len()) {
         let problem = match parents {
             [_, resource, source] if source == "source" => format!(
-                "source `{shown}` of resource `{}` is not supported by this version; use `files`, `stream` or `etcd`",
+                "source `{shown}` of resource `{}` is not supported by this version; use `kube`, `etcd`, `files` or `stream`",
                 segment(resource)
             ),
             _ => format!("`{shown}` is not supported by this version; remove it"),
@@ -238,7 +254,7 @@ mod tests {
             let name = key.rsplit('.').next().unwrap();
             let expected = if key.contains(".source.") {
                 format!(
-                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `files`, `stream` or `etcd`"
+                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `kube`, `etcd`, `files` or `stream`"
                 )
             } else {
                 format!("{key}: `{name}` is not supported by this version; remove it")

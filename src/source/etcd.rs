@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 
 use self::{
     connection::{Connection, Connections},
-    object::{Prefix, Problems, version},
+    object::{Prefix, version},
     pb::ResponseHeader,
     proof::{Identity, Mark, Marker},
     watch::Live,
@@ -43,6 +43,7 @@ use self::{
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::ResourceVersion,
+    source::problems::Problems,
 };
 
 /// What an [`EtcdSource`] follows, and how.
@@ -140,7 +141,7 @@ impl EtcdSource {
         let shared = Shared {
             prefix: Prefix::new(&config.prefix),
             connections: Connections::new(config.clone()),
-            problems: Mutex::new(Problems::new(config.resource.clone(), health.clone())),
+            problems: Mutex::new(Problems::new("etcd", config.resource.clone(), health.clone())),
             marker: Marker::default(),
             known: Mutex::default(),
             health,

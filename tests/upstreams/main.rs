@@ -8,7 +8,7 @@ mod etcd;
 mod faults;
 mod follow;
 #[allow(dead_code, reason = "the tests of the source use the rest")]
-#[path = "../../src/source/etcd/tests/gate.rs"]
+#[path = "../../src/source/tests/gate.rs"]
 mod gate;
 mod restore;
 mod served;
