@@ -23,6 +23,7 @@ mod lister_watcher;
 mod real_fifo;
 mod reflector;
 
+#[cfg(feature = "kube")]
 pub(crate) use backoff::random_fraction;
 pub use backoff::{Backoff, BackoffConfig};
 pub use demand::{Demand, Waiting};

@@ -199,6 +199,16 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(feature = "kube"))]
+    fn a_build_without_it_says_so() {
+        let mut errors = ConfigErrors::default();
+        let flags = ServeFlags { kube: vec!["pods=v1/pods".to_owned()], ..ServeFlags::default() };
+        assert!(flagged(&flags, &mut errors).is_empty());
+        assert!(resolve("a", &RawKube::default(), FilePath::new(""), FieldCut::default(), &mut errors).is_none());
+        assert_eq!(errors.to_string().matches("built without the Kubernetes API").count(), 2);
+    }
+
+    #[test]
     fn what_is_dropped_unless_it_is_said_can_be() {
         let json = br#"{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}","a":"b"},"managedFields":[]}}"#;
         assert_eq!(&*default_drop_fields().apply(json), br#"{"metadata":{"annotations":{"a":"b"}}}"#);

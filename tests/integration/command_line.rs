@@ -56,6 +56,7 @@ fn the_example_is_a_good_configuration() {
 }
 
 #[test]
+#[cfg(feature = "kube")]
 fn a_kube_source_is_checked_without_a_cluster_and_its_role_is_printed() {
     let directory = TempDir::new().unwrap();
     let kubeconfig = directory.path().join("config");
@@ -69,6 +70,12 @@ fn a_kube_source_is_checked_without_a_cluster_and_its_role_is_printed() {
     let (code, _, err) = run(&[&["check", "--kube-context", "none"], &flags[..]].concat());
     assert_eq!(code, Some(1));
     assert!(err.contains("no context \"none\"; it has: c"), "{err}");
+    let (code, _, err) = run(&["check", "--kube", "a=v1/pods", "--kubeconfig", "/no/such/file"]);
+    assert_eq!(code, Some(1));
+    assert!(err.starts_with("error: resource a: /no/such/file: "), "{err}");
+    let (code, _, err) = run(&["check", "--kube", "pods=pods"]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]"), "{err}");
     let (code, out, _) = run(&[&["rbac"], &flags[..]].concat());
     assert_eq!(code, Some(0));
     assert!(out.contains("kind: Role\n") && out.contains("resources: [\"deployments\"]"), "{out}");
@@ -111,8 +118,6 @@ fn what_cannot_be_served_is_told_in_one_line() {
         (&["check", "--stream", "pods=/tmp"], 1, "no named pipe"),
         (&["serve", "--stream", "pods"], 2, "NAME=FILE"),
         (&["serve", "--stream", "a=-", "--stream", "b=-"], 2, "standard input"),
-        (&["serve", "--kube", "pods=pods"], 2, "NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]"),
-        (&["check", "--kube", "a=v1/pods", "--kubeconfig", "/no/such/file"], 1, "/no/such/file"),
         (&["rbac", "--files", &good], 2, "name one with --kube"),
         (&["serve", "--etcd", "a=127.0.0.1:2379/a/"], 2, "NAME=http://HOST:PORT/PREFIX"),
         (&["serve", "--etcd", "a=http://127.0.0.1:1/a/", "--etcd-username", "me"], 2, "--etcd-password-file"),

@@ -1,13 +1,13 @@
-//! informerd itself, in this process, over one prefix of one etcd.
+//! informerd itself, in this process, over one prefix of one etcd, or one kind of one API.
 
 use std::{fs, net::SocketAddr};
 
 use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
-    proto::pb::informer_service_client::InformerServiceClient,
+    proto::pb::{self, informer_service_client::InformerServiceClient},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -15,7 +15,7 @@ use tokio::{
 };
 use tonic::transport::Channel;
 
-use crate::{etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
+use crate::{apiserver::ApiServer, etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
 
 /// A server, and what stands between it and each member.
 pub(crate) struct Served {
@@ -45,9 +45,22 @@ impl Served {
             (etcd["username"], etcd["password_file"]) = (json!(user), json!("password"));
             fs::write(directory.path().join("password"), format!("{password}\n")).unwrap();
         }
+        Self::serve(gates, directory, &json!({ "etcd": etcd })).await
+    }
+
+    /// Over the API server, with the token of somebody.
+    pub(crate) async fn kube(apiserver: &ApiServer, token: &str, mut source: Value) -> Self {
+        let gate = Gate::to(apiserver.address()).await;
+        let directory = TempDir::new().unwrap();
+        apiserver.kubeconfig(&directory.path().join("kubeconfig"), gate.port(), token);
+        source["kubeconfig"] = json!("kubeconfig");
+        Self::serve(vec![gate], directory, &json!({ "kube": source })).await
+    }
+
+    async fn serve(gates: Vec<Gate>, directory: TempDir, source: &Value) -> Self {
         // JSON is YAML.
         let config = directory.path().join("config.yaml");
-        fs::write(&config, json!({ "resources": { "things": { "source": { "etcd": etcd } } } }).to_string()).unwrap();
+        fs::write(&config, json!({ "resources": { "things": { "source": source } } }).to_string()).unwrap();
         let anywhere = Some("127.0.0.1:0".to_owned());
         let flags = ServeFlags {
             config: Some(config),
@@ -83,6 +96,13 @@ impl Served {
             followers.push(Follower::start(self.client().await, namespace).await);
         }
         followers
+    }
+
+    /// What the source says is wrong.
+    pub(crate) async fn last_error(&self) -> String {
+        let answer =
+            self.client().await.list_resources(pb::ListResourcesRequest::default()).await.unwrap().into_inner();
+        answer.resources.into_iter().map(|resource| resource.last_error).collect()
     }
 
     /// A counter of ours.
