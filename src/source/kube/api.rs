@@ -172,7 +172,7 @@ impl Api {
         config.default_retry = false;
         let url: Arc<str> = config.cluster_url.to_string().trim_end_matches('/').into();
         let client = Client::try_from(config);
-        let client = client.map_err(|error| SourceError::Unavailable(format!("{url}: {}", root_cause(&error))))?;
+        let client = client.map_err(|error| not_allowed(&url, &error))?;
         let connected = Connected { client, url };
         self.state.lock().connected = Some(connected.clone());
         Ok(connected)
@@ -284,11 +284,15 @@ fn has_connected(error: &kube::Error) -> bool {
 
 /// Nothing was answered.
 fn unreachable(url: &str, error: &kube::Error) -> SourceError {
-    let text = format!("{url}: {}", root_cause(error));
     match error {
-        kube::Error::Auth(_) => SourceError::Unavailable(text),
-        _ => SourceError::Busy(text),
+        kube::Error::Auth(_) => not_allowed(url, error),
+        _ => SourceError::Busy(format!("{url}: {}", root_cause(error))),
     }
+}
+
+/// What a plugin or a file says is only half of it: which one it was stands above.
+fn not_allowed(url: &str, error: &kube::Error) -> SourceError {
+    SourceError::Unavailable(format!("{url}: {}", one_line(&error.to_string())))
 }
 
 async fn read(mut body: Body, max_bytes: usize) -> Result<Bytes, String> {

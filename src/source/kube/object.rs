@@ -59,6 +59,8 @@ struct BareMetadata<'a> {
 }
 
 const JSON: &str = "application/json";
+/// Until it is counted.
+const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 // === impl ItemReader ===
@@ -120,9 +122,6 @@ impl ItemReader<'_> {
         Ok(Item { object, text: text.to_owned(), problem: Some(error.to_string()) })
     }
 }
-
-/// Until it is counted.
-const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
 
 // === impl Bookmark ===
 

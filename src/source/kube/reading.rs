@@ -40,6 +40,7 @@ pub(super) struct Shared {
     pub(super) api: Api,
     pub(super) known: Mutex<Known>,
     pub(super) problems: Mutex<Problems>,
+    health: SourceHealth,
     /// Whether initial events are worth asking for.
     pub(super) streams: AtomicBool,
     /// Whether every list is paged.
@@ -98,7 +99,8 @@ impl KubeSource {
             path: path(&config),
             api: Api::new(config.cluster.clone(), config.answer_timeout),
             known: Mutex::default(),
-            problems: Mutex::new(Problems::new("kube", config.resource.clone(), health)),
+            problems: Mutex::new(Problems::new("kube", config.resource.clone(), health.clone())),
+            health,
             streams: AtomicBool::new(true),
             pages: AtomicBool::new(false),
             config,
@@ -161,7 +163,10 @@ impl ListerWatcher for KubeSource {
                 shared.check_cluster().await?;
                 shared.check_head(&from).await?;
             }
-            watch::open(shared, &from).await?
+            let live = watch::open(shared, &from).await?;
+            // An API that sends no bookmarks proves itself alive in no other way while nothing changes.
+            shared.health.alive();
+            live
         };
         Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
             let mut live = live?;

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use self::play::{Fault, Play};
 use super::*;
 use crate::{
-    cache::{ListVersion, ListerWatcher, SourceError, SourceHealth, SyncState},
+    cache::{ListVersion, ListerWatcher, SourceError, SourceHealth},
     model::{Object, Path},
     source::tests::{DEADLINE, Gate, Rig},
 };

@@ -40,6 +40,7 @@ pub(super) struct Live {
 const GRACE: Duration = Duration::from_secs(30);
 /// An API that has initial events to tell begins with them, and ends them with a bookmark.
 const INITIAL_SILENCE: Duration = Duration::from_secs(20);
+const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
 
 /// Opens a watch of what happens after a version.
 pub(super) async fn open(shared: &Arc<Shared>, from: &ResourceVersion) -> Result<Live, SourceError> {
@@ -50,8 +51,6 @@ pub(super) async fn open(shared: &Arc<Shared>, from: &ResourceVersion) -> Result
     };
     Live::open(shared, &[("resourceVersion", &text)]).await
 }
-
-const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
 
 /// Reads the state from the initial events of a watch, which then goes on (SEMANTICS 1.27, rules 12 to 15).
 pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Reading, Live), Stop> {

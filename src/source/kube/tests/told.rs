@@ -185,3 +185,21 @@ async fn a_token_is_read_again_when_it_is_refused_and_a_refusal_says_what_to_do(
     rig.reach_state(stand.play.revision(), || stand.play.state()).await;
     assert_eq!(rig.rewinds, 0);
 }
+
+#[tokio::test]
+async fn an_exec_plugin_says_who_we_are() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.token = Some("from-plugin"));
+    let credential =
+        r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"from-plugin"}}"#;
+    let exec = "apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: echo";
+    let path = kubeconfig(&stand.gate.url(), &format!("exec: {{{exec}, args: ['{credential}']}}"));
+    let cluster = KubeCluster { kubeconfig: Some(path.to_path_buf()), context: None };
+    let mut rig = follow(KubeConfig { cluster: cluster.clone(), ..stand.config() });
+    assert_eq!(rig.told().await, "list 1");
+
+    std::fs::write(&path, std::fs::read_to_string(&path).unwrap().replace("command: echo", "command: /no/such/plugin"))
+        .unwrap();
+    let rig = follow(KubeConfig { cluster, ..stand.config() });
+    rig.error("unable to run auth exec").await;
+}
