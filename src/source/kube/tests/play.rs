@@ -38,6 +38,8 @@ pub(super) struct Store {
     pub(super) streams: bool,
     /// A version that lists, and watches, do not know of: an API server that lags behind.
     pub(super) lag: u64,
+    /// Whether a watch from the future is opened, and silent until it is there.
+    pub(super) opens_the_future: bool,
     /// What happens to the next lists and watches, each once.
     pub(super) lists: VecDeque<Fault>,
     pub(super) watches: VecDeque<Fault>,
@@ -84,6 +86,7 @@ impl Play {
             prefix: "",
             streams: true,
             lag: 0,
+            opens_the_future: false,
             lists: VecDeque::new(),
             watches: VecDeque::new(),
             asked: Vec::new(),
@@ -205,7 +208,7 @@ impl Play {
         }
         // Without a version it is the most recent state, which an API server that lags behind waits for.
         let known = if text.is_empty() { store.revision } else { store.revision - store.lag };
-        if asked > known {
+        if asked > known && !(store.opens_the_future && is_watch && !is_initial) {
             let causes =
                 json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]});
             return refuse(

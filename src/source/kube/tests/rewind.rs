@@ -50,9 +50,9 @@ async fn a_list_that_is_older_than_was_asked_for_is_not_taken() {
 /// A watch from a version that was lost would be silent until the cluster has counted up to it.
 #[tokio::test]
 async fn a_cluster_that_went_back_is_noticed_before_it_is_watched() {
-    for streams in [true, false] {
+    for (streams, opens_the_future) in [(true, true), (false, true), (true, false), (false, false)] {
         let stand = Stand::new().await;
-        stand.play.set(|store| store.streams = streams);
+        stand.play.set(|store| (store.streams, store.opens_the_future) = (streams, opens_the_future));
         stand.play.write("a=1 b=1");
         let mut rig = stand.listed().await;
         stand.play.write("a=2 c=1");
