@@ -15,6 +15,9 @@
 //!
 //! Deliberately not here: the baselines, which are no part of the product; they live in `benches/wire`.
 
+#![doc = ""]
+#![doc = include_str!("../benches/README.md")]
+
 mod client;
 mod fan_out;
 mod frames;

@@ -1,6 +1,6 @@
 //! Bodies as STRUCT, made once for all who are sent them.
 //!
-//! To make one, a body is parsed and built anew, which takes some fifty times as long as copying it: a thousand clients that
+//! To make one, a body is parsed and built anew, which takes some fifteen times as long as to encode it: a thousand clients that
 //! begin to watch together and ask for STRUCT, which is the default, would have each object made a thousand times. What is
 //! published is encoded once by the writer; this is for what is told to one client at a time: initial events, lists, lookups
 //! and what was missed. The other formats are copies, and a copy of a copy is no cheaper.

@@ -29,14 +29,16 @@ mod upstream;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use self::{
     live::Live,
     upstream::{Messages, Start, Upstream},
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
     proto::pb::EventType,
 };
@@ -100,6 +102,13 @@ struct Position {
     history: Arc<str>,
 }
 
+/// A position, for a later start.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    version: String,
+    history: String,
+}
+
 // === impl RelayConfig ===
 
 impl RelayConfig {
@@ -161,6 +170,33 @@ impl ListerWatcher for RelaySource {
 
     fn heartbeat(&self) -> Duration {
         self.shared.config.heartbeat
+    }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for RelaySource {
+    fn identity(&self) -> String {
+        let RelayConfig { endpoint, resource, .. } = &self.shared.config;
+        format!("{resource:?} of informerd at {endpoint}")
+    }
+
+    fn proof(&self) -> Option<Bytes> {
+        let Position { version, history } = self.shared.state.lock().position.clone()?;
+        let kept = Kept { version: version.to_string(), history: history.to_string() };
+        serde_json::to_vec(&kept).ok().map(Bytes::from)
+    }
+
+    fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
+        if kept.version != at.to_string() {
+            return Err(format!("its proof is of version {}, and it is at {at}", kept.version));
+        }
+        let position = Position { version: at.clone(), history: kept.history.into() };
+        *self.shared.state.lock() = State { position: Some(position), listed: None };
+        Ok(())
     }
 }
 

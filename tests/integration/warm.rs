@@ -1,4 +1,4 @@
-//! A start that begins with what an earlier one has kept, over an etcd that is not there.
+//! A start that begins with what an earlier one has kept, over an etcd that is not there, and as a relay.
 
 use std::{
     fs,
@@ -10,14 +10,14 @@ use std::{
 use informerd::{
     cache::{Checkpoint, Indexer, List, SnapshotDirectory, SnapshotFile},
     config::ServeFlags,
-    model::{Object, ResourceVersion},
+    model::{Event, Object, ResourceVersion},
     proto::pb,
 };
 use tempfile::TempDir;
 use tonic::Code;
 
 use crate::{
-    sandbox::{end, fold, next, reason, words},
+    sandbox::{Sandbox, end, fold, next, pod, pod_at, reason, words},
     served::Served,
 };
 
@@ -190,4 +190,39 @@ async fn a_directory_that_cannot_be_used_is_gone_without() {
     let third = start(&directory).await;
     third.until(|resource| resource.state() == pb::SyncState::Stale).await;
     third.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_goes_on_where_its_earlier_start_was() {
+    let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let start = async || {
+        let flags = ServeFlags {
+            relay: vec![format!("pods={}", origin.address())],
+            state_dir: Some(directory.path().join("state")),
+            ..ServeFlags::default()
+        };
+        Served::start(tempfile::tempdir().unwrap(), flags).await
+    };
+    let is_at = |version: &'static str| move |resource: &pb::Resource| resource.resource_version == version;
+    let earlier = start().await;
+    earlier.until(is_at("1")).await;
+    earlier.stop().await;
+
+    origin.push(Event::Added(pod_at("shop", "b", "", &ResourceVersion::decimal(7)))).await;
+    let relay = start().await;
+    relay.until(is_at("7")).await;
+    let (_, metrics) = relay.get("/metrics").await;
+    assert!(metrics.contains("reflector_lists_total{resource=\"pods\"} 0\n"), "nothing is listed: {metrics}");
+    let mut client = relay.client().await;
+    let request = pb::WatchRequest { resource: "pods".into(), ..watch("1") };
+    let mut resumed = client.watch(request).await.unwrap().into_inner();
+    assert_eq!(words(&next(&mut resumed).await), "ADDED b @7");
+    relay.stop().await;
+
+    // Another history, while nobody looked.
+    origin.list(vec![pod("shop", "c", "")], 3).await;
+    let relay = start().await;
+    relay.until(is_at("3")).await;
+    relay.stop().await;
 }

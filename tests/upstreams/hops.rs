@@ -24,7 +24,7 @@ use crate::{
 };
 
 const CLIENTS: u64 = 200;
-/// As long as this; INFORMERD_HOPS_SECONDS in its place makes it minutes.
+/// As long as this; `INFORMERD_HOPS_SECONDS` in its place makes it minutes.
 const SECONDS: u64 = 10;
 /// Between two transactions: some hundred events a second for each client.
 const PACE: Duration = Duration::from_millis(25);
@@ -75,11 +75,12 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
         let hopper = Hopper { servers, shared, followed, position, open, random: seed * 7919 + seconds };
         clients.spawn(hopper.run());
     }
+    let clock = tokio::runtime::Handle::current();
     let writing = tokio::task::spawn_blocking(move || {
         let until = Instant::now() + Duration::from_secs(seconds);
         while Instant::now() < until {
             truth.write(&mut driver);
-            std::thread::sleep(PACE);
+            clock.block_on(tokio::time::sleep(PACE));
         }
         truth
     });
@@ -111,8 +112,8 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
     let started = "grpc_server_started_total grpc_method=";
     let lists = counter(etcd.address(), &format!("{started}\"Range\"")).await;
     let watches = counter(etcd.address(), &format!("{started}\"Watch\"")).await;
-    let watchers = counter(etcd.address(), "etcd_debugging_mvcc_watcher_total").await;
-    assert_eq!((lists, watches, watchers), (2, 2, 2), "one list and one watch of each replica");
+    let ranges = counter(etcd.address(), "etcd_debugging_mvcc_watcher_total").await;
+    assert_eq!((lists, watches, ranges), (2, 2, 2), "one list and one watch of each replica");
     for (at, server) in servers.iter().enumerate() {
         assert_eq!(server.count("reflector_lists_total").await, 1, "server {at}");
         assert_eq!(server.count("cache_rewinds_total").await, 0, "server {at}");
