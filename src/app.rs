@@ -90,6 +90,14 @@ pub enum AppError {
         /// Which file, and why.
         problem: String,
     },
+    /// There is no cluster where a kube source is configured to find one.
+    #[error("resource {resource}: {problem}")]
+    Kube {
+        /// The name of the resource.
+        resource: String,
+        /// Which file, and what to do about it.
+        problem: String,
+    },
     /// TLS cannot be served.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),

@@ -12,6 +12,7 @@ mod failure;
 mod get;
 mod list;
 mod print;
+mod rbac;
 mod resources;
 mod serve;
 mod until;
@@ -46,6 +47,9 @@ enum Command {
     /// Check a configuration and whether its sources can be read, and say what would be served
     #[command(after_help = check::EXAMPLES)]
     Check(ServeFlags),
+    /// Print the least role that the Kubernetes sources of a configuration need
+    #[command(after_help = rbac::EXAMPLES)]
+    Rbac(ServeFlags),
     /// Show what a server serves
     #[command(after_help = resources::EXAMPLES)]
     Resources(resources::ResourcesFlags),
@@ -109,6 +113,7 @@ impl Cli {
         match self.command {
             Command::Serve(flags) => serve::run(&flags),
             Command::Check(flags) => check::run(&flags),
+            Command::Rbac(flags) => rbac::run(&flags),
             Command::Resources(flags) => call(flags.timeout.limit(resources::run(&flags))),
             Command::List(flags) => call(flags.timeout.limit(list::run(&flags.resource, &flags.objects))),
             Command::Get(flags) => call(flags.timeout.limit(get::run(&flags))),

@@ -20,6 +20,7 @@ mod error;
 mod etcd;
 mod file;
 mod keys;
+mod kube;
 mod listen;
 mod raw;
 mod relay;
@@ -43,7 +44,7 @@ pub use self::{
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };
 use crate::{
-    model::Indexers,
+    model::{FieldCut, Indexers},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -178,6 +179,30 @@ pub struct EtcdTlsConfig {
     pub server_name: Option<String>,
 }
 
+/// One kind of object of a Kubernetes API.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KubeResource {
+    /// The API group; empty for the core.
+    pub group: String,
+    /// The version of the group.
+    pub version: String,
+    /// The kind as it is written in paths, such as `pods`.
+    pub plural: String,
+    /// Only this namespace; empty for all, and for what has none.
+    pub namespace: String,
+    /// Only objects with these labels; empty for all.
+    pub label_selector: String,
+    /// Only objects with these fields; empty for all.
+    pub field_selector: String,
+    /// A kubeconfig file, relative as the files' directory; with `None`, `KUBECONFIG`, `~/.kube/config`, or the cluster that
+    /// this runs in.
+    pub kubeconfig: Option<PathBuf>,
+    /// A context of the kubeconfig; with `None`, its current one.
+    pub context: Option<String>,
+    /// What is not kept of bodies; by default `metadata.managedFields` and kubectl's copy of what was applied last.
+    pub drop_fields: FieldCut,
+}
+
 /// A resource of another informerd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayResource {
@@ -208,6 +233,8 @@ pub enum SourceConfig {
     },
     /// Keys of an etcd cluster.
     Etcd(EtcdResource),
+    /// Objects of a Kubernetes API.
+    Kube(KubeResource),
     /// A resource of another informerd.
     Informerd(RelayResource),
 }

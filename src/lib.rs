@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  upstream ──▶ source ──▶ Reflector ──▶ queue ──▶ informer task ──▶ Indexer (snapshots) ──▶ List, ByIndex, Get
-//!  (etcd,     ListerWatcher list+watch  ordered     one writer  │
-//!   files, stream, informerd)           deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
+//!  (kube,     ListerWatcher list+watch  ordered     one writer  │
+//!   etcd, files, stream, informerd)     deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
 //!
 //!  informer ──▶ file of its state ──▶ the next start, which serves it at once and watches from its version
 //!
@@ -19,8 +19,8 @@
 //! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, the
 //!   [`cache::ListerWatcher`] that every upstream implements, and the files that a later start begins with.
 //! - [`proto`]: the generated messages, and the only way between them and the model.
-//! - [`source`]: the upstreams. Today: a prefix of an etcd cluster, a directory of manifests, a stream of watch events, and
-//!   another informerd.
+//! - [`source`]: the upstreams: a kind of object of a Kubernetes API, a prefix of an etcd cluster, a directory of
+//!   manifests, a stream of watch events, and another informerd.
 //! - [`grpc`]: requests into queries, snapshots and cursors into answers.
 //! - [`transport`]: connections; bytes, and none of our messages.
 //! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.

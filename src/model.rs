@@ -28,7 +28,7 @@ pub use expression::{Condition, EventView, Expression, MAX_EXPRESSION_BYTES};
 pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError, in_one_wake};
 pub use key::{KeyError, ObjectKey};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
-pub use path::Path;
+pub use path::{FieldCut, FieldCutError, Path};
 pub use selection::{Selection, Transition};
 pub use selector::{FieldSelector, LabelSelector};
 pub use syntax::SyntaxError;

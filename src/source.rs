@@ -2,8 +2,14 @@
 
 pub mod etcd;
 pub mod files;
+pub mod kube;
 pub mod relay;
 pub mod stream;
 
 mod lineage;
+mod problems;
 mod text;
+mod watch_event;
+
+#[cfg(test)]
+mod tests;

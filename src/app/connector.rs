@@ -8,7 +8,7 @@ use tracing::{Instrument, info_span};
 use super::{
     Ended, infallible,
     keeper::Keeper,
-    sources::{etcd_config, relay_config, stream_path},
+    sources::{etcd_config, kube_config, relay_config, stream_path},
     writer::WriterThread,
 };
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     source::{
         etcd::EtcdSource,
         files::{FilesConfig, FilesSource},
+        kube::KubeSource,
         relay::RelaySource,
         stream::{self, StreamConfig, StreamSource},
     },
@@ -62,6 +63,12 @@ impl Connector<'_> {
                 let source = EtcdSource::new(etcd, health.clone());
                 self.connect(writer, resource, "etcd", source, health)
             }
+            SourceConfig::Kube(kube) => {
+                let kube = kube_config(&resource.name, kube);
+                let health = SourceHealth::new(kube.silence, stale_after);
+                let source = KubeSource::new(kube, health.clone());
+                self.connect(writer, resource, "kube", source, health)
+            }
             SourceConfig::Informerd(relay) => {
                 let relay = relay_config(relay);
                 let health = SourceHealth::new(relay.heartbeat, stale_after);
@@ -86,6 +93,7 @@ impl Connector<'_> {
             indexers: Arc::clone(&resource.indexers),
             broadcaster: config.broadcaster(),
             history: config.history(),
+            bodies_prove: !matches!(resource.source, SourceConfig::Kube(_)),
             batch_window: config.watch.batch_window.max(LEAST_WINDOW),
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);

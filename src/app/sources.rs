@@ -4,10 +4,11 @@ use std::path::Path;
 
 use super::AppError;
 use crate::{
-    config::{EtcdResource, EtcdTlsConfig, RelayResource, ResourceConfig, SourceConfig},
+    config::{EtcdResource, EtcdTlsConfig, KubeResource, RelayResource, ResourceConfig, SourceConfig},
     source::{
         etcd::{EtcdConfig, EtcdSource, EtcdTls},
         files::FilesSource,
+        kube::{KubeCluster, KubeConfig, KubeSource},
         relay::{RelayConfig, RelaySource, RelayTls},
         stream::{StreamPath, StreamSource},
     },
@@ -29,6 +30,10 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
             EtcdSource::check(&etcd_config(name, etcd))
                 .map_err(|problem| AppError::Upstream { resource: resource(), problem })?;
         }
+        SourceConfig::Kube(kube) => {
+            KubeSource::check(&kube_config(name, kube))
+                .map_err(|problem| AppError::Kube { resource: resource(), problem })?;
+        }
         SourceConfig::Informerd(relay) => {
             RelaySource::check(&relay_config(relay))
                 .map_err(|problem| AppError::Upstream { resource: resource(), problem })?;
@@ -42,6 +47,28 @@ pub(super) fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
     let EtcdTlsConfig { ca, identity, server_name } = tls;
     let tls = EtcdTls { ca, identity, server_name };
     EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
+}
+
+pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
+    let KubeResource {
+        group,
+        version,
+        plural,
+        namespace,
+        label_selector,
+        field_selector,
+        kubeconfig,
+        context,
+        drop_fields,
+    } = config.clone();
+    KubeConfig {
+        namespace,
+        label_selector,
+        field_selector,
+        cluster: KubeCluster { kubeconfig, context },
+        drop_fields,
+        ..KubeConfig::new(resource, &group, &version, &plural)
+    }
 }
 
 pub(super) fn relay_config(config: &RelayResource) -> RelayConfig {

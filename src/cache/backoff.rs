@@ -67,7 +67,7 @@ impl Backoff {
 }
 
 /// In `[0, 1)`. Every `RandomState` has keys of its own, which is random enough to spread clients.
-fn random_fraction() -> f64 {
+pub(crate) fn random_fraction() -> f64 {
     (RandomState::new().build_hasher().finish() >> 11) as f64 / (1_u64 << 53) as f64
 }
 

@@ -150,13 +150,13 @@ impl Indexer {
     }
 
     /// An object of a newer list that cannot be in the same history as what is held (invariant 14): where upstream counts
-    /// by itself, whatever the list has from before the applied version is held, at the same version and with the same
-    /// bytes. A source that counts for it proves nothing.
-    pub fn contradiction<'a>(&self, list: &'a List) -> Option<&'a ObjectKey> {
+    /// by itself, whatever the list has from before the applied version is held, at the same version and, if `bodies_prove`,
+    /// with the same bytes. A source that counts for it proves nothing.
+    pub fn contradiction<'a>(&self, list: &'a List, bodies_prove: bool) -> Option<&'a ObjectKey> {
         let is_old = |object: &Object| object.version() <= &self.state.version && object.version().lineage().is_none();
         let is_held = |object: &Object| {
             let held = self.state.objects.get(object.key());
-            held.is_some_and(|held| is_same(held, object) && held.body() == object.body())
+            held.is_some_and(|held| is_same(held, object) && (!bodies_prove || held.body() == object.body()))
         };
         list.objects.iter().find(|object| is_old(object) && !is_held(object)).map(|object| object.key())
     }

@@ -50,6 +50,9 @@ pub struct InformerConfig {
     pub broadcaster: BroadcasterConfig,
     /// The bounds of the history; sizes in bytes of bodies and records.
     pub history: Retention,
+    /// Whether the upstream gives an object the same bytes at each list, so that others at the same version prove another
+    /// history (invariant 14). The Kubernetes API writes stored objects as its own version and its conversions have them.
+    pub bodies_prove: bool,
     /// The least time between two wakes, unless there is a whole wake's worth of events. The first event after a pause is
     /// applied at once, those that follow it are gathered: a wake costs much more than an event. Timers being what they are,
     /// it may be a millisecond more.
@@ -349,7 +352,7 @@ impl<F: Frame> Writer<F> {
         self.shared.stats.replaces.fetch_add(1, Ordering::Relaxed);
         match &mut self.live {
             Some(live) if *live.indexer.version() <= list.version => {
-                if let Some(key) = live.indexer.contradiction(&list) {
+                if let Some(key) = live.indexer.contradiction(&list, self.config.bodies_prove) {
                     let proof = format!("{key} is not what it was at its version");
                     self.restart(list, &proof);
                     return None;

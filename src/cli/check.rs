@@ -8,7 +8,7 @@ use std::{
 use super::{FAILED, WRONG_USAGE, complain};
 use crate::{
     app,
-    config::{Config, ServeFlags, SourceConfig},
+    config::{Config, KubeResource, ServeFlags, SourceConfig},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -51,6 +51,7 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
             SourceConfig::Stream { path: Some(path) } => format!("watch events of {}", path.display()),
             SourceConfig::Stream { path: None } => "watch events of standard input".to_owned(),
             SourceConfig::Etcd(etcd) => format!("keys of {} in etcd at {}", etcd.prefix, etcd.endpoints.join(", ")),
+            SourceConfig::Kube(kube) => kube_text(kube),
             SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
@@ -61,4 +62,12 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "states of etcd and informerd resources are kept in {}", state_dir.display())?;
     }
     out.flush()
+}
+
+fn kube_text(kube: &KubeResource) -> String {
+    let KubeResource { group, version, plural, namespace, context, .. } = kube;
+    let slash = if group.is_empty() { "" } else { "/" };
+    let namespace = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
+    let context = context.as_ref().map(|context| format!(" of context {context}")).unwrap_or_default();
+    format!("{plural} of the Kubernetes API {group}{slash}{version}{namespace}{context}")
 }

@@ -27,6 +27,9 @@ Examples:
   # what another informerd serves, for more clients than it has connections for
   informerd serve --listen 127.0.0.1:50052 --relay pods=http://127.0.0.1:50051
 
+  # the pods of all namespaces of the cluster that kubectl talks to, or that this runs in
+  informerd serve --kube pods=v1/pods
+
   # several resources with indexes
   informerd serve --config examples/shop.yaml
 

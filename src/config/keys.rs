@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 50] = [
+const KEYS: [Key; 59] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -88,6 +88,20 @@ const KEYS: [Key; 50] = [
         "resources.<name>.source.etcd.tls.server_name",
         "the name that etcd's certificate has; the endpoint's host if left out",
     ),
+    no_default("resources.<name>.source.kube.group", "the API group, such as apps; the core group if left out"),
+    no_default("resources.<name>.source.kube.version", "the version of the group, such as v1"),
+    no_default("resources.<name>.source.kube.plural", "the kind as it is written in paths, such as pods"),
+    no_default("resources.<name>.source.kube.namespace", "only this namespace; all of them if left out"),
+    no_default("resources.<name>.source.kube.label_selector", "only objects with these labels, such as app=web"),
+    no_default(
+        "resources.<name>.source.kube.field_selector",
+        "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them",
+    ),
+    no_default(
+        "resources.<name>.source.kube.kubeconfig",
+        "a kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the cluster it runs in if left out",
+    ),
+    no_default("resources.<name>.source.kube.context", "a context of the kubeconfig; its current one if left out"),
     no_default(
         "resources.<name>.source.informerd.endpoint",
         "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path",
@@ -99,6 +113,10 @@ const KEYS: [Key; 50] = [
     ),
     no_default("resources.<name>.source.informerd.tls.cert", "a certificate of our own, in PEM"),
     no_default("resources.<name>.source.informerd.tls.key", "its private key"),
+    no_default(
+        "resources.<name>.drop_fields",
+        "fields that are not kept of objects of kube; metadata.managedFields and what kubectl applied last if left out",
+    ),
     no_default("resources.<name>.indexes.<index>.path", "index by the scalars at a path such as .spec.nodeName"),
     no_default("resources.<name>.indexes.<index>.label", "index by the value of a label"),
     no_default(
@@ -111,14 +129,7 @@ const KEYS: [Key; 50] = [
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 6] = [
-    "limits.connections",
-    "limits.connections_per_peer",
-    "limits.memory",
-    "resources.<name>.source.kube",
-    "resources.<name>.drop_fields",
-    "resources.<name>.ttl",
-];
+const LATER: [&str; 4] = ["limits.connections", "limits.connections_per_peer", "limits.memory", "resources.<name>.ttl"];
 
 /// Longer than any key and typo; the distance of two texts takes time by the product of their lengths.
 const MAX_TYPO_BYTES: usize = 64;
@@ -144,14 +155,7 @@ pub(super) fn unread(path: &[String]) -> ConfigError {
     };
     let shown = segment(key);
     if LATER.iter().any(|later| is_at(later, path) && later.split('.').count() == path.len()) {
-        let problem = match parents {
-            [_, resource, source] if source == "source" => format!(
-                "source `{shown}` of resource `{}` is not supported by this version; use `files`, `stream`, `etcd` or `informerd`",
-                segment(resource)
-            ),
-            _ => format!("`{shown}` is not supported by this version; remove it"),
-        };
-        return ConfigError::new(&at, &problem);
+        return ConfigError::new(&at, &format!("`{shown}` is not supported by this version; remove it"));
     }
     let siblings = siblings(parents);
     let problem = if let Some(near) = nearest(key, &siblings) {
@@ -255,14 +259,7 @@ mod tests {
         for pattern in LATER {
             let key = pattern.replace("<name>", "pods").replace("<index>", "owner");
             let name = key.rsplit('.').next().unwrap();
-            let expected = if key.contains(".source.") {
-                format!(
-                    "{key}: source `{name}` of resource `pods` is not supported by this version; use `files`, `stream`, `etcd` or `informerd`"
-                )
-            } else {
-                format!("{key}: `{name}` is not supported by this version; remove it")
-            };
-            assert_eq!(problem(&key), expected);
+            assert_eq!(problem(&key), format!("{key}: `{name}` is not supported by this version; remove it"));
         }
         assert!(problem("resources.pods.source.kubes").contains("unknown key"));
     }

@@ -68,6 +68,19 @@ pub struct ServeFlags {
     #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE")]
     pub etcd_password_file: Option<PathBuf>,
 
+    /// Serve a kind of object of a Kubernetes API as resource NAME, in one namespace if it is given; for example `--kube
+    /// pods=v1/pods` or `--kube web=apps/v1/deployments@shop`. Can be repeated
+    #[arg(long, value_name = "NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]")]
+    pub kube: Vec<String>,
+
+    /// The kubeconfig for every --kube [default: KUBECONFIG, ~/.kube/config, or the cluster that this runs in]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The context of the kubeconfig for every --kube [default: its current context]
+    #[arg(long, value_name = "NAME", env = "INFORMERD_KUBE_CONTEXT")]
+    pub kube_context: Option<String>,
+
     /// Keep the states of --etcd and --relay resources in DIR, so that the next start serves them at once, as STALE, and
     /// asks only for what has changed since [default: none]
     #[arg(long, value_name = "DIR", env = "INFORMERD_STATE_DIR")]
@@ -179,6 +192,7 @@ pub(super) struct RawResource {
     pub(super) optional: Option<Value>,
     pub(super) full_channel_policy: Option<Value>,
     pub(super) queue_length: Option<Value>,
+    pub(super) drop_fields: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -188,6 +202,7 @@ pub(super) struct RawSource {
     pub(super) files: Option<Section<RawFiles>>,
     pub(super) stream: Option<Section<RawStream>>,
     pub(super) etcd: Option<Section<RawEtcd>>,
+    pub(super) kube: Option<Section<RawKube>>,
     pub(super) informerd: Option<Section<RawRelay>>,
 }
 
@@ -225,6 +240,20 @@ pub(super) struct RawEtcdTls {
     pub(super) cert: Option<Value>,
     pub(super) key: Option<Value>,
     pub(super) server_name: Option<Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(default)]
+pub(super) struct RawKube {
+    pub(super) group: Option<Value>,
+    pub(super) version: Option<Value>,
+    pub(super) plural: Option<Value>,
+    pub(super) namespace: Option<Value>,
+    pub(super) label_selector: Option<Value>,
+    pub(super) field_selector: Option<Value>,
+    pub(super) kubeconfig: Option<Value>,
+    pub(super) context: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -284,6 +313,9 @@ impl Default for ServeFlags {
             relay: Vec::new(),
             etcd_username: None,
             etcd_password_file: None,
+            kube: Vec::new(),
+            kubeconfig: None,
+            kube_context: None,
             state_dir: None,
             log_format: LogFormat::default(),
             log: DEFAULT_LOG.to_owned(),

@@ -1,4 +1,6 @@
 mod etcd;
+#[cfg(feature = "kube")]
+mod kube;
 mod relay;
 
 use std::{fmt::Write, fs};
@@ -219,6 +221,8 @@ fn flags_and_their_environment() {
             ("insecure", "INFORMERD_INSECURE"),
             ("etcd-username", "INFORMERD_ETCD_USERNAME"),
             ("etcd-password-file", "INFORMERD_ETCD_PASSWORD_FILE"),
+            ("kubeconfig", "INFORMERD_KUBECONFIG"),
+            ("kube-context", "INFORMERD_KUBE_CONTEXT"),
             ("state-dir", "INFORMERD_STATE_DIR"),
             ("log-format", "INFORMERD_LOG_FORMAT"),
             ("log", "INFORMERD_LOG"),
@@ -346,7 +350,7 @@ history: { age: 0s }
 resources:
   Pods: { source: { files: { path: a, kind: 5 } } }
   pods:
-    source: { kube: {} }
+    source: { zookeeper: {} }
     indexes: { node: { path: \"a[\" }, both: { path: a, label: b }, none: {}, namespace: { label: a }, wrong: 1 }
   empty:
   text: text
@@ -356,7 +360,7 @@ resources:
     assert_eq!(
         found.iter().map(ConfigError::at).collect::<Vec<_>>(),
         [
-            "resources.pods.source.kube",
+            "resources.pods.source.zookeeper",
             "watch.queue_lenght",
             "listen",
             "admin",

@@ -16,6 +16,7 @@ pub(super) struct Envelope<'a> {
     pub(super) namespace: JsonText<'a>,
     pub(super) name: JsonText<'a>,
     pub(super) uid: JsonText<'a>,
+    pub(super) resource_version: JsonText<'a>,
     /// Sorted by key, and each key once.
     pub(super) labels: Vec<(JsonText<'a>, JsonText<'a>)>,
 }
@@ -42,6 +43,8 @@ struct Metadata<'a> {
     name: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     uid: Option<JsonText<'a>>,
+    #[serde(rename = "resourceVersion", borrow, default)]
+    resource_version: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     labels: Option<Pairs<'a>>,
 }
@@ -59,13 +62,14 @@ struct TextVisitor;
 impl<'de: 'a, 'a> Deserialize<'de> for Envelope<'a> {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         let Fields { api_version, kind, metadata } = Fields::deserialize(json)?;
-        let Metadata { namespace, name, uid, labels } = metadata.unwrap_or_default();
+        let Metadata { namespace, name, uid, resource_version, labels } = metadata.unwrap_or_default();
         Ok(Self {
             api_version: api_version.unwrap_or_default(),
             kind: kind.unwrap_or_default(),
             namespace: namespace.unwrap_or_default(),
             name: name.unwrap_or_default(),
             uid: uid.unwrap_or_default(),
+            resource_version: resource_version.unwrap_or_default(),
             labels: labels.map(Pairs::into_map).unwrap_or_default(),
         })
     }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{KeyError, Lineage, ObjectKey, ResourceVersion, envelope::Envelope};
+use super::{KeyError, Lineage, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
 /// The largest body of an object: what a gRPC client with the default receive limit of 4 MiB can take in any language.
 pub const MAX_OBJECT_BYTES: usize = 3 << 20;
@@ -68,6 +68,9 @@ pub enum ObjectError {
     /// The namespace or the name cannot be a key.
     #[error("metadata: {0}")]
     Key(#[from] KeyError),
+    /// What it says that its version is cannot be one.
+    #[error("metadata: {0}")]
+    Version(#[from] VersionError),
     /// The body is larger than [`MAX_OBJECT_BYTES`].
     #[error("the object has {size} bytes, more than the {MAX_OBJECT_BYTES} that gRPC clients can receive")]
     TooLarge {
@@ -139,6 +142,22 @@ impl Object {
         let body = body.as_ref();
         let envelope = Envelope { uid: uid.into(), ..Self::envelope(body)? };
         Ok(Self::build(key, version, JSON, body, &envelope))
+    }
+
+    /// The same of a source whose objects are named, and say their version: what `version` makes of
+    /// `metadata.resourceVersion`, which is empty when it is missing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Object::from_json`], and those of `version`.
+    pub fn from_json_versioned(
+        body: impl AsRef<[u8]>,
+        version: impl FnOnce(&str) -> Result<ResourceVersion, VersionError>,
+    ) -> Result<Self, ObjectError> {
+        let body = body.as_ref();
+        let envelope = Self::envelope(body)?;
+        let key = ObjectKey::new(&envelope.namespace, &envelope.name)?;
+        Ok(Self::build(key, version(&envelope.resource_version)?, JSON, body, &envelope))
     }
 
     fn envelope(body: &[u8]) -> Result<Envelope<'_>, ObjectError> {
@@ -388,6 +407,17 @@ mod tests {
             let object = parse(json).unwrap();
             assert_eq!((object.key().namespace(), object.key().name()), ("", "dir/file.json"), "{json}");
         }
+    }
+
+    #[test]
+    fn an_object_may_say_its_own_version() {
+        let read = |json: &str| Object::from_json_versioned(json, str::parse);
+        let object = read(r#"{"metadata":{"name":"a","namespace":"n","resourceVersion":"12"}}"#).unwrap();
+        assert_eq!((object.key().to_string().as_str(), object.version().number()), ("n/a", 12));
+        for json in [r#"{"metadata":{"name":"a","resourceVersion":"x"}}"#, r#"{"metadata":{"name":"a"}}"#] {
+            assert!(matches!(read(json), Err(ObjectError::Version(_))), "{json}");
+        }
+        assert!(matches!(read(r#"{"metadata":{"resourceVersion":"1"}}"#), Err(ObjectError::Key(_))), "no default name");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Looking into a body: a path to the scalars of a JSON text.
 
+mod cut;
+
 use std::{fmt, sync::Arc};
 
 use serde::{
@@ -8,6 +10,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
+pub use self::cut::{FieldCut, FieldCutError};
 use super::SyntaxError;
 
 /// A path into JSON, such as `.spec.nodeName`, `.spec.containers[*].image` or

@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     connection::{Connection, Connections},
-    object::{Prefix, Problems, version},
+    object::{Prefix, version},
     pb::ResponseHeader,
     proof::{Identity, Mark},
     watch::Live,
@@ -45,6 +45,7 @@ use self::{
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
+    source::problems::Problems,
 };
 
 /// What an [`EtcdSource`] follows, and how.
@@ -153,7 +154,7 @@ impl EtcdSource {
         let shared = Shared {
             prefix: Prefix::new(&config.prefix),
             connections: Connections::new(config.clone()),
-            problems: Mutex::new(Problems::new(config.resource.clone(), health.clone())),
+            problems: Mutex::new(Problems::new("etcd", config.resource.clone(), health.clone())),
             known: Mutex::default(),
             health,
             config,

@@ -63,6 +63,32 @@ fn what_would_be_relayed_is_said() {
 }
 
 #[test]
+#[cfg(feature = "kube")]
+fn a_kube_source_is_checked_without_a_cluster_and_its_role_is_printed() {
+    let directory = TempDir::new().unwrap();
+    let kubeconfig = directory.path().join("config");
+    let text = "{clusters: [{name: k, cluster: {server: 'https://127.0.0.1:1'}}], users: [{name: u, user: {}}], \
+                contexts: [{name: c, context: {cluster: k, user: u}}], current-context: c}";
+    fs::write(&kubeconfig, text).unwrap();
+    let flags = ["--kube", "web=apps/v1/deployments@shop", "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let (code, out, err) = run(&[&["check"], &flags[..]].concat());
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.contains("web: deployments of the Kubernetes API apps/v1 in namespace shop"), "{out}");
+    let (code, _, err) = run(&[&["check", "--kube-context", "none"], &flags[..]].concat());
+    assert_eq!(code, Some(1));
+    assert!(err.contains("no context \"none\"; it has: c"), "{err}");
+    let (code, _, err) = run(&["check", "--kube", "a=v1/pods", "--kubeconfig", "/no/such/file"]);
+    assert_eq!(code, Some(1));
+    assert!(err.starts_with("error: resource a: /no/such/file: "), "{err}");
+    let (code, _, err) = run(&["check", "--kube", "pods=pods"]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]"), "{err}");
+    let (code, out, _) = run(&[&["rbac"], &flags[..]].concat());
+    assert_eq!(code, Some(0));
+    assert!(out.contains("kind: Role\n") && out.contains("resources: [\"deployments\"]"), "{out}");
+}
+
+#[test]
 fn everything_wrong_in_a_configuration_is_told_at_once() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("bad.yaml");
@@ -99,6 +125,7 @@ fn what_cannot_be_served_is_told_in_one_line() {
         (&["check", "--stream", "pods=/tmp"], 1, "no named pipe"),
         (&["serve", "--stream", "pods"], 2, "NAME=FILE"),
         (&["serve", "--stream", "a=-", "--stream", "b=-"], 2, "standard input"),
+        (&["rbac", "--files", &good], 2, "name one with --kube"),
         (&["serve", "--etcd", "a=127.0.0.1:2379/a/"], 2, "NAME=http://HOST:PORT/PREFIX"),
         (&["serve", "--etcd", "a=http://127.0.0.1:1/a/", "--etcd-username", "me"], 2, "--etcd-password-file"),
         (

@@ -112,6 +112,7 @@ impl Sandbox {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster: options.broadcaster,
             history: options.history,
+            bodies_prove: true,
             batch_window: Duration::from_micros(500),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);

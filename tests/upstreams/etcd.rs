@@ -48,7 +48,7 @@ pub(crate) struct Driver {
 
 pub(crate) const VERSIONS: [Version; 2] = [Version::Latest, Version::Old];
 
-fn program(variable: &str) -> PathBuf {
+pub(crate) fn program(variable: &str) -> PathBuf {
     env::var_os(variable)
         .map_or_else(|| panic!("{variable} is not set: start these tests with tests/upstreams/run"), PathBuf::from)
 }
@@ -86,7 +86,7 @@ impl Etcd {
         self.client
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.client)
     }
 

@@ -1,16 +1,19 @@
-//! informerd over real upstreams: etcd 3.6 and Debian's 3.4, killed, stopped, cut off, compacted and restored.
+//! informerd over real upstreams: etcd 3.6, Debian's 3.4 and the API server of Kubernetes, killed, stopped, cut off, compacted
+//! and restored.
 //!
 //! `tests/upstreams/run` gets what it needs and starts it; `cargo test` leaves it out.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod apiserver;
 mod etcd;
 mod faults;
 mod follow;
 #[allow(dead_code, reason = "the tests of the source use the rest")]
-#[path = "../../src/source/etcd/tests/gate.rs"]
+#[path = "../../src/source/tests/gate.rs"]
 mod gate;
 mod hops;
+mod kube;
 mod restore;
 mod served;
 mod truth;

@@ -1,11 +1,11 @@
-//! informerd itself, in this process, over one prefix of one etcd or over another informerd.
+//! informerd itself, in this process, over one prefix of one etcd, one kind of one API, or another informerd.
 
 use std::{fs, net::SocketAddr};
 
 use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
-    proto::pb::informer_service_client::InformerServiceClient,
+    proto::pb::{self, informer_service_client::InformerServiceClient},
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -15,7 +15,7 @@ use tokio::{
 };
 use tonic::transport::Channel;
 
-use crate::{etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
+use crate::{apiserver::ApiServer, etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
 
 /// A server, and what stands between it and each member.
 pub(crate) struct Served {
@@ -53,6 +53,15 @@ impl Served {
         let gate = Gate::to(upstream.address.trim_start_matches("http://").parse().unwrap()).await;
         let source = json!({ "informerd": { "endpoint": gate.url() } });
         Self::serve(TempDir::new().unwrap(), vec![gate], &source).await
+    }
+
+    /// Over the API server, with the token of somebody.
+    pub(crate) async fn kube(apiserver: &ApiServer, token: &str, mut source: Value) -> Self {
+        let gate = Gate::to(apiserver.address()).await;
+        let directory = TempDir::new().unwrap();
+        apiserver.kubeconfig(&directory.path().join("kubeconfig"), gate.port(), token);
+        source["kubeconfig"] = json!("kubeconfig");
+        Self::serve(directory, vec![gate], &json!({ "kube": source })).await
     }
 
     async fn serve(directory: TempDir, gates: Vec<Gate>, source: &Value) -> Self {
@@ -94,6 +103,13 @@ impl Served {
             followers.push(Follower::start(self.client().await, namespace).await);
         }
         followers
+    }
+
+    /// What the source says is wrong.
+    pub(crate) async fn last_error(&self) -> String {
+        let answer =
+            self.client().await.list_resources(pb::ListResourcesRequest::default()).await.unwrap().into_inner();
+        answer.resources.into_iter().map(|resource| resource.last_error).collect()
     }
 
     /// A counter of ours.

@@ -32,14 +32,27 @@ impl Truth {
 
     /// Writes a transaction of one to four keys, some of which are deleted.
     pub(crate) fn write(&mut self, driver: &mut Driver) -> i64 {
+        let most = self.below(4) + 1;
+        let changes = self.draw(most);
+        let full = changes.iter().map(|(key, value)| (format!("{PREFIX}{key}"), value.clone())).collect();
+        let revision = driver.write(&full);
+        self.note(revision, changes);
+        revision
+    }
+
+    /// What could be written next.
+    pub(crate) fn draw(&mut self, most: usize) -> Changes {
         let mut changes = Changes::new();
-        for _ in 0..=self.below(4) {
+        for _ in 0..most {
             let key = format!("{}/{}", ["a", "b", "c"][self.below(3)], self.below(8));
             let is_deletion = self.state.contains_key(&key) && self.below(3) == 0;
             changes.insert(key, (!is_deletion).then(|| format!("{{\"n\":{}}}", self.random)));
         }
-        let full = changes.iter().map(|(key, value)| (format!("{PREFIX}{key}"), value.clone())).collect();
-        let revision = driver.write(&full);
+        changes
+    }
+
+    /// It has been.
+    pub(crate) fn note(&mut self, revision: i64, changes: Changes) {
         for (key, value) in &changes {
             match value {
                 Some(value) => drop(self.state.insert(key.clone(), value.clone())),
@@ -47,7 +60,6 @@ impl Truth {
             }
         }
         self.transactions.push((revision, changes));
-        revision
     }
 
     /// The last revision.

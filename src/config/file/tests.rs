@@ -76,7 +76,7 @@ watch: { queue_lenght: 1 }
 limits: { connections: 5 }
 resources:
   pods:
-    source: { kube: { version: v1 }, files: { pth: x } }
+    source: { zookeeper: { endpoint: x }, files: { pth: x } }
     indexes: { node: { expresion: x, lable: y }, \"a.b\": { z: 1 } }
     ttl: 0s
   7: { x: 1 }
@@ -88,13 +88,13 @@ resources:
             "tls.certificate: unknown key; known here: cert, key, client_ca",
             "watch.queue_lenght: unknown key; did you mean `queue_length`?",
             "limits.connections: `connections` is not supported by this version; remove it",
-            "resources.pods.source.kube: source `kube` of resource `pods` is not supported by this version; use `files`, `stream`, `etcd` or `informerd`",
+            "resources.pods.source.zookeeper: unknown key; known here: files, stream, etcd, kube, informerd",
             "resources.pods.source.files.pth: unknown key; did you mean `path`?",
             "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
             "resources.pods.indexes.\"a.b\".z: unknown key; known here: path, label, expression",
             "resources.pods.ttl: `ttl` is not supported by this version; remove it",
-            "resources.7.x: unknown key; known here: source, indexes, optional, full_channel_policy, queue_length",
+            "resources.7.x: unknown key; known here: source, drop_fields, indexes, optional, full_channel_policy, queue_length",
         ])
     );
 }
@@ -112,6 +112,7 @@ fn the_reference_has_every_key_that_is_read_and_no_other() {
             files: Some(Section::default()),
             stream: Some(Section::default()),
             etcd: Some(Section::default()),
+            kube: Some(Section::default()),
             informerd: Some(Section::default()),
         }),
         indexes: Section::Keys([("<index>".to_owned(), Section::Keys(RawIndex::default()))].into()),

@@ -3,11 +3,10 @@
 //! Called by `reader` with the bytes that `framing` found; pure, without IO. An object's body is the bytes that came, in an
 //! allocation of its own.
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
-use super::super::text::one_line;
-use crate::model::{EventType, JsonText, Object, ObjectError, ResourceVersion};
+use crate::{
+    model::{EventType, Object, ResourceVersion},
+    source::watch_event::{self, status_text},
+};
 
 /// What has been read.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,81 +19,19 @@ pub(super) enum Said {
     Failure(String),
 }
 
-/// As `metav1.WatchEvent` is written.
-#[derive(Deserialize)]
-struct WatchEvent<'a> {
-    #[serde(rename = "type", borrow, default)]
-    event_type: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
-    object: Option<&'a RawValue>,
-}
-
-/// What `metav1.Status` says for people.
-#[derive(Deserialize)]
-struct Status<'a> {
-    #[serde(borrow, default)]
-    message: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
-    reason: Option<JsonText<'a>>,
-}
-
 /// Reads one event, whose object gets this version.
 ///
 /// # Errors
 ///
 /// In one line that says why it is none.
-pub(super) fn decode(event: &[u8], version: ResourceVersion) -> Result<Said, String> {
-    if let Some((event_type, object)) = compact(event)
-        && let Ok(object) = Object::from_json(object, "", version.clone())
-    {
-        return Ok(Said::Change(event_type, object));
-    }
-    let WatchEvent { event_type, object } = serde_json::from_slice(event).map_err(|error| explain(&error))?;
-    let event_type = match event_type.as_deref() {
-        Some("ADDED") => EventType::Added,
-        Some("MODIFIED") => EventType::Modified,
-        Some("DELETED") => EventType::Deleted,
-        Some("BOOKMARK") => return Ok(Said::Alive),
-        Some("ERROR") => return Ok(Said::Failure(failure(object))),
-        Some(other) => return Err(one_line(&format!("the type {other:?} is not known"))),
-        None => return Err("no watch event: it has no `type` (is --output-watch-events missing?)".to_owned()),
-    };
-    let object = object.ok_or("the event has no `object`")?.get();
+pub(super) fn decode(event: &[u8], version: &ResourceVersion) -> Result<Said, String> {
     // Nothing but its name keys an object of a stream; an empty one is refused.
-    Object::from_json(object, "", version).map(|object| Said::Change(event_type, object)).map_err(|error| match error {
-        ObjectError::Json(error) => explain(&error),
-        other => one_line(&other.to_string()),
+    let object = |text| Object::from_json(text, "", version.clone());
+    Ok(match watch_event::decode(event, object)? {
+        watch_event::Said::Change(event_type, object) => Said::Change(event_type, object),
+        watch_event::Said::Bookmark(_) => Said::Alive,
+        watch_event::Said::Failure(status) => Said::Failure(status_text(status)),
     })
-}
-
-/// The object of a change that is written as Go and most others do, without blanks and the type first. If that object is
-/// JSON, so is the event, and need not be read for itself; whatever else it may be, the long way tells.
-fn compact(event: &[u8]) -> Option<(EventType, &str)> {
-    let rest = event.strip_prefix(b"{\"type\":\"")?;
-    let after = |event_type, name: &[u8]| Some((event_type, rest.strip_prefix(name)?.strip_prefix(b"\",\"object\":")?));
-    let (event_type, rest) = after(EventType::Modified, b"MODIFIED")
-        .or_else(|| after(EventType::Added, b"ADDED"))
-        .or_else(|| after(EventType::Deleted, b"DELETED"))?;
-    // Blanks around it would not be its own.
-    let object = rest.strip_suffix(b"}").filter(|object| object.starts_with(b"{") && object.ends_with(b"}"))?;
-    Some((event_type, str::from_utf8(object).ok()?))
-}
-
-fn failure(object: Option<&RawValue>) -> String {
-    let text = object.map_or("", RawValue::get);
-    match serde_json::from_str(text) {
-        Ok(Status { message: Some(message), reason }) if !message.is_empty() => {
-            let reason = reason.map(|reason| format!(" ({})", &*reason)).unwrap_or_default();
-            one_line(&format!("{}{reason}", &*message))
-        }
-        _ => one_line(text),
-    }
-}
-
-/// Without the position, which is one in the event and not in the stream.
-fn explain(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    one_line(text.rsplit_once(" at line ").map_or(&*text, |(problem, _)| problem))
 }
 
 #[cfg(test)]
@@ -105,7 +42,7 @@ mod tests {
     use crate::model::MAX_OBJECT_BYTES;
 
     fn decoded(event: &str) -> Result<Said, String> {
-        decode(event.as_bytes(), ResourceVersion::decimal(7))
+        decode(event.as_bytes(), &ResourceVersion::decimal(7))
     }
 
     fn change(event: &str) -> (EventType, Object) {
@@ -172,7 +109,7 @@ mod tests {
         }
         let large = format!(r#"{{"type":"ADDED","object":{{"x":"{}"}}}}"#, "x".repeat(MAX_OBJECT_BYTES));
         assert!(decoded(&large).unwrap_err().contains("more than the 3145728"));
-        decode(b"{\"type\":\"ADDED\xff\"}", ResourceVersion::decimal(1)).unwrap_err();
+        decode(b"{\"type\":\"ADDED\xff\"}", &ResourceVersion::decimal(1)).unwrap_err();
     }
 
     proptest! {

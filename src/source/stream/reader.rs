@@ -171,7 +171,7 @@ impl Reader {
             let unread = &self.chunk[self.unread.clone()];
             let next = self.known.lock().version.next();
             if let Some(line) = self.framer.line(unread)
-                && let Ok(said) = decode(line, next)
+                && let Ok(said) = decode(line, &next)
             {
                 let (used, begin) = self.framer.pass(line);
                 self.unread.start += used;
@@ -210,7 +210,7 @@ impl Reader {
 
     fn event(&mut self, begin: Position) -> Option<Event> {
         let next = self.known.lock().version.next();
-        match decode(self.framer.event(), next) {
+        match decode(self.framer.event(), &next) {
             Ok(said) => self.take(said, begin),
             Err(problem) => {
                 self.skipped(begin, &problem);

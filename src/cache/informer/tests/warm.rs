@@ -10,6 +10,7 @@ fn begun() -> Running {
         indexers: Arc::default(),
         broadcaster,
         history: broadcaster.retention,
+        bodies_prove: true,
         batch_window: Duration::ZERO,
     };
     let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config);

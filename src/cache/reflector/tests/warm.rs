@@ -162,6 +162,7 @@ async fn a_checkpoint_is_of_one_moment() {
         indexers: Arc::default(),
         broadcaster,
         history: broadcaster.retention,
+        bodies_prove: true,
         batch_window: Duration::ZERO,
     };
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));

@@ -1,8 +1,11 @@
 //! A source that goes on where an earlier start was.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 
 use super::*;
+use crate::cache::Delta;
 
 impl Rig {
     /// A state that a later start could begin with: what has come of it so far, and its proof.

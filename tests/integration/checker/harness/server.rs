@@ -55,6 +55,7 @@ impl Server {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster,
             history: bound(history),
+            bodies_prove: true,
             batch_window: Duration::ZERO,
         };
         let (task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);

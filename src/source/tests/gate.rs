@@ -16,7 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 /// A listener that passes bytes on. Dropped, it closes everything.
-pub(super) struct Gate {
+pub(crate) struct Gate {
     address: SocketAddr,
     shared: Arc<Shared>,
     _listening: tokio_util::sync::DropGuard,
@@ -36,7 +36,7 @@ struct Shared {
 // === impl Gate ===
 
 impl Gate {
-    pub(super) async fn to(member: SocketAddr) -> Self {
+    pub(crate) async fn to(member: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let shared = Arc::new(Shared {
             member,
@@ -54,21 +54,21 @@ impl Gate {
         Self { address, shared, _listening: ended.drop_guard() }
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.address.port()
     }
 
     /// Closes what is open.
-    pub(super) fn cut(&self) {
+    pub(crate) fn cut(&self) {
         std::mem::take(&mut *self.shared.cut.lock()).cancel();
     }
 
     /// Closes what comes, as well.
-    pub(super) fn refuse(&self, is_refusing: bool) {
+    pub(crate) fn refuse(&self, is_refusing: bool) {
         self.shared.is_refusing.store(is_refusing, Ordering::SeqCst);
         if is_refusing {
             self.cut();
@@ -76,21 +76,21 @@ impl Gate {
     }
 
     /// Passes nothing on, and keeps everything open.
-    pub(super) fn freeze(&self, is_frozen: bool) {
+    pub(crate) fn freeze(&self, is_frozen: bool) {
         self.shared.is_frozen.store(is_frozen, Ordering::SeqCst);
     }
 
     /// The next connection is cut after so many bytes of the member.
-    pub(super) fn limit_next(&self, bytes: usize) {
+    pub(crate) fn limit_next(&self, bytes: usize) {
         self.shared.limit.store(bytes, Ordering::SeqCst);
     }
 
-    pub(super) fn accepted(&self) -> usize {
+    pub(crate) fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::SeqCst)
     }
 
     /// Bytes of the member, in all.
-    pub(super) fn passed(&self) -> usize {
+    pub(crate) fn passed(&self) -> usize {
         self.shared.passed.load(Ordering::SeqCst)
     }
 }

@@ -1,0 +1,193 @@
+//! `informerd rbac`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::{self, Display},
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use super::{FAILED, WRONG_USAGE, complain};
+use crate::config::{Config, KubeResource, ServeFlags, SourceConfig};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  informerd rbac --config informerd.yaml | kubectl apply -f -
+  informerd rbac --kube pods=v1/pods
+
+It asks no cluster. What is printed is for one service account; bind it with `kubectl create clusterrolebinding informerd
+--clusterrole informerd --serviceaccount NAMESPACE:NAME`, or `kubectl create rolebinding` for a Role.";
+
+/// The roles of one cluster.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Roles<'a> {
+    /// In all namespaces.
+    everywhere: Rules<'a>,
+    by_namespace: BTreeMap<&'a str, Rules<'a>>,
+}
+
+/// Plurals by API group.
+type Rules<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+/// A kubeconfig and a context.
+type Cluster<'a> = (&'a Option<PathBuf>, &'a Option<String>);
+
+pub(super) fn run(flags: &ServeFlags) -> ExitCode {
+    let config = match Config::load(flags) {
+        Ok(config) => config,
+        Err(errors) => {
+            complain(&errors);
+            return WRONG_USAGE.into();
+        }
+    };
+    let kube = config.resources.values().filter_map(|resource| match &resource.source {
+        SourceConfig::Kube(kube) => Some(kube),
+        _ => None,
+    });
+    let clusters = clusters(kube);
+    if clusters.is_empty() {
+        complain(&"no resource comes from a Kubernetes API; name one with --kube, or in the file of --config");
+        return WRONG_USAGE.into();
+    }
+    let mut out = io::stdout().lock();
+    match write!(out, "{}", text(&clusters)).and_then(|()| out.flush()) {
+        // Whoever closed the pipe has seen enough.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FAILED.into(),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<Cluster<'a>, Roles<'a>> {
+    let mut clusters: BTreeMap<Cluster<'a>, Roles<'a>> = BTreeMap::new();
+    for KubeResource { group, plural, namespace, kubeconfig, context, .. } in resources {
+        let roles = clusters.entry((kubeconfig, context)).or_default();
+        let of_namespace =
+            if namespace.is_empty() { &mut roles.everywhere } else { roles.by_namespace.entry(namespace).or_default() };
+        of_namespace.entry(group).or_default().insert(plural);
+    }
+    clusters.values_mut().for_each(Roles::reduce);
+    clusters
+}
+
+fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
+    let of_cluster = |(cluster, roles): (&Cluster<'_>, &Roles<'_>)| match cluster {
+        (None, None) if clusters.len() == 1 => roles.to_string(),
+        (kubeconfig, context) => {
+            let kubeconfig = kubeconfig.as_ref().map_or("the usual kubeconfig".into(), |path| path.to_string_lossy());
+            let context = context.as_ref().map_or("its current context", |context| context.as_str());
+            format!("# {kubeconfig}, {context}\n{roles}")
+        }
+    };
+    clusters.iter().map(of_cluster).collect::<Vec<_>>().join("---\n")
+}
+
+// === impl Roles ===
+
+impl Roles<'_> {
+    /// What is allowed everywhere need not be allowed in a namespace.
+    fn reduce(&mut self) {
+        for rules in self.by_namespace.values_mut() {
+            for (group, plurals) in &mut *rules {
+                plurals.retain(|plural| !self.everywhere.get(group).is_some_and(|known| known.contains(plural)));
+            }
+            rules.retain(|_, plurals| !plurals.is_empty());
+        }
+        self.by_namespace.retain(|_, rules| !rules.is_empty());
+    }
+}
+
+impl Display for Roles<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.everywhere.is_empty() {
+            head(f, "ClusterRole", "")?;
+            rules(f, &self.everywhere)?;
+            writeln!(f, "# To notice another cluster under the same address: the uid of this namespace.")?;
+            let name = "  resourceNames: [kube-system]\n";
+            write!(f, "- apiGroups: [\"\"]\n  resources: [namespaces]\n{name}  verbs: [get]\n")?;
+        }
+        for (at, (namespace, of_namespace)) in self.by_namespace.iter().enumerate() {
+            if at > 0 || !self.everywhere.is_empty() {
+                writeln!(f, "---")?;
+            }
+            head(f, "Role", &format!("\n  namespace: {namespace:?}"))?;
+            rules(f, of_namespace)?;
+        }
+        Ok(())
+    }
+}
+
+fn head(f: &mut fmt::Formatter<'_>, kind: &str, metadata: &str) -> fmt::Result {
+    let api_version = "rbac.authorization.k8s.io/v1";
+    writeln!(f, "apiVersion: {api_version}\nkind: {kind}\nmetadata:\n  name: informerd{metadata}\nrules:")
+}
+
+fn rules(f: &mut fmt::Formatter<'_>, rules: &Rules<'_>) -> fmt::Result {
+    for (group, plurals) in rules {
+        let plurals: Vec<String> = plurals.iter().map(|plural| format!("{plural:?}")).collect();
+        let plurals = plurals.join(", ");
+        writeln!(f, "- apiGroups: [{group:?}]\n  resources: [{plurals}]\n  verbs: [list, watch]")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn resource(group: &str, plural: &str, namespace: &str) -> KubeResource {
+        KubeResource {
+            group: group.to_owned(),
+            version: "v1".to_owned(),
+            plural: plural.to_owned(),
+            namespace: namespace.to_owned(),
+            ..KubeResource::default()
+        }
+    }
+
+    fn documents(resources: &[KubeResource]) -> Vec<Value> {
+        let text = text(&clusters(resources.iter()));
+        text.split("---\n").map(|document| serde_saphyr::from_str(document).unwrap()).collect()
+    }
+
+    fn rule(group: &str, resources: &[&str]) -> Value {
+        json!({"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]})
+    }
+
+    #[test]
+    fn a_role_allows_what_is_asked_for_and_nothing_else() {
+        let kube_system =
+            json!({"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]});
+        let found = documents(&[
+            resource("", "pods", ""),
+            resource("apps", "deployments", ""),
+            resource("", "pods", "shop"),
+            resource("", "services", ""),
+            resource("example.com", "widgets", "shop"),
+        ]);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0]["kind"], "ClusterRole");
+        let rules = [rule("", &["pods", "services"]), rule("apps", &["deployments"]), kube_system];
+        assert_eq!(found[0]["rules"], json!(rules));
+        assert_eq!((&found[1]["kind"], &found[1]["metadata"]["namespace"]), (&json!("Role"), &json!("shop")));
+        assert_eq!(found[1]["rules"], json!([rule("example.com", &["widgets"])]), "pods are allowed everywhere");
+    }
+
+    #[test]
+    fn one_namespace_needs_no_cluster_role() {
+        let found = documents(&[resource("", "secrets", "123"), resource("", "configmaps", "b")]);
+        let kinds: Vec<_> =
+            found.iter().map(|role| (role["kind"].as_str(), role["metadata"]["namespace"].as_str())).collect();
+        assert_eq!(kinds, [(Some("Role"), Some("123")), (Some("Role"), Some("b"))]);
+    }
+
+    #[test]
+    fn each_cluster_has_roles_of_its_own() {
+        let other = KubeResource { context: Some("other".to_owned()), ..resource("", "pods", "") };
+        let resources = [resource("", "pods", ""), other];
+        let text = text(&clusters(resources.iter()));
+        assert!(text.contains("# the usual kubeconfig, other\n") && text.matches("ClusterRole").count() == 2, "{text}");
+    }
+}

@@ -1,0 +1,73 @@
+//! The `kube` source.
+
+use super::*;
+use crate::model::Path as FieldPath;
+
+fn kube(config: &Config, name: &str) -> KubeResource {
+    match &config.resources[name].source {
+        SourceConfig::Kube(kube) => kube.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn cut(path: &str) -> FieldCut {
+    FieldCut::new([FieldPath::parse(path).unwrap()]).unwrap()
+}
+
+#[test]
+fn a_kube_source_is_read_with_everything_that_it_can_have() {
+    let yaml = "resources: { a: { drop_fields: [.status], source: { kube: { group: apps, version: v1, plural: deployments, \
+                namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, kubeconfig: ./c, context: d } } }, \
+                b: { source: { kube: { version: v1, plural: pods } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
+    let (directory, flags) = file(yaml, &["--kube=d=v1/pods", "--kubeconfig=f", "--kube-context=e"]);
+    let config = Config::load(&flags).unwrap();
+    let expected = KubeResource {
+        group: "apps".to_owned(),
+        version: "v1".to_owned(),
+        plural: "deployments".to_owned(),
+        namespace: "shop".to_owned(),
+        label_selector: "app in (a,b)".to_owned(),
+        field_selector: "metadata.name=x".to_owned(),
+        kubeconfig: Some(directory.path().join("c")),
+        context: Some("d".to_owned()),
+        drop_fields: cut("status"),
+    };
+    assert_eq!(kube(&config, "a"), expected);
+    let plain = kube(&config, "b");
+    assert_eq!(
+        (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context),
+        ("", "", &None, &None)
+    );
+    assert_ne!(plain.drop_fields, FieldCut::default());
+    assert_eq!(kube(&config, "c").drop_fields, FieldCut::default());
+    let flagged = KubeResource { kubeconfig: Some("f".into()), context: Some("e".to_owned()), ..plain };
+    assert_eq!(kube(&config, "d"), flagged);
+}
+
+#[test]
+fn what_is_missing_or_does_not_go_together_is_told() {
+    let key = "resources.a.source.kube";
+    let all = "version: v1, plural: pods";
+    for (written, problem) in [
+        ("", format!("{key}.version: is missing; write for example v1")),
+        ("version: v1", format!("{key}.plural: is missing; write for example pods")),
+        ("version: v1, plural: Pods", format!("{key}.plural: expected a kind as it is written in paths, such as pods")),
+        (&format!("{all}, namespace: 'a,b'"), format!("{key}.namespace: expected one namespace")),
+        (&format!("{all}, group: A"), format!("{key}.group: expected an API group such as apps")),
+        (&format!("{all}, label_selector: 'a in'"), format!("{key}.label_selector: ")),
+        (&format!("{all}, namespaces: x"), format!("{key}.namespaces: unknown key; did you mean `namespace`?")),
+    ] {
+        let yaml = format!("resources: {{ a: {{ source: {{ kube: {{ {written} }} }} }} }}");
+        let found = load(&yaml, &["--files=b=."]).unwrap_err().to_string();
+        assert!(found.contains(&problem), "{written}: {found}");
+    }
+    for (written, problem) in [
+        ("drop_fields: x, source: { kube: { version: v1, plural: a } }", "expected a list of paths"),
+        ("drop_fields: [metadata.uid], source: { kube: { version: v1, plural: a } }", "is what an object is told by"),
+        ("drop_fields: [a], source: { files: { path: x } }", "resources.a.drop_fields: is for `kube` sources alone"),
+        ("source: { files: { path: x }, kube: { version: v1, plural: a } }", "has `files` and `kube`; keep one"),
+    ] {
+        let found = load(&format!("resources: {{ a: {{ {written} }} }}"), &["--files=b=."]).unwrap_err().to_string();
+        assert!(found.contains(problem), "{written}: {found}");
+    }
+}

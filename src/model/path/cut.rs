@@ -1,0 +1,322 @@
+//! Cutting fields out of a JSON text, and leaving every other byte as it is.
+
+use std::{borrow::Cow, ops::Range, sync::Arc};
+
+use super::{Path, Step};
+
+/// Fields that are cut out of bodies, such as `.metadata.managedFields`; by default none.
+///
+/// What is cut is a member of a map with its comma; the rest, blanks and the order of the members included, stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FieldCut {
+    paths: Arc<[Path]>,
+}
+
+/// Indicates a path that cannot be cut.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FieldCutError {
+    /// An element of an array would be.
+    #[error("{0} does not lead to a field: of arrays write [*], and a field at the end")]
+    NotAField(Path),
+    /// An object is told by it.
+    #[error("{0} is what an object is told by, and stays")]
+    Needed(Path),
+}
+
+/// A walk through a text that is thought to be JSON; it ends where it is not.
+struct Scan<'a> {
+    json: &'a [u8],
+    at: usize,
+    cuts: Vec<Range<usize>>,
+}
+
+/// Without them an object has no key, no type and no version.
+const NEEDED: [&str; 7] = [
+    ".apiVersion",
+    ".kind",
+    ".metadata",
+    ".metadata.name",
+    ".metadata.namespace",
+    ".metadata.resourceVersion",
+    ".metadata.uid",
+];
+
+// === impl FieldCut ===
+
+impl FieldCut {
+    /// Cuts what these paths lead to.
+    ///
+    /// # Errors
+    ///
+    /// For the first path that ends at or goes through one element of an array, or that leads to the key, the type or the
+    /// version of an object.
+    pub fn new(paths: impl IntoIterator<Item = Path>) -> Result<Self, FieldCutError> {
+        let paths: Arc<[Path]> = paths.into_iter().collect();
+        for path in &*paths {
+            let is_single = path.steps.iter().any(|step| matches!(step, Step::Index(_)));
+            if is_single || !matches!(path.steps.last(), Some(Step::Key(_))) {
+                return Err(FieldCutError::NotAField(path.clone()));
+            }
+            if NEEDED.contains(&path.as_str()) {
+                return Err(FieldCutError::Needed(path.clone()));
+            }
+        }
+        Ok(Self { paths })
+    }
+
+    /// The text without the fields; as it is if it has none of them, or is not JSON up to there.
+    pub fn apply<'a>(&self, json: &'a [u8]) -> Cow<'a, [u8]> {
+        if self.paths.is_empty() {
+            return json.into();
+        }
+        let tails: Vec<&[Step]> = self.paths.iter().map(|path| &*path.steps).collect();
+        let mut scan = Scan { json, at: 0, cuts: Vec::new() };
+        if scan.value(&tails).is_none() || scan.cuts.is_empty() {
+            return json.into();
+        }
+        let mut rest = Vec::with_capacity(json.len());
+        let mut from = 0;
+        for Range { start, end } in scan.cuts {
+            rest.extend_from_slice(&json[from..start]);
+            from = end;
+        }
+        rest.extend_from_slice(&json[from..]);
+        rest.into()
+    }
+}
+
+// === impl Scan ===
+
+impl Scan<'_> {
+    /// Passes a value, and cuts what the tails of paths lead to from here. `None` where the text is not JSON.
+    fn value(&mut self, tails: &[&[Step]]) -> Option<()> {
+        match self.next()? {
+            b'{' if !tails.is_empty() => self.map(tails),
+            b'[' if !tails.is_empty() => self.array(tails),
+            _ => self.skip(),
+        }
+    }
+
+    fn map(&mut self, tails: &[&[Step]]) -> Option<()> {
+        self.at += 1;
+        if self.eat(b'}')? {
+            return Some(());
+        }
+        // Where the last member ended, and whether one stays.
+        let (mut last_end, mut is_kept) = (self.at, false);
+        loop {
+            self.next()?;
+            let member = self.at;
+            let key = self.text()?;
+            self.eat(b':')?.then_some(())?;
+            let tails: Vec<&[Step]> = tails.iter().filter_map(|tail| tail_of(tail, self.json, &key)).collect();
+            let is_cut = tails.iter().any(|tail| tail.is_empty());
+            self.value(if is_cut { &[] } else { &tails })?;
+            let end = self.at;
+            let is_last = !self.eat(b',')?;
+            if is_last {
+                self.eat(b'}')?.then_some(())?;
+            }
+            if is_cut && is_kept {
+                self.cuts.push(last_end..end);
+            } else if is_cut && is_last {
+                self.cuts.push(member..end);
+            } else if is_cut {
+                self.next()?;
+                self.cuts.push(member..self.at);
+            }
+            is_kept |= !is_cut;
+            last_end = end;
+            if is_last {
+                return Some(());
+            }
+        }
+    }
+
+    fn array(&mut self, tails: &[&[Step]]) -> Option<()> {
+        let of_every = |tail: &&'_ [Step]| tail.first() == Some(&Step::Every);
+        let tails: Vec<&[Step]> = tails.iter().filter(|tail| of_every(tail)).map(|tail| &tail[1..]).collect();
+        self.at += 1;
+        if self.eat(b']')? {
+            return Some(());
+        }
+        loop {
+            self.value(&tails)?;
+            if !self.eat(b',')? {
+                return self.eat(b']')?.then_some(());
+            }
+        }
+    }
+
+    /// Passes a value without looking into it.
+    fn skip(&mut self) -> Option<()> {
+        let mut depth = 0_usize;
+        loop {
+            match self.next()? {
+                b'"' => {
+                    self.text()?;
+                }
+                b'{' | b'[' => {
+                    depth += 1;
+                    self.at += 1;
+                }
+                b'}' | b']' => {
+                    depth = depth.checked_sub(1)?;
+                    self.at += 1;
+                }
+                b',' | b':' => self.at += 1,
+                _ => {
+                    let rest = &self.json[self.at..];
+                    let is_end = |b: &u8| b.is_ascii_whitespace() || b"{}[],:\"".contains(b);
+                    self.at += rest.iter().position(is_end).unwrap_or(rest.len());
+                }
+            }
+            if depth == 0 {
+                return Some(());
+            }
+        }
+    }
+
+    /// Passes a text, and says where it stands, with its quotes.
+    fn text(&mut self) -> Option<Range<usize>> {
+        let start = self.at;
+        (self.json.get(start) == Some(&b'"')).then_some(())?;
+        self.at += 1;
+        loop {
+            let rest = self.json.get(self.at..)?;
+            self.at += memchr::memchr2(b'"', b'\\', rest)? + 1;
+            if self.json[self.at - 1] == b'"' {
+                return Some(start..self.at);
+            }
+            self.at += 1;
+        }
+    }
+
+    /// The next byte that is not blank.
+    fn next(&mut self) -> Option<u8> {
+        let rest = self.json.get(self.at..)?;
+        self.at += rest.iter().position(|b| !b.is_ascii_whitespace())?;
+        self.json.get(self.at).copied()
+    }
+
+    fn eat(&mut self, byte: u8) -> Option<bool> {
+        let is_next = self.next()? == byte;
+        self.at += usize::from(is_next);
+        Some(is_next)
+    }
+}
+
+/// What follows a key in a path that begins with it.
+fn tail_of<'a>(tail: &'a [Step], json: &[u8], key: &Range<usize>) -> Option<&'a [Step]> {
+    let (Step::Key(wanted), rest) = tail.split_first()? else { return None };
+    let raw = &json[key.clone()];
+    let is_wanted = match memchr::memchr(b'\\', raw) {
+        None => raw[1..raw.len() - 1] == *wanted.as_bytes(),
+        Some(_) => serde_json::from_slice::<String>(raw).is_ok_and(|key| key == **wanted),
+    };
+    is_wanted.then_some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*, sample::select};
+    use serde_json::Value;
+
+    use super::*;
+
+    fn cut(paths: &[&str]) -> FieldCut {
+        FieldCut::new(paths.iter().map(|path| Path::parse(path).unwrap())).unwrap()
+    }
+
+    fn without(paths: &[&str], json: &str) -> String {
+        String::from_utf8(cut(paths).apply(json.as_bytes()).into_owned()).unwrap()
+    }
+
+    #[test]
+    fn a_field_goes_with_its_comma_and_nothing_else() {
+        for (json, rest) in [
+            (r#"{"a":1,"x":{"y":[2,"}"]},"b":3}"#, r#"{"a":1,"b":3}"#),
+            (r#"{"x":1,"b":3}"#, r#"{"b":3}"#),
+            (r#"{"a":1,"x":1}"#, r#"{"a":1}"#),
+            (r#"{"x":"\"},"}"#, "{}"),
+            ("{ \"a\" : 1 ,\n \"x\" : 2 ,\n \"b\" : 3.50 }", "{ \"a\" : 1 ,\n \"b\" : 3.50 }"),
+            ("{ \"x\" : 2 ,\n \"b\" : 3 }", "{ \"b\" : 3 }"),
+            (r#"{"x":1,"x":2,"b":3,"\u0078":4}"#, r#"{"b":3}"#),
+            (r#"{"b":{"x":1},"c":["x"]}"#, r#"{"b":{"x":1},"c":["x"]}"#),
+            (r#"[{"x":1}]"#, r#"[{"x":1}]"#),
+        ] {
+            assert_eq!(without(&["x"], json), rest);
+        }
+    }
+
+    #[test]
+    fn fields_are_found_in_maps_and_in_every_element() {
+        let json = r#"{"metadata":{"annotations":{"a.b/c":"{\"x\":1}","k":"v"},"managedFields":[{}],"name":"n"},"l":[{"e":1,"f":2},3]}"#;
+        let paths = [".metadata.managedFields", ".metadata.annotations['a.b/c']", "l[*].e"];
+        assert_eq!(without(&paths, json), r#"{"metadata":{"annotations":{"k":"v"},"name":"n"},"l":[{"f":2},3]}"#);
+        assert_eq!(without(&[], json), json);
+    }
+
+    #[test]
+    fn what_is_not_json_stays_as_it_is() {
+        for json in
+            ["", "{", r#"{"x"#, r#"{"x":1"#, r#"{"x":1,"#, r#"{"x" 1}"#, "{]}", r#"{"x":1]"#, "\"", r#"{"x":"\"#]
+        {
+            assert_eq!(without(&["x"], json), json);
+        }
+    }
+
+    #[test]
+    fn what_an_object_is_told_by_cannot_be_cut() {
+        let refused = |path: &str| FieldCut::new([Path::parse(path).unwrap()]).unwrap_err().to_string();
+        assert!(refused("metadata.uid").starts_with(".metadata.uid is what an object is told by"));
+        assert!(refused("a[*]").contains("does not lead to a field"));
+        assert!(refused("a[0].b").contains("does not lead to a field"));
+    }
+
+    fn json() -> impl Strategy<Value = String> {
+        let leaf =
+            select(vec!["1", "-0.50", "null", "true", "\"x\"", "\"\\\"}\\\\\"", "{}", "[ ]"]).prop_map(str::to_owned);
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            let member = (select(vec!["x", "y", "\\u0078", "z z"]), inner.clone(), select(vec!["", " ", "\n"]));
+            let map = vec(member, 0..4).prop_map(|members| {
+                let members =
+                    members.iter().map(|(key, value, blank)| format!("{blank}\"{key}\"{blank}:{value}{blank}"));
+                format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+            });
+            prop_oneof![map, vec(inner, 0..3).prop_map(|elements| format!("[{}]", elements.join(", ")))]
+        })
+    }
+
+    /// What serde would make of it, with the fields removed from the tree.
+    fn remove(value: &mut Value, steps: &[Step]) {
+        match (value, steps) {
+            (Value::Object(map), [Step::Key(key)]) => drop(map.remove(&**key)),
+            (Value::Object(map), [Step::Key(key), rest @ ..]) => {
+                map.get_mut(&**key).into_iter().for_each(|value| remove(value, rest));
+            }
+            (Value::Array(elements), [Step::Every, rest @ ..]) => {
+                for value in elements {
+                    remove(value, rest);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_stays_is_what_a_tree_would_have(text in json(), paths in vec(select(vec!["x", "y.x", "x[*].y", "['z z']"]), 1..4)) {
+            let cut = cut(&paths);
+            let mut expected: Value = serde_json::from_str(&text).unwrap();
+            cut.paths.iter().for_each(|path| remove(&mut expected, &path.steps));
+            let rest = cut.apply(text.as_bytes());
+            prop_assert_eq!(serde_json::from_slice::<Value>(&rest).unwrap(), expected);
+        }
+
+        #[test]
+        fn no_bytes_make_it_fail(bytes in vec(select(b"{}[]\",:x\\1 ".to_vec()), 0..40)) {
+            cut(&["x", "x.x", "x[*].x"]).apply(&bytes);
+        }
+    }
+}

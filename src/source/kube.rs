@@ -1,0 +1,113 @@
+//! The `kube` source: one kind of object of a Kubernetes API, in all namespaces or in one.
+//!
+//! ```text
+//!          ┌─▶ initial events of a watch, or pages ──▶ objects ──┐
+//!   Api ───┤                                                     ├──▶ Known (whose versions, which cluster) ──▶ List, Delta
+//!          └─▶ lines of a watch ──▶ events ──────────────────────┘
+//! ```
+//!
+//! Made by the application from its configuration, one for each resource, with connections of its own; driven by the
+//! resource's Reflector. `api` knows requests and what their failures mean (SEMANTICS 1.25-1.27), `list` pages, `watch` streams,
+//! `object` bodies and versions.
+//!
+//! - Bodies are the bytes that came, but for the fields that are cut (`FieldCut`) and for the type that a page leaves out of
+//!   its items: it is put in front, as the API itself writes it in events, so that an object is the same whichever way it came.
+//! - Versions are the API's own decimals; an API that has others is served by lineage, for good (invariant 12).
+//! - A list is never older than what is known (invariant 14). An API server that lags behind is asked for the most recent
+//!   state, which it cannot answer out of its own cache; only that can show a rewind by its version. Another uid of the
+//!   namespace kube-system shows another cluster.
+//! - Before a watch is taken up again the cluster is asked for both, with one object of a list: a watch from a version that
+//!   was lost in a restore would be silent until the cluster has counted up to it.
+//!
+//! Deliberately not here: waiting, relisting and backing off, which are the Reflector's; but for the time that an answer asks
+//! for (Retry-After), which no request of the resource undercuts.
+
+#[cfg(feature = "kube")]
+mod api;
+#[cfg(feature = "kube")]
+mod known;
+#[cfg(feature = "kube")]
+mod lines;
+#[cfg(feature = "kube")]
+mod list;
+#[cfg(feature = "kube")]
+mod object;
+#[cfg(feature = "kube")]
+mod reading;
+#[cfg(not(feature = "kube"))]
+#[path = "kube/without.rs"]
+mod reading;
+#[cfg(feature = "kube")]
+mod watch;
+
+#[cfg(test)]
+#[cfg(feature = "kube")]
+mod tests;
+
+use std::{path::PathBuf, time::Duration};
+
+pub use self::reading::KubeSource;
+use crate::model::FieldCut;
+
+/// What a [`KubeSource`] follows, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubeConfig {
+    /// The name of the resource, for the log.
+    pub resource: String,
+    /// The API group, such as `apps`; empty for the core.
+    pub group: String,
+    /// The version of the group, such as `v1`.
+    pub version: String,
+    /// The kind as it is written in paths, such as `pods`.
+    pub plural: String,
+    /// Only this namespace; empty for all, and for what has none.
+    pub namespace: String,
+    /// Only objects with these labels, as kubectl's `-l`; empty for all.
+    pub label_selector: String,
+    /// Only objects with these fields, as far as the API can select by them; empty for all.
+    pub field_selector: String,
+    /// Which cluster, and as whom.
+    pub cluster: KubeCluster,
+    /// What is not kept of bodies.
+    pub drop_fields: FieldCut,
+    /// Objects on a page of a list; `None` for 500 where pages are of use, and none where the API would not use its cache.
+    pub page_size: Option<u32>,
+    /// How long the API may take to begin an answer, and for a page.
+    pub answer_timeout: Duration,
+    /// A watch that says nothing for so long is opened again. The API sends a bookmark about once a minute.
+    pub silence: Duration,
+    /// How long the API is asked to keep a watch open, at least; at most twice as long, at random.
+    pub watch_timeout: Duration,
+}
+
+/// Which cluster, and as whom. With neither, that of `KUBECONFIG` or `~/.kube/config`, or else the one that this runs in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KubeCluster {
+    /// A kubeconfig file.
+    pub kubeconfig: Option<PathBuf>,
+    /// A context of it, instead of its current one.
+    pub context: Option<String>,
+}
+
+// === impl KubeConfig ===
+
+impl KubeConfig {
+    /// All objects of a kind in all namespaces, whole, with the times of client-go: a watch of 5 to 10 minutes.
+    pub fn new(resource: &str, group: &str, version: &str, plural: &str) -> Self {
+        Self {
+            resource: resource.to_owned(),
+            group: group.to_owned(),
+            version: version.to_owned(),
+            plural: plural.to_owned(),
+            namespace: String::new(),
+            label_selector: String::new(),
+            field_selector: String::new(),
+            cluster: KubeCluster::default(),
+            drop_fields: FieldCut::default(),
+            page_size: None,
+            answer_timeout: Duration::from_secs(60),
+            silence: Duration::from_secs(120),
+            watch_timeout: Duration::from_secs(300),
+        }
+    }
+}

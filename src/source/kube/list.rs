@@ -1,0 +1,129 @@
+//! A whole resource, in pages (SEMANTICS 1.26).
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, atomic::Ordering},
+};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{
+    object::{ItemReader, ItemType, key_bytes},
+    reading::{Reading, Shared, Stop},
+};
+use crate::{
+    cache::{ListVersion, SourceError},
+    model::{JsonText, ObjectError},
+    source::{text::one_line, watch_event::describe},
+};
+
+/// One page.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Page<'a> {
+    #[serde(borrow, default)]
+    kind: Option<JsonText<'a>>,
+    #[serde(borrow, default)]
+    api_version: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    metadata: ListMetadata<'a>,
+    /// Go writes null for none.
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ListMetadata<'a> {
+    #[serde(borrow)]
+    resource_version: Option<JsonText<'a>>,
+    #[serde(rename = "continue", borrow)]
+    next: Option<JsonText<'a>>,
+}
+
+/// client-go's.
+const PAGE_SIZE: u32 = 500;
+
+/// Reads all pages, at the version of the first.
+pub(super) async fn read(shared: &Shared, at: &ListVersion) -> Result<Reading, Stop> {
+    let at = shared.version_query(at);
+    // Without a limit the API can answer what is not the most recent out of its cache.
+    let is_paged = at.is_empty() || at.is_any() || shared.pages.load(Ordering::Relaxed);
+    let limit = shared.config.page_size.or(is_paged.then_some(PAGE_SIZE));
+    let limit = limit.map(|limit| limit.to_string());
+    let mut first: Vec<(&str, &str)> = at.pairs();
+    first.extend(limit.as_deref().map(|limit| ("limit", limit)));
+    let mut reading = Reading::default();
+    let mut next = take(shared, &first, &mut reading).await?;
+    if at.is_any() && next.is_some() {
+        // There is no cache: pages are of use for every list.
+        shared.pages.store(true, Ordering::Relaxed);
+    }
+    while let Some(token) = next {
+        let mut query = vec![("continue", &*token)];
+        query.extend(limit.as_deref().map(|limit| ("limit", limit)));
+        next = match take(shared, &query, &mut reading).await {
+            Err(Stop::Source(SourceError::Expired(why))) => {
+                tracing::warn!(why, "a page has expired: the list is read at once");
+                reading = Reading::default();
+                take(shared, &at.pairs(), &mut reading).await?
+            }
+            page => page?,
+        };
+    }
+    Ok(reading)
+}
+
+/// Reads one page, and gives the token of the next.
+async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) -> Result<Option<String>, Stop> {
+    let bytes = shared.api.get(&shared.target(query)).await?;
+    let unreadable = |problem: String| Stop::Source(SourceError::Undecodable(problem));
+    let page: Page<'_> =
+        serde_json::from_slice(&bytes).map_err(|error| unreadable(one_line(&format!("a list: {error}"))))?;
+    let Page { kind, api_version, metadata, items } = page;
+    if reading.version.is_empty() {
+        metadata.resource_version.as_deref().unwrap_or_default().clone_into(&mut reading.version);
+    }
+    let kind = kind.as_deref().unwrap_or_default();
+    let listed = ItemType {
+        kind: kind.strip_suffix("List").unwrap_or_default(),
+        api_version: api_version.as_deref().unwrap_or_default(),
+    };
+    let reader = ItemReader { cut: &shared.config.drop_fields, is_decimal: shared.known.lock().is_decimal() };
+    for item in items.unwrap_or_default() {
+        let item = match reader.read_listed(item.get().as_bytes(), listed) {
+            Ok(item) => item,
+            Err(ObjectError::Version(_)) => return Err(Stop::NotDecimal),
+            Err(error) => return Err(unreadable(format!("an item of the list: {}", describe(&error)))),
+        };
+        match item.problem {
+            None => reading.objects.push(Arc::new(item.object)),
+            Some(problem) => reading.problems.push((key_bytes(&item.object), problem)),
+        }
+    }
+    Ok(metadata.next.as_deref().filter(|next| !next.is_empty()).map(str::to_owned))
+}
+
+/// How a version is asked for.
+#[derive(Debug)]
+pub(super) struct VersionQuery(pub(super) Cow<'static, str>);
+
+impl VersionQuery {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn is_any(&self) -> bool {
+        self.0 == "0"
+    }
+
+    fn pairs(&self) -> Vec<(&str, &str)> {
+        match &*self.0 {
+            "" => Vec::new(),
+            "0" => vec![("resourceVersion", "0")],
+            // With a limit and without this, it would be exactly that version.
+            text => vec![("resourceVersion", text), ("resourceVersionMatch", "NotOlderThan")],
+        }
+    }
+}

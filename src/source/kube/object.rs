@@ -1,0 +1,206 @@
+//! The objects of an API: what is kept of their bytes, and what cannot be served.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use bytes::Bytes;
+use serde::Deserialize;
+
+use crate::model::{FieldCut, JsonText, Object, ObjectError, ObjectKey, ObjectParts, ResourceVersion};
+
+/// One object, as it was read.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) object: Object,
+    /// What the API calls its version, where that is not a decimal.
+    pub(super) text: String,
+    /// Why it cannot be served; the object is then its key and its version alone.
+    pub(super) problem: Option<String>,
+}
+
+/// Reads objects.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ItemReader<'a> {
+    pub(super) cut: &'a FieldCut,
+    /// Whether versions have to be decimals.
+    pub(super) is_decimal: bool,
+}
+
+/// What the items of a list are, where they do not say it.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct ItemType<'a> {
+    pub(super) api_version: &'a str,
+    pub(super) kind: &'a str,
+}
+
+/// What the object of a bookmark says.
+#[derive(Debug, Default)]
+pub(super) struct Bookmark {
+    pub(super) version: String,
+    /// Whether the initial events have been told.
+    pub(super) ends_initial_events: bool,
+}
+
+#[derive(Deserialize)]
+struct Bare<'a> {
+    #[serde(borrow)]
+    metadata: BareMetadata<'a>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct BareMetadata<'a> {
+    #[serde(borrow)]
+    namespace: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    name: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    resource_version: Option<JsonText<'a>>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+const JSON: &str = "application/json";
+/// Until it is counted.
+const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+// === impl ItemReader ===
+
+impl ItemReader<'_> {
+    /// Reads one object.
+    ///
+    /// # Errors
+    ///
+    /// For what has no key, and no version of the kind that is expected. What is only too large is an item.
+    pub(super) fn read(self, body: &[u8]) -> Result<Item, ObjectError> {
+        self.read_cut(&self.cut.apply(body))
+    }
+
+    /// The same of an item of a list, which says its type before its items (and leaves it out of them).
+    pub(super) fn read_listed(self, body: &[u8], listed: ItemType<'_>) -> Result<Item, ObjectError> {
+        let body = self.cut.apply(body);
+        let item = self.read_cut(&body)?;
+        let is_typed = !item.object.kind().is_empty() || !item.object.api_version().is_empty();
+        if is_typed || listed.kind.is_empty() || item.problem.is_some() {
+            return Ok(item);
+        }
+        self.read_cut(&typed(&body, listed))
+    }
+
+    fn read_cut(self, body: &[u8]) -> Result<Item, ObjectError> {
+        let mut text = String::new();
+        let version = |found: &str| {
+            if self.is_decimal {
+                return found.parse();
+            }
+            found.clone_into(&mut text);
+            Ok(UNCOUNTED)
+        };
+        match Object::from_json_versioned(body, version) {
+            Ok(object) => Ok(Item { object, text, problem: None }),
+            Err(error @ ObjectError::TooLarge { .. }) => self.bare(body, &error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is too large to be served is known by its name, and does not keep the rest from being served.
+    fn bare(self, body: &[u8], error: &ObjectError) -> Result<Item, ObjectError> {
+        let Bare { metadata } = serde_json::from_slice(body)?;
+        let text = metadata.resource_version.as_deref().unwrap_or_default();
+        let version = if self.is_decimal { text.parse()? } else { UNCOUNTED };
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let key = ObjectKey::new(namespace, metadata.name.as_deref().unwrap_or_default())?;
+        let object = Object::new(ObjectParts {
+            key,
+            uid: String::new(),
+            version,
+            labels: BTreeMap::new(),
+            api_version: String::new(),
+            kind: String::new(),
+            media_type: JSON,
+            body: Bytes::new(),
+        });
+        Ok(Item { object, text: text.to_owned(), problem: Some(error.to_string()) })
+    }
+}
+
+// === impl Bookmark ===
+
+impl Bookmark {
+    /// Reads the object of a bookmark.
+    pub(super) fn read(object: &str) -> Result<Self, ObjectError> {
+        let Bare { metadata } = serde_json::from_str(object)?;
+        let annotations = metadata.annotations.unwrap_or_default();
+        Ok(Self {
+            version: metadata.resource_version.as_deref().unwrap_or_default().to_owned(),
+            ends_initial_events: annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true"),
+        })
+    }
+}
+
+/// As the API writes it in watch events: the type first.
+fn typed<'a>(body: &'a [u8], listed: ItemType<'_>) -> Cow<'a, [u8]> {
+    let Some(rest) = body.strip_prefix(b"{") else { return body.into() };
+    let ItemType { api_version, kind } = listed;
+    let head = format!(r#"{{"kind":{},"apiVersion":{},"#, serde_json::json!(kind), serde_json::json!(api_version));
+    [head.as_bytes(), rest].concat().into()
+}
+
+/// How an object that cannot be served is named in a report.
+pub(super) fn key_bytes(object: &Object) -> Vec<u8> {
+    object.key().to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{MAX_OBJECT_BYTES, Path};
+
+    const LISTED: ItemType<'static> = ItemType { api_version: "v1", kind: "Pod" };
+
+    fn reader(cut: &FieldCut) -> ItemReader<'_> {
+        ItemReader { cut, is_decimal: true }
+    }
+
+    #[test]
+    fn an_item_of_a_list_has_the_bytes_of_an_event() {
+        let cut = FieldCut::new([Path::parse("metadata.managedFields").unwrap()]).unwrap();
+        let listed = br#"{"metadata":{"name":"a","resourceVersion":"5","managedFields":[{}]},"n":1.50}"#;
+        let told = br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"5","managedFields":[]},"n":1.50}"#;
+        let (listed, told) = (reader(&cut).read_listed(listed, LISTED).unwrap(), reader(&cut).read(told).unwrap());
+        assert_eq!(listed.object, told.object);
+        let typed = br#"{"kind":"X","metadata":{"name":"a","resourceVersion":"5"}}"#;
+        assert_eq!(reader(&cut).read_listed(typed, LISTED).unwrap().object.body(), typed, "as it came");
+    }
+
+    #[test]
+    fn what_is_too_large_is_known_by_its_name() {
+        let cut = FieldCut::default();
+        let large = "x".repeat(MAX_OBJECT_BYTES);
+        let body = format!(r#"{{"metadata":{{"name":"a","namespace":"n","resourceVersion":"5"}},"x":"{large}"}}"#);
+        let item = reader(&cut).read(body.as_bytes()).unwrap();
+        assert_eq!((item.object.key().to_string().as_str(), item.object.version().number()), ("n/a", 5));
+        assert!(item.problem.unwrap().contains("more than the 3145728"));
+        let cut = FieldCut::new([Path::parse("x").unwrap()]).unwrap();
+        assert_eq!(reader(&cut).read(body.as_bytes()).unwrap().problem, None, "what is cut does not count");
+    }
+
+    #[test]
+    fn a_version_that_is_no_decimal_is_a_text() {
+        let cut = FieldCut::default();
+        let body = br#"{"metadata":{"name":"a","resourceVersion":"x-1"}}"#;
+        assert!(matches!(reader(&cut).read(body), Err(ObjectError::Version(_))));
+        assert_eq!(ItemReader { cut: &cut, is_decimal: false }.read(body).unwrap().text, "x-1");
+    }
+
+    /// `TestWatchList`: "a bookmark with any other value does not count".
+    #[test]
+    fn a_bookmark_ends_the_initial_events_only_if_it_says_true() {
+        let read = |value: &str| {
+            let annotations = format!(r#"{{"{INITIAL_EVENTS_END}":"{value}"}}"#);
+            Bookmark::read(&format!(r#"{{"metadata":{{"resourceVersion":"7","annotations":{annotations}}}}}"#)).unwrap()
+        };
+        assert!(read("true").ends_initial_events && !read("1").ends_initial_events);
+        let plain = Bookmark::read(r#"{"kind":"Pod","metadata":{"resourceVersion":"7"}}"#).unwrap();
+        assert_eq!((plain.version.as_str(), plain.ends_initial_events), ("7", false));
+    }
+}

@@ -1,0 +1,286 @@
+//! The source itself: lists and watches one resource of one API.
+
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use form_urlencoded::Serializer;
+use parking_lot::Mutex;
+use serde::Deserialize;
+
+use super::{
+    KubeConfig,
+    api::{self, Api},
+    known::Known,
+    list::{self, VersionQuery},
+    watch::{self, Live},
+};
+use crate::{
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    model::{Object, ResourceVersion},
+    source::problems::Problems,
+};
+
+/// A resource of a Kubernetes API as an upstream.
+#[derive(Debug)]
+pub struct KubeSource {
+    shared: Arc<Shared>,
+    /// The watch whose initial events were the last list.
+    opened: Mutex<Option<(ResourceVersion, Live)>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: KubeConfig,
+    pub(super) api: Api,
+    pub(super) known: Mutex<Known>,
+    pub(super) problems: Mutex<Problems>,
+    health: SourceHealth,
+    /// Whether initial events are worth asking for.
+    pub(super) streams: AtomicBool,
+    /// Whether every list is paged.
+    pub(super) pages: AtomicBool,
+    path: String,
+}
+
+/// What a list is made of.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    pub(super) objects: Vec<Arc<Object>>,
+    /// What the API calls the version of all.
+    pub(super) version: String,
+    /// Objects that cannot be served, and why.
+    pub(super) problems: Vec<(Vec<u8>, String)>,
+}
+
+/// Why there is no list.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Source(SourceError),
+    /// A version is not a decimal.
+    NotDecimal,
+}
+
+#[derive(Deserialize)]
+struct Namespace {
+    metadata: NamespaceMetadata,
+}
+
+#[derive(Deserialize)]
+struct NamespaceMetadata {
+    uid: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    metadata: HeadMetadata,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct HeadMetadata {
+    resource_version: String,
+}
+
+const CLUSTER: &str = "/api/v1/namespaces/kube-system";
+
+// === impl KubeSource ===
+
+impl KubeSource {
+    /// A source that has not connected yet, whose problems are reported to `health`.
+    pub fn new(config: KubeConfig, health: SourceHealth) -> Self {
+        let shared = Shared {
+            path: path(&config),
+            api: Api::new(config.cluster.clone(), config.answer_timeout),
+            known: Mutex::default(),
+            problems: Mutex::new(Problems::new("kube", config.resource.clone(), health.clone())),
+            health,
+            streams: AtomicBool::new(true),
+            pages: AtomicBool::new(false),
+            config,
+        };
+        Self { shared: Arc::new(shared), opened: Mutex::default() }
+    }
+
+    /// Whether there is a kubeconfig with the context, or a cluster that this runs in. No connection is made.
+    ///
+    /// # Errors
+    ///
+    /// In one line.
+    pub fn check(config: &KubeConfig) -> Result<(), String> {
+        api::check(&config.cluster)
+    }
+
+    async fn read(&self, at: &ListVersion) -> Result<(Reading, Option<Live>), Stop> {
+        let shared = &self.shared;
+        if shared.streams.load(Ordering::Relaxed) && *at != ListVersion::Any {
+            match watch::initial(shared, at).await {
+                Ok((reading, live)) => return Ok((reading, Some(live))),
+                // SEMANTICS 1.27, rule 15.
+                Err(Stop::Source(
+                    error @ (SourceError::Unavailable(_) | SourceError::Undecodable(_) | SourceError::Broken(_)),
+                )) => tracing::info!(%error, "no initial events: the resource is listed"),
+                Err(other) => return Err(other),
+            }
+        }
+        list::read(shared, at).await.map(|reading| (reading, None))
+    }
+}
+
+impl ListerWatcher for KubeSource {
+    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        let shared = &self.shared;
+        *self.opened.lock() = None;
+        shared.check_cluster().await?;
+        let (reading, live) = match self.read(&at).await {
+            Err(Stop::NotDecimal) if shared.known.lock().is_decimal() => {
+                tracing::warn!("the API's versions are not decimals: they are counted here, anew at each start");
+                shared.known.lock().begin_lineage();
+                self.read(&at).await
+            }
+            read => read,
+        }
+        .map_err(Stop::into_error)?;
+        let list = shared.settle(reading, &at)?;
+        *self.opened.lock() = live.map(|live| (list.version.clone(), live));
+        Ok(list)
+    }
+
+    async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        let shared = &self.shared;
+        let is_fresh = shared.known.lock().is_fresh(&from);
+        let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
+        let live = if let Some((_, live)) = opened {
+            live
+        } else {
+            if !is_fresh {
+                shared.check_cluster().await?;
+                shared.check_head(&from).await?;
+            }
+            let live = watch::open(shared, &from).await?;
+            // An API that sends no bookmarks proves itself alive in no other way while nothing changes.
+            shared.health.alive();
+            live
+        };
+        Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
+            let mut live = live?;
+            match live.next().await {
+                Ok(Some(delta)) => Some((Ok(delta), Some(live))),
+                Ok(None) => None,
+                Err(error) => Some((Err(error), None)),
+            }
+        })))
+    }
+
+    fn heartbeat(&self) -> Duration {
+        self.shared.config.silence
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// The path of the resource with a query, and what is selected.
+    pub(super) fn target(&self, query: &[(&str, &str)]) -> String {
+        let KubeConfig { label_selector, field_selector, .. } = &self.config;
+        let selectors = [("labelSelector", &**label_selector), ("fieldSelector", &**field_selector)];
+        let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
+        let query = Serializer::new(String::new()).extend_pairs(query.iter().copied().chain(selectors)).finish();
+        if query.is_empty() { self.path.clone() } else { format!("{}?{query}", self.path) }
+    }
+
+    pub(super) fn version_query(&self, at: &ListVersion) -> VersionQuery {
+        VersionQuery(match at {
+            ListVersion::Any => Cow::Borrowed("0"),
+            ListVersion::MostRecent => Cow::Borrowed(""),
+            ListVersion::NotOlderThan(version) => {
+                self.known.lock().text_of(version).map_or(Cow::Borrowed(""), Cow::Owned)
+            }
+        })
+    }
+
+    /// Whose API it is, as far as we may know.
+    async fn check_cluster(&self) -> Result<(), SourceError> {
+        let namespace = match self.api.get(CLUSTER).await {
+            Ok(namespace) => namespace,
+            // Not for us to read, or not there: an API of another kind.
+            Err(SourceError::Unavailable(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Ok(Namespace { metadata }) = serde_json::from_slice(&namespace) else { return Ok(()) };
+        self.known.lock().check_cluster(&metadata.uid).map_err(SourceError::HistoryChanged)
+    }
+
+    /// Whether the cluster has come as far as we have. What it answers is the most recent version, whoever is asked.
+    async fn check_head(&self, known: &ResourceVersion) -> Result<(), SourceError> {
+        if known.lineage().is_some() {
+            return Ok(());
+        }
+        let query = Serializer::new(String::new()).append_pair("limit", "1").finish();
+        let head = self.api.get(&format!("{}?{query}", self.path)).await?;
+        let head = serde_json::from_slice::<Head>(&head).map(|head| head.metadata.resource_version);
+        match head.ok().and_then(|version| version.parse::<ResourceVersion>().ok()) {
+            Some(version) if version < *known => Err(behind(&version, known)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What was read, at its version.
+    fn settle(&self, reading: Reading, at: &ListVersion) -> Result<List, SourceError> {
+        let Reading { mut objects, version: text, problems } = reading;
+        let mut known = self.known.lock();
+        let version = known.state(&text).or_else(|_| {
+            known.begin_lineage();
+            known.state(&text)
+        });
+        let version = version.map_err(|error| SourceError::Undecodable(error.to_string()))?;
+        if let ListVersion::NotOlderThan(known) = at
+            && version < *known
+        {
+            return Err(behind(&version, known));
+        }
+        if version.lineage().is_some() {
+            for object in &mut objects {
+                *object = Arc::new(object.at_version(version.clone()));
+            }
+        }
+        known.is_read(&version);
+        drop(known);
+        self.problems.lock().replace(problems);
+        Ok(List { objects, version })
+    }
+}
+
+// === impl Stop ===
+
+impl Stop {
+    pub(super) fn into_error(self) -> SourceError {
+        match self {
+            Self::Source(error) => error,
+            Self::NotDecimal => SourceError::Undecodable("a version that is not a decimal".to_owned()),
+        }
+    }
+}
+
+impl From<SourceError> for Stop {
+    fn from(error: SourceError) -> Self {
+        Self::Source(error)
+    }
+}
+
+/// An API server that lags, or a cluster that went back in time: the most recent list tells.
+fn behind(version: &ResourceVersion, known: &ResourceVersion) -> SourceError {
+    SourceError::VersionTooLarge(format!("the API is at {version}, and {known} was known"))
+}
+
+fn path(config: &KubeConfig) -> String {
+    let KubeConfig { group, version, plural, namespace, .. } = config;
+    let root = if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") };
+    if namespace.is_empty() { format!("{root}/{plural}") } else { format!("{root}/namespaces/{namespace}/{plural}") }
+}

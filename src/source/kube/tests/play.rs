@@ -1,0 +1,391 @@
+//! A scripted Kubernetes API: a store with versions and compaction behind lists, pages and watches, and what it is told to do
+//! wrong.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    convert::Infallible,
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use axum::{Router, body::Body, extract::Request, response::Response, serve::ListenerExt};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::watch};
+use tokio_stream::{StreamExt, wrappers::WatchStream};
+
+/// An API; clones share it.
+#[derive(Clone)]
+pub(super) struct Play {
+    store: Arc<Mutex<Store>>,
+    /// What watches are told of.
+    head: Arc<watch::Sender<u64>>,
+}
+
+/// Everything that has happened, and how it is told.
+pub(super) struct Store {
+    history: Vec<Change>,
+    pub(super) revision: u64,
+    compacted: u64,
+    /// Of the namespace kube-system; `None` if it is not for us to read.
+    pub(super) cluster: Option<&'static str>,
+    /// Who may ask.
+    pub(super) token: Option<&'static str>,
+    /// What stands before each version.
+    pub(super) prefix: &'static str,
+    /// Whether initial events can be asked for.
+    pub(super) streams: bool,
+    /// A version that lists, and watches, do not know of: an API server that lags behind.
+    pub(super) lag: u64,
+    /// Whether a watch from the future is opened, and silent until it is there.
+    pub(super) opens_the_future: bool,
+    /// What happens to the next lists and watches, each once.
+    pub(super) lists: VecDeque<Fault>,
+    pub(super) watches: VecDeque<Fault>,
+    /// What was asked, in short.
+    pub(super) asked: Vec<String>,
+    /// The query of the last request for the resource.
+    pub(super) target: String,
+}
+
+/// What an API does wrong.
+pub(super) enum Fault {
+    /// An answer without success: its code, the seconds of Retry-After, and its body.
+    Refuse(u16, Option<u64>, String),
+    /// A watch that tells these lines and is closed.
+    Tell(Vec<String>),
+    /// A watch, but without its initial events.
+    Ignore,
+    /// A success of any content.
+    Answer(String),
+    /// Something happens, and then what is asked for.
+    Then(Box<dyn FnOnce(&Play) + Send>),
+}
+
+#[derive(Clone)]
+struct Change {
+    revision: u64,
+    key: String,
+    /// uid and value; `None` for a deletion.
+    state: Option<(String, String)>,
+}
+
+type Query = BTreeMap<String, String>;
+
+// === impl Play ===
+
+impl Play {
+    pub(super) fn new() -> Self {
+        let store = Store {
+            history: Vec::new(),
+            revision: 1,
+            compacted: 0,
+            cluster: Some("u-1"),
+            token: None,
+            prefix: "",
+            streams: true,
+            lag: 0,
+            opens_the_future: false,
+            lists: VecDeque::new(),
+            watches: VecDeque::new(),
+            asked: Vec::new(),
+            target: String::new(),
+        };
+        Self { store: Arc::new(Mutex::new(store)), head: Arc::new(watch::Sender::new(1)) }
+    }
+
+    /// Serves it, for as long as the test lasts.
+    pub(super) async fn listen(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let play = self.clone();
+        let router = Router::new().fallback(move |request: Request| {
+            let play = play.clone();
+            async move { play.answer(&request) }
+        });
+        let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        address
+    }
+
+    /// Each change is a version of its own: `a=1`, `-a`.
+    pub(super) fn write(&self, changes: &str) {
+        for change in changes.split_whitespace() {
+            let mut store = self.store.lock();
+            store.revision += 1;
+            let revision = store.revision;
+            let (key, state) = match change.split_once('=') {
+                Some((key, value)) => {
+                    let uid = store
+                        .state_at(revision)
+                        .get(key)
+                        .map_or_else(|| format!("u{revision}"), |(uid, _)| uid.clone());
+                    (key, Some((uid, value.to_owned())))
+                }
+                None => (change.trim_start_matches('-'), None),
+            };
+            store.history.push(Change { revision, key: key.to_owned(), state });
+        }
+        let revision = self.revision();
+        self.head.send_replace(revision);
+    }
+
+    pub(super) fn set<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
+        change(&mut self.store.lock())
+    }
+
+    /// Versions up to here cannot be watched from.
+    pub(super) fn compact(&self, revision: u64) {
+        self.store.lock().compacted = revision;
+    }
+
+    /// Goes back to what was, as if from a backup.
+    pub(super) fn restore(&self, revision: u64) {
+        let mut store = self.store.lock();
+        store.history.retain(|change| change.revision <= revision);
+        store.revision = revision;
+    }
+
+    pub(super) fn revision(&self) -> u64 {
+        self.store.lock().revision
+    }
+
+    /// Key to uid and value.
+    pub(super) fn state(&self) -> BTreeMap<String, (String, String)> {
+        let store = self.store.lock();
+        store.state_at(store.revision)
+    }
+
+    pub(super) fn asked(&self) -> Vec<String> {
+        self.store.lock().asked.clone()
+    }
+
+    fn answer(&self, request: &Request) -> Response {
+        let uri = request.uri();
+        let query: Query = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+        let authorization = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
+        let expected = self.set(|store| store.token.map(|token| format!("Bearer {token}")));
+        if expected.is_some() && expected != authorization {
+            return refuse(401, None, &json!({"reason": "Unauthorized", "message": "who?"}).to_string());
+        }
+        if uri.path() == "/api/v1/namespaces/kube-system" {
+            return match self.set(|store| store.cluster) {
+                Some(uid) => success(json!({"metadata": {"name": "kube-system", "uid": uid}}).to_string()),
+                None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
+            };
+        }
+        self.set(|store| uri.to_string().clone_into(&mut store.target));
+        let is_watch = query.contains_key("watch");
+        let fault = self.set(|store| {
+            store.asked.push(summary(&query));
+            if is_watch { store.watches.pop_front() } else { store.lists.pop_front() }
+        });
+        match fault {
+            Some(Fault::Refuse(code, patience, body)) => refuse(code, patience, &body),
+            Some(Fault::Tell(lines)) => success(lines.join("\n") + "\n"),
+            Some(Fault::Answer(body)) => success(body),
+            Some(Fault::Ignore) => self.watch(&without_initial_events(query)),
+            Some(Fault::Then(then)) => {
+                then(self);
+                self.serve(&query, is_watch)
+            }
+            None => self.serve(&query, is_watch),
+        }
+    }
+
+    fn serve(&self, query: &Query, is_watch: bool) -> Response {
+        let store = self.store.lock();
+        let text = query.get("resourceVersion").map_or("", String::as_str);
+        let asked = store.number(text);
+        let is_initial = query.contains_key("sendInitialEvents");
+        if is_initial && !store.streams {
+            return refuse(
+                422,
+                None,
+                &json!({"reason": "Invalid", "message": "sendInitialEvents is forbidden"}).to_string(),
+            );
+        }
+        // Without a version it is the most recent state, which an API server that lags behind waits for.
+        let known = if text.is_empty() { store.revision } else { store.revision - store.lag };
+        if asked > known && !(store.opens_the_future && is_watch && !is_initial) {
+            let causes =
+                json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]});
+            return refuse(
+                504,
+                None,
+                &json!({"reason": "Timeout", "code": 504, "message": "x", "details": causes}).to_string(),
+            );
+        }
+        if is_watch && !is_initial && asked < store.compacted {
+            return success(format!("{}\n", expired()));
+        }
+        drop(store);
+        if is_watch { self.watch(query) } else { self.list(query, known) }
+    }
+
+    fn list(&self, query: &Query, known: u64) -> Response {
+        let store = self.store.lock();
+        let limit = query.get("limit").map_or(usize::MAX, |limit| limit.parse().unwrap());
+        let (revision, from) = match query.get("continue") {
+            Some(token) => {
+                let (revision, from) = token.split_once('/').unwrap();
+                (revision.parse().unwrap(), from.to_owned())
+            }
+            None => (known, String::new()),
+        };
+        if revision < store.compacted {
+            let text =
+                json!({"reason": "Expired", "code": 410, "message": "the continue parameter is too old"}).to_string();
+            return refuse(410, None, &text);
+        }
+        let all = store.state_of(revision);
+        let rest: Vec<_> = all.into_iter().filter(|(key, _)| *key >= from).collect();
+        let next = rest.get(limit).map(|(key, _)| format!("{revision}/{key}"));
+        // As the types of Kubernetes itself: what kind the items are is said once.
+        let items: Vec<Value> = rest.iter().take(limit).map(|(key, change)| store.object(key, change, false)).collect();
+        let metadata = json!({"resourceVersion": format!("{}{revision}", store.prefix), "continue": next});
+        success(
+            json!({"kind": "WidgetList", "apiVersion": "example.com/v1", "metadata": metadata, "items": items})
+                .to_string(),
+        )
+    }
+
+    fn watch(&self, query: &Query) -> Response {
+        let (initial, from) = {
+            let store = self.store.lock();
+            let asked = store.number(query.get("resourceVersion").map_or("", String::as_str));
+            if query.contains_key("sendInitialEvents") {
+                (store.initial(), store.revision)
+            } else {
+                (String::new(), asked)
+            }
+        };
+        let mut told = from;
+        let play = self.clone();
+        let changes = WatchStream::new(self.head.subscribe()).map(move |_| {
+            let store = play.store.lock();
+            let lines = store.events_after(told);
+            told = told.max(store.revision);
+            lines
+        });
+        let lines = tokio_stream::once(initial).chain(changes).filter(|lines| !lines.is_empty());
+        Response::new(Body::from_stream(lines.map(|lines| Ok::<_, Infallible>(Bytes::from(lines)))))
+    }
+}
+
+// === impl Store ===
+
+impl Store {
+    fn number(&self, text: &str) -> u64 {
+        text.trim_start_matches(self.prefix).parse().unwrap_or(0)
+    }
+
+    fn state_of(&self, revision: u64) -> BTreeMap<String, Change> {
+        let mut state = BTreeMap::new();
+        for change in self.history.iter().filter(|change| change.revision <= revision) {
+            match change.state {
+                Some(_) => state.insert(change.key.clone(), change.clone()),
+                None => state.remove(&change.key),
+            };
+        }
+        state
+    }
+
+    fn state_at(&self, revision: u64) -> BTreeMap<String, (String, String)> {
+        self.state_of(revision).into_iter().map(|(key, change)| (key, change.state.unwrap())).collect()
+    }
+
+    fn object(&self, key: &str, change: &Change, is_typed: bool) -> Value {
+        let version = format!("{}{}", self.prefix, change.revision);
+        let (uid, value) = change.state.clone().unwrap_or_else(|| {
+            let before = self.state_at(change.revision - 1);
+            before.get(key).cloned().unwrap_or_default()
+        });
+        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        let mut object = serde_json::Map::new();
+        if is_typed {
+            object.insert("kind".into(), "Widget".into());
+            object.insert("apiVersion".into(), "example.com/v1".into());
+        }
+        let metadata = json!({
+            "name": name, "namespace": namespace, "uid": uid, "resourceVersion": version, "managedFields": [{"manager": "x"}],
+        });
+        object.insert("metadata".into(), metadata);
+        object.insert("value".into(), value.into());
+        object.into()
+    }
+
+    fn initial(&self) -> String {
+        let state = self.state_of(self.revision);
+        let added = state.iter().map(|(key, change)| event("ADDED", &self.object(key, change, true)));
+        let version = format!("{}{}", self.prefix, self.revision);
+        added.chain([bookmark(&version, Some("true"))]).map(|line| line + "\n").collect()
+    }
+
+    fn events_after(&self, revision: u64) -> String {
+        let after = self.history.iter().filter(|change| change.revision > revision);
+        let line = |change: &Change| {
+            let is_new = !self.state_at(change.revision - 1).contains_key(&change.key);
+            let event_type = match &change.state {
+                None => "DELETED",
+                Some(_) if is_new => "ADDED",
+                Some(_) => "MODIFIED",
+            };
+            format!("{}\n", event(event_type, &self.object(&change.key, change, true)))
+        };
+        after.map(line).collect()
+    }
+}
+
+pub(super) fn event(event_type: &str, object: &Value) -> String {
+    format!(r#"{{"type":"{event_type}","object":{object}}}"#)
+}
+
+pub(super) fn bookmark(version: &str, ends: Option<&str>) -> String {
+    let mut metadata = json!({"resourceVersion": version});
+    if let Some(ends) = ends {
+        metadata["annotations"] = json!({"k8s.io/initial-events-end": ends});
+    }
+    event("BOOKMARK", &json!({"kind": "Widget", "apiVersion": "example.com/v1", "metadata": metadata}))
+}
+
+/// An ERROR with this code and reason.
+pub(super) fn failure(code: u16, reason: &str) -> String {
+    event("ERROR", &json!({"kind": "Status", "code": code, "reason": reason, "message": "m"}))
+}
+
+pub(super) fn expired() -> String {
+    failure(410, "Expired")
+}
+
+fn summary(query: &Query) -> String {
+    let get = |key: &str| query.get(key).map_or("", String::as_str);
+    let kind = match (query.contains_key("watch"), query.contains_key("sendInitialEvents")) {
+        (true, true) => "initial",
+        (true, false) => "watch",
+        (false, _) if get("limit") == "1" && get("labelSelector").is_empty() => return "head".to_owned(),
+        (false, _) => "list",
+    };
+    let version = format!("{kind} {}", get("resourceVersion"));
+    let limit = query.get("limit").map(|limit| format!(" limit={limit}")).unwrap_or_default();
+    let page = if query.contains_key("continue") { " page" } else { "" };
+    format!("{}{limit}{page}", version.trim_end())
+}
+
+fn without_initial_events(mut query: Query) -> Query {
+    query.remove("sendInitialEvents");
+    query
+}
+
+fn success(body: impl Into<Body>) -> Response {
+    Response::new(body.into())
+}
+
+fn refuse(code: u16, patience: Option<u64>, body: &str) -> Response {
+    let mut answer = Response::builder().status(code);
+    if let Some(patience) = patience {
+        answer = answer.header("retry-after", patience);
+    }
+    answer.body(Body::from(body.to_owned())).unwrap()
+}

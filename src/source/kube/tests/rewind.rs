@@ -1,0 +1,119 @@
+//! When history is another one, and when it is only told by somebody who lags behind (invariant 14).
+
+use super::*;
+use crate::{
+    cache::{Indexer, List},
+    model::ResourceVersion,
+};
+
+/// "A list from a watch cache of an API server that lags behind is older, not a rewind."
+#[tokio::test]
+async fn an_api_server_that_lags_behind_is_no_rewind() {
+    for streams in [true, false] {
+        let stand = Stand::new().await;
+        stand.play.set(|store| store.streams = streams);
+        stand.play.write("a=1 b=1");
+        let mut rig = stand.listed().await;
+        stand.play.write("a=2");
+        rig.told().await;
+        // Out of its cache it would answer with what was before.
+        stand.play.set(|store| {
+            store.lag = 2;
+            store.watches.push_back(Fault::Refuse(500, None, "{}".to_owned()));
+        });
+        stand.gate.cut();
+        assert_eq!(rig.told().await, "list 4", "the most recent state, after what is known was too large for it");
+        assert_eq!((rig.rewinds, rig.state.clone()), (0, stand.play.state()));
+        let asked = stand.play.asked();
+        let asked = asked.iter().filter(|asked| asked.starts_with(if streams { "initial" } else { "list" }));
+        let first =
+            if streams { ["initial", "initial 4", "initial"] } else { ["list limit=500", "list 4", "list limit=500"] };
+        assert_eq!(asked.collect::<Vec<_>>(), first);
+    }
+}
+
+/// A server of old that takes no account of the version asked for.
+#[tokio::test]
+async fn a_list_that_is_older_than_was_asked_for_is_not_taken() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.streams = false);
+    stand.play.write("a=1 a=2");
+    let config = stand.config();
+    let health = SourceHealth::new(config.silence, Duration::from_secs(15));
+    let source = KubeSource::new(config, health);
+    let old = r#"{"kind":"WidgetList","metadata":{"resourceVersion":"2"},"items":[]}"#;
+    stand.play.set(|store| store.lists.push_back(Fault::Answer(old.to_owned())));
+    let error = source.list(ListVersion::NotOlderThan(ResourceVersion::decimal(3))).await.unwrap_err();
+    assert!(matches!(error, SourceError::VersionTooLarge(_)), "{error:?}");
+}
+
+/// A watch from a version that was lost would be silent until the cluster has counted up to it.
+#[tokio::test]
+async fn a_cluster_that_went_back_is_noticed_before_it_is_watched() {
+    for (streams, opens_the_future) in [(true, true), (false, true), (true, false), (false, false)] {
+        let stand = Stand::new().await;
+        stand.play.set(|store| (store.streams, store.opens_the_future) = (streams, opens_the_future));
+        stand.play.write("a=1 b=1");
+        let mut rig = stand.listed().await;
+        stand.play.write("a=2 c=1");
+        rig.told().await;
+        rig.told().await;
+        stand.play.restore(3);
+        stand.gate.cut();
+        assert_eq!(rig.told().await, "list 3");
+        assert_eq!((rig.rewinds, rig.state.clone()), (1, stand.play.state()));
+        stand.play.write("d=1");
+        assert_eq!(rig.told().await, "4 +d=1");
+    }
+}
+
+#[tokio::test]
+async fn another_cluster_under_the_same_name_is_a_rewind() {
+    let stand = Stand::new().await;
+    stand.play.write("a=1");
+    let mut rig = stand.listed().await;
+    stand.play.set(|store| store.cluster = Some("u-2"));
+    stand.play.write("a=2");
+    assert_eq!(rig.told().await, "3 ~a=2");
+    stand.gate.cut();
+    assert_eq!(rig.told().await, "rewind 3");
+    stand.play.set(|store| store.cluster = None);
+    stand.gate.cut();
+    stand.play.write("a=3");
+    assert_eq!(rig.told().await, "4 ~a=3", "what is not for us to read says nothing");
+    assert_eq!(rig.rewinds, 1);
+}
+
+/// The same object at the same version has other bytes in a list than in a watch, with other versions of the API server, and
+/// after a change of a conversion: none of it proves anything. What is missing, or at another version, does.
+#[tokio::test]
+async fn bytes_prove_nothing_and_versions_do() {
+    let stand = Stand::new().await;
+    stand.play.write("a=1 b=1");
+    let config = stand.config();
+    let health = SourceHealth::new(config.silence, Duration::from_secs(15));
+    let source = KubeSource::new(config, health);
+    let held = source.list(ListVersion::MostRecent).await.unwrap();
+    let indexer = Indexer::new(std::sync::Arc::default(), held.clone());
+    let listed = |items: &str| {
+        let text = format!(r#"{{"kind":"WidgetList","metadata":{{"resourceVersion":"9"}},"items":[{items}]}}"#);
+        stand.play.set(|store| {
+            store.streams = false;
+            store.lists.push_back(Fault::Answer(text));
+        });
+        source.list(ListVersion::NotOlderThan(held.version.clone()))
+    };
+    let a = r#"{"metadata":{"name":"a","uid":"u2","resourceVersion":"2"},"defaulted":true}"#;
+    let contradicts = |list: &List| indexer.contradiction(list, false).map(ToString::to_string);
+    assert_eq!(contradicts(&listed(a).await.unwrap()), None);
+    assert_eq!(indexer.contradiction(&listed(a).await.unwrap(), true).map(ToString::to_string).as_deref(), Some("a"));
+    let newer = r#"{"metadata":{"name":"a","uid":"u2","resourceVersion":"7"}}"#;
+    assert_eq!(contradicts(&listed(newer).await.unwrap()), None);
+    for other in [
+        r#"{"metadata":{"name":"a","uid":"u9","resourceVersion":"2"}}"#,
+        r#"{"metadata":{"name":"b","uid":"u3","resourceVersion":"2"}}"#,
+        r#"{"metadata":{"name":"z","uid":"u2","resourceVersion":"2"}}"#,
+    ] {
+        assert!(contradicts(&listed(other).await.unwrap()).is_some(), "{other}");
+    }
+}

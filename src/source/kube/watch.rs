@@ -1,0 +1,211 @@
+//! One watch of a resource, line by line: the initial events, if they were asked for, and then what happens.
+//!
+//! It is a stream's state and not a task. Invariants:
+//!
+//! - What cannot be read ends the watch before anything after it is told, and counts as not told (invariant 16).
+//! - A line that did not come whole is never told.
+//! - The API closes a watch after the time that it was asked for; one that it does not close, and one in which nothing comes,
+//!   not even a bookmark, is given up and opened again.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    lines::{Lines, NoLine},
+    object::{Bookmark, Item, ItemReader, key_bytes},
+    reading::{Reading, Shared, Stop},
+};
+use crate::{
+    cache::{Delta, ListVersion, SourceError, random_fraction},
+    model::{Event, EventType, ObjectError, ResourceVersion},
+    source::watch_event::{self, Said},
+};
+
+/// An open watch.
+pub(super) struct Live {
+    shared: Arc<Shared>,
+    lines: Lines,
+    /// When the API should have closed it.
+    deadline: Instant,
+}
+
+/// What comes after the time that was asked for is late.
+const GRACE: Duration = Duration::from_secs(30);
+/// An API that has initial events to tell begins with them, and ends them with a bookmark.
+const INITIAL_SILENCE: Duration = Duration::from_secs(20);
+const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
+
+/// Opens a watch of what happens after a version.
+pub(super) async fn open(shared: &Arc<Shared>, from: &ResourceVersion) -> Result<Live, SourceError> {
+    let text = shared.known.lock().text_of(from);
+    let Some(text) = text else {
+        let problem = if shared.known.lock().is_decimal() { "is not where the resource is" } else { NOTHING_TO_WATCH };
+        return Err(SourceError::Expired(format!("{from} {problem}")));
+    };
+    Live::open(shared, &[("resourceVersion", &text)]).await
+}
+
+/// Reads the state from the initial events of a watch, which then goes on (SEMANTICS 1.27, rules 12 to 15).
+pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Reading, Live), Stop> {
+    let version = shared.version_query(at);
+    let mut query = vec![("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
+    if !version.0.is_empty() {
+        query.push(("resourceVersion", &version.0));
+    }
+    let mut live = Live::open(shared, &query).await?;
+    live.lines.end_after(shared.config.silence.min(INITIAL_SILENCE));
+    let (mut objects, mut problems) = (HashMap::new(), HashMap::new());
+    loop {
+        let told = match live.line().await {
+            Ok(Some(told)) => told,
+            // From the beginning, after a while.
+            Ok(None) => {
+                return Err(SourceError::Busy("the watch was closed before its initial events ended".into()).into());
+            }
+            Err(NoLine::Broken(why)) => return Err(SourceError::Busy(why).into()),
+            Err(NoLine::Silent | NoLine::Late) => {
+                // This API takes it for another watch, and will the next time.
+                shared.streams.store(false, Ordering::Relaxed);
+                return Err(SourceError::Unavailable("the initial events did not end in time".to_owned()).into());
+            }
+            Err(no_line @ NoLine::TooLong) => return Err(live.broken(no_line).into()),
+        };
+        match live.decode(&told)? {
+            Said::Change(EventType::Deleted, item) => {
+                objects.remove(item.object.key());
+                problems.remove(&key_bytes(&item.object));
+            }
+            Said::Change(_, Item { object, problem: None, .. }) => {
+                problems.remove(&key_bytes(&object));
+                objects.insert(object.key().clone(), Arc::new(object));
+            }
+            Said::Change(_, Item { object, problem: Some(problem), .. }) => {
+                objects.remove(object.key());
+                problems.insert(key_bytes(&object), problem);
+            }
+            Said::Bookmark(object) => {
+                let bookmark = Bookmark::read(object).map_err(|error| live.unreadable(&error))?;
+                if bookmark.ends_initial_events {
+                    live.lines.end_after(shared.config.silence);
+                    let (objects, problems) = (objects.into_values().collect(), problems.into_iter().collect());
+                    return Ok((Reading { objects, version: bookmark.version, problems }, live));
+                }
+            }
+            Said::Failure(status) => return Err(shared.api.told(status).into()),
+        }
+    }
+}
+
+// === impl Live ===
+
+impl Live {
+    async fn open(shared: &Arc<Shared>, query: &[(&str, &str)]) -> Result<Self, SourceError> {
+        let time = shared.config.watch_timeout.mul_f64(1.0 + random_fraction());
+        let seconds = time.as_secs().max(1).to_string();
+        let watch = [("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", &*seconds)];
+        let body = shared.api.open(&shared.target(&[&watch, query].concat())).await?;
+        Ok(Self {
+            lines: Lines::new(body, shared.config.silence),
+            deadline: Instant::now() + time + GRACE,
+            shared: Arc::clone(shared),
+        })
+    }
+
+    /// The next event or bookmark; `None` when the API closes the watch.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when it is dropped: what was received stays.
+    pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
+        let Some(line) = self.line().await.map_err(|no_line| self.broken(no_line))? else { return Ok(None) };
+        let event = match self.decode(&line).map_err(Stop::into_error)? {
+            Said::Change(event_type, item) => self.change(event_type, item)?,
+            Said::Bookmark(object) => {
+                let bookmark = Bookmark::read(object).map_err(|error| self.unreadable(&error))?;
+                let version = self.shared.known.lock().state(&bookmark.version);
+                Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("a bookmark: {error}")))?)
+            }
+            Said::Failure(status) => return Err(self.shared.api.told(status)),
+        };
+        Ok(Some(Delta::Event(event)))
+    }
+
+    fn change(&self, event_type: EventType, item: Item) -> Result<Event, SourceError> {
+        let Item { mut object, text, problem } = item;
+        if !self.is_decimal() {
+            let version = self.shared.known.lock().change(&text);
+            object = object.at_version(version.map_err(|error| SourceError::Undecodable(error.to_string()))?);
+        }
+        let mut problems = self.shared.problems.lock();
+        let event = match (event_type, problem) {
+            // What cannot be served any more is not there, as a list would have it.
+            (EventType::Added | EventType::Modified, Some(problem)) => {
+                problems.add(&key_bytes(&object), problem);
+                return Ok(Event::Deleted(Arc::new(object)));
+            }
+            (EventType::Added, None) => Event::Added,
+            (EventType::Modified, None) => Event::Modified,
+            (EventType::Deleted, _) => Event::Deleted,
+        };
+        problems.remove(&key_bytes(&object));
+        Ok(event(Arc::new(object)))
+    }
+
+    async fn line(&mut self) -> Result<Option<Bytes>, NoLine> {
+        loop {
+            let line = timeout_at(self.deadline, self.lines.next()).await.unwrap_or(Err(NoLine::Late))?;
+            if line.as_deref().is_none_or(|line| !line.trim_ascii().is_empty()) {
+                return Ok(line);
+            }
+        }
+    }
+
+    fn broken(&self, no_line: NoLine) -> SourceError {
+        match no_line {
+            NoLine::Broken(why) => SourceError::Broken(why),
+            NoLine::Late => SourceError::Broken("the API did not close the watch in time".to_owned()),
+            NoLine::Silent => SourceError::Broken(format!("nothing has come for {:?}", self.shared.config.silence)),
+            NoLine::TooLong => SourceError::Undecodable("an event without end".to_owned()),
+        }
+    }
+
+    fn is_decimal(&self) -> bool {
+        self.shared.known.lock().is_decimal()
+    }
+
+    fn decode<'a>(&self, line: &'a [u8]) -> Result<Said<'a, Item>, Stop> {
+        let reader = ItemReader { cut: &self.shared.config.drop_fields, is_decimal: self.is_decimal() };
+        let mut is_decimal = true;
+        let said = watch_event::decode(line, |object| {
+            let read = reader.read(object.as_bytes());
+            is_decimal = !matches!(read, Err(ObjectError::Version(_)));
+            read
+        });
+        match said {
+            Ok(said) => Ok(said),
+            Err(_) if !is_decimal => Err(Stop::NotDecimal),
+            Err(problem) => Err(SourceError::Undecodable(problem).into()),
+        }
+    }
+
+    fn unreadable(&self, error: &ObjectError) -> SourceError {
+        SourceError::Undecodable(format!(
+            "a bookmark of {}: {}",
+            self.shared.config.resource,
+            watch_event::describe(error)
+        ))
+    }
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("lines", &self.lines).field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}

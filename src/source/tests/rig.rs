@@ -1,0 +1,161 @@
+//! A source under its Reflector, and what has come out of the queue, folded: what is told twice, torn or backwards fails.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::{task::JoinHandle, time::timeout};
+
+use super::DEADLINE;
+use crate::{
+    cache::{
+        BackoffConfig, Delta, FifoBounds, List, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
+        ReflectorStats, SourceHealth,
+    },
+    model::{Event, Object, ResourceVersion},
+};
+
+/// A source, what drives it, and what has come of it.
+pub(in crate::source) struct Rig {
+    pub(in crate::source) fifo: Arc<RealFifo>,
+    pub(in crate::source) health: SourceHealth,
+    pub(in crate::source) stats: Arc<ReflectorStats>,
+    task: JoinHandle<()>,
+    value: fn(&Object) -> String,
+    /// Key to uid and value.
+    pub(in crate::source) state: BTreeMap<String, (String, String)>,
+    pub(in crate::source) version: u128,
+    pub(in crate::source) rewinds: usize,
+}
+
+// === impl Rig ===
+
+impl Rig {
+    /// Lists and watches a source, with short delays, from what an earlier start has kept, if there is something: its version
+    /// and its proof. `value` is what is told of an object.
+    pub(in crate::source) fn follow(
+        source: impl ListerWatcher,
+        health: SourceHealth,
+        kept: Option<(ResourceVersion, &[u8])>,
+        value: fn(&Object) -> String,
+    ) -> Self {
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let backoff = BackoffConfig {
+            initial: Duration::from_millis(1),
+            max: Duration::from_millis(20),
+            ..BackoffConfig::default()
+        };
+        let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
+        let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
+        if let Some((version, proof)) = kept {
+            reflector.resume(version, proof).unwrap();
+        }
+        let stats = Arc::clone(reflector.stats());
+        let task = tokio::spawn(reflector.run());
+        Self { fifo, health, stats, task, value, state: BTreeMap::new(), version: 0, rewinds: 0 }
+    }
+
+    /// The next delta, folded, in short: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`.
+    pub(in crate::source) async fn next(&mut self) -> String {
+        let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("something in time");
+        let delta = popped.unwrap().remove(0);
+        let version = delta.version().map_or(self.version, ResourceVersion::number);
+        let text = match delta {
+            Delta::Replace(list) => {
+                // As the informer takes it.
+                if version < self.version {
+                    self.rewinds += 1;
+                    self.version = 0;
+                }
+                self.replace(&list);
+                format!("list {version}")
+            }
+            Delta::Rewind(list) => {
+                self.rewinds += 1;
+                self.version = 0;
+                self.replace(&list);
+                format!("rewind {version}")
+            }
+            Delta::Event(Event::Bookmark(_)) => format!("bookmark {version}"),
+            Delta::Relist(events, _) => panic!("only a relay has an upstream that lists: {events:?}"),
+            Delta::Event(event) => format!("{version}{}", self.apply(&event)),
+            Delta::Checkpoint(_) => "checkpoint".to_owned(),
+            Delta::Transaction(events) => {
+                assert!(events.iter().all(|event| event.version().number() == version), "one revision: {events:?}");
+                let told: String = events.iter().map(|event| self.apply(event)).collect();
+                format!("{version}{told}")
+            }
+        };
+        assert!(version >= self.version, "{text} after {}", self.version);
+        assert!(version > self.version || !text.contains(['+', '~', '-']), "{text} is told again");
+        self.version = version;
+        text
+    }
+
+    /// What comes next but for bookmarks.
+    pub(in crate::source) async fn told(&mut self) -> String {
+        loop {
+            let text = self.next().await;
+            if !text.starts_with("bookmark") {
+                return text;
+            }
+        }
+    }
+
+    /// Folds until it is there, and holds the state against the truth.
+    pub(in crate::source) async fn reach_state(
+        &mut self,
+        version: impl Into<u128>,
+        state: impl FnOnce() -> BTreeMap<String, (String, String)>,
+    ) {
+        let version = version.into();
+        while self.version < version {
+            self.next().await;
+        }
+        assert_eq!(self.state, state());
+    }
+
+    fn replace(&mut self, list: &List) {
+        let entry = |object: &Arc<Object>| (object.key().to_string(), (object.uid().to_owned(), (self.value)(object)));
+        self.state = list.objects.iter().map(entry).collect();
+    }
+
+    fn apply(&mut self, event: &Event) -> String {
+        let (Event::Added(object) | Event::Modified(object) | Event::Deleted(object)) = event else {
+            panic!("a bookmark in a transaction")
+        };
+        let (key, value) = (object.key().to_string(), (self.value)(object));
+        if let Event::Deleted(_) = event {
+            self.state.remove(&key);
+            return format!(" -{key}");
+        }
+        let text = format!(" {}{key}={value}", if matches!(event, Event::Added(_)) { '+' } else { '~' });
+        self.state.insert(key, (object.uid().to_owned(), value));
+        text
+    }
+
+    pub(in crate::source) fn lists(&self) -> u64 {
+        self.stats.lists.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the source to say what is wrong.
+    pub(in crate::source) async fn error(&self, part: &str) -> String {
+        let said = async {
+            loop {
+                if let Some(error) = self.health.report().last_error.filter(|error| error.contains(part)) {
+                    return error;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("{part}: {:?}", self.health.report()))
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,104 @@
+//! One watch event as JSON, `metav1.WatchEvent`: its type, and the bytes of its object.
+//!
+//! Pure. What the object means is for the source that reads the event; so is what follows from a bookmark or a failure.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::text::one_line;
+use crate::model::{EventType, JsonText, ObjectError};
+
+/// What has been read. Objects of bookmarks and failures are JSON, and empty where there is none.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Said<'a, T> {
+    /// An object came, changed or went.
+    Change(EventType, T),
+    /// BOOKMARK.
+    Bookmark(&'a str),
+    /// ERROR.
+    Failure(&'a str),
+}
+
+#[derive(Deserialize)]
+struct WatchEvent<'a> {
+    #[serde(rename = "type", borrow, default)]
+    event_type: Option<JsonText<'a>>,
+    #[serde(borrow, default)]
+    object: Option<&'a RawValue>,
+}
+
+/// What `metav1.Status` says for people.
+#[derive(Deserialize)]
+struct Status<'a> {
+    #[serde(borrow, default)]
+    message: Option<JsonText<'a>>,
+    #[serde(borrow, default)]
+    reason: Option<JsonText<'a>>,
+}
+
+/// Reads one event; `object` makes of the bytes of a change what the source wants. It may be called twice, with the same
+/// bytes, if it fails.
+///
+/// # Errors
+///
+/// In one line that says why it is none.
+pub(super) fn decode<'a, T>(
+    event: &'a [u8],
+    mut object: impl FnMut(&'a str) -> Result<T, ObjectError>,
+) -> Result<Said<'a, T>, String> {
+    if let Some((event_type, text)) = compact(event)
+        && let Ok(made) = object(text)
+    {
+        return Ok(Said::Change(event_type, made));
+    }
+    let WatchEvent { event_type, object: text } = serde_json::from_slice(event).map_err(|error| explain(&error))?;
+    let of_none = || text.map_or("", RawValue::get);
+    let event_type = match event_type.as_deref() {
+        Some("ADDED") => EventType::Added,
+        Some("MODIFIED") => EventType::Modified,
+        Some("DELETED") => EventType::Deleted,
+        Some("BOOKMARK") => return Ok(Said::Bookmark(of_none())),
+        Some("ERROR") => return Ok(Said::Failure(of_none())),
+        Some(other) => return Err(one_line(&format!("the type {other:?} is not known"))),
+        None => return Err("no watch event: it has no `type` (is --output-watch-events missing?)".to_owned()),
+    };
+    let text = text.ok_or("the event has no `object`")?.get();
+    object(text).map(|made| Said::Change(event_type, made)).map_err(|error| describe(&error))
+}
+
+/// The object of a change that is written as Go and most others do, without blanks and the type first. If that object is
+/// JSON, so is the event, and need not be read for itself; whatever else it may be, the long way tells.
+fn compact(event: &[u8]) -> Option<(EventType, &str)> {
+    let rest = event.strip_prefix(b"{\"type\":\"")?;
+    let after = |event_type, name: &[u8]| Some((event_type, rest.strip_prefix(name)?.strip_prefix(b"\",\"object\":")?));
+    let (event_type, rest) = after(EventType::Modified, b"MODIFIED")
+        .or_else(|| after(EventType::Added, b"ADDED"))
+        .or_else(|| after(EventType::Deleted, b"DELETED"))?;
+    // Blanks around it would not be its own.
+    let object = rest.strip_suffix(b"}").filter(|object| object.starts_with(b"{") && object.ends_with(b"}"))?;
+    Some((event_type, str::from_utf8(object).ok()?))
+}
+
+/// What a `metav1.Status` says, in one line; any other text as it is.
+pub(super) fn status_text(status: &str) -> String {
+    match serde_json::from_str(status) {
+        Ok(Status { message: Some(message), reason }) if !message.is_empty() => {
+            let reason = reason.map(|reason| format!(" ({})", &*reason)).unwrap_or_default();
+            one_line(&format!("{}{reason}", &*message))
+        }
+        _ => one_line(status),
+    }
+}
+
+/// In one line, without the position, which is one in the object and not in what it came in.
+pub(super) fn describe(error: &ObjectError) -> String {
+    match error {
+        ObjectError::Json(error) => explain(error),
+        other => one_line(&other.to_string()),
+    }
+}
+
+fn explain(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    one_line(text.rsplit_once(" at line ").map_or(&*text, |(problem, _)| problem))
+}

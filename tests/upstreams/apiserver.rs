@@ -1,0 +1,268 @@
+//! The API server of Kubernetes, on an etcd of its own, and what writes to it.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Instant,
+};
+
+use http::{Request, header};
+use http_body_util::BodyExt;
+use kube::{
+    Client, Config,
+    client::Body,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    DEADLINE,
+    etcd::{Etcd, Version, program},
+    truth::{Changes, Truth},
+};
+
+/// An API server.
+pub(crate) struct ApiServer {
+    pub(crate) etcd: Etcd,
+    directory: TempDir,
+    address: SocketAddr,
+    process: Child,
+    client: Client,
+}
+
+/// A kind of object, and how a value stands in one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    /// Of the API, as in `/api/v1`.
+    root: &'static str,
+    api_version: &'static str,
+    name: &'static str,
+    pub(crate) plural: &'static str,
+}
+
+/// Of a custom resource.
+pub(crate) const THINGS: Kind =
+    Kind { root: "/apis/example.com/v1", api_version: "example.com/v1", name: "Thing", plural: "things" };
+/// Of Kubernetes itself.
+pub(crate) const CONFIG_MAPS: Kind =
+    Kind { root: "/api/v1", api_version: "v1", name: "ConfigMap", plural: "configmaps" };
+
+/// Everybody is root, but for one.
+const TOKENS: &str = "admin,admin,1,\"system:masters\"\nreader,reader,2\n";
+pub(crate) const ADMIN: &str = "admin";
+pub(crate) const READER: &str = "reader";
+
+// === impl ApiServer ===
+
+impl ApiServer {
+    /// With the namespaces a, b and c, and the kind Thing.
+    pub(crate) async fn start() -> Self {
+        let etcd = Etcd::start(Version::Latest).await;
+        let directory = TempDir::new().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::write(path("tokens.csv"), TOKENS).unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        fs::write(path("key.pem"), key.serialize_pem()).unwrap();
+        fs::write(path("public.pem"), key.public_key_pem()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let process = spawn(&directory, address, &etcd);
+        // It makes its certificate before it listens.
+        let started = Instant::now();
+        while !path("certs/apiserver.crt").exists() {
+            assert!(started.elapsed() < DEADLINE, "no certificate: {}", log(&directory));
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        write_kubeconfig(&directory, &path("kubeconfig"), address.port(), ADMIN);
+        let kubeconfig = Kubeconfig::read_from(path("kubeconfig")).unwrap();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+        let client = Client::try_from(config).unwrap();
+        let this = Self { etcd, directory, address, process, client };
+        this.wait().await;
+        for namespace in ["a", "b", "c"] {
+            this.post("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
+        }
+        this.define_things().await;
+        this
+    }
+
+    async fn define_things(&self) {
+        let schema = json!({ "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
+        let version = json!({ "name": "v1", "served": true, "storage": true, "schema": schema });
+        let names = json!({ "plural": "things", "singular": "thing", "kind": "Thing" });
+        let spec = json!({ "group": "example.com", "scope": "Namespaced", "names": names, "versions": [version] });
+        let crd = json!({ "metadata": { "name": "things.example.com" }, "spec": spec });
+        self.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await;
+        self.until("/apis/example.com/v1/things").await;
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Writes a file that leads here over a port of this machine.
+    pub(crate) fn kubeconfig(&self, path: &Path, port: u16, token: &str) {
+        write_kubeconfig(&self.directory, path, port, token);
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Again, with what its etcd has.
+    pub(crate) async fn restart(&mut self) {
+        self.process = spawn(&self.directory, self.address, &self.etcd);
+        self.wait().await;
+        self.until("/apis/example.com/v1/things").await;
+    }
+
+    /// Writes one object, or deletes it, and notes at which version.
+    pub(crate) async fn write(&self, truth: &mut Truth, kind: Kind) -> i64 {
+        let changes: Changes = truth.draw(1);
+        let (key, value) = changes.first_key_value().map(|(key, value)| (key.clone(), value.clone())).unwrap();
+        let (namespace, name) = key.split_once('/').unwrap();
+        let all = format!("{}/namespaces/{namespace}/{}", kind.root, kind.plural);
+        let one = format!("{all}/o-{name}");
+        let before = self.version(kind).await;
+        match value {
+            None => drop(self.ask("DELETE", &one, None).await.unwrap()),
+            Some(value) => {
+                let data = json!({ "value": value });
+                if self.ask("PATCH", &one, Some(&json!({ "data": data }))).await.is_err() {
+                    let metadata = json!({ "name": format!("o-{name}"), "labels": { "suite": "truth" } });
+                    let Kind { api_version, name: kind, .. } = kind;
+                    let object = json!({ "apiVersion": api_version, "kind": kind, "metadata": metadata, "data": data });
+                    self.post(&all, &object).await;
+                }
+            }
+        }
+        let version = self.first_after(kind, before).await;
+        truth.note(version, changes);
+        version
+    }
+
+    /// What is listed says where it is.
+    async fn version(&self, kind: Kind) -> i64 {
+        let list = self.ask("GET", &format!("{}/{}?limit=1", kind.root, kind.plural), None).await.unwrap();
+        list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// The version of the first event after another one.
+    async fn first_after(&self, kind: Kind, version: i64) -> i64 {
+        let target = format!("{}/{}?watch=1&timeoutSeconds=30&resourceVersion={version}", kind.root, kind.plural);
+        let mut body = self.client.send(Request::get(target).body(Body::empty()).unwrap()).await.unwrap().into_body();
+        let mut line = Vec::new();
+        while !line.contains(&b'\n') {
+            line.extend_from_slice(body.frame().await.expect("an event").unwrap().data_ref().unwrap());
+        }
+        let event: Value = serde_json::Deserializer::from_slice(&line).into_iter().next().unwrap().unwrap();
+        event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    }
+
+    async fn post(&self, path: &str, object: &Value) {
+        let answer = self.ask("POST", path, Some(object)).await;
+        answer.unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+
+    /// What `kubectl apply` would do with one new object in YAML.
+    pub(crate) async fn create(&self, path: &str, yaml: &str) {
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/yaml");
+        let answer = self.client.send(request.body(Body::from(yaml.as_bytes().to_vec())).unwrap()).await.unwrap();
+        assert!(answer.status().is_success(), "{path}: {}", answer.status());
+    }
+
+    pub(crate) async fn bind(&self, role: &str, user: &str) {
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        let subject = json!({ "kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user });
+        let role_ref = json!({ "kind": "ClusterRole", "apiGroup": "rbac.authorization.k8s.io", "name": role });
+        self.post(path, &json!({ "metadata": { "name": role }, "subjects": [subject], "roleRef": role_ref })).await;
+    }
+
+    async fn ask(&self, method: &str, path: &str, object: Option<&Value>) -> Result<Value, String> {
+        let media_type = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let body = object.map(|object| object.to_string().into_bytes()).unwrap_or_default();
+        let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, media_type).body(body);
+        let answer = self.client.request_text(request.unwrap()).await.map_err(|error| error.to_string())?;
+        serde_json::from_str(&answer).map_err(|error| error.to_string())
+    }
+
+    async fn wait(&self) {
+        let started = Instant::now();
+        loop {
+            let answer = self.client.request_text(Request::get("/readyz").body(Vec::new()).unwrap()).await;
+            if answer.is_ok() {
+                return;
+            }
+            assert!(started.elapsed() < DEADLINE, "{answer:?}: {}", log(&self.directory));
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until there is an answer.
+    async fn until(&self, path: &str) {
+        let started = Instant::now();
+        while let Err(error) = self.ask("GET", path, None).await {
+            assert!(started.elapsed() < DEADLINE, "{path}: {error}");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+impl Kind {
+    /// The value in a body.
+    pub(crate) fn value(self, body: &str) -> String {
+        let body: Value = serde_json::from_str(body).unwrap();
+        assert_eq!((&body["kind"], &body["apiVersion"]), (&json!(self.name), &json!(self.api_version)));
+        assert!(body["metadata"].get("managedFields").is_none(), "{body}");
+        body["data"]["value"].as_str().unwrap().to_owned()
+    }
+}
+
+fn spawn(directory: &TempDir, address: SocketAddr, etcd: &Etcd) -> Child {
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let log = fs::File::create(path("log")).unwrap();
+    Command::new(program("INFORMERD_KUBE_APISERVER"))
+        .arg(format!("--etcd-servers={}", etcd.url()))
+        .arg(format!("--secure-port={}", address.port()))
+        .arg(format!("--cert-dir={}", path("certs")))
+        .arg(format!("--token-auth-file={}", path("tokens.csv")))
+        .arg(format!("--service-account-key-file={}", path("public.pem")))
+        .arg(format!("--service-account-signing-key-file={}", path("key.pem")))
+        .args(["--bind-address=127.0.0.1", "--service-account-issuer=https://informerd.test"])
+        .args(["--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24"])
+        .args(["--disable-admission-plugins=ServiceAccount"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}
+
+fn write_kubeconfig(directory: &TempDir, path: &Path, port: u16, token: &str) {
+    let authority = directory.path().join("certs/apiserver.crt");
+    let cluster = json!({ "server": format!("https://127.0.0.1:{port}"), "certificate-authority": authority });
+    let config = json!({
+        "current-context": "c",
+        "clusters": [{ "name": "k", "cluster": cluster }],
+        "users": [{ "name": "u", "user": { "token": token } }],
+        "contexts": [{ "name": "c", "context": { "cluster": "k", "user": "u" } }],
+    });
+    fs::write(path, config.to_string()).unwrap();
+}
+
+fn log(directory: &TempDir) -> String {
+    let text = fs::read_to_string(directory.path().join("log")).unwrap_or_default();
+    text.lines().last().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,141 @@
+//! informerd over the API server of Kubernetes: a kind of Kubernetes itself and a custom one.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::{
+    apiserver::{ADMIN, ApiServer, CONFIG_MAPS, Kind, READER, THINGS},
+    follow::{Followed, Follower},
+    served::Served,
+    truth::Truth,
+};
+
+fn things() -> Value {
+    json!({ "group": "example.com", "version": "v1", "plural": "things" })
+}
+
+fn config_maps() -> Value {
+    json!({ "version": "v1", "plural": "configmaps", "label_selector": "suite in (truth)" })
+}
+
+/// Everything that was told, with values for bodies and names as they were drawn.
+fn read(mut followed: Followed, kind: Kind) -> Followed {
+    for told in &mut followed.told {
+        told.value = kind.value(&told.value);
+        told.key = told.key.replace("/o-", "/");
+    }
+    followed
+}
+
+async fn check(followers: &[Follower], truth: &Truth, kind: Kind, is_complete: bool) {
+    for follower in followers {
+        truth.check(&read(follower.reach(truth.revision()).await, kind), is_complete);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_client_is_told_everything_across_cuts_and_what_adds_up_across_a_restart() {
+    let mut apiserver = ApiServer::start().await;
+    for (kind, source) in [(THINGS, things()), (CONFIG_MAPS, config_maps())] {
+        let mut truth = Truth::new(7);
+        for _ in 0..20 {
+            apiserver.write(&mut truth, kind).await;
+        }
+        let served = Served::kube(&apiserver, ADMIN, source).await;
+        let followers = served.followers().await;
+        for n in 0..40 {
+            apiserver.write(&mut truth, kind).await;
+            if n % 7 == 0 {
+                served.cut();
+            }
+        }
+        check(&followers, &truth, kind, true).await;
+        assert_eq!(served.count("reflector_lists_total").await, 1);
+        // What an API server has not seen itself it does not tell.
+        apiserver.kill();
+        apiserver.restart().await;
+        for _ in 0..10 {
+            apiserver.write(&mut truth, kind).await;
+        }
+        check(&followers, &truth, kind, false).await;
+        assert_eq!(served.count("cache_rewinds_total").await, 0);
+        assert!(served.count("reflector_lists_total").await <= 2);
+    }
+}
+
+/// etcd has compacted what was missed, and the API server has not seen it either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_missed_is_listed_once_and_compared() {
+    let mut apiserver = ApiServer::start().await;
+    let mut truth = Truth::new(11);
+    for _ in 0..20 {
+        apiserver.write(&mut truth, THINGS).await;
+    }
+    let served = Served::kube(&apiserver, ADMIN, things()).await;
+    let followers = served.followers().await;
+    served.refuse(true);
+    for _ in 0..20 {
+        apiserver.write(&mut truth, THINGS).await;
+    }
+    apiserver.kill();
+    apiserver.etcd.driver().compact(truth.revision());
+    apiserver.restart().await;
+    apiserver.write(&mut truth, THINGS).await;
+    served.refuse(false);
+    check(&followers, &truth, THINGS, false).await;
+    assert_eq!(served.count("cache_rewinds_total").await, 0);
+    assert_eq!(served.count("reflector_lists_total").await, 2);
+}
+
+/// Invariant 14: the cluster is what it was, and it has forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_from_a_backup_ends_every_watch() {
+    let mut apiserver = ApiServer::start().await;
+    let mut truth = Truth::new(13);
+    for _ in 0..10 {
+        apiserver.write(&mut truth, THINGS).await;
+    }
+    let (snapshot, kept) = (apiserver.etcd.snapshot(), truth.revision());
+    let served = Served::kube(&apiserver, ADMIN, things()).await;
+    for _ in 0..40 {
+        apiserver.write(&mut truth, THINGS).await;
+    }
+    let followers = served.followers().await;
+    apiserver.kill();
+    apiserver.etcd.restore(&snapshot);
+    apiserver.etcd.restart().await;
+    apiserver.restart().await;
+    for follower in &followers {
+        assert_eq!(follower.end().await, (Code::OutOfRange, "HISTORY_CHANGED".to_owned()));
+    }
+    truth.rewind(kept);
+    apiserver.write(&mut truth, THINGS).await;
+    check(&served.followers().await, &truth, THINGS, false).await;
+}
+
+/// What `informerd rbac` prints is enough, and without it the error says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_least_role_is_enough() {
+    let apiserver = ApiServer::start().await;
+    let mut truth = Truth::new(17);
+    apiserver.write(&mut truth, THINGS).await;
+    let served = Served::kube(&apiserver, READER, things()).await;
+    let forbidden = async {
+        while !served.last_error().await.contains("; `informerd rbac` prints the role that is needed") {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(crate::DEADLINE, forbidden).await.expect("the error in time");
+    let role = Command::new(env!("CARGO_BIN_EXE_informerd"))
+        .args(["rbac", "--kube", "things=example.com/v1/things"])
+        .output()
+        .unwrap();
+    let role = String::from_utf8(role.stdout).unwrap();
+    apiserver.create("/apis/rbac.authorization.k8s.io/v1/clusterroles", &role).await;
+    apiserver.bind("informerd", READER).await;
+    let followers = served.followers().await;
+    apiserver.write(&mut truth, THINGS).await;
+    check(&followers, &truth, THINGS, true).await;
+}
