@@ -233,7 +233,8 @@ impl Kind {
 fn spawn(directory: &TempDir, address: SocketAddr, etcd: &Etcd) -> Child {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let log = fs::File::create(path("log")).unwrap();
-    Command::new(program("INFORMERD_KUBE_APISERVER"))
+    Command::new(program("INFORMERD_KUBERNETES"))
+        .arg("kube-apiserver")
         .arg(format!("--etcd-servers={}", etcd.url()))
         .arg(format!("--secure-port={}", address.port()))
         .arg(format!("--cert-dir={}", path("certs")))
