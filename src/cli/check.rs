@@ -59,7 +59,7 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{}: {source}, indexed by {}{optional}", resource.name, indexes.join(", "))?;
     }
     if let Some(state_dir) = &config.state_dir {
-        writeln!(out, "states of etcd and informerd resources are kept in {}", state_dir.display())?;
+        writeln!(out, "states of kube, etcd and informerd resources are kept in {}", state_dir.display())?;
     }
     out.flush()
 }

@@ -53,7 +53,7 @@ const KEYS: [Key; 59] = [
     key("stale_after", "15s", "how long a source may be out of contact before its resource is stale"),
     no_default(
         "state_dir",
-        "keep states of etcd and informerd resources in this directory, relative to the configuration file, for the next start to begin with",
+        "keep states of kube, etcd and informerd resources in this directory, relative to the configuration file, for the next start to begin with",
     ),
     key("state_interval", "1m", "how often a state is written when objects have changed"),
     no_default(

@@ -81,7 +81,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "NAME", env = "INFORMERD_KUBE_CONTEXT")]
     pub kube_context: Option<String>,
 
-    /// Keep the states of --etcd and --relay resources in DIR, so that the next start serves them at once, as STALE, and
+    /// Keep the states of --kube, --etcd and --relay resources in DIR, so that the next start serves them at once, as STALE, and
     /// asks only for what has changed since [default: none]
     #[arg(long, value_name = "DIR", env = "INFORMERD_STATE_DIR")]
     pub state_dir: Option<PathBuf>,

@@ -16,6 +16,7 @@
 //! - A list is never older than what is known (invariant 14). An API server that lags behind is asked for the most recent
 //!   state, which it cannot answer out of its own cache; only that can show a rewind by its version. Another uid of the
 //!   namespace kube-system shows another cluster.
+//! - A later start watches from the last change that is known, which has to be told again (`proof`).
 //! - Before a watch is taken up again the cluster is asked for both, with one object of a list: a watch from a version that
 //!   was lost in a restore would be silent until the cluster has counted up to it.
 //!
@@ -32,6 +33,8 @@ mod lines;
 mod list;
 #[cfg(feature = "kube")]
 mod object;
+#[cfg(feature = "kube")]
+mod proof;
 #[cfg(feature = "kube")]
 mod reading;
 #[cfg(not(feature = "kube"))]

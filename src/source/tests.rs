@@ -5,7 +5,10 @@ mod rig;
 
 use std::time::Duration;
 
-pub(in crate::source) use self::{gate::Gate, rig::Rig};
+pub(in crate::source) use self::{
+    gate::Gate,
+    rig::{Kept, Rig},
+};
 
 /// No test waits longer than this for anything.
 pub(in crate::source) const DEADLINE: Duration = Duration::from_secs(20);

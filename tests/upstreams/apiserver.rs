@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::{
     DEADLINE,
-    etcd::{Etcd, Version, program},
+    etcd::{Etcd, Version, program, run},
     truth::{Changes, Truth},
 };
 
@@ -112,6 +112,11 @@ impl ApiServer {
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// Stands still, or goes on.
+    pub(crate) fn signal(&self, signal: &str) {
+        run(Command::new("kill").args([signal, &self.process.id().to_string()]));
     }
 
     /// Again, with what its etcd has.

@@ -12,7 +12,7 @@ use crate::{
     truth::Truth,
 };
 
-fn things() -> Value {
+pub(crate) fn things() -> Value {
     json!({ "group": "example.com", "version": "v1", "plural": "things" })
 }
 
@@ -29,7 +29,7 @@ fn read(mut followed: Followed, kind: Kind) -> Followed {
     followed
 }
 
-async fn check(followers: &[Follower], truth: &Truth, kind: Kind, is_complete: bool) {
+pub(crate) async fn check(followers: &[Follower], truth: &Truth, kind: Kind, is_complete: bool) {
     for follower in followers {
         truth.check(&read(follower.reach(truth.revision()).await, kind), is_complete);
     }

@@ -18,6 +18,7 @@ mod restore;
 mod served;
 mod truth;
 mod warm;
+mod warm_kube;
 
 use std::time::Duration;
 

@@ -9,11 +9,13 @@ use std::{
 };
 
 use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tonic::{Code, transport::Channel};
 
 use crate::{
     DEADLINE,
+    apiserver::ApiServer,
     etcd::{Etcd, VERSIONS},
     faults::{reach, write},
     follow::Follower,
@@ -21,24 +23,37 @@ use crate::{
     truth::{PREFIX, Truth},
 };
 
-/// A server with a directory for its state, over one etcd; INFORMERD may name another program than that of the tests.
+/// A server with a directory for its state; INFORMERD may name another program than that of the tests.
 pub(crate) struct Killable {
     directory: TempDir,
     address: SocketAddr,
     admin: SocketAddr,
-    etcd: SocketAddr,
     process: Child,
 }
 
 impl Killable {
     pub(crate) fn start(etcd: &Etcd) -> Self {
+        let endpoints = [format!("http://{}", etcd.address())];
+        Self::over(TempDir::new().unwrap(), &json!({ "etcd": { "endpoints": endpoints, "prefix": PREFIX } }))
+    }
+
+    /// Over the API server, with the token of somebody.
+    pub(crate) fn kube(apiserver: &ApiServer, token: &str, mut source: Value) -> Self {
+        let directory = TempDir::new().unwrap();
+        apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), token);
+        source["kubeconfig"] = json!("kubeconfig");
+        Self::over(directory, &json!({ "kube": source }))
+    }
+
+    fn over(directory: TempDir, source: &Value) -> Self {
         // Both at once, so that they differ.
         let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [address, admin] = free.map(|listener| listener.local_addr().unwrap());
-        let directory = TempDir::new().unwrap();
-        fs::write(directory.path().join("config.yaml"), "state_interval: 200ms\n").unwrap();
-        let process = spawn(&directory, address, admin, etcd.address());
-        Self { directory, address, admin, etcd: etcd.address(), process }
+        // JSON is YAML.
+        let config = json!({ "state_interval": "200ms", "resources": { "things": { "source": source } } });
+        fs::write(directory.path().join("config.yaml"), config.to_string()).unwrap();
+        let process = spawn(&directory, address, admin);
+        Self { directory, address, admin, process }
     }
 
     pub(crate) fn kill(&mut self) {
@@ -47,7 +62,7 @@ impl Killable {
     }
 
     pub(crate) fn restart(&mut self) {
-        self.process = spawn(&self.directory, self.address, self.admin, self.etcd);
+        self.process = spawn(&self.directory, self.address, self.admin);
     }
 
     /// Ends in order.
@@ -94,8 +109,8 @@ impl Killable {
         self.directory.path().join("state/things.state")
     }
 
-    /// Waits until what has been written to etcd up to now is in the file.
-    async fn kept(&self, truth: &Truth) {
+    /// Waits until what has been written upstream up to now is in the file.
+    pub(crate) async fn kept(&self, truth: &Truth) {
         let revision = truth.revision() as u128;
         self.until("reached", |resource| resource.resource_version.parse::<u128>().unwrap_or(0) >= revision).await;
         // A write may be under way that is older; none begins when nothing has changed.
@@ -110,7 +125,7 @@ impl Killable {
         }
     }
 
-    async fn followers(&self, count: usize) -> Vec<Follower> {
+    pub(crate) async fn followers(&self, count: usize) -> Vec<Follower> {
         let mut followers = Vec::new();
         for namespace in ["", "a", "b"].into_iter().cycle().take(count) {
             followers.push(Follower::start(self.client().await, namespace).await);
@@ -148,7 +163,7 @@ impl Drop for Killable {
     }
 }
 
-fn spawn(directory: &TempDir, address: SocketAddr, admin: SocketAddr, etcd: SocketAddr) -> Child {
+fn spawn(directory: &TempDir, address: SocketAddr, admin: SocketAddr) -> Child {
     let program = std::env::var_os("INFORMERD").map_or_else(|| env!("CARGO_BIN_EXE_informerd").into(), PathBuf::from);
     let log = fs::File::options().create(true).append(true).open(directory.path().join("log")).unwrap();
     Command::new(program)
@@ -156,7 +171,6 @@ fn spawn(directory: &TempDir, address: SocketAddr, admin: SocketAddr, etcd: Sock
         .arg("--config")
         .arg(directory.path().join("config.yaml"))
         .args(["--listen", &address.to_string(), "--admin-listen", &admin.to_string()])
-        .arg(format!("--etcd=things=http://{etcd}{PREFIX}"))
         .arg("--state-dir")
         .arg(directory.path().join("state"))
         .stdin(Stdio::null())

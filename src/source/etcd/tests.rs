@@ -16,7 +16,7 @@ use self::play::Play;
 use super::*;
 use crate::{
     model::Object,
-    source::tests::{DEADLINE, Gate, Rig},
+    source::tests::{DEADLINE, Gate, Kept, Rig},
 };
 
 const PREFIX: &str = "/s/";
@@ -29,7 +29,7 @@ impl Rig {
     }
 
     /// With what an earlier start has kept, if there is something.
-    fn resume(config: EtcdConfig, kept: Option<(ResourceVersion, &[u8])>) -> Self {
+    fn resume(config: EtcdConfig, kept: Option<&Kept>) -> Self {
         let health = SourceHealth::new(config.heartbeat, Duration::from_secs(15));
         Self::follow(EtcdSource::new(config, health.clone()), health, kept, value)
     }

@@ -1,7 +1,8 @@
-//! What is known of the API between a list and a watch: which cluster it is, and how its versions count.
+//! What is known of the API between a list and a watch: which cluster it is, how its versions count, and where the resource is.
 
+use super::proof::Mark;
 use crate::{
-    model::{ResourceVersion, VersionError},
+    model::{Event, ResourceVersion, VersionError},
     source::lineage::new_lineage,
 };
 
@@ -12,8 +13,29 @@ pub(super) struct Known {
     cluster: Option<String>,
     /// `None` while versions are the API's own.
     lineage: Option<Place>,
-    /// A list has just been read at this version.
-    fresh: Option<ResourceVersion>,
+    /// `None` before the first list, and when the history is another one.
+    position: Option<Position>,
+}
+
+/// Where the resource is.
+#[derive(Debug, Clone)]
+pub(super) struct Position {
+    /// Everything up to here has been handed out.
+    pub(super) version: ResourceVersion,
+    /// The last change up to there.
+    pub(super) mark: Option<Mark>,
+    pub(super) origin: Origin,
+}
+
+/// Whom a position is known from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// An earlier start: the API has not shown yet that its history is that one.
+    EarlierStart,
+    /// The API, by the list that was the last thing that happened.
+    List,
+    /// The API.
+    Watch,
 }
 
 /// Where a resource is whose versions are not decimals.
@@ -34,9 +56,29 @@ impl Known {
     /// What has changed, once: from now on the new cluster is the one to be kept.
     pub(super) fn check_cluster(&mut self, uid: &str) -> Result<(), String> {
         match self.cluster.replace(uid.to_owned()) {
-            Some(known) if known != uid => Err(format!("kube-system had the uid {known}, and has {uid}")),
+            Some(known) if known != uid => {
+                // What is known is of the old one.
+                self.position = None;
+                Err(format!("kube-system had the uid {known}, and has {uid}"))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// The uid of the namespace kube-system, as far as it may be read.
+    pub(super) fn cluster(&self) -> Option<&str> {
+        self.cluster.as_deref()
+    }
+
+    /// Where the resource is.
+    pub(super) fn position(&self) -> Option<&Position> {
+        self.position.as_ref()
+    }
+
+    /// Goes on from where an earlier start was.
+    pub(super) fn resume(cluster: Option<String>, version: ResourceVersion, mark: Option<Mark>) -> Self {
+        let position = Position { version, mark, origin: Origin::EarlierStart };
+        Self { cluster, lineage: None, position: Some(position) }
     }
 
     /// Whether versions are the API's own.
@@ -77,14 +119,32 @@ impl Known {
         }
     }
 
-    /// A list has been read: what is known before the next watch need not be asked for again.
-    pub(super) fn is_read(&mut self, version: &ResourceVersion) {
-        self.fresh = Some(version.clone());
+    /// A list has been read.
+    pub(super) fn is_read(&mut self, version: &ResourceVersion, mark: Option<Mark>) {
+        self.position = Some(Position { version: version.clone(), mark, origin: Origin::List });
     }
 
-    /// Whether the list before this watch was the last thing that happened. Once.
-    pub(super) fn is_fresh(&mut self, version: &ResourceVersion) -> bool {
-        self.fresh.take().as_ref() == Some(version)
+    /// An event is handed out.
+    pub(super) fn is_told(&mut self, event: &Event) {
+        let known = self.position.take().and_then(|position| position.mark);
+        let mark = Mark::of_event(event).or(known);
+        self.position = Some(Position { version: event.version().clone(), mark, origin: Origin::Watch });
+    }
+
+    /// What is known is of another history.
+    pub(super) fn is_lost(&mut self) {
+        self.position = None;
+    }
+
+    /// Where a watch from this version begins, if the resource is there. That a list was the last thing that happened, so that
+    /// nothing need be asked again before the watch, is true once.
+    pub(super) fn begin_watch(&mut self, from: &ResourceVersion) -> Option<Position> {
+        let position = self.position.as_mut().filter(|position| position.version == *from)?;
+        let begun = position.clone();
+        if position.origin == Origin::List {
+            position.origin = Origin::Watch;
+        }
+        Some(begun)
     }
 }
 

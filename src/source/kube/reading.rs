@@ -9,19 +9,21 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use form_urlencoded::Serializer;
 use parking_lot::Mutex;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
-    KubeConfig,
+    KubeCluster, KubeConfig,
     api::{self, Api},
-    known::Known,
+    known::{Known, Origin, Position},
     list::{self, VersionQuery},
+    proof::{KeptMark, Mark, Recognition},
     watch::{self, Live},
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::{Object, ResourceVersion},
     source::problems::Problems,
 };
@@ -40,7 +42,7 @@ pub(super) struct Shared {
     pub(super) api: Api,
     pub(super) known: Mutex<Known>,
     pub(super) problems: Mutex<Problems>,
-    health: SourceHealth,
+    pub(super) health: SourceHealth,
     /// Whether initial events are worth asking for.
     pub(super) streams: AtomicBool,
     /// Whether every list is paged.
@@ -86,6 +88,15 @@ struct Head {
 #[serde(default, rename_all = "camelCase")]
 struct HeadMetadata {
     resource_version: String,
+}
+
+/// What a later start goes on with.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    cluster: Option<String>,
+    version: String,
+    mark: Option<KeptMark>,
+    problems: (Vec<(Vec<u8>, String)>, usize),
 }
 
 const CLUSTER: &str = "/api/v1/namespaces/kube-system";
@@ -154,20 +165,9 @@ impl ListerWatcher for KubeSource {
 
     async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
         let shared = &self.shared;
-        let is_fresh = shared.known.lock().is_fresh(&from);
+        let position = shared.known.lock().begin_watch(&from);
         let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
-        let live = if let Some((_, live)) = opened {
-            live
-        } else {
-            if !is_fresh {
-                shared.check_cluster().await?;
-                shared.check_head(&from).await?;
-            }
-            let live = watch::open(shared, &from).await?;
-            // An API that sends no bookmarks proves itself alive in no other way while nothing changes.
-            shared.health.alive();
-            live
-        };
+        let live = if let Some((_, live)) = opened { live } else { shared.watch(&from, position).await? };
         Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
             let mut live = live?;
             match live.next().await {
@@ -180,6 +180,45 @@ impl ListerWatcher for KubeSource {
 
     fn heartbeat(&self) -> Duration {
         self.shared.config.silence
+    }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for KubeSource {
+    /// Another cluster behind the same kubeconfig is found out when it is asked.
+    fn identity(&self) -> String {
+        let KubeConfig { label_selector, field_selector, cluster, drop_fields, .. } = &self.shared.config;
+        let KubeCluster { kubeconfig, context } = cluster;
+        format!(
+            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}",
+            self.shared.path
+        )
+    }
+
+    fn proof(&self) -> Option<Bytes> {
+        let (cluster, Position { version, mark, .. }) = {
+            let known = self.shared.known.lock();
+            (known.cluster().map(str::to_owned), known.position()?.clone())
+        };
+        // What is counted here counts anew at each start.
+        let version = version.lineage().is_none().then(|| version.to_string())?;
+        let mark = mark.as_ref().map(Mark::keep);
+        let kept = Kept { cluster, version, mark, problems: self.shared.problems.lock().standing() };
+        serde_json::to_vec(&kept).ok().map(Bytes::from)
+    }
+
+    fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
+        let Kept { cluster, version, mark, problems } = kept;
+        if version != at.to_string() {
+            return Err(format!("its proof is of version {version}, and it is at {at}"));
+        }
+        *self.shared.known.lock() = Known::resume(cluster, at.clone(), mark.and_then(Mark::resume));
+        self.shared.problems.lock().resume(problems);
+        Ok(())
     }
 }
 
@@ -203,6 +242,25 @@ impl Shared {
                 self.known.lock().text_of(version).map_or(Cow::Borrowed(""), Cow::Owned)
             }
         })
+    }
+
+    /// Opens a watch from a version, if the cluster is the one that is known there.
+    async fn watch(self: &Arc<Self>, from: &ResourceVersion, position: Option<Position>) -> Result<Live, SourceError> {
+        let (mark, origin) = position.map_or((None, Origin::Watch), |position| (position.mark, position.origin));
+        if origin != Origin::List {
+            self.check_cluster().await?;
+            self.check_head(from).await?;
+        }
+        if origin == Origin::EarlierStart {
+            let Some((mark, before)) = mark.and_then(|mark| mark.before().map(|before| (mark, before))) else {
+                return Err(SourceError::Expired(format!("{from} has nothing before it to be recognised by")));
+            };
+            return watch::open(self, &before, Some(Recognition::new(mark, from.clone()))).await;
+        }
+        let live = watch::open(self, from, None).await?;
+        // An API that sends no bookmarks proves itself alive in no other way while nothing changes.
+        self.health.alive();
+        Ok(live)
     }
 
     /// Whose API it is, as far as we may know.
@@ -250,7 +308,7 @@ impl Shared {
                 *object = Arc::new(object.at_version(version.clone()));
             }
         }
-        known.is_read(&version);
+        known.is_read(&version, Mark::of_list(&objects));
         drop(known);
         self.problems.lock().replace(problems);
         Ok(List { objects, version })

@@ -6,6 +6,7 @@ mod lists;
 mod play;
 mod rewind;
 mod told;
+mod warm;
 
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
@@ -17,7 +18,7 @@ use super::*;
 use crate::{
     cache::{ListVersion, ListerWatcher, SourceError, SourceHealth},
     model::{Object, Path},
-    source::tests::{DEADLINE, Gate, Rig},
+    source::tests::{DEADLINE, Gate, Kept, Rig},
 };
 
 /// A source of one API, behind a gate.
@@ -48,7 +49,12 @@ impl Stand {
     }
 
     fn rig(&self) -> Rig {
-        follow(self.config())
+        follow(self.config(), None)
+    }
+
+    /// A later start.
+    fn resumed(&self, kept: &Kept) -> Rig {
+        follow(self.config(), Some(kept))
     }
 
     /// One that has been listed.
@@ -64,9 +70,9 @@ impl Stand {
     }
 }
 
-fn follow(config: KubeConfig) -> Rig {
+fn follow(config: KubeConfig, kept: Option<&Kept>) -> Rig {
     let health = SourceHealth::new(config.silence, Duration::from_secs(15));
-    Rig::follow(KubeSource::new(config, health.clone()), health, None, value)
+    Rig::follow(KubeSource::new(config, health.clone()), health, kept, value)
 }
 
 fn value(object: &Object) -> String {

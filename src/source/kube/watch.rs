@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     lines::{Lines, NoLine},
     object::{Bookmark, Item, ItemReader, key_bytes},
+    proof::{Recognition, Verdict},
     reading::{Reading, Shared, Stop},
 };
 use crate::{
@@ -34,6 +35,8 @@ pub(super) struct Live {
     lines: Lines,
     /// When the API should have closed it.
     deadline: Instant,
+    /// What has to be told again first.
+    recognition: Option<Recognition>,
 }
 
 /// What comes after the time that was asked for is late.
@@ -42,14 +45,19 @@ const GRACE: Duration = Duration::from_secs(30);
 const INITIAL_SILENCE: Duration = Duration::from_secs(20);
 const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
 
-/// Opens a watch of what happens after a version.
-pub(super) async fn open(shared: &Arc<Shared>, from: &ResourceVersion) -> Result<Live, SourceError> {
+/// Opens a watch of what happens after a version, and what it has to tell first.
+pub(super) async fn open(
+    shared: &Arc<Shared>,
+    from: &ResourceVersion,
+    recognition: Option<Recognition>,
+) -> Result<Live, SourceError> {
     let text = shared.known.lock().text_of(from);
     let Some(text) = text else {
         let problem = if shared.known.lock().is_decimal() { "is not where the resource is" } else { NOTHING_TO_WATCH };
         return Err(SourceError::Expired(format!("{from} {problem}")));
     };
-    Live::open(shared, &[("resourceVersion", &text)]).await
+    let live = Live::open(shared, &[("resourceVersion", &text)]).await?;
+    Ok(Live { recognition, ..live })
 }
 
 /// Reads the state from the initial events of a watch, which then goes on (SEMANTICS 1.27, rules 12 to 15).
@@ -115,6 +123,7 @@ impl Live {
             lines: Lines::new(body, shared.config.silence),
             deadline: Instant::now() + time + GRACE,
             shared: Arc::clone(shared),
+            recognition: None,
         })
     }
 
@@ -124,17 +133,44 @@ impl Live {
     ///
     /// Nothing is lost when it is dropped: what was received stays.
     pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
-        let Some(line) = self.line().await.map_err(|no_line| self.broken(no_line))? else { return Ok(None) };
-        let event = match self.decode(&line).map_err(Stop::into_error)? {
-            Said::Change(event_type, item) => self.change(event_type, item)?,
-            Said::Bookmark(object) => {
-                let bookmark = Bookmark::read(object).map_err(|error| self.unreadable(&error))?;
-                let version = self.shared.known.lock().state(&bookmark.version);
-                Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("a bookmark: {error}")))?)
+        loop {
+            let Some(line) = self.line().await.map_err(|no_line| self.broken(no_line))? else { return Ok(None) };
+            let event = match self.decode(&line).map_err(Stop::into_error)? {
+                Said::Change(event_type, item) => self.change(event_type, item)?,
+                Said::Bookmark(object) => {
+                    let bookmark = Bookmark::read(object).map_err(|error| self.unreadable(&error))?;
+                    let version = self.shared.known.lock().state(&bookmark.version);
+                    Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("a bookmark: {error}")))?)
+                }
+                Said::Failure(status) => return Err(self.shared.api.told(status)),
+            };
+            if self.is_new(&event)? {
+                self.shared.known.lock().is_told(&event);
+                return Ok(Some(Delta::Event(event)));
             }
-            Said::Failure(status) => return Err(self.shared.api.told(status)),
-        };
-        Ok(Some(Delta::Event(event)))
+        }
+    }
+
+    /// Whether an event has not been told to an earlier start.
+    fn is_new(&mut self, event: &Event) -> Result<bool, SourceError> {
+        let Some(recognition) = &mut self.recognition else { return Ok(true) };
+        match recognition.judge(event) {
+            Ok(Verdict::Old) => Ok(false),
+            Ok(Verdict::Recognised) => {
+                self.shared.health.alive();
+                Ok(false)
+            }
+            Ok(Verdict::New) => {
+                self.recognition = None;
+                Ok(true)
+            }
+            Err(error) => {
+                if matches!(error, SourceError::HistoryChanged(_)) {
+                    self.shared.known.lock().is_lost();
+                }
+                Err(error)
+            }
+        }
     }
 
     fn change(&self, event_type: EventType, item: Item) -> Result<Event, SourceError> {

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::DEADLINE;
@@ -30,15 +31,23 @@ pub(in crate::source) struct Rig {
     pub(in crate::source) rewinds: usize,
 }
 
+/// A state that a later start could begin with, and its proof.
+#[derive(Clone)]
+pub(in crate::source) struct Kept {
+    pub(in crate::source) proof: Bytes,
+    pub(in crate::source) version: u128,
+    pub(in crate::source) state: BTreeMap<String, (String, String)>,
+}
+
 // === impl Rig ===
 
 impl Rig {
-    /// Lists and watches a source, with short delays, from what an earlier start has kept, if there is something: its version
-    /// and its proof. `value` is what is told of an object.
+    /// Lists and watches a source, with short delays, from what an earlier start has kept, if there is something. `value` is
+    /// what is told of an object.
     pub(in crate::source) fn follow(
         source: impl ListerWatcher,
         health: SourceHealth,
-        kept: Option<(ResourceVersion, &[u8])>,
+        kept: Option<&Kept>,
         value: fn(&Object) -> String,
     ) -> Self {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
@@ -49,12 +58,30 @@ impl Rig {
         };
         let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
-        if let Some((version, proof)) = kept {
-            reflector.resume(version, proof).unwrap();
+        if let Some(kept) = kept {
+            reflector.resume(ResourceVersion::decimal(kept.version), &kept.proof).unwrap();
         }
         let stats = Arc::clone(reflector.stats());
         let task = tokio::spawn(reflector.run());
-        Self { fifo, health, stats, task, value, state: BTreeMap::new(), version: 0, rewinds: 0 }
+        let version = kept.map_or(0, |kept| kept.version);
+        let objects = kept.map(|kept| kept.state.clone()).unwrap_or_default();
+        Self { fifo, health, stats, task, value, state: objects, version, rewinds: 0 }
+    }
+
+    /// What has come of it so far, and its proof.
+    pub(in crate::source) async fn kept(&mut self) -> Kept {
+        let fifo = Arc::clone(&self.fifo);
+        let taking = tokio::spawn(async move { drop(fifo.checkpoints().take().await) });
+        let proof = loop {
+            // Bookmarks may come before it.
+            let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
+            match popped.unwrap().remove(0) {
+                Delta::Checkpoint(proof) => break proof,
+                delta => self.version = delta.version().unwrap().number(),
+            }
+        };
+        taking.abort();
+        Kept { proof, version: self.version, state: self.state.clone() }
     }
 
     /// The next delta, folded, in short: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`.

@@ -1,42 +1,9 @@
 //! A source that goes on where an earlier start was.
 
-use std::collections::BTreeMap;
-
-use bytes::Bytes;
-
 use super::*;
-use crate::cache::Delta;
-
-impl Rig {
-    /// A state that a later start could begin with: what has come of it so far, and its proof.
-    async fn kept(&mut self) -> Kept {
-        let fifo = Arc::clone(&self.fifo);
-        let taking = tokio::spawn(async move { drop(fifo.checkpoints().take().await) });
-        let proof = loop {
-            // Bookmarks may come before it.
-            let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
-            match popped.unwrap().remove(0) {
-                Delta::Checkpoint(proof) => break proof,
-                delta => self.version = delta.version().unwrap().number(),
-            }
-        };
-        taking.abort();
-        Kept { proof, version: self.version, state: self.state.clone() }
-    }
-}
-
-#[derive(Clone)]
-struct Kept {
-    proof: Bytes,
-    version: u128,
-    state: BTreeMap<String, (String, String)>,
-}
-
 /// A later start.
 fn resumed(gate: &Gate, kept: &Kept) -> Rig {
-    let mut rig = Rig::resume(config(&[gate]), Some((ResourceVersion::decimal(kept.version), &kept.proof)));
-    (rig.version, rig.state) = (kept.version, kept.state.clone());
-    rig
+    Rig::resume(config(&[gate]), Some(kept))
 }
 
 /// A cluster at revision 5, and what a start has kept that has followed it there.
@@ -78,7 +45,7 @@ async fn without_a_change_it_is_fresh_at_once() {
         let (play, gate, kept) = kept_at_five().await;
         play.set(|store| store.version = version);
         let config = EtcdConfig { heartbeat: DEADLINE * 2, ..config(&[&gate]) };
-        let rig = Rig::resume(config, Some((ResourceVersion::decimal(kept.version), &kept.proof)));
+        let rig = Rig::resume(config, Some(&kept));
         rig.health.synced();
         let fresh = async {
             while rig.health.state() != crate::cache::SyncState::Synced {

@@ -42,7 +42,7 @@ async fn a_list_that_is_cut_at_any_byte_is_never_taken_for_the_whole() {
         stand.play.set(|store| store.streams = false);
         stand.play.write("a=1 b=1 c=1");
         stand.gate.limit_next(bytes);
-        let mut rig = follow(KubeConfig { page_size: Some(2), ..stand.config() });
+        let mut rig = follow(KubeConfig { page_size: Some(2), ..stand.config() }, None);
         assert_eq!(rig.told().await, "list 4", "cut after {bytes}");
         assert_eq!(rig.state, stand.play.state(), "cut after {bytes}");
         stand.gate.passed()
@@ -197,7 +197,7 @@ async fn initial_events_that_never_end_are_given_up_for_good() {
     let stand = Stand::new().await;
     stand.play.write("a=1");
     stand.play.set(|store| store.watches.push_back(Fault::Ignore));
-    let mut rig = follow(KubeConfig { silence: Duration::from_millis(300), ..stand.config() });
+    let mut rig = follow(KubeConfig { silence: Duration::from_millis(300), ..stand.config() }, None);
     assert_eq!(rig.told().await, "list 2");
     stand.play.write("a=2");
     assert_eq!(rig.told().await, "3 ~a=2");
@@ -214,7 +214,7 @@ async fn initial_events_that_never_end_are_given_up_for_good() {
 async fn a_watch_in_which_nothing_comes_is_opened_again() {
     let stand = Stand::new().await;
     stand.play.write("a=1");
-    let mut rig = follow(KubeConfig { silence: Duration::from_millis(400), ..stand.config() });
+    let mut rig = follow(KubeConfig { silence: Duration::from_millis(400), ..stand.config() }, None);
     rig.told().await;
     stand.gate.freeze(true);
     stand.play.write("a=2");

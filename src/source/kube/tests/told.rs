@@ -33,7 +33,7 @@ async fn what_is_asked_of_the_api_is_what_clients_of_it_ask() {
         field_selector: "spec.nodeName=n".to_owned(),
         ..stand.config()
     };
-    let mut rig = follow(config.clone());
+    let mut rig = follow(config.clone(), None);
     rig.told().await;
     let path = "/apis/example.com/v1/namespaces/shop/widgets";
     let selectors = "labelSelector=app+in+%28web%2Cx%29&fieldSelector=spec.nodeName%3Dn";
@@ -48,7 +48,7 @@ async fn what_is_asked_of_the_api_is_what_clients_of_it_ask() {
     drop(rig);
 
     stand.play.set(|store| store.streams = false);
-    let mut rig = follow(KubeConfig { group: String::new(), namespace: String::new(), ..config });
+    let mut rig = follow(KubeConfig { group: String::new(), namespace: String::new(), ..config }, None);
     rig.told().await;
     until(|| stand.play.set(|store| store.target.contains("watch=1") && !store.target.contains("sendInitial"))).await;
     let target = stand.play.set(|store| store.target.clone());
@@ -174,7 +174,7 @@ async fn a_token_is_read_again_when_it_is_refused_and_a_refusal_says_what_to_do(
     std::fs::write(token.path(), "one").unwrap();
     let path = kubeconfig(&stand.gate.url(), &format!("tokenFile: {}", token.path().display()));
     let cluster = KubeCluster { kubeconfig: Some(path.to_path_buf()), context: None };
-    let mut rig = follow(KubeConfig { cluster, ..stand.config() });
+    let mut rig = follow(KubeConfig { cluster, ..stand.config() }, None);
     assert_eq!(rig.told().await, "list 1");
     stand.play.set(|store| store.token = Some("two"));
     stand.gate.cut();
@@ -195,11 +195,11 @@ async fn an_exec_plugin_says_who_we_are() {
     let exec = "apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: echo";
     let path = kubeconfig(&stand.gate.url(), &format!("exec: {{{exec}, args: ['{credential}']}}"));
     let cluster = KubeCluster { kubeconfig: Some(path.to_path_buf()), context: None };
-    let mut rig = follow(KubeConfig { cluster: cluster.clone(), ..stand.config() });
+    let mut rig = follow(KubeConfig { cluster: cluster.clone(), ..stand.config() }, None);
     assert_eq!(rig.told().await, "list 1");
 
     std::fs::write(&path, std::fs::read_to_string(&path).unwrap().replace("command: echo", "command: /no/such/plugin"))
         .unwrap();
-    let rig = follow(KubeConfig { cluster, ..stand.config() });
+    let rig = follow(KubeConfig { cluster, ..stand.config() }, None);
     rig.error("unable to run auth exec").await;
 }

@@ -1,0 +1,100 @@
+//! informerd over an API server as a process that is killed, and goes on where it was.
+
+use informerd::proto::pb;
+use tonic::Code;
+
+use crate::{
+    apiserver::{ADMIN, ApiServer, THINGS},
+    kube::{check, things},
+    truth::Truth,
+    warm::Killable,
+};
+
+async fn write(apiserver: &ApiServer, truth: &mut Truth, changes: usize) {
+    for _ in 0..changes {
+        apiserver.write(truth, THINGS).await;
+    }
+}
+
+/// It is served before the API server is there, and nothing is listed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_goes_on_where_it_was_over_an_api_server() {
+    let (apiserver, mut truth) = (ApiServer::start().await, Truth::new(21));
+    write(&apiserver, &mut truth, 30).await;
+    let mut served = Killable::kube(&apiserver, ADMIN, things());
+    for round in 0..4 {
+        served.synced().await;
+        write(&apiserver, &mut truth, 10).await;
+        // What was changed last may have been deleted last, or known by a list only.
+        served.kept(&truth).await;
+        served.kill();
+        write(&apiserver, &mut truth, round * 5).await;
+        apiserver.signal("-STOP");
+        served.restart();
+        let resource = served.until("served", |resource| !resource.resource_version.is_empty()).await;
+        assert_eq!(resource.state(), pb::SyncState::Stale);
+        let early = served.followers(3).await;
+        apiserver.signal("-CONT");
+        served.synced().await;
+        write(&apiserver, &mut truth, 5).await;
+        check(&early, &truth, THINGS, true).await;
+        assert_eq!(served.count("reflector_lists_total").await, 0, "round {round}");
+        assert_eq!(served.count("cache_rewinds_total").await, 0, "round {round}");
+    }
+}
+
+/// An API server that was started meanwhile has not seen what is known: one list, and the difference.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_api_server_has_not_seen_while_it_was_dead_is_a_difference() {
+    let (mut apiserver, mut truth) = (ApiServer::start().await, Truth::new(22));
+    write(&apiserver, &mut truth, 30).await;
+    let mut served = Killable::kube(&apiserver, ADMIN, things());
+    served.synced().await;
+    write(&apiserver, &mut truth, 10).await;
+    served.kept(&truth).await;
+    served.kill();
+    write(&apiserver, &mut truth, 20).await;
+    apiserver.kill();
+    served.restart();
+    let early = served.followers(3).await;
+    apiserver.restart().await;
+    served.synced().await;
+    write(&apiserver, &mut truth, 5).await;
+    check(&early, &truth, THINGS, false).await;
+    assert_eq!(served.count("reflector_lists_total").await, 1);
+    assert_eq!(served.count("cache_rewinds_total").await, 0);
+}
+
+/// Restored while it was dead, and perhaps beyond what was known again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_from_a_backup_while_it_was_dead_ends_every_watch() {
+    for rewritten in [0, 60] {
+        let (mut apiserver, mut truth) = (ApiServer::start().await, Truth::new(23));
+        write(&apiserver, &mut truth, 10).await;
+        let (snapshot, restored_to) = (apiserver.etcd.snapshot(), truth.revision());
+        let mut served = Killable::kube(&apiserver, ADMIN, things());
+        served.synced().await;
+        write(&apiserver, &mut truth, 30).await;
+        served.kept(&truth).await;
+        served.kill();
+        apiserver.kill();
+        apiserver.etcd.restore(&snapshot);
+        apiserver.etcd.restart().await;
+        apiserver.restart().await;
+        truth.rewind(restored_to);
+        write(&apiserver, &mut truth, rewritten).await;
+        // The early clients are there before the API is asked.
+        apiserver.signal("-STOP");
+        served.restart();
+        let early = served.followers(3).await;
+        apiserver.signal("-CONT");
+        for follower in &early {
+            let end = follower.end().await;
+            assert_eq!(end, (Code::OutOfRange, "HISTORY_CHANGED".to_owned()), "{rewritten} rewritten");
+        }
+        served.synced().await;
+        write(&apiserver, &mut truth, 5).await;
+        check(&served.followers(2).await, &truth, THINGS, false).await;
+        assert_eq!(served.count("cache_rewinds_total").await, 1, "{rewritten} rewritten");
+    }
+}
