@@ -93,7 +93,7 @@ impl Connector<'_> {
             indexers: Arc::clone(&resource.indexers),
             broadcaster: config.broadcaster(),
             history: config.history(),
-            bodies_prove: matches!(resource.source, SourceConfig::Etcd(_)),
+            bodies_prove: source.bodies_prove(),
             batch_window: config.watch.batch_window.max(LEAST_WINDOW),
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);

@@ -50,9 +50,7 @@ pub struct InformerConfig {
     pub broadcaster: BroadcasterConfig,
     /// The bounds of the history; sizes in bytes of bodies and records.
     pub history: Retention,
-    /// Whether the upstream gives an object the same bytes at each list, so that others at the same version prove another
-    /// history (invariant 14). The Kubernetes API writes stored objects as its own version and its conversions have them; a
-    /// relay does not know what its origin follows.
+    /// [`ListerWatcher::bodies_prove`](super::ListerWatcher::bodies_prove).
     pub bodies_prove: bool,
     /// The least time between two wakes, unless there is a whole wake's worth of events. The first event after a pause is
     /// applied at once, those that follow it are gathered: a wake costs much more than an event. Timers being what they are,

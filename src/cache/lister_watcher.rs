@@ -28,6 +28,13 @@ pub trait ListerWatcher: Send + Sync + 'static {
     /// than this and `stale_after` is STALE; one that may be silent for ever says [`Duration::MAX`].
     fn heartbeat(&self) -> Duration;
 
+    /// Whether the upstream gives an object the same bytes at each list, so that others at the same version prove another
+    /// history (invariant 14). The Kubernetes API writes stored objects as its own version and its conversions have them; a
+    /// relay does not know what its origin follows.
+    fn bodies_prove(&self) -> bool {
+        false
+    }
+
     /// How a later start goes on where this one was; `None` for a source that cannot, and begins with a list.
     fn warm_start(&self) -> Option<&dyn WarmStart> {
         None

@@ -209,6 +209,10 @@ impl ListerWatcher for EtcdSource {
         self.shared.config.heartbeat
     }
 
+    fn bodies_prove(&self) -> bool {
+        true
+    }
+
     fn warm_start(&self) -> Option<&dyn WarmStart> {
         Some(self)
     }

@@ -11,8 +11,8 @@ use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use informerd::{
     cache::{
-        BackoffConfig, Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion, RealFifo,
-        Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
+        BackoffConfig, Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion, ListerWatcher,
+        RealFifo, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
     },
     config::WatchConfig,
     grpc::{self, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
@@ -108,19 +108,19 @@ impl Sandbox {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let heartbeat = options.relay.as_ref().map_or(Duration::from_secs(5), |relay| relay.heartbeat);
         let health = SourceHealth::new(heartbeat, Duration::from_secs(15));
+        let relay = options.relay.map(|relay| RelaySource::new(relay, health.clone()));
         let config = InformerConfig {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster: options.broadcaster,
             history: options.history,
-            bodies_prove: true,
+            bodies_prove: relay.as_ref().is_none_or(ListerWatcher::bodies_prove),
             batch_window: Duration::from_micros(500),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         let mut tasks = JoinSet::new();
         tasks.spawn(informer.run());
         let mut reflector = Arc::default();
-        if let Some(relay) = options.relay {
-            let source = RelaySource::new(relay, health.clone());
+        if let Some(source) = relay {
             let (initial, max) = (Duration::from_millis(1), Duration::from_millis(20));
             let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
             let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };

@@ -1,0 +1,165 @@
+//! An upstream that goes, forgets, changes or is behind.
+
+use super::*;
+
+/// RELIABILITY X5: the hand-over from a replica that goes to one that stays.
+#[tokio::test]
+async fn an_upstream_that_drains_is_left_for_another() {
+    let mut going = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut staying = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let wire = Wire::to(going.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    for n in 0..5 {
+        for replica in [&mut going, &mut staying] {
+            replica.put("shop", "a", &format!(r#""n":{n}"#)).await;
+        }
+    }
+    relay.reached(&version(6)).await;
+    staying.put("shop", "b", "").await;
+    wire.lead_to(staying.address());
+    going.lifecycle.draining.cancel();
+    let told: Vec<String> = take(&mut stream, 7).await.iter().map(words).collect();
+    assert_eq!((told[5].as_str(), told[6].as_str()), ("MODIFIED a @6", "ADDED b @7"));
+    assert_eq!(relay.lists(), 1);
+}
+
+/// What the upstream has forgotten meanwhile is compared once, and no client notices more than that.
+#[tokio::test]
+async fn what_the_upstream_has_forgotten_is_compared() {
+    let options = Options { history: short(), ..Options::default() };
+    let mut origin = Sandbox::start_with(options, vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    let wire = Wire::to(origin.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    take(&mut stream, 2).await;
+    wire.lead_nowhere();
+    wire.cut();
+    origin.delete(&pod("shop", "b", "")).await;
+    for n in 0..5 {
+        origin.put("shop", "c", &format!(r#""n":{n}"#)).await;
+    }
+    origin.reached(&version(7)).await;
+    wire.lead_to(origin.address());
+    let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
+    assert_eq!(told, ["DELETED INFERRED b @1", "ADDED c @7"]);
+    assert_eq!(relay.lists(), 2);
+}
+
+/// Over a Kubernetes API, another replica, or the same after an upgrade, has other bytes for what has not changed.
+#[tokio::test]
+async fn other_bytes_at_the_same_version_are_no_other_history() {
+    let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let options = Options { history: short(), ..Options::default() };
+    let mut replica = Sandbox::start_with(options, vec![pod("shop", "a", r#""defaulted":true"#)]).await;
+    let wire = Wire::to(origin.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    take(&mut stream, 1).await;
+    for n in 0..5 {
+        replica.put("shop", "c", &format!(r#""n":{n}"#)).await;
+    }
+    replica.reached(&version(6)).await;
+    wire.lead_to(replica.address());
+    wire.cut();
+    let told: Vec<String> = take(&mut stream, 1).await.iter().map(words).collect();
+    assert_eq!(told, ["ADDED c @6"]);
+    assert_eq!(relay.lists(), 2);
+}
+
+fn short() -> informerd::watch::Retention {
+    informerd::watch::Retention { events: 2, ..informerd::watch::BroadcasterConfig::default().retention }
+}
+
+async fn of_lineage(lineage: &'static str, name: &str) -> Sandbox {
+    let version = ResourceVersion::of_lineage(lineage.into(), 1);
+    let options = Options { lineage: Some(lineage), ..Options::default() };
+    Sandbox::start_with(options, vec![pod_at("shop", name, "", &version)]).await
+}
+
+#[tokio::test]
+async fn another_lineage_upstream_is_another_history() {
+    let (before, after) = (of_lineage("a", "old").await, of_lineage("b", "new").await);
+    let wire = Wire::to(before.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let far = Sandbox::relay(relay.address()).await;
+    let mut streams = [watch(&relay, watch_pods()).await, watch(&far, watch_pods()).await];
+    for stream in &mut streams {
+        assert_eq!(words(&take(stream, 1).await[0]), "ADDED INITIAL old");
+    }
+    wire.lead_to(after.address());
+    wire.cut();
+    for stream in &mut streams {
+        let status = end(stream).await;
+        assert_eq!((status.code(), reason(&status)), (Code::OutOfRange, "HISTORY_CHANGED".to_owned()));
+    }
+    far.reached(&ResourceVersion::of_lineage("b".into(), 1)).await;
+    let mut stream = watch(&far, watch_pods()).await;
+    assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED INITIAL new");
+    assert_eq!(words(&next(&mut stream).await), "BOOKMARK @b.1");
+}
+
+/// Invariant 14, where the numbers go on and nobody was there to hear of it.
+#[tokio::test]
+async fn a_history_that_changed_while_nobody_listened_is_told() {
+    let mut origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let wire = Wire::to(origin.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    for _ in 0..5 {
+        origin.put("shop", "a", r#""from":"before""#).await;
+    }
+    relay.reached(&version(6)).await;
+    let mut stream = watch(&relay, watch_from_now()).await;
+    wire.lead_nowhere();
+    wire.cut();
+    origin.say(Delta::Rewind(List { objects: vec![at("a", r#""from":"after""#, 3)], version: version(3) })).await;
+    for number in 4..9 {
+        origin.push(Event::Modified(at("a", r#""from":"after""#, number))).await;
+    }
+    let is_there = origin.informer.wait_for(|snapshot| *snapshot.version() == version(8));
+    tokio::time::timeout(DEADLINE, is_there).await.unwrap();
+    wire.lead_to(origin.address());
+    assert_eq!(reason(&end(&mut stream).await), "HISTORY_CHANGED");
+    relay.reached(&version(8)).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    let message = take(&mut stream, 1).await.remove(0);
+    assert!(format!("{message:?}").contains("after"), "{message:?}");
+}
+
+/// Invariant 13, RELIABILITY X2: another replica may be behind, which proves nothing.
+#[tokio::test]
+async fn an_upstream_that_is_behind_is_waited_for() {
+    let mut ahead = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut behind = Sandbox::start_with(
+        Options { future_wait: Duration::from_millis(300), ..Options::default() },
+        vec![pod("shop", "a", "")],
+    )
+    .await;
+    let wire = Wire::to(ahead.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    for n in 0..5 {
+        ahead.put("shop", "a", &format!(r#""n":{n}"#)).await;
+    }
+    take(&mut stream, 6).await;
+    wire.lead_to(behind.address());
+    wire.cut();
+    let error = last_error(&relay, "RESOURCE_VERSION_TOO_LARGE").await;
+    assert!(error.contains("version 6 has not been reached"), "{error}");
+    for n in 0..7 {
+        behind.put("shop", "a", &format!(r#""n":{n}"#)).await;
+    }
+    let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
+    assert_eq!(told, ["MODIFIED a @7", "MODIFIED a @8"], "what it had is not told again");
+    assert_eq!(relay.lists(), 1);
+
+    // Nor is a list of it taken.
+    let old = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let health = SourceHealth::new(Duration::MAX, Duration::MAX);
+    let source = RelaySource::new(relay_of(wire.address()), health);
+    assert_eq!(source.list(ListVersion::MostRecent).await.unwrap().version, version(8));
+    wire.lead_to(old.address());
+    wire.cut();
+    let listed = async { while source.list(ListVersion::MostRecent).await.is_err() {} };
+    assert!(tokio::time::timeout(Duration::from_secs(1), listed).await.is_err(), "it is older than what is known");
+}
