@@ -62,9 +62,12 @@ struct Reading<'a> {
     watch: Option<Arc<BroadcasterStats>>,
 }
 
+/// Failures that are reported by the Reflector, which knows the resource and what will be done.
+const REPORTED_TWICE: &str = "kube_client=off";
+
 /// Sends logs to stderr. To be called once, by the binary.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
-    let filter = EnvFilter::try_new(filter)
+    let filter = EnvFilter::try_new(format!("{REPORTED_TWICE},{filter}"))
         .map_err(|error| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
     let registry = tracing_subscriber::registry().with(filter);
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

@@ -46,17 +46,17 @@ pub struct HealthReport {
 
 #[derive(Debug)]
 struct Shared {
-    /// Silence longer than this is staleness: the source's heartbeat and `stale_after` together.
-    silence_bound: Duration,
-    /// What `seen_micros` counts from.
+    heartbeat: Duration,
+    stale_after: Duration,
+    /// What `stale_micros` counts from.
     base: Instant,
     synced: AtomicBool,
     /// The source has said that its upstream is gone.
     lost: AtomicBool,
     /// At a relay: the upstream has said that its own is gone.
     stale_upstream: AtomicBool,
-    /// When the upstream was last seen; [`NEVER`] before it was. Read without the lock, by every watch that is idle.
-    seen_micros: AtomicU64,
+    /// When it turns STALE, unless it is alive before. Read without the lock, by every watch that is idle.
+    stale_micros: AtomicU64,
     record: Mutex<Record>,
     demand: Demand,
     provenance: Provenance,
@@ -72,21 +72,21 @@ struct Record {
     keeping: Option<String>,
 }
 
-const NEVER: u64 = u64::MAX;
-
 // === impl SourceHealth ===
 
 impl SourceHealth {
     /// The health of a source that has not been heard of yet. `heartbeat` is how often it proves itself alive
-    /// ([`Duration::MAX`] if it may be silent for ever), and `stale_after` how far past that it may be silent.
+    /// ([`Duration::MAX`] if it may be silent for ever), and `stale_after` how far past that it may be silent, and how long it
+    /// may fail.
     pub fn new(heartbeat: Duration, stale_after: Duration) -> Self {
         let shared = Shared {
-            silence_bound: heartbeat.saturating_add(stale_after),
+            heartbeat,
+            stale_after,
             base: Instant::now(),
             synced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             stale_upstream: AtomicBool::new(false),
-            seen_micros: AtomicU64::new(NEVER),
+            stale_micros: AtomicU64::new(0),
             record: Mutex::default(),
             demand: Demand::default(),
             provenance: Provenance::new(),
@@ -97,7 +97,8 @@ impl SourceHealth {
     /// The upstream answered: a list, an event, a bookmark.
     pub fn alive(&self) {
         self.shared.lost.store(false, Ordering::Relaxed);
-        self.shared.seen_micros.store(self.shared.base.elapsed().as_micros() as u64, Ordering::Relaxed);
+        let silence = self.shared.heartbeat.saturating_add(self.shared.stale_after);
+        self.shared.stale_micros.store(self.shared.micros_after(silence), Ordering::Relaxed);
         let mut record = self.shared.record.lock();
         record.seen_at = Some(SystemTime::now());
         record.failure = None;
@@ -114,8 +115,10 @@ impl SourceHealth {
         self.shared.record.lock().origin_seen_at = seen_at;
     }
 
-    /// A list or a watch failed. The state turns STALE by time, not by this.
+    /// A list or a watch failed. The state turns STALE if it is not alive `stale_after` from the first failure on.
     pub fn failed(&self, error: impl Into<String>) {
+        let bound = self.shared.micros_after(self.shared.stale_after);
+        self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
         self.shared.record.lock().failure = Some(error.into());
     }
 
@@ -152,12 +155,11 @@ impl SourceHealth {
 
     /// The state alone.
     pub fn state(&self) -> SyncState {
-        let seen_micros = self.shared.seen_micros.load(Ordering::Relaxed);
-        let silence = || self.shared.base.elapsed().saturating_sub(Duration::from_micros(seen_micros));
         let has_said = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let is_lost = seen_micros == NEVER || has_said(&self.shared.lost) || has_said(&self.shared.stale_upstream);
-        let is_silent = is_lost || silence() > self.shared.silence_bound;
-        match (self.shared.synced.load(Ordering::Relaxed), is_silent) {
+        let is_lost = has_said(&self.shared.lost) || has_said(&self.shared.stale_upstream);
+        let is_stale =
+            is_lost || self.shared.micros_after(Duration::ZERO) >= self.shared.stale_micros.load(Ordering::Relaxed);
+        match (has_said(&self.shared.synced), is_stale) {
             (false, _) => SyncState::Syncing,
             (true, false) => SyncState::Synced,
             (true, true) => SyncState::Stale,
@@ -173,6 +175,15 @@ impl SourceHealth {
             last_error: record.failure.as_ref().or(record.problems.first()).or(record.keeping.as_ref()).cloned(),
             problems: record.problems.len(),
         }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// A moment from now.
+    fn micros_after(&self, time: Duration) -> u64 {
+        u64::try_from(self.base.elapsed().saturating_add(time).as_micros()).unwrap_or(u64::MAX)
     }
 }
 
@@ -192,16 +203,36 @@ mod tests {
         health.synced();
         assert_eq!(health.report().state, SyncState::Synced);
 
-        tokio::time::advance(HEARTBEAT + STALE_AFTER).await;
+        tokio::time::advance(HEARTBEAT).await;
+        assert_eq!(health.state(), SyncState::Synced);
         health.failed("connection refused");
         let report = health.report();
         assert_eq!((report.state, report.last_error.as_deref()), (SyncState::Synced, Some("connection refused")));
-        tokio::time::advance(Duration::from_millis(1)).await;
+        tokio::time::advance(STALE_AFTER).await;
         assert_eq!(health.report().state, SyncState::Stale);
 
         health.alive();
         let report = health.report();
         assert_eq!((report.state, report.last_error), (SyncState::Synced, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_that_fails_is_stale_without_waiting_for_its_heartbeat() {
+        for heartbeat in [Duration::from_secs(120), Duration::MAX] {
+            let health = SourceHealth::new(heartbeat, STALE_AFTER);
+            health.alive();
+            health.synced();
+            tokio::time::advance(Duration::from_secs(60)).await;
+            for _ in 0..5 {
+                assert_eq!(health.state(), SyncState::Synced);
+                health.failed("connection refused");
+                tokio::time::advance(STALE_AFTER / 5).await;
+            }
+            assert_eq!(health.state(), SyncState::Stale);
+            health.alive();
+            tokio::time::advance(Duration::from_secs(100)).await;
+            assert_eq!(health.state(), SyncState::Synced);
+        }
     }
 
     #[tokio::test(start_paused = true)]
