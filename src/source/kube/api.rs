@@ -7,7 +7,7 @@
 use std::{error::Error as StdError, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::{
     Client, Config,
@@ -170,6 +170,9 @@ impl Api {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         // Whether and when to ask again is for the Reflector.
         config.default_retry = false;
+        // By which the API's audit log and its priorities know who asks.
+        let user_agent = HeaderValue::from_static(concat!("informerd/", env!("CARGO_PKG_VERSION")));
+        config.headers.push((header::USER_AGENT, user_agent));
         let url: Arc<str> = config.cluster_url.to_string().trim_end_matches('/').into();
         let client = Client::try_from(config);
         let client = client.map_err(|error| not_allowed(&url, &error))?;

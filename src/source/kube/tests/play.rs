@@ -47,6 +47,8 @@ pub(super) struct Store {
     pub(super) asked: Vec<String>,
     /// The query of the last request for the resource.
     pub(super) target: String,
+    /// And of whom.
+    pub(super) user_agent: String,
 }
 
 /// What an API does wrong.
@@ -91,6 +93,7 @@ impl Play {
             watches: VecDeque::new(),
             asked: Vec::new(),
             target: String::new(),
+            user_agent: String::new(),
         };
         Self { store: Arc::new(Mutex::new(store)), head: Arc::new(watch::Sender::new(1)) }
     }
@@ -175,7 +178,11 @@ impl Play {
                 None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
             };
         }
-        self.set(|store| uri.to_string().clone_into(&mut store.target));
+        let user_agent = request.headers().get("user-agent").map_or("", |value| value.to_str().unwrap());
+        self.set(|store| {
+            uri.to_string().clone_into(&mut store.target);
+            user_agent.clone_into(&mut store.user_agent);
+        });
         let is_watch = query.contains_key("watch");
         let fault = self.set(|store| {
             store.asked.push(summary(&query));

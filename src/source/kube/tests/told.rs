@@ -45,6 +45,8 @@ async fn what_is_asked_of_the_api_is_what_clients_of_it_ask() {
          resourceVersionMatch=NotOlderThan&{selectors}"
     );
     assert_eq!(target, expected);
+    let user_agent = stand.play.set(|store| store.user_agent.clone());
+    assert_eq!(user_agent, concat!("informerd/", env!("CARGO_PKG_VERSION")));
     drop(rig);
 
     stand.play.set(|store| store.streams = false);
