@@ -114,3 +114,24 @@ async fn names_are_resolved_and_authorities_are_trusted() {
         Err(error) => panic!("{NAME_SERVER}:53: {error}"),
     }
 }
+
+/// A pod that mounts no token is not told of kubeconfigs.
+#[test]
+fn a_pod_without_a_service_account_is_told_so() {
+    let root = Root::of_image();
+    let check = |environment: &[(&str, &str)]| {
+        let mut command = root.informerd(&["check", "--kube", "pods=v1/pods"]);
+        let output = command.envs(environment.iter().copied()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let in_pod = check(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")]);
+    assert_eq!(in_pod.lines().count(), 1, "{in_pod}");
+    assert!(
+        in_pod.starts_with("error: resource pods: the service account of this pod: ")
+            && in_pod.contains("automountServiceAccountToken"),
+        "{in_pod}"
+    );
+    let elsewhere = check(&[]);
+    assert!(elsewhere.contains("no kubeconfig: ") && elsewhere.contains("run inside a cluster"), "{elsewhere}");
+}
