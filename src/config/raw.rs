@@ -295,7 +295,8 @@ pub(super) enum Section<T> {
 
 struct SectionVisitor<T>(PhantomData<T>);
 
-const DEFAULT_LOG: &str = "info";
+/// What fails between a kube source and its API the source tells, with the address and what it does next.
+const DEFAULT_LOG: &str = "info,kube_client::client=off";
 
 // === impl ServeFlags ===
 

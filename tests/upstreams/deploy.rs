@@ -173,7 +173,13 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     assert_eq!(application.terminate(pod.grace_period()).await, Some(0));
     assert_eq!(sidecar.has_ended(), None);
     assert_eq!(sidecar.terminate(until.duration_since(Instant::now())).await, Some(0));
-    assert!(sidecar.log("err").trim_end().lines().last().unwrap().contains("shut down"));
+    let log = sidecar.log("err");
+    // What waits for it speaks too when it is killed.
+    let log = log.lines().filter(|line| line.starts_with('{'));
+    let log: Vec<Value> = log.map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(log.last().unwrap()["message"], "shut down");
+    let error = log.iter().find(|line| line["level"] == "ERROR");
+    assert_eq!(error, None, "an API that is away is a warning, and one line");
 }
 
 /// Asked at the address of the pod; it says that it ends before it does.
