@@ -15,11 +15,20 @@ const FILES: [&str; 2] = ["sidecar.yaml", "standalone.yaml"];
 /// What is kept is written for so long at most, when a server drains.
 const LAST_WRITE: Duration = Duration::from_secs(10);
 
-fn config_file(manifest: &Manifest) -> (TempDir, PathBuf) {
+fn config_text(manifest: &Manifest) -> &str {
+    manifest.object("ConfigMap")["data"]["config.yaml"].as_str().unwrap()
+}
+
+fn config_file(text: &str) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("config.yaml");
-    fs::write(&path, manifest.object("ConfigMap")["data"]["config.yaml"].as_str().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
     (directory, path)
+}
+
+fn config(text: &str) -> Config {
+    let (_directory, path) = config_file(text);
+    Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap()
 }
 
 /// Of informerd itself, where each of them runs it.
@@ -32,7 +41,7 @@ fn container(manifest: &Manifest) -> &Value {
 fn the_roles_are_what_informerd_prints() {
     for file in FILES {
         let manifest = Manifest::read(file);
-        let (_directory, config) = config_file(&manifest);
+        let (_directory, config) = config_file(config_text(&manifest));
         let printed = informerd(&["rbac", "--config", config.to_str().unwrap()]).output().unwrap();
         let printed = Manifest::parse(std::str::from_utf8(&printed.stdout).unwrap()).objects;
         let is_role = |object: &&Value| object["kind"].as_str().unwrap().ends_with("Role");
@@ -44,9 +53,7 @@ fn the_roles_are_what_informerd_prints() {
 fn ports_probes_and_periods_are_those_of_the_configuration() {
     for file in FILES {
         let manifest = Manifest::read(file);
-        let (_directory, config) = config_file(&manifest);
-        let flags = ServeFlags { config: Some(config), ..ServeFlags::default() };
-        let config = Config::load(&flags).unwrap();
+        let config = config(config_text(&manifest));
         let container = container(&manifest);
         let admin = config.admin_listen.unwrap();
         assert!(admin.ip().is_unspecified(), "{file}: the kubelet asks from outside of the pod");
@@ -67,6 +74,15 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
         let needed = config.drain.delay + config.drain.period + LAST_WRITE;
         assert!(Duration::from_secs(period) > needed, "{file}: {period} s for {needed:?}");
     }
+}
+
+/// What the comment says of TLS can be written in the place of `insecure`.
+#[test]
+fn the_standalone_cache_can_be_had_under_tls() {
+    let manifest = Manifest::read("standalone.yaml");
+    let text = config_text(&manifest).replace("insecure: true\n", "").replace("#   tls: ", "tls: ");
+    let config = config(&text);
+    assert!(config.tls.is_some_and(|tls| tls.client_ca.is_some()) && !config.listen.is_local());
 }
 
 /// What no API server looks at.
@@ -117,7 +133,8 @@ fn what_is_named_is_there() {
 #[test]
 fn the_image_is_of_this_version() {
     let dockerfile = text("Dockerfile");
-    assert!(dockerfile.contains(concat!("-t informerd:", env!("CARGO_PKG_VERSION"), " ")), "{dockerfile}");
+    let build = concat!("docker build -f deploy/Dockerfile -t informerd:", env!("CARGO_PKG_VERSION"), " .\n");
+    assert!(dockerfile.contains(build) && text("../README.md").contains(build), "{build}");
     let manifest = Manifest::read("sidecar.yaml");
     let user = &manifest.pod()["spec"]["securityContext"];
     assert!(dockerfile.contains(&format!("\nUSER {}:{}\n", user["runAsUser"], user["runAsGroup"])), "{dockerfile}");

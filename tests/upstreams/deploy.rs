@@ -130,6 +130,7 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     gate.refuse(false);
     sidecar.started().await;
     application.start().await;
+    assert_eq!(sidecar.informerd(&["resources", "-o", "name"]), "configmaps\nendpointslices\n");
 
     // What it is told first is everything, and so is what it is told then.
     mark(&apiserver, &application, &mut marks).await;
@@ -169,10 +170,10 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     assert_eq!(each.len(), told.len(), "each change once");
 
     // The application first, which the sidecar outlives.
-    let until = Instant::now() + pod.grace_period();
+    let ends_at = Instant::now() + pod.grace_period();
     assert_eq!(application.terminate(pod.grace_period()).await, Some(0));
     assert_eq!(sidecar.has_ended(), None);
-    assert_eq!(sidecar.terminate(until.duration_since(Instant::now())).await, Some(0));
+    assert_eq!(sidecar.terminate(ends_at.duration_since(Instant::now())).await, Some(0));
     let log = sidecar.log("err");
     // What waits for it speaks too when it is killed.
     let log = log.lines().filter(|line| line.starts_with('{'));

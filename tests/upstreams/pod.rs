@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     path::PathBuf,
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, ExitStatus},
     time::{Duration, Instant},
 };
 
@@ -20,7 +20,7 @@ use tokio::{
 use crate::{
     DEADLINE,
     apiserver::ApiServer,
-    manifest::items,
+    manifest::{items, named},
     root::{First, Image, Root},
 };
 
@@ -70,7 +70,7 @@ impl Pod {
     pub(crate) fn container(&self, apiserver: &ApiServer, spec: &Value) -> Container {
         let (image, root) = (Image::read(), Root::of_image());
         for mount in items(&spec["volumeMounts"]) {
-            let volume = crate::manifest::named(&self.spec["volumes"], mount["name"].as_str().unwrap());
+            let volume = named(&self.spec["volumes"], mount["name"].as_str().unwrap());
             self.mount(apiserver, &root, mount["mountPath"].as_str().unwrap(), volume);
         }
         assert_eq!(spec["command"], Value::Null, "the entrypoint of the image");
@@ -112,23 +112,23 @@ impl Pod {
                 }
             }
         };
-        match volume {
-            volume if volume["configMap"].is_object() => config_map(&volume["configMap"]),
-            volume if volume["emptyDir"].is_object() => root.directory(path),
-            volume => {
-                for source in items(&volume["projected"]["sources"]) {
-                    if source["configMap"].is_object() {
-                        config_map(&source["configMap"]);
-                    } else if source["downwardAPI"].is_object() {
-                        for item in items(&source["downwardAPI"]["items"]) {
-                            assert_eq!(item["fieldRef"]["fieldPath"], "metadata.namespace");
-                            root.write(&format!("{path}/{}", item["path"].as_str().unwrap()), &self.namespace);
-                        }
-                    } else {
-                        let file = source["serviceAccountToken"]["path"].as_str().expect("a source that is known here");
-                        root.write(&format!("{path}/{file}"), self.token(apiserver));
-                    }
+        if volume["configMap"].is_object() {
+            return config_map(&volume["configMap"]);
+        }
+        if volume["emptyDir"].is_object() {
+            return root.directory(path);
+        }
+        for source in items(&volume["projected"]["sources"]) {
+            if source["configMap"].is_object() {
+                config_map(&source["configMap"]);
+            } else if source["downwardAPI"].is_object() {
+                for item in items(&source["downwardAPI"]["items"]) {
+                    assert_eq!(item["fieldRef"]["fieldPath"], "metadata.namespace");
+                    root.write(&format!("{path}/{}", item["path"].as_str().unwrap()), &self.namespace);
                 }
+            } else {
+                let file = source["serviceAccountToken"]["path"].as_str().expect("a source that is known here");
+                root.write(&format!("{path}/{file}"), self.token(apiserver));
             }
         }
     }
@@ -161,15 +161,14 @@ impl Container {
 
     fn command(&self, words: &[String]) -> Command {
         let mut command = self.root.command(self.user.0, self.user.1, words);
-        command.envs(self.environment.iter().map(|(name, value)| (*name, value))).stderr(Stdio::piped());
+        command.envs(self.environment.iter().map(|(name, value)| (*name, value)));
         command
     }
 
-    /// Asks once, as often as the kubelet would in its first period.
+    /// Asks once; if it fails, the reason.
     pub(crate) async fn probe(&self, name: &str) -> Result<(), String> {
         let (probe, ask) = (&self.spec[name], &self.spec[name]["httpGet"]);
-        let named = |port: &&Value| port["name"] == ask["port"];
-        let port = items(&self.spec["ports"]).iter().find(named).unwrap()["containerPort"].as_u64().unwrap() as u16;
+        let port = named(&self.spec["ports"], ask["port"].as_str().unwrap())["containerPort"].as_u64().unwrap() as u16;
         let path = ask["path"].as_str().unwrap();
         let asked = async {
             let mut stream = TcpStream::connect((ADDRESS, port)).await?;
