@@ -1,8 +1,8 @@
 //! The command line: what the user types, and how each command ends.
 //!
 //! Data goes to stdout, notes and logs to stderr. Exit codes: 0 done; 1 it failed at run time; 2 the command line or the
-//! configuration is wrong; 130 and 143 when a second SIGINT or SIGTERM cut an orderly end short. The client commands also
-//! have 3, not found; 4, unavailable or too late; 5, not allowed.
+//! configuration is wrong; 130 and 143 when a second SIGINT or SIGTERM cut an orderly end short, or the first one
+//! an `until`. The client commands also have 3, not found; 4, unavailable or too late; 5, not allowed.
 
 mod bench;
 mod by_index;
@@ -15,6 +15,7 @@ mod print;
 mod rbac;
 mod resources;
 mod serve;
+mod signals;
 mod until;
 mod values;
 mod watch;

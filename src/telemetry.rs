@@ -62,8 +62,8 @@ struct Reading<'a> {
     watch: Option<Arc<BroadcasterStats>>,
 }
 
-/// Failures that are reported by the Reflector, which knows the resource and what will be done.
-const REPORTED_TWICE: &str = "kube_client=off";
+/// What fails between a kube source and its API the Reflector reports, with the address and what it does next.
+const REPORTED_TWICE: &str = "kube_client::client=off";
 
 /// Sends logs to stderr. To be called once, by the binary.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {

@@ -2,9 +2,7 @@
 
 use std::process::ExitCode;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
-
-use super::{FAILED, WRONG_USAGE, complain};
+use super::{FAILED, WRONG_USAGE, complain, signals::Signals};
 use crate::{
     app::App,
     config::{Config, ServeFlags},
@@ -36,12 +34,6 @@ Examples:
 A flag wins over its environment variable, that over the file, and that over the default.
 SIGINT and SIGTERM end it in order, within `drain`; a second one cuts that short.";
 
-/// The signals that end the server, and the exit codes of shells for them.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
 pub(super) fn run(flags: &ServeFlags) -> ExitCode {
     let config = match Config::load(flags) {
         Ok(config) => config,
@@ -71,7 +63,7 @@ async fn serve(config: Config) -> ExitCode {
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
-            complain(&format_args!("cannot listen for signals: {error}"));
+            complain(&error);
             return FAILED.into();
         }
     };
@@ -90,7 +82,6 @@ async fn serve(config: Config) -> ExitCode {
     tokio::pin!(running);
     tokio::select! {
         ended = &mut running => return exit_code(ended),
-        // Cancel-safe: a signal that comes later is kept for the next call.
         _ = signals.next() => drop(told.send(())),
     }
     tokio::select! {
@@ -108,22 +99,6 @@ fn exit_code(ended: Result<(), crate::app::AppError>) -> ExitCode {
         Err(error) => {
             complain(&error);
             FAILED.into()
-        }
-    }
-}
-
-// === impl Signals ===
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// Waits for a signal, and gives the exit code of a process that it kills.
-    async fn next(&mut self) -> u8 {
-        tokio::select! {
-            _ = self.interrupt.recv() => 128 + 2,
-            _ = self.terminate.recv() => 128 + 15,
         }
     }
 }

@@ -8,6 +8,7 @@ use super::{
     client_flags::ObjectFlags,
     failure::{Failure, UNAVAILABLE},
     print::{reference, write_one},
+    signals::Signals,
     stdout,
 };
 use crate::{
@@ -59,7 +60,12 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let meant = |text: &String| if text.trim() == DELETE { NOTHING_LEFT.to_owned() } else { text.clone() };
     let conditions: Vec<String> = conditions.iter().map(meant).collect();
     let options = UntilOptions { timeout: Some(*timeout), ..UntilOptions::default() };
-    let met = server.connect().await?.until(&query, &conditions, &options).await;
+    let (client, mut signals) = (server.connect().await?, Signals::new()?);
+    let met = tokio::select! {
+        // Whatever came of it is forgotten with this process.
+        met = client.until(&query, &conditions, &options) => met,
+        code = signals.next() => return Err(Failure::new(code, format!("{resource}: told to end before it was met"))),
+    };
     let event = met.map_err(|error| match error {
         error @ ClientError::NotMet { .. } => Failure::new(UNAVAILABLE, format!("{resource}: {error} (--timeout)")),
         error => error.into(),

@@ -1,6 +1,6 @@
 //! `informerd watch`: rows on stdout, what happens to the watch on stderr.
 
-use std::{io::Write, pin::pin};
+use std::io::Write;
 
 use clap::{Args, builder::BoolishValueParser};
 use futures_util::FutureExt;
@@ -9,6 +9,7 @@ use super::{
     client_flags::ObjectFlags,
     failure::Failure,
     print::{Event, EventPrinter, Output},
+    signals::Signals,
     stdout,
 };
 use crate::{
@@ -25,7 +26,7 @@ Examples, with a server of examples/shop.yaml (edit a file below examples/manife
   informerd watch pods --expression 'object.spec.containers.size() > 1'
   informerd watch pods -n orders -o jsonl | jq .object.status.phase
 
-It goes on when the server goes away and comes back, and misses nothing. Ctrl-C ends it with 0."
+It goes on when the server goes away and comes back, and misses nothing. Ctrl-C and SIGTERM end it with 0."
 );
 
 /// What to watch.
@@ -83,7 +84,7 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
         is_stale: false,
         objects: 0,
     };
-    let mut interrupted = pin!(tokio::signal::ctrl_c());
+    let mut signals = Signals::new()?;
     loop {
         // As long as there is something to write, nothing is flushed.
         let update = if let Some(update) = watch.next().now_or_never() {
@@ -91,8 +92,8 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
         } else {
             teller.printer.flush()?;
             tokio::select! {
-                // Cancel-safe: the signal stays pinned, and a watch loses nothing when another arm wins.
-                _ = &mut interrupted => return teller.end(),
+                // Cancel-safe: a watch loses nothing when another arm wins.
+                _ = signals.next() => return teller.end(),
                 update = watch.next() => update,
             }
         };

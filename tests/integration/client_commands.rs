@@ -112,8 +112,12 @@ impl Watch {
     }
 
     /// Ctrl-C: exit code, and what was not read.
-    fn interrupt(mut self) -> (Option<i32>, String, String) {
-        signal(&self.child, "-INT");
+    fn interrupt(self) -> (Option<i32>, String, String) {
+        self.signal("-INT")
+    }
+
+    fn signal(mut self, name: &str) -> (Option<i32>, String, String) {
+        signal(&self.child, name);
         let (mut out, mut err) = (String::new(), String::new());
         self.rows.read_to_string(&mut out).unwrap();
         self.notes.read_to_string(&mut err).unwrap();
@@ -370,8 +374,8 @@ fn a_watch_for_changes_alone_and_for_programs() {
     assert_eq!((&event["type"], &event["object"]["status"]["phase"]), (&"MODIFIED".into(), &"Failed".into()));
     assert!(event["resourceVersion"].is_string() && event.get("cause").is_none(), "{event}");
     assert_eq!(names.row(), "b/web");
-    for watch in [rows, lines, names] {
-        assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
+    for (watch, name) in [(rows, "-INT"), (lines, "-TERM"), (names, "-TERM")] {
+        assert_eq!(watch.signal(name), (Some(0), String::new(), String::new()));
     }
 }
 
@@ -410,6 +414,14 @@ fn what_is_waited_for_is_printed() {
     assert!(mended.note().starts_with("# met: MODIFIED b/web at "));
     assert_eq!(mended.row(), "b   web   Running   <none>");
     assert_eq!(mended.child.wait().unwrap().code(), Some(0));
+
+    // A container's first process hears only what it listens for.
+    let waiting = [("-INT", 130), ("-TERM", 143)].map(|(name, code)| (wait(&["nobody", "--for", "false"]), name, code));
+    while !server.out(&["resources", "-o", "jsonl"]).contains(r#""watchers":2"#) {}
+    for (wait, name, code) in waiting {
+        let told = "error: pods: told to end before it was met\n".to_owned();
+        assert_eq!(wait.signal(name), (Some(code), String::new(), told));
+    }
 }
 
 /// The call is made again until it can be answered.

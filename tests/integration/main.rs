@@ -8,9 +8,14 @@ mod client;
 mod client_commands;
 mod command_line;
 mod contract;
+#[cfg(feature = "kube")]
+mod deploy;
 mod expressions;
 mod files;
 mod list;
+#[cfg(feature = "kube")]
+#[path = "../upstreams/manifest.rs"]
+mod manifest;
 mod operators;
 mod refusals;
 mod relay;

@@ -1,10 +1,11 @@
 //! The API server of Kubernetes, on an etcd of its own, and what writes to it.
 
 use std::{
+    collections::BTreeMap,
     fs,
     net::{SocketAddr, TcpListener},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::Instant,
 };
 
@@ -107,6 +108,32 @@ impl ApiServer {
     /// Writes a file that leads here over a port of this machine.
     pub(crate) fn kubeconfig(&self, path: &Path, port: u16, token: &str) {
         write_kubeconfig(&self.directory, path, port, token);
+    }
+
+    /// Who has signed its certificate.
+    pub(crate) fn authority(&self) -> String {
+        fs::read_to_string(self.directory.path().join("certs/apiserver.crt")).unwrap()
+    }
+
+    /// What kubectl prints, which has nothing to warn of.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+        let Output { status, stdout, stderr } = self.try_kubectl(arguments);
+        let stderr = String::from_utf8(stderr).unwrap();
+        assert!(status.success() && stderr.is_empty(), "kubectl {arguments:?}: {stderr}");
+        String::from_utf8(stdout).unwrap()
+    }
+
+    pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> Output {
+        let path = |name: &str| self.directory.path().join(name);
+        let mut command = Command::new(program("INFORMERD_KUBERNETES"));
+        command.arg("kubectl").arg("--kubeconfig").arg(path("kubeconfig")).arg("--cache-dir").arg(path("cache"));
+        command.args(arguments).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What is in a `ConfigMap`.
+    pub(crate) fn data(&self, namespace: &str, name: &str) -> BTreeMap<String, String> {
+        let found = self.kubectl(&["get", "configmap", name, "-n", namespace, "-o", "jsonpath={.data}"]);
+        serde_json::from_str(&found).unwrap()
     }
 
     pub(crate) fn kill(&mut self) {

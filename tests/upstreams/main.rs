@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod apiserver;
+mod deploy;
 mod etcd;
 mod faults;
 mod follow;
@@ -13,8 +14,12 @@ mod follow;
 #[path = "../../src/source/tests/gate.rs"]
 mod gate;
 mod hops;
+mod image;
 mod kube;
+mod manifest;
+mod pod;
 mod restore;
+mod root;
 mod served;
 mod truth;
 mod warm;

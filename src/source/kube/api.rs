@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use kube::{
     Client, Config,
     client::Body,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{InClusterError, KubeConfigOptions, Kubeconfig},
 };
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -268,9 +268,18 @@ async fn config(cluster: &KubeCluster) -> Result<Config, String> {
 }
 
 fn describe(cluster: &KubeCluster, error: &dyn StdError) -> String {
-    match &cluster.kubeconfig {
-        Some(path) => format!("{}: {}", path.display(), root_cause(error)),
-        None => format!("no kubeconfig: {}; name one, or run inside a cluster", root_cause(error)),
+    if let Some(path) = &cluster.kubeconfig {
+        return format!("{}: {}", path.display(), root_cause(error));
+    }
+    match Config::incluster() {
+        // The environment is that of a pod, so that nobody thinks of a kubeconfig.
+        Err(in_cluster)
+            if cluster.context.is_none() && !matches!(in_cluster, InClusterError::ReadEnvironmentVariable(_)) =>
+        {
+            let problem = one_line(&in_cluster.to_string());
+            format!("the service account of this pod: {problem}; mount its token (automountServiceAccountToken)")
+        }
+        _ => format!("no kubeconfig: {}; name one, or run inside a cluster", root_cause(error)),
     }
 }
 

@@ -1,0 +1,141 @@
+//! The files of `deploy/` hold together, and say of informerd what is so. tests/upstreams applies them to a real API server.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use informerd::config::{Config, ListenAddr, ServeFlags};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    command_line::informerd,
+    manifest::{Manifest, items, named, text},
+};
+
+const FILES: [&str; 2] = ["sidecar.yaml", "standalone.yaml"];
+/// What is kept is written for so long at most, when a server drains.
+const LAST_WRITE: Duration = Duration::from_secs(10);
+
+fn config_text(manifest: &Manifest) -> &str {
+    manifest.object("ConfigMap")["data"]["config.yaml"].as_str().unwrap()
+}
+
+fn config_file(text: &str) -> (TempDir, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("config.yaml");
+    fs::write(&path, text).unwrap();
+    (directory, path)
+}
+
+fn config(text: &str) -> Config {
+    let (_directory, path) = config_file(text);
+    Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap()
+}
+
+/// Of informerd itself, where each of them runs it.
+fn container(manifest: &Manifest) -> &Value {
+    let spec = &manifest.pod()["spec"];
+    named(if spec["initContainers"].is_array() { &spec["initContainers"] } else { &spec["containers"] }, "informerd")
+}
+
+#[test]
+fn the_roles_are_what_informerd_prints() {
+    for file in FILES {
+        let manifest = Manifest::read(file);
+        let (_directory, config) = config_file(config_text(&manifest));
+        let printed = informerd(&["rbac", "--config", config.to_str().unwrap()]).output().unwrap();
+        let printed = Manifest::parse(std::str::from_utf8(&printed.stdout).unwrap()).objects;
+        let is_role = |object: &&Value| object["kind"].as_str().unwrap().ends_with("Role");
+        assert_eq!(manifest.objects.iter().filter(is_role).cloned().collect::<Vec<_>>(), printed, "{file}");
+    }
+}
+
+#[test]
+fn ports_probes_and_periods_are_those_of_the_configuration() {
+    for file in FILES {
+        let manifest = Manifest::read(file);
+        let config = config(config_text(&manifest));
+        let container = container(&manifest);
+        let admin = config.admin_listen.unwrap();
+        assert!(admin.ip().is_unspecified(), "{file}: the kubelet asks from outside of the pod");
+        assert_eq!(named(&container["ports"], "admin")["containerPort"], admin.port(), "{file}");
+        for (probe, path) in [("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
+            let asked = &container[probe]["httpGet"];
+            assert_eq!((&asked["path"], &asked["port"]), (&json!(path), &json!("admin")), "{file}");
+        }
+        let annotations = &manifest.pod()["metadata"]["annotations"];
+        assert_eq!(annotations["prometheus.io/port"], admin.port().to_string(), "{file}");
+        let ListenAddr::Tcp(grpc) = config.listen else { panic!("{file}: TCP") };
+        assert_eq!(grpc.ip().is_loopback(), file == "sidecar.yaml", "{file}");
+        if !grpc.ip().is_loopback() {
+            assert_eq!(named(&container["ports"], "grpc")["containerPort"], grpc.port(), "{file}");
+            assert_eq!(named(&manifest.object("Service")["spec"]["ports"], "grpc")["port"], grpc.port(), "{file}");
+        }
+        let period = manifest.pod()["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap();
+        let needed = config.drain.delay + config.drain.period + LAST_WRITE;
+        assert!(Duration::from_secs(period) > needed, "{file}: {period} s for {needed:?}");
+    }
+}
+
+/// What the comment says of TLS can be written in the place of `insecure`.
+#[test]
+fn the_standalone_cache_can_be_had_under_tls() {
+    let manifest = Manifest::read("standalone.yaml");
+    let text = config_text(&manifest).replace("insecure: true\n", "").replace("#   tls: ", "tls: ");
+    let config = config(&text);
+    assert!(config.tls.is_some_and(|tls| tls.client_ca.is_some()) && !config.listen.is_local());
+}
+
+/// What no API server looks at.
+#[test]
+fn what_is_named_is_there() {
+    for file in FILES {
+        let manifest = Manifest::read(file);
+        let (pod, account) = (manifest.pod(), manifest.object("ServiceAccount"));
+        assert_eq!(pod["spec"]["serviceAccountName"], account["metadata"]["name"], "{file}");
+        let is_binding = |object: &&Value| object["kind"].as_str().unwrap().ends_with("Binding");
+        for binding in manifest.objects.iter().filter(is_binding) {
+            let role = manifest.object(binding["roleRef"]["kind"].as_str().unwrap());
+            assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"], "{file}");
+            assert_eq!(binding["metadata"]["namespace"], role["metadata"]["namespace"], "{file}");
+            let [subject] = items(&binding["subjects"]) else { panic!("{file}: one subject") };
+            for part in ["name", "namespace"] {
+                assert_eq!(subject[part], account["metadata"][part], "{file}");
+            }
+        }
+        // One namespace, and with it the selectors.
+        for object in &manifest.objects {
+            let namespace = object["metadata"].get("namespace");
+            assert!(
+                namespace.is_none_or(|namespace| *namespace == account["metadata"]["namespace"]),
+                "{file}: {object}"
+            );
+            let spec = &object["spec"];
+            let labels = match object["kind"].as_str().unwrap() {
+                "Service" => &spec["selector"],
+                "Deployment" | "PodDisruptionBudget" => &spec["selector"]["matchLabels"],
+                "NetworkPolicy" => &spec["podSelector"]["matchLabels"],
+                _ => continue,
+            };
+            assert_eq!(*labels, pod["metadata"]["labels"], "{file}: {object}");
+        }
+        let containers = items(&pod["spec"]["initContainers"]).iter().chain(items(&pod["spec"]["containers"]));
+        for container in containers {
+            assert_eq!(container["image"], concat!("informerd:", env!("CARGO_PKG_VERSION")), "{file}");
+            for mount in items(&container["volumeMounts"]) {
+                named(&pod["spec"]["volumes"], mount["name"].as_str().unwrap());
+            }
+        }
+        let volume = &named(&pod["spec"]["volumes"], "config")["configMap"]["name"];
+        assert_eq!(*volume, manifest.object("ConfigMap")["metadata"]["name"], "{file}");
+    }
+}
+
+#[test]
+fn the_image_is_of_this_version() {
+    let dockerfile = text("Dockerfile");
+    let build = concat!("docker build -f deploy/Dockerfile -t informerd:", env!("CARGO_PKG_VERSION"), " .\n");
+    assert!(dockerfile.contains(build) && text("../README.md").contains(build), "{build}");
+    let manifest = Manifest::read("sidecar.yaml");
+    let user = &manifest.pod()["spec"]["securityContext"];
+    assert!(dockerfile.contains(&format!("\nUSER {}:{}\n", user["runAsUser"], user["runAsGroup"])), "{dockerfile}");
+}

@@ -1,0 +1,50 @@
+//! A file of `deploy/`, as kubectl and the kubelet read it.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+/// Objects of Kubernetes, in the order of the file.
+pub(crate) struct Manifest {
+    pub(crate) objects: Vec<Value>,
+}
+
+// === impl Manifest ===
+
+impl Manifest {
+    pub(crate) fn read(name: &str) -> Self {
+        Self::parse(&text(name))
+    }
+
+    pub(crate) fn parse(text: &str) -> Self {
+        Self { objects: serde_saphyr::from_multiple(text).unwrap() }
+    }
+
+    /// The only one of a kind.
+    pub(crate) fn object(&self, kind: &str) -> &Value {
+        let mut found = self.objects.iter().filter(|object| object["kind"] == kind);
+        let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
+        assert!(found.next().is_none(), "one {kind}");
+        object
+    }
+
+    /// What every pod of the Deployment is.
+    pub(crate) fn pod(&self) -> &Value {
+        &self.object("Deployment")["spec"]["template"]
+    }
+}
+
+/// What is written in a file of `deploy/`.
+pub(crate) fn text(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)).unwrap()
+}
+
+/// The elements of an array; none where there is no array.
+pub(crate) fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// One that is called so.
+pub(crate) fn named<'a>(values: &'a Value, name: &str) -> &'a Value {
+    items(values).iter().find(|value| value["name"] == name).unwrap_or_else(|| panic!("no {name} in {values}"))
+}
