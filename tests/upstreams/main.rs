@@ -13,9 +13,12 @@ mod follow;
 #[path = "../../src/source/tests/gate.rs"]
 mod gate;
 mod hops;
+mod journal;
 mod kube;
 mod restore;
+mod selection;
 mod served;
+mod storm;
 mod truth;
 mod warm;
 
