@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod apiserver;
+mod asked;
 mod etcd;
 mod faults;
 mod follow;
@@ -15,6 +16,7 @@ mod gate;
 mod hops;
 mod journal;
 mod kube;
+mod pipe;
 mod restore;
 mod selection;
 mod served;
