@@ -25,7 +25,8 @@ use crate::{
 /// An API server.
 pub(crate) struct ApiServer {
     pub(crate) etcd: Etcd,
-    flags: &'static [&'static str],
+    /// For when it is started again.
+    pub(crate) flags: &'static [&'static str],
     directory: TempDir,
     address: SocketAddr,
     process: Child,
