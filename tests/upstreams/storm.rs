@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use informerd::proto::pb::FullChannelPolicy::{Coalesce, Drop};
+use informerd::proto::pb::FullChannelPolicy;
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -27,13 +27,13 @@ use crate::{
 
 /// Of each kind.
 const WRITERS: u64 = 3;
-/// At least, of both kinds.
+/// At least, in each storm, of both kinds.
 const WRITES: u64 = 1_000;
 const CUTS: u32 = 10;
 /// Between two things that go wrong.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Of a client that cannot keep up.
-const SLOW: Duration = Duration::from_millis(25);
+const SLOW: Duration = Duration::from_millis(50);
 
 /// Everybody who writes.
 struct Storm {
@@ -77,9 +77,12 @@ async fn every_selection_is_told_all_of_a_storm_across_cuts_and_a_kill() {
             }
         }
     }
-    storm.end().await;
+    storm.end(WRITES).await;
     for watched in &kinds {
         assert_eq!(watched.check(&apiserver).await, 0, "what was cut is taken up again");
+        let followed: Vec<_> = watched.followers.iter().map(Follower::followed).collect();
+        assert!(followed.iter().any(|followed| !followed.holes.is_empty()), "it was too much for some");
+        assert!(followed.iter().any(|followed| followed.told.iter().any(|told| told.coalesced > 0)), "and for others");
     }
 
     let storm = Storm::start(&apiserver, 2).await;
@@ -87,7 +90,7 @@ async fn every_selection_is_told_all_of_a_storm_across_cuts_and_a_kill() {
     apiserver.kill();
     apiserver.restart().await;
     tokio::time::sleep(PAUSE).await;
-    storm.end().await;
+    storm.end(WRITES).await;
     for watched in kinds {
         assert!(watched.check(&apiserver).await <= 1, "what an API server has not seen it does not tell");
         println!("{}", watched.end(&apiserver).await);
@@ -114,7 +117,7 @@ async fn every_selection_is_told_what_a_storm_adds_up_to_where_it_was_compacted(
         watched.served.refuse(false);
     }
     tokio::time::sleep(PAUSE).await;
-    storm.end().await;
+    storm.end(WRITES).await;
     for watched in kinds {
         assert_eq!(watched.check(&apiserver).await, 1, "it is listed once");
         println!("{}", watched.end(&apiserver).await);
@@ -135,10 +138,10 @@ fn selections() -> Vec<Selection> {
         b().labels("!tier", |value| tier(value) == "none").metadata(),
         all().fields("data.phase=hot", |value| phase(value) == "hot"),
         a().expression(is_rare, |value| tier(value) == "silver" && weight(value) > 4),
-        all().slow(Coalesce, 16, SLOW),
-        all().labels("tier=gold", is_gold).slow(Coalesce, 16, SLOW),
-        all().slow(Drop, 16, SLOW),
-        all().labels("tier=gold", is_gold).metadata().slow(Drop, 16, SLOW),
+        all().slow(FullChannelPolicy::Coalesce, 16, SLOW),
+        all().labels("tier=gold", is_gold).slow(FullChannelPolicy::Coalesce, 16, SLOW),
+        all().slow(FullChannelPolicy::Drop, 16, SLOW),
+        all().labels("tier=gold", is_gold).metadata().slow(FullChannelPolicy::Drop, 16, SLOW),
     ]
 }
 
@@ -160,7 +163,7 @@ fn weight(value: &str) -> u64 {
 impl Watched {
     /// A kind of Kubernetes and a custom one, of which there is something already.
     async fn both(apiserver: &ApiServer) -> [Self; 2] {
-        Storm::start(apiserver, 0).await.end().await;
+        Storm::start(apiserver, 0).await.end(100).await;
         [Self::start(apiserver, THINGS, things()).await, Self::start(apiserver, CONFIG_MAPS, config_maps()).await]
     }
 
@@ -204,7 +207,7 @@ impl Watched {
         for follower in &self.followers {
             let followed = follower.reach(last).await;
             // What was dropped of a relist is not known here.
-            if followed.selection.policy() != Drop || relists.is_empty() {
+            if followed.selection.policy() != FullChannelPolicy::Drop || relists.is_empty() {
                 truth.check_but(&read(followed, self.kind), &relists);
             }
         }
@@ -253,10 +256,10 @@ impl Storm {
         Self { is_over, written, writers }
     }
 
-    /// Once it has been one.
-    async fn end(self) {
+    /// Once so much has been written.
+    async fn end(self, writes: u64) {
         let enough = async {
-            while self.written.load(Ordering::SeqCst) < WRITES {
+            while self.written.load(Ordering::SeqCst) < writes {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
