@@ -64,6 +64,7 @@ impl Follower {
         Self::of(client, Selection::namespace(namespace)).await
     }
 
+    /// Of what is selected.
     pub(crate) async fn of(mut client: InformerServiceClient<Channel>, selection: Selection) -> Self {
         let mut request = selection.request.clone();
         request.set_initial_events(pb::InitialEvents::Send);

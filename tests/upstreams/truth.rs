@@ -117,8 +117,8 @@ impl Truth {
     /// change has been told, once, in order, and as what it is to the selection. Under COALESCE everything adds up; what is
     /// said to be dropped is what is missing.
     pub(crate) fn check_but(&self, followed: &Followed, relists: &[(i64, i64)]) {
-        let (selection, is_relisted) =
-            (&followed.selection, |at: i64| relists.iter().any(|(from, to)| (from + 1..=*to).contains(&at)));
+        let selection = &followed.selection;
+        let is_relisted = |at: i64| relists.iter().any(|(from, to)| (from + 1..=*to).contains(&at));
         let Account { events, state } = self.account(selection);
         let mut known: BTreeMap<&str, &Told> = BTreeMap::new();
         let (mut last, mut seen) = (0, Vec::new());
