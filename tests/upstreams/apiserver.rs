@@ -10,7 +10,6 @@ use std::{
 };
 
 use http::{Request, header};
-use http_body_util::BodyExt;
 use kube::{
     Client, Config,
     client::Body,
@@ -22,34 +21,47 @@ use tempfile::TempDir;
 use crate::{
     DEADLINE,
     etcd::{Etcd, Version, program, run},
-    truth::{Changes, Truth},
 };
 
 /// An API server.
 pub(crate) struct ApiServer {
     pub(crate) etcd: Etcd,
+    /// For when it is started again.
+    pub(crate) flags: &'static [&'static str],
     directory: TempDir,
     address: SocketAddr,
     process: Child,
-    client: Client,
+    pub(crate) client: Client,
 }
 
 /// A kind of object, and how a value stands in one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     /// Of the API, as in `/api/v1`.
-    root: &'static str,
+    pub(crate) root: &'static str,
     api_version: &'static str,
     name: &'static str,
     pub(crate) plural: &'static str,
+    /// What all its keys in etcd begin with.
+    pub(crate) stored: &'static str,
 }
 
 /// Of a custom resource.
-pub(crate) const THINGS: Kind =
-    Kind { root: "/apis/example.com/v1", api_version: "example.com/v1", name: "Thing", plural: "things" };
+pub(crate) const THINGS: Kind = Kind {
+    root: "/apis/example.com/v1",
+    api_version: "example.com/v1",
+    name: "Thing",
+    plural: "things",
+    stored: "/registry/example.com/things/",
+};
 /// Of Kubernetes itself.
-pub(crate) const CONFIG_MAPS: Kind =
-    Kind { root: "/api/v1", api_version: "v1", name: "ConfigMap", plural: "configmaps" };
+pub(crate) const CONFIG_MAPS: Kind = Kind {
+    root: "/api/v1",
+    api_version: "v1",
+    name: "ConfigMap",
+    plural: "configmaps",
+    stored: "/registry/configmaps/",
+};
 
 /// Everybody is root, but for one.
 const TOKENS: &str = "admin,admin,1,\"system:masters\"\nreader,reader,2\n";
@@ -61,6 +73,11 @@ pub(crate) const READER: &str = "reader";
 impl ApiServer {
     /// With the namespaces a, b and c, and the kind Thing.
     pub(crate) async fn start() -> Self {
+        Self::with(&[]).await
+    }
+
+    /// With flags of its own.
+    pub(crate) async fn with(flags: &'static [&'static str]) -> Self {
         let etcd = Etcd::start(Version::Latest).await;
         let directory = TempDir::new().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -71,7 +88,7 @@ impl ApiServer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let process = spawn(&directory, address, &etcd);
+        let process = spawn(&directory, address, &etcd, flags);
         // It makes its certificate before it listens.
         let started = Instant::now();
         while !path("certs/apiserver.crt").exists() {
@@ -79,10 +96,8 @@ impl ApiServer {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
         write_kubeconfig(&directory, &path("kubeconfig"), address.port(), ADMIN);
-        let kubeconfig = Kubeconfig::read_from(path("kubeconfig")).unwrap();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-        let client = Client::try_from(config).unwrap();
-        let this = Self { etcd, directory, address, process, client };
+        let client = Client::try_from(config(&path("kubeconfig")).await).unwrap();
+        let this = Self { etcd, flags, directory, address, process, client };
         this.wait().await;
         for namespace in ["a", "b", "c"] {
             this.post("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
@@ -103,6 +118,13 @@ impl ApiServer {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// For who writes while it is killed, and would wait longer than it takes if he tried again.
+    pub(crate) async fn impatient_client(&self) -> Client {
+        let mut config = config(&self.directory.path().join("kubeconfig")).await;
+        config.default_retry = false;
+        Client::try_from(config).unwrap()
     }
 
     /// Writes a file that leads here over a port of this machine.
@@ -148,55 +170,17 @@ impl ApiServer {
 
     /// Again, with what its etcd has.
     pub(crate) async fn restart(&mut self) {
-        self.process = spawn(&self.directory, self.address, &self.etcd);
+        self.process = spawn(&self.directory, self.address, &self.etcd, self.flags);
         self.wait().await;
         self.until("/apis/example.com/v1/things").await;
     }
 
-    /// Writes one object, or deletes it, and notes at which version.
-    pub(crate) async fn write(&self, truth: &mut Truth, kind: Kind) -> i64 {
-        let changes: Changes = truth.draw(1);
-        let (key, value) = changes.first_key_value().map(|(key, value)| (key.clone(), value.clone())).unwrap();
-        let (namespace, name) = key.split_once('/').unwrap();
-        let all = format!("{}/namespaces/{namespace}/{}", kind.root, kind.plural);
-        let one = format!("{all}/o-{name}");
-        let before = self.version(kind).await;
-        match value {
-            None => drop(self.ask("DELETE", &one, None).await.unwrap()),
-            Some(value) => {
-                let data = json!({ "value": value });
-                if self.ask("PATCH", &one, Some(&json!({ "data": data }))).await.is_err() {
-                    let metadata = json!({ "name": format!("o-{name}"), "labels": { "suite": "truth" } });
-                    let Kind { api_version, name: kind, .. } = kind;
-                    let object = json!({ "apiVersion": api_version, "kind": kind, "metadata": metadata, "data": data });
-                    self.post(&all, &object).await;
-                }
-            }
-        }
-        let version = self.first_after(kind, before).await;
-        truth.note(version, changes);
-        version
+    /// What it counts.
+    pub(crate) async fn metrics(&self) -> String {
+        self.client.request_text(Request::get("/metrics").body(Vec::new()).unwrap()).await.unwrap()
     }
 
-    /// What is listed says where it is.
-    async fn version(&self, kind: Kind) -> i64 {
-        let list = self.ask("GET", &format!("{}/{}?limit=1", kind.root, kind.plural), None).await.unwrap();
-        list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
-    }
-
-    /// The version of the first event after another one.
-    async fn first_after(&self, kind: Kind, version: i64) -> i64 {
-        let target = format!("{}/{}?watch=1&timeoutSeconds=30&resourceVersion={version}", kind.root, kind.plural);
-        let mut body = self.client.send(Request::get(target).body(Body::empty()).unwrap()).await.unwrap().into_body();
-        let mut line = Vec::new();
-        while !line.contains(&b'\n') {
-            line.extend_from_slice(body.frame().await.expect("an event").unwrap().data_ref().unwrap());
-        }
-        let event: Value = serde_json::Deserializer::from_slice(&line).into_iter().next().unwrap().unwrap();
-        event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
-    }
-
-    async fn post(&self, path: &str, object: &Value) {
+    pub(crate) async fn post(&self, path: &str, object: &Value) {
         let answer = self.ask("POST", path, Some(object)).await;
         answer.unwrap_or_else(|error| panic!("{path}: {error}"));
     }
@@ -215,12 +199,8 @@ impl ApiServer {
         self.post(path, &json!({ "metadata": { "name": role }, "subjects": [subject], "roleRef": role_ref })).await;
     }
 
-    async fn ask(&self, method: &str, path: &str, object: Option<&Value>) -> Result<Value, String> {
-        let media_type = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
-        let body = object.map(|object| object.to_string().into_bytes()).unwrap_or_default();
-        let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, media_type).body(body);
-        let answer = self.client.request_text(request.unwrap()).await.map_err(|error| error.to_string())?;
-        serde_json::from_str(&answer).map_err(|error| error.to_string())
+    pub(crate) async fn ask(&self, method: &str, path: &str, object: Option<&Value>) -> Result<Value, String> {
+        ask(&self.client, method, path, object).await
     }
 
     async fn wait(&self) {
@@ -253,6 +233,15 @@ impl Drop for ApiServer {
 }
 
 impl Kind {
+    /// Where all of one namespace are.
+    pub(crate) fn path(self, namespace: &str) -> String {
+        format!("{}/namespaces/{namespace}/{}", self.root, self.plural)
+    }
+
+    pub(crate) fn object(self, metadata: &Value, data: &Value) -> Value {
+        json!({ "apiVersion": self.api_version, "kind": self.name, "metadata": metadata, "data": data })
+    }
+
     /// The value in a body.
     pub(crate) fn value(self, body: &str) -> String {
         let body: Value = serde_json::from_str(body).unwrap();
@@ -262,7 +251,21 @@ impl Kind {
     }
 }
 
-fn spawn(directory: &TempDir, address: SocketAddr, etcd: &Etcd) -> Child {
+/// The answer, or why there is none.
+pub(crate) async fn ask(client: &Client, method: &str, path: &str, object: Option<&Value>) -> Result<Value, String> {
+    let media_type = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+    let body = object.map(|object| object.to_string().into_bytes()).unwrap_or_default();
+    let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, media_type).body(body);
+    let answer = client.request_text(request.unwrap()).await.map_err(|error| error.to_string())?;
+    serde_json::from_str(&answer).map_err(|error| error.to_string())
+}
+
+async fn config(kubeconfig: &Path) -> Config {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap()
+}
+
+fn spawn(directory: &TempDir, address: SocketAddr, etcd: &Etcd, flags: &[&str]) -> Child {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let log = fs::File::create(path("log")).unwrap();
     Command::new(program("INFORMERD_KUBERNETES"))
@@ -276,6 +279,7 @@ fn spawn(directory: &TempDir, address: SocketAddr, etcd: &Etcd) -> Child {
         .args(["--bind-address=127.0.0.1", "--service-account-issuer=https://informerd.test"])
         .args(["--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24"])
         .args(["--disable-admission-plugins=ServiceAccount"])
+        .args(flags)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)

@@ -17,6 +17,7 @@ use crate::{
     gate::Gate,
     manifest::{Manifest, named, text},
     pod::{ADDRESS, Container, Pod},
+    selection::Selection,
     truth::Truth,
 };
 
@@ -259,10 +260,12 @@ fn told(application: &Container) -> Followed {
             event_type,
             cause: pb::Cause::from_str_name(&word(&event["cause"], "CAUSE_")).unwrap(),
             key: format!("a/{}", metadata["name"].as_str().unwrap().trim_start_matches("o-")),
-            value: CONFIG_MAPS.value(&object.to_string()),
+            value: Some(CONFIG_MAPS.value(&object.to_string())),
             version: if is_deletion { resume } else { version(&metadata["resourceVersion"]) },
             resume,
+            coalesced: 0,
         })
     });
-    Followed { namespace: "a".to_owned(), synced_at: synced_at.unwrap(), told: told.collect(), ..Followed::default() }
+    let selection = Selection::namespace("a");
+    Followed { selection, synced_at: synced_at.unwrap(), told: told.collect(), ..Followed::default() }
 }

@@ -7,15 +7,19 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status, transport::Channel};
 
-use crate::DEADLINE;
+use crate::{DEADLINE, selection::Selection};
 
 /// What one stream has told.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Followed {
-    pub(crate) namespace: String,
+    pub(crate) selection: Selection,
     /// Where the initial events ended.
     pub(crate) synced_at: i64,
     pub(crate) told: Vec<Told>,
+    /// Where events were dropped.
+    pub(crate) holes: Vec<Hole>,
+    /// From which version to which the server has listed its upstream again, as it says to who watches everything.
+    pub(crate) relists: Vec<(i64, i64)>,
     /// Up to where nothing is missing.
     pub(crate) reached: i64,
     pub(crate) ended: Option<(Code, String)>,
@@ -27,11 +31,23 @@ pub(crate) struct Told {
     pub(crate) event_type: pb::EventType,
     pub(crate) cause: pb::Cause,
     pub(crate) key: String,
-    pub(crate) value: String,
+    /// None where no bodies were asked for.
+    pub(crate) value: Option<String>,
     /// Of the change.
     pub(crate) version: i64,
     /// To resume from; 0 during the initial events.
     pub(crate) resume: i64,
+    /// How many further events it stands for.
+    pub(crate) coalesced: u32,
+}
+
+/// A DROPPED.
+#[derive(Debug, Clone)]
+pub(crate) struct Hole {
+    /// So many events were told before it.
+    pub(crate) at: usize,
+    pub(crate) count: u64,
+    pub(crate) after: i64,
 }
 
 /// A stream that is being followed.
@@ -44,20 +60,23 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// Of one namespace, or of all.
-    pub(crate) async fn start(mut client: InformerServiceClient<Channel>, namespace: &str) -> Self {
-        let request = pb::WatchRequest {
-            resource: "things".to_owned(),
-            namespace: namespace.to_owned(),
-            format: pb::PayloadFormat::Raw.into(),
-            initial_events: pb::InitialEvents::Send.into(),
-            bookmark_interval: Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 }),
-            ..pb::WatchRequest::default()
-        };
+    pub(crate) async fn start(client: InformerServiceClient<Channel>, namespace: &str) -> Self {
+        Self::of(client, Selection::namespace(namespace)).await
+    }
+
+    /// Of what is selected.
+    pub(crate) async fn of(mut client: InformerServiceClient<Channel>, selection: Selection) -> Self {
+        let mut request = selection.request.clone();
+        request.set_initial_events(pb::InitialEvents::Send);
         let mut stream = client.watch(request).await.unwrap().into_inner();
-        let followed = Arc::new(Mutex::new(Followed { namespace: namespace.to_owned(), ..Followed::default() }));
+        let pace = selection.pace;
+        let followed = Arc::new(Mutex::new(Followed { selection, ..Followed::default() }));
         let notes = Arc::clone(&followed);
         let task = tokio::spawn(async move {
             loop {
+                if !pace.is_zero() {
+                    tokio::time::sleep(pace).await;
+                }
                 match stream.message().await {
                     Ok(Some(message)) => notes.lock().take(message),
                     Ok(None) => return notes.lock().end(&Status::ok("")),
@@ -115,21 +134,32 @@ impl Followed {
     pub(crate) fn take(&mut self, message: pb::WatchResponse) {
         let (event_type, cause) = (message.r#type(), message.cause());
         let resume = message.resource_version.parse().unwrap_or(0);
+        if message.relisted && resume > self.reached && self.synced_at > 0 {
+            self.relists.push((self.reached, resume));
+        }
         self.reached = self.reached.max(resume);
+        if let Some(pb::Dropped { count, after_resource_version }) = message.dropped {
+            self.holes.push(Hole { at: self.told.len(), count, after: after_resource_version.parse().unwrap() });
+        }
         if let Some(bookmark) = message.bookmark
             && bookmark.initial_events_end
         {
             self.synced_at = resume;
         }
         let Some(object) = message.object else { return };
-        let Some(pb::object::Body::Raw(value)) = &object.body else { panic!("a body of bytes: {object:?}") };
+        let value = match &object.body {
+            Some(pb::object::Body::Raw(value)) => Some(String::from_utf8(value.to_vec()).unwrap()),
+            None if self.selection.request.format() == pb::PayloadFormat::Metadata => None,
+            _ => panic!("a body of bytes: {object:?}"),
+        };
         self.told.push(Told {
             event_type,
             cause,
             key: format!("{}/{}", object.namespace, object.name),
-            value: String::from_utf8(value.to_vec()).unwrap(),
+            value,
             version: object.resource_version.parse().unwrap(),
             resume,
+            coalesced: message.coalesced,
         });
     }
 

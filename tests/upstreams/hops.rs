@@ -19,6 +19,7 @@ use crate::{
     etcd::{Etcd, Version},
     faults::write,
     follow::{Followed, Follower},
+    selection::Selection,
     served::{Served, counter},
     truth::Truth,
 };
@@ -30,7 +31,7 @@ const SECONDS: u64 = 10;
 const PACE: Duration = Duration::from_millis(25);
 
 /// One client, and what the streams that it has had add up to.
-struct Hopper {
+pub(crate) struct Hopper {
     servers: Vec<InformerServiceClient<Channel>>,
     shared: Arc<Shared>,
     followed: Followed,
@@ -43,10 +44,10 @@ struct Hopper {
 
 /// What the test and its clients tell each other.
 #[derive(Default)]
-struct Shared {
+pub(crate) struct Shared {
     /// The last revision, once it has been written.
-    last: AtomicI64,
-    hops: AtomicU64,
+    pub(crate) last: AtomicI64,
+    pub(crate) hops: AtomicU64,
     cut_batches: AtomicU64,
     broken: AtomicU64,
 }
@@ -70,9 +71,7 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
         connections.push(server.client().await);
     }
     for seed in 1..=CLIENTS {
-        let (servers, shared) = (connections.clone(), Arc::clone(&shared));
-        let (followed, position, open) = (Followed::default(), None, Vec::new());
-        let hopper = Hopper { servers, shared, followed, position, open, random: seed * 7919 + seconds };
+        let hopper = Hopper::new(&connections, &shared, Selection::default(), seed * 7919 + seconds);
         clients.spawn(hopper.run());
     }
     let clock = tokio::runtime::Handle::current();
@@ -132,7 +131,20 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
 // === impl Hopper ===
 
 impl Hopper {
-    async fn run(mut self) -> Followed {
+    /// Of one selection, at any of some servers.
+    pub(crate) fn new(
+        servers: &[InformerServiceClient<Channel>],
+        shared: &Arc<Shared>,
+        selection: Selection,
+        seed: u64,
+    ) -> Self {
+        let followed = Followed { selection, ..Followed::default() };
+        let (servers, shared) = (servers.to_vec(), Arc::clone(shared));
+        Self { servers, shared, followed, position: None, open: Vec::new(), random: seed }
+    }
+
+    /// Until it has been told everything.
+    pub(crate) async fn run(mut self) -> Followed {
         let mut server = self.below(self.servers.len() as u64) as usize;
         loop {
             let last = self.shared.last.load(Ordering::SeqCst);
@@ -154,15 +166,12 @@ impl Hopper {
     /// Reads one stream for a while.
     async fn stay(&mut self, server: usize) -> Result<(), Status> {
         let interval = if self.below(4) == 0 { 100_000_000 } else { 900_000_000 };
-        let mut request = pb::WatchRequest {
-            resource: "things".to_owned(),
-            format: pb::PayloadFormat::Raw.into(),
-            bookmark_interval: Some(prost_types::Duration { seconds: 0, nanos: interval }),
-            ..pb::WatchRequest::default()
-        };
+        let selection = self.followed.selection.clone();
+        let mut request = selection.request.clone();
+        request.bookmark_interval = Some(prost_types::Duration { seconds: 0, nanos: interval });
         match self.position {
             Some(position) => request.resource_version = position.to_string(),
-            None => self.followed = Followed::default(),
+            None => self.followed = Followed { selection, ..Followed::default() },
         }
         let opening = self.servers[server].watch(request);
         let mut stream = tokio::time::timeout(DEADLINE, opening).await.expect("an answer")?.into_inner();

@@ -2,6 +2,9 @@
 
 use std::process::Command;
 
+use http::Request;
+use http_body_util::BodyExt;
+use kube::client::Body;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -9,21 +12,66 @@ use crate::{
     apiserver::{ADMIN, ApiServer, CONFIG_MAPS, Kind, READER, THINGS},
     follow::{Followed, Follower},
     served::Served,
-    truth::Truth,
+    truth::{Changes, Truth},
 };
 
 pub(crate) fn things() -> Value {
     json!({ "group": "example.com", "version": "v1", "plural": "things" })
 }
 
-fn config_maps() -> Value {
+pub(crate) fn config_maps() -> Value {
     json!({ "version": "v1", "plural": "configmaps", "label_selector": "suite in (truth)" })
 }
 
+// === impl ApiServer ===
+
+impl ApiServer {
+    /// Writes one object, or deletes it, and notes at which version.
+    pub(crate) async fn write(&self, truth: &mut Truth, kind: Kind) -> i64 {
+        let changes: Changes = truth.draw(1);
+        let (key, value) = changes.first_key_value().map(|(key, value)| (key.clone(), value.clone())).unwrap();
+        let (namespace, name) = key.split_once('/').unwrap();
+        let all = kind.path(namespace);
+        let one = format!("{all}/o-{name}");
+        let before = self.version(kind).await;
+        match value {
+            None => drop(self.ask("DELETE", &one, None).await.unwrap()),
+            Some(value) => {
+                let data = json!({ "value": value });
+                if self.ask("PATCH", &one, Some(&json!({ "data": data }))).await.is_err() {
+                    let metadata = json!({ "name": format!("o-{name}"), "labels": { "suite": "truth" } });
+                    self.post(&all, &kind.object(&metadata, &data)).await;
+                }
+            }
+        }
+        let version = self.first_after(kind, before).await;
+        truth.note(version, changes);
+        version
+    }
+
+    /// What is listed says where it is.
+    async fn version(&self, kind: Kind) -> i64 {
+        let list = self.ask("GET", &format!("{}/{}?limit=1", kind.root, kind.plural), None).await.unwrap();
+        list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// The version of the first event after another one.
+    async fn first_after(&self, kind: Kind, version: i64) -> i64 {
+        let target = format!("{}/{}?watch=1&timeoutSeconds=30&resourceVersion={version}", kind.root, kind.plural);
+        let mut body = self.client.send(Request::get(target).body(Body::empty()).unwrap()).await.unwrap().into_body();
+        let mut line = Vec::new();
+        while !line.contains(&b'\n') {
+            line.extend_from_slice(body.frame().await.expect("an event").unwrap().data_ref().unwrap());
+        }
+        let event: Value = serde_json::Deserializer::from_slice(&line).into_iter().next().unwrap().unwrap();
+        event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    }
+}
+
 /// Everything that was told, with values for bodies and names as they were drawn.
-fn read(mut followed: Followed, kind: Kind) -> Followed {
+pub(crate) fn read(mut followed: Followed, kind: Kind) -> Followed {
     for told in &mut followed.told {
-        told.value = kind.value(&told.value);
+        told.value = told.value.as_deref().map(|body| kind.value(body));
         told.key = told.key.replace("/o-", "/");
     }
     followed

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod apiserver;
+mod asked;
 mod deploy;
 mod etcd;
 mod faults;
@@ -15,12 +16,16 @@ mod follow;
 mod gate;
 mod hops;
 mod image;
+mod journal;
 mod kube;
 mod manifest;
+mod pipe;
 mod pod;
 mod restore;
 mod root;
+mod selection;
 mod served;
+mod storm;
 mod truth;
 mod warm;
 mod warm_kube;

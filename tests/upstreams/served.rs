@@ -13,7 +13,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::{apiserver::ApiServer, etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
 
@@ -94,6 +94,12 @@ impl Served {
 
     pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
         InformerServiceClient::connect(self.address.clone()).await.unwrap()
+    }
+
+    /// One that takes little at a time, so that what it does not read stays with the server.
+    pub(crate) async fn narrow_client(&self) -> InformerServiceClient<Channel> {
+        let endpoint = Endpoint::from_shared(self.address.clone()).unwrap().initial_stream_window_size(16 << 10);
+        InformerServiceClient::new(endpoint.connect().await.unwrap())
     }
 
     /// Some of everything, and some of one namespace.

@@ -6,7 +6,8 @@ use informerd::proto::pb;
 
 use crate::{
     etcd::Driver,
-    follow::{Followed, Told},
+    follow::{Followed, Hole, Told},
+    selection::Selection,
 };
 
 /// Keys below the prefix, and their values; none for a deletion.
@@ -18,6 +19,21 @@ pub(crate) struct Truth {
     transactions: Vec<(i64, Changes)>,
     state: BTreeMap<String, String>,
     random: u64,
+}
+
+/// What it comes to for one selection.
+struct Account<'a> {
+    events: Vec<Expected<'a>>,
+    state: BTreeMap<&'a str, i64>,
+}
+
+/// An event without its body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Expected<'a> {
+    version: i64,
+    key: &'a str,
+    event_type: pb::EventType,
+    cause: pb::Cause,
 }
 
 pub(crate) const PREFIX: &str = "/things/";
@@ -67,6 +83,11 @@ impl Truth {
         self.transactions.last().map_or(0, |(revision, _)| *revision)
     }
 
+    /// How many transactions.
+    pub(crate) fn len(&self) -> usize {
+        self.transactions.len()
+    }
+
     /// Namespace and name of something that is there.
     pub(crate) fn any_key(&self) -> (String, String) {
         let (namespace, name) = self.state.keys().next().unwrap().split_once('/').unwrap();
@@ -89,52 +110,118 @@ impl Truth {
     /// Holds a stream against what was written. With `is_complete` it has every change after its initial events; without,
     /// relists may have left changes out, and what it has is true nonetheless.
     pub(crate) fn check(&self, followed: &Followed, is_complete: bool) {
-        let mut state: BTreeMap<String, String> = BTreeMap::new();
-        let (mut last, mut seen) = (0, Vec::new());
-        for told in &followed.told {
-            let Told { event_type, cause, key, value, version, resume } = told;
-            assert!(*resume == 0 || *resume >= last, "versions go up: {told:?} after {last}");
-            last = last.max(*resume);
-            let is_inferred = *cause == pb::Cause::Inferred;
-            match event_type {
-                pb::EventType::Deleted => {
-                    assert!(state.remove(key).is_some(), "{told:?} of what is not there");
-                    assert!(is_inferred || self.has(*version, key, None), "{told:?} was not");
-                }
-                pb::EventType::Added | pb::EventType::Modified => {
-                    let is_new = state.insert(key.clone(), value.clone()).is_none();
-                    assert_eq!(is_new, *event_type == pb::EventType::Added, "{told:?}");
-                    assert!(self.has(*version, key, Some(value)), "{told:?} was not");
-                }
-                other => panic!("{other:?}"),
-            }
-            assert!(is_complete <= !is_inferred, "{told:?}, and every change was to come");
-            if *cause != pb::Cause::Initial {
-                seen.push((*version, key.clone()));
-            }
-        }
-        let in_scope =
-            |key: &String| followed.namespace.is_empty() || key.starts_with(&format!("{}/", followed.namespace));
-        let expected: BTreeMap<_, _> = self.state.iter().filter(|(key, _)| in_scope(key)).collect();
-        assert_eq!(state.iter().collect::<BTreeMap<_, _>>(), expected, "what it adds up to");
-        if is_complete {
-            let later = self.transactions.iter().filter(|(at, _)| *at > followed.synced_at);
-            let keys = later.flat_map(|(at, changes)| changes.keys().map(move |key| (*at, key.clone())));
-            let expected: Vec<_> = keys.filter(|(_, key)| in_scope(key)).collect();
-            // Within a transaction the order is etcd's.
-            seen.sort();
-            assert_eq!(seen, expected, "every change, and each once");
-        }
+        self.check_but(followed, if is_complete { &[] } else { &[(0, i64::MAX)] });
     }
 
-    /// Whether a revision gave a key this value, or deleted it.
-    fn has(&self, revision: i64, key: &str, value: Option<&str>) -> bool {
-        let at = self.transactions.binary_search_by_key(&revision, |(at, _)| *at);
-        at.is_ok_and(|at| self.transactions[at].1.get(key).is_some_and(|written| written.as_deref() == value))
+    /// The same where it is known from which versions to which there was a relist: what changed there adds up, and every other
+    /// change has been told, once, in order, and as what it is to the selection. Under COALESCE everything adds up; what is
+    /// said to be dropped is what is missing.
+    pub(crate) fn check_but(&self, followed: &Followed, relists: &[(i64, i64)]) {
+        let selection = &followed.selection;
+        let is_relisted = |at: i64| relists.iter().any(|(from, to)| (from + 1..=*to).contains(&at));
+        let Account { events, state } = self.account(selection);
+        let mut known: BTreeMap<&str, &Told> = BTreeMap::new();
+        let (mut last, mut seen) = (0, Vec::new());
+        for told in &followed.told {
+            let Told { event_type, cause, key, value, version, resume, .. } = told;
+            assert!(*resume == 0 || *resume >= last, "versions go up: {told:?} after {last}");
+            last = last.max(*resume);
+            let before = match event_type {
+                pb::EventType::Deleted => known.remove(&**key),
+                pb::EventType::Added | pb::EventType::Modified => known.insert(key, told),
+                other => panic!("{other:?}"),
+            };
+            // Who has missed something may take anything for new.
+            if followed.holes.is_empty() {
+                assert_eq!(before.is_none(), *event_type == pb::EventType::Added, "{told:?} after {before:?}");
+                let is_as_told = before.is_none_or(|before| before.value == *value);
+                assert!(*event_type != pb::EventType::Deleted || is_as_told, "{told:?} after {before:?}");
+            }
+            let written = self.written(*version, key);
+            let is_selected = |written: &String| selection.has(key, written);
+            let is_so = if *event_type == pb::EventType::Deleted {
+                let is_inferred = *cause == pb::Cause::Inferred && is_relisted(*version);
+                is_inferred || written.is_some_and(|written| !written.as_ref().is_some_and(is_selected))
+            } else {
+                let is_value = |written: &String| value.as_ref().is_none_or(|value| value == written);
+                written.and_then(Option::as_ref).is_some_and(|written| is_selected(written) && is_value(written))
+            };
+            assert!(is_so, "{told:?} was not");
+            if *cause != pb::Cause::Initial {
+                seen.push(told);
+            }
+        }
+        if followed.holes.is_empty() {
+            let known: BTreeMap<_, _> = known.into_iter().map(|(key, told)| (key, told.version)).collect();
+            assert_eq!(known, state, "what it adds up to");
+        }
+        let mut expected: Vec<_> = events.into_iter().filter(|event| event.version > followed.synced_at).collect();
+        if selection.policy() == pb::FullChannelPolicy::Coalesce {
+            let stands_for: usize = seen.iter().map(|told| 1 + told.coalesced as usize).sum();
+            assert!(!relists.is_empty() || stands_for <= expected.len(), "{stands_for} of {}", expected.len());
+            return;
+        }
+        // From the last, so that what was told before each hole stays where it is.
+        let initial = followed.told.len() - seen.len();
+        let dropped_before = |at: usize| followed.holes[..at].iter().map(|hole| hole.count as usize).sum::<usize>();
+        for (at, Hole { at: told, count, after }) in followed.holes.iter().enumerate().rev() {
+            let from = told - initial + dropped_before(at);
+            assert!(from == 0 || expected[from - 1].version <= *after, "{after} comes after what was told");
+            assert!(expected[from].version > *after, "what is missing comes after {after}");
+            drop(expected.drain(from..from + *count as usize));
+        }
+        let mut seen: Vec<_> = seen.into_iter().map(Expected::told).filter(|told| !is_relisted(told.version)).collect();
+        assert!(seen.is_sorted_by_key(|told| told.version), "in the order of their versions");
+        expected.retain(|event| !is_relisted(event.version));
+        // Within a transaction the order is etcd's.
+        seen.sort();
+        let same = seen.iter().zip(&expected).take_while(|(seen, expected)| seen == expected).count();
+        let (seen, expected) = (seen.get(same), expected.get(same));
+        assert_eq!(seen, expected, "every change, and each once; the first that differs is number {same}");
+    }
+
+    /// What a selection is to be told, and what there is of it at last, with its versions.
+    fn account(&self, selection: &Selection) -> Account<'_> {
+        let (mut state, mut events) = (BTreeMap::<&str, (i64, &str)>::new(), Vec::new());
+        for (version, key, value) in
+            self.transactions.iter().flat_map(|(at, changes)| changes.iter().map(move |(key, value)| (*at, key, value)))
+        {
+            let before = match value {
+                Some(value) => state.insert(key, (version, value)),
+                None => state.remove(&**key),
+            };
+            let was = before.is_some_and(|(_, before)| selection.has(key, before));
+            let is = value.as_ref().is_some_and(|value| selection.has(key, value));
+            let (event_type, cause) = match (was, is) {
+                (false, false) => continue,
+                (false, true) if before.is_some() => (pb::EventType::Added, pb::Cause::EnteredSelection),
+                (false, true) => (pb::EventType::Added, pb::Cause::Unspecified),
+                (true, true) => (pb::EventType::Modified, pb::Cause::Unspecified),
+                (true, false) if value.is_some() => (pb::EventType::Deleted, pb::Cause::LeftSelection),
+                (true, false) => (pb::EventType::Deleted, pb::Cause::Unspecified),
+            };
+            events.push(Expected { version, key, event_type, cause });
+        }
+        state.retain(|key, (_, value)| selection.has(key, value));
+        Account { events, state: state.into_iter().map(|(key, (version, _))| (key, version)).collect() }
+    }
+
+    /// What a revision did to a key: gave it a value, or deleted it.
+    fn written(&self, revision: i64, key: &str) -> Option<&Option<String>> {
+        let at = self.transactions.binary_search_by_key(&revision, |(at, _)| *at).ok()?;
+        self.transactions[at].1.get(key)
     }
 
     fn below(&mut self, bound: usize) -> usize {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) as usize % bound
+    }
+}
+
+// === impl Expected ===
+
+impl<'a> Expected<'a> {
+    fn told(told: &'a Told) -> Self {
+        Self { version: told.version, key: &told.key, event_type: told.event_type, cause: told.cause }
     }
 }

@@ -1,0 +1,337 @@
+//! What it costs to have 20,000 pods of a Kubernetes API: of informerd, and in turns of kube-rs' reflector, of `Pod` and of
+//! `DynamicObject`.
+//!
+//! ```sh
+//! tests/upstreams/run --exec cargo bench --bench kube            # or: ... --bench kube -- 2000
+//! ```
+//!
+//! Starts a kube-apiserver and fills it. Then each of them, a process of its own, follows all pods without their managedFields:
+//! the time from its start until it has them, its processor time and peak memory by then, and what is resident a second
+//! later. Once with an API server that streams the initial events of a watch, which is how all three then begin, and once with
+//! one that does not: they list pages of 500. The yardstick is the JSON of the list, as it comes and as it is kept.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "a bench that cannot go on ends, and says so"
+)]
+
+#[allow(dead_code, reason = "the tests use the rest")]
+#[path = "../tests/upstreams/apiserver.rs"]
+mod apiserver;
+#[allow(dead_code, reason = "the tests use the rest")]
+#[path = "../tests/upstreams/etcd.rs"]
+mod etcd;
+
+use std::{
+    env, fmt,
+    fmt::Debug,
+    fs,
+    hash::Hash,
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use futures_util::{TryStreamExt, future::join_all};
+use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    core::{ApiResource, DynamicObject},
+    runtime::{
+        reflector::{self, store::Writer},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::apiserver::{ADMIN, ApiServer, ask};
+
+/// Who follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Follower {
+    Informerd,
+    Typed,
+    Dynamic,
+}
+
+/// What one of them took.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    ready: f64,
+    processor: f64,
+    resident_kib: f64,
+    peak_kib: f64,
+}
+
+/// A process that is ended with this.
+struct Running(Child);
+
+const DEADLINE: Duration = Duration::from_secs(300);
+const OBJECTS: usize = 20_000;
+const WRITERS: usize = 12;
+const REPETITIONS: usize = 5;
+const PODS: &str = "/api/v1/namespaces/a/pods";
+const FOLLOWERS: [Follower; 3] = [Follower::Informerd, Follower::Typed, Follower::Dynamic];
+const STREAMED: &str = "streamed";
+const PAGED: &str = "paged";
+
+fn main() -> ExitCode {
+    // cargo bench adds one of its own.
+    let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["typed", mode] => runtime.block_on(reflect::<Pod>((), mode)),
+        ["dynamic", mode] => runtime.block_on(reflect::<DynamicObject>(ApiResource::erase::<Pod>(&()), mode)),
+        ref rest => {
+            for variable in ["INFORMERD_UPSTREAMS", "INFORMERD_KUBERNETES"] {
+                if env::var_os(variable).is_none() {
+                    eprintln!("error: {variable} is not set: tests/upstreams/run --exec cargo bench --bench kube");
+                    return ExitCode::FAILURE;
+                }
+            }
+            let objects = rest.first().map_or(OBJECTS, |objects| objects.parse().expect("a number of objects"));
+            runtime.block_on(compare(objects));
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+async fn compare(objects: usize) {
+    let mut apiserver = ApiServer::start().await;
+    let started = Instant::now();
+    fill(&apiserver, objects).await;
+    println!("{objects} pods written in {:.0} s", started.elapsed().as_secs_f64());
+    let (listed, kept) = json_bytes(&apiserver).await;
+    let (listed, kept) = (listed as f64 / objects as f64, kept as f64 / objects as f64);
+    println!("JSON of each: {listed:.0} bytes as they are listed, {kept:.0} as they are kept (without managedFields)");
+    let directory = TempDir::new().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    apiserver.kubeconfig(&kubeconfig, apiserver.address().port(), ADMIN);
+    for (mode, flags) in [(STREAMED, &[][..]), (PAGED, &["--feature-gates=WatchList=false"])] {
+        apiserver.kill();
+        apiserver.flags = flags;
+        apiserver.restart().await;
+        // The first of all waits for what the API server makes once.
+        Follower::Typed.cost(&kubeconfig, mode, objects).await;
+        let mut costs = [const { Vec::new() }; FOLLOWERS.len()];
+        for _ in 0..REPETITIONS {
+            for (follower, costs) in FOLLOWERS.into_iter().zip(&mut costs) {
+                costs.push(follower.cost(&kubeconfig, mode, objects).await);
+            }
+        }
+        print(mode, &costs, objects, kept);
+    }
+}
+
+fn print(mode: &str, costs: &[Vec<Cost>], objects: usize, kept: f64) {
+    println!("\n{mode:<28}{:>10}{:>14}{:>20}{:>18}{:>12}", "ready", "processor", "resident", "an object", "peak");
+    let median = |costs: &[Cost], of: fn(&Cost) -> f64| {
+        let mut values: Vec<f64> = costs.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    let of: [fn(&Cost) -> f64; 4] =
+        [|cost| cost.ready, |cost| cost.processor, |cost| cost.resident_kib, |cost| cost.peak_kib];
+    let ours = of.map(|of| median(&costs[0], of));
+    for (follower, costs) in FOLLOWERS.into_iter().zip(costs) {
+        let theirs = of.map(|of| median(costs, of));
+        let [ready, processor, resident, peak] = theirs;
+        let each = |total: f64| total / objects as f64;
+        println!(
+            "{:<28}{ready:>8.2} s{:>9.0} µs an object{:>8.1} MiB{:>8.2} KiB, {:.2} of JSON{:>8.1} MiB",
+            follower.to_string(),
+            each(processor) * 1e6,
+            resident / 1024.0,
+            each(resident),
+            each(resident) * 1024.0 / kept,
+            peak / 1024.0,
+        );
+        if follower != Follower::Informerd {
+            let [ready, processor, resident, peak] = [0, 1, 2, 3].map(|at| ours[at] / theirs[at]);
+            println!(
+                "  informerd / this: ready {ready:.2}, processor {processor:.2}, resident {resident:.2}, peak {peak:.2}"
+            );
+        }
+    }
+}
+
+/// Over many connections at once.
+async fn fill(apiserver: &ApiServer, objects: usize) {
+    let writing = (0..WRITERS).map(async |writer| {
+        let client = apiserver.impatient_client().await;
+        for at in (writer..objects).step_by(WRITERS) {
+            ask(&client, "POST", PODS, Some(&pod(at))).await.unwrap();
+        }
+    });
+    join_all(writing).await;
+}
+
+/// One of a Deployment, as its controller would write it; 2 KiB of it are its own.
+fn pod(at: usize) -> Value {
+    let (app, revision) = (format!("service-{}", at / 20), format!("{:08x}", at / 20 * 2_654_435_761 % (1 << 32)));
+    let owner = json!({ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{app}-{revision}"),
+        "uid": format!("00000000-0000-4000-8000-{:012x}", at / 20), "controller": true, "blockOwnerDeletion": true });
+    let environment: Vec<Value> =
+        (0..8).map(|n| json!({ "name": format!("SETTING_{n}"), "value": format!("value-{n}-of-{app}") })).collect();
+    let probe = |path: &str| json!({ "httpGet": { "path": path, "port": 8080 }, "periodSeconds": 10 });
+    let container = |name: &str| {
+        json!({ "name": name, "image": format!("registry.example.com/team/{app}/{name}:1.{}.0", at % 7),
+            "ports": [{ "name": "http", "containerPort": 8080 }], "env": environment,
+            "resources": { "requests": { "cpu": "100m", "memory": "128Mi" }, "limits": { "memory": "256Mi" } },
+            "readinessProbe": probe("/readyz"), "livenessProbe": probe("/livez"),
+            "volumeMounts": [{ "name": "config", "mountPath": "/etc/app", "readOnly": true }] })
+    };
+    let metadata = json!({ "name": format!("{app}-{revision}-{at:05}"), "ownerReferences": [owner],
+        "labels": { "app": app, "pod-template-hash": revision, "team": format!("team-{}", at % 30) },
+        "annotations": { "example.com/config-hash": revision.repeat(8) } });
+    let spec = json!({ "containers": [container("main"), container("sidecar")], "nodeName": format!("node-{}", at % 200),
+        "volumes": [{ "name": "config", "configMap": { "name": format!("{app}-config") } }] });
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
+}
+
+/// Of the whole list, and of what is kept of it.
+async fn json_bytes(apiserver: &ApiServer) -> (usize, usize) {
+    let (mut listed, mut kept, mut next) = (0, 0, String::new());
+    loop {
+        let mut page = apiserver.ask("GET", &format!("/api/v1/pods?limit=500&continue={next}"), None).await.unwrap();
+        for item in page["items"].as_array_mut().unwrap() {
+            listed += item.to_string().len();
+            item["metadata"].as_object_mut().unwrap().remove("managedFields");
+            kept += item.to_string().len();
+        }
+        match page["metadata"]["continue"].as_str().filter(|next| !next.is_empty()) {
+            Some(more) => more.clone_into(&mut next),
+            None => return (listed, kept),
+        }
+    }
+}
+
+/// A process that is a reflector, until it is killed.
+async fn reflect<K>(kind: K::DynamicType, mode: &str)
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Clone + Debug + Eq + Hash + Unpin,
+{
+    let api: Api<K> = Api::all_with(Client::try_default().await.unwrap(), &kind);
+    let config = watcher::Config::default();
+    let config = if mode == STREAMED { config.streaming_lists() } else { config };
+    let writer = Writer::new(kind);
+    let reader = writer.as_reader();
+    let events =
+        watcher(api, config).map_ok(|event| event.modify(|object: &mut K| object.managed_fields_mut().clear()));
+    let reflecting = reflector::reflector(writer, events).try_for_each(async |_| Ok(()));
+    let ready = async {
+        reader.wait_until_ready().await.unwrap();
+        println!("{}", reader.len());
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        result = reflecting => panic!("{result:?}"),
+        () = ready => {}
+    }
+}
+
+// === impl Follower ===
+
+impl Follower {
+    async fn cost(self, kubeconfig: &Path, mode: &str, objects: usize) -> Cost {
+        let (mut command, address) = self.command(mode);
+        let started = Instant::now();
+        let child = command.env("KUBECONFIG", kubeconfig).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut running = Running(child);
+        let has = match address {
+            Some(address) => synced(&address).await,
+            None => running.told(),
+        };
+        let ready = started.elapsed().as_secs_f64();
+        assert_eq!(has, objects, "{self} has everything");
+        let (processor, peak_kib) = (running.processor(), running.memory("VmHWM"));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Cost { ready, processor, resident_kib: running.memory("VmRSS"), peak_kib }
+    }
+
+    /// With the address to ask at, where there is one.
+    fn command(self, mode: &str) -> (Command, Option<String>) {
+        if self == Self::Informerd {
+            let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+            let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
+            command.args(["serve", "--kube", "pods=v1/pods", "--admin-listen", "none", "--listen", &address]);
+            return (command, Some(format!("http://{address}")));
+        }
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args([if self == Self::Typed { "typed" } else { "dynamic" }, mode]).stdout(Stdio::piped());
+        (command, None)
+    }
+}
+
+impl fmt::Display for Follower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Informerd => "informerd",
+            Self::Typed => "kube-rs, Pod",
+            Self::Dynamic => "kube-rs, DynamicObject",
+        })
+    }
+}
+
+/// How many objects informerd has, once it is synced.
+async fn synced(address: &str) -> usize {
+    let started = Instant::now();
+    let mut client = None;
+    loop {
+        assert!(started.elapsed() < DEADLINE, "it is synced in time");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        if client.is_none() {
+            client = InformerServiceClient::connect(address.to_owned()).await.ok();
+        }
+        let Some(client) = &mut client else { continue };
+        let answer = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
+        if answer.resources[0].state() == pb::SyncState::Synced {
+            return answer.resources[0].objects as usize;
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// How many objects a reflector has, as soon as it says so.
+    fn told(&mut self) -> usize {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line.trim().parse().expect("a number of objects")
+    }
+
+    /// In KiB.
+    fn memory(&self, name: &str) -> f64 {
+        let status = fs::read_to_string(self.file("status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Seconds, in all; the kernel counts hundredths.
+    fn processor(&self) -> f64 {
+        let stat = fs::read_to_string(self.file("stat")).unwrap();
+        let after_name = stat.rsplit(')').next().unwrap();
+        let ticks = after_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap());
+        ticks.sum::<f64>() / 100.0
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        format!("/proc/{}/{name}", self.0.id()).into()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}

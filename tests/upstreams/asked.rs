@@ -1,0 +1,132 @@
+//! What the API server is asked, by its own count.
+
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use informerd::proto::pb;
+use serde_json::json;
+
+use crate::{
+    DEADLINE,
+    apiserver::{ADMIN, ApiServer, CONFIG_MAPS, Kind, THINGS},
+    follow::Follower,
+    kube::{config_maps, things},
+    selection::Selection,
+    served::Served,
+};
+
+/// What has been asked for one kind in all namespaces, which is nobody's but informerd's and these tests'. The uid of
+/// kube-system, which informerd gets before each list and each watch, the API server gets for itself, too: it is not counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Asked {
+    /// Whole lists, as the initial events of a watch.
+    streamed: u64,
+    /// Requests for lists: a page each, or the version of the cluster.
+    lists: u64,
+    /// Watches that are open, and those that have been.
+    watches: u64,
+    /// Watches that were refused.
+    refused: u64,
+}
+
+const CONNECTIONS: usize = 4;
+const CLIENTS: usize = 1_000;
+const LISTS: usize = 100;
+
+/// Invariant 6.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
+    // An API server that streams no initial events is asked for them before each list.
+    for (flags, streamed) in [(&[][..], 1), (&["--feature-gates=WatchList=false"], 0)] {
+        let apiserver = ApiServer::with(flags).await;
+        for (kind, source) in [(THINGS, things()), (CONFIG_MAPS, config_maps())] {
+            let before = asked(&apiserver, kind).await;
+            create(&apiserver, kind, "first").await;
+            let served = Served::kube(&apiserver, ADMIN, source).await;
+            let once = Asked { streamed, lists: 1 - streamed, watches: 1, refused: 1 - streamed };
+            until_watched(&apiserver, kind).await;
+            assert_eq!(asked(&apiserver, kind).await.since(before), once, "no clients");
+
+            let mut followers = follow(&served, 1).await;
+            assert_eq!(asked(&apiserver, kind).await.since(before), once, "one client");
+
+            followers.extend(follow(&served, CLIENTS - 1).await);
+            let version = create(&apiserver, kind, "second").await;
+            for follower in &followers {
+                assert_eq!(follower.reach(version).await.told.len(), 2);
+            }
+            let mut client = served.client().await;
+            for _ in 0..LISTS {
+                let request = pb::ListRequest { resource: "things".to_owned(), ..pb::ListRequest::default() };
+                let listed = client.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
+                assert_eq!(listed.objects.len(), 2);
+            }
+            assert_eq!(asked(&apiserver, kind).await.since(before), once, "{CLIENTS} clients");
+
+            // A watch is taken up again once it is known that the cluster has not gone back, by a list of one object.
+            served.cut();
+            let version = create(&apiserver, kind, "third").await;
+            for follower in &followers {
+                assert_eq!(follower.reach(version).await.told.len(), 3);
+            }
+            let again = Asked { lists: once.lists + 1, watches: 2, ..once };
+            assert_eq!(asked(&apiserver, kind).await.since(before), again, "after a cut");
+        }
+    }
+}
+
+async fn asked(apiserver: &ApiServer, kind: Kind) -> Asked {
+    let metrics = apiserver.metrics().await;
+    let resource = format!("resource=\"{}\"", kind.plural);
+    let count = |name: &str, labels: &[&str]| {
+        let labels = [&[&*resource, "scope=\"cluster\""], labels].concat();
+        let is_it = |line: &&str| line.starts_with(name) && labels.iter().all(|label| line.contains(label));
+        metrics.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let (total, watch, ok) = ("apiserver_request_total{", "verb=\"WATCH\"", "code=\"200\"");
+    let ended = count(total, &[watch, ok]);
+    Asked {
+        streamed: count("apiserver_watch_list_duration_seconds_count{", &[]),
+        lists: count(total, &["verb=\"LIST\"", ok]),
+        watches: ended + count("apiserver_longrunning_requests{", &[watch]),
+        refused: count(total, &[watch]) - ended,
+    }
+}
+
+async fn until_watched(apiserver: &ApiServer, kind: Kind) {
+    let started = Instant::now();
+    while asked(apiserver, kind).await.watches == 0 {
+        assert!(started.elapsed() < DEADLINE, "a watch in time");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+/// One object more, and its version.
+async fn create(apiserver: &ApiServer, kind: Kind, name: &str) -> i64 {
+    let metadata = json!({ "name": name, "labels": { "suite": "truth" } });
+    let object = kind.object(&metadata, &json!({ "value": name }));
+    let created = apiserver.ask("POST", &kind.path("a"), Some(&object)).await.unwrap();
+    created["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+}
+
+async fn follow(served: &Served, clients: usize) -> Vec<Follower> {
+    let connections = join_all((0..CONNECTIONS).map(|_| served.client())).await;
+    let mut selection = Selection::default();
+    selection.request.bookmark_interval = None;
+    let following =
+        connections.iter().cycle().take(clients).map(|client| Follower::of(client.clone(), selection.clone()));
+    join_all(following).await
+}
+
+// === impl Asked ===
+
+impl Asked {
+    fn since(self, before: Self) -> Self {
+        Self {
+            streamed: self.streamed - before.streamed,
+            lists: self.lists - before.lists,
+            watches: self.watches - before.watches,
+            refused: self.refused - before.refused,
+        }
+    }
+}

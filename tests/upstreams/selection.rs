@@ -1,0 +1,73 @@
+//! What a client asks for, and what that selects.
+
+use std::time::Duration;
+
+use informerd::proto::pb::{self, FullChannelPolicy};
+
+/// What is asked for, how fast the answer is read, and which objects it is about.
+#[derive(Debug, Clone)]
+pub(crate) struct Selection {
+    pub(crate) request: pb::WatchRequest,
+    /// By their values, besides the namespace of the request.
+    selects: fn(&str) -> bool,
+    /// Between two messages.
+    pub(crate) pace: Duration,
+}
+
+// === impl Selection ===
+
+impl Selection {
+    /// Everything in one namespace, or in all, as it comes.
+    pub(crate) fn namespace(namespace: &str) -> Self {
+        let request = pb::WatchRequest {
+            resource: "things".to_owned(),
+            namespace: namespace.to_owned(),
+            format: pb::PayloadFormat::Raw.into(),
+            bookmark_interval: Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 }),
+            ..pb::WatchRequest::default()
+        };
+        Self { request, selects: |_| true, pace: Duration::ZERO }
+    }
+
+    pub(crate) fn labels(mut self, selector: &str, selects: fn(&str) -> bool) -> Self {
+        selector.clone_into(&mut self.request.label_selector);
+        Self { selects, ..self }
+    }
+
+    pub(crate) fn fields(mut self, selector: &str, selects: fn(&str) -> bool) -> Self {
+        selector.clone_into(&mut self.request.field_selector);
+        Self { selects, ..self }
+    }
+
+    pub(crate) fn expression(mut self, expression: &str, selects: fn(&str) -> bool) -> Self {
+        expression.clone_into(&mut self.request.expression);
+        Self { selects, ..self }
+    }
+
+    /// Without bodies.
+    pub(crate) fn metadata(mut self) -> Self {
+        self.request.set_format(pb::PayloadFormat::Metadata);
+        self
+    }
+
+    /// One that reads slowly, and what happens to it.
+    pub(crate) fn slow(mut self, policy: FullChannelPolicy, length: u32, pace: Duration) -> Self {
+        self.request.queue = Some(pb::QueueOptions { policy: policy.into(), length });
+        Self { pace, ..self }
+    }
+
+    pub(crate) fn policy(&self) -> FullChannelPolicy {
+        self.request.queue.as_ref().map_or(FullChannelPolicy::Replay, pb::QueueOptions::policy)
+    }
+
+    pub(crate) fn has(&self, key: &str, value: &str) -> bool {
+        let namespace = key.split_once('/').map(|(namespace, _)| namespace);
+        (self.request.namespace.is_empty() || namespace == Some(&*self.request.namespace)) && (self.selects)(value)
+    }
+}
+
+impl Default for Selection {
+    fn default() -> Self {
+        Self::namespace("")
+    }
+}
