@@ -29,7 +29,7 @@ use std::{
 use clap::{Parser, Subcommand};
 
 use self::failure::Failure;
-use crate::config::ServeFlags;
+use crate::config::{Config, ServeFlags};
 
 /// Shared informer caches as a network service: every upstream is listed and watched once, and any number of clients watch,
 /// list and query it over gRPC.
@@ -153,6 +153,14 @@ fn exit_code(ended: Result<(), Failure>) -> ExitCode {
 /// Where data goes: written in blocks, and read by nobody before it is flushed.
 fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::new(io::stdout().lock())
+}
+
+/// The configuration, or the exit code: what is wrong with it has been said.
+fn load(flags: &ServeFlags) -> Result<Config, ExitCode> {
+    Config::load(flags).map_err(|errors| {
+        complain(&errors);
+        WRONG_USAGE.into()
+    })
 }
 
 /// One line for the user on stderr.

@@ -19,7 +19,8 @@ use super::{Demand, Provenance};
 pub enum SyncState {
     /// There is no state yet: no list has been applied, and none was kept by an earlier start.
     Syncing,
-    /// The upstream has proved itself alive within its heartbeat and the staleness bound.
+    /// The upstream has proved itself alive within its heartbeat and the staleness bound, and has not failed since for longer
+    /// than that bound.
     Synced,
     /// Served from the last known state: the upstream cannot be reached, or not yet after a warm start.
     Stale,

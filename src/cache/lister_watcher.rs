@@ -25,7 +25,8 @@ pub trait ListerWatcher: Send + Sync + 'static {
     fn watch(&self, from: ResourceVersion) -> impl Future<Output = Result<Watch, SourceError>> + Send;
 
     /// How often a healthy upstream proves itself alive (an event, a bookmark). A source that has been silent for longer
-    /// than this and `stale_after` is STALE; one that may be silent for ever says [`Duration::MAX`].
+    /// than this and `stale_after`, or has failed for `stale_after`, is STALE; one that may be silent for ever says
+    /// [`Duration::MAX`].
     fn heartbeat(&self) -> Duration;
 
     /// Whether the upstream gives an object the same bytes at each list, so that others at the same version prove another

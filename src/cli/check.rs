@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use super::{FAILED, WRONG_USAGE, complain};
+use super::{FAILED, complain, load};
 use crate::{
     app,
     config::{Config, KubeResource, ServeFlags, SourceConfig},
@@ -19,12 +19,9 @@ Every problem of the configuration is printed, each on a line of its own, and th
 read gives 1.";
 
 pub(super) fn run(flags: &ServeFlags) -> ExitCode {
-    let config = match Config::load(flags) {
+    let config = match load(flags) {
         Ok(config) => config,
-        Err(errors) => {
-            complain(&errors);
-            return WRONG_USAGE.into();
-        }
+        Err(code) => return code,
     };
     if let Err(error) = app::check(&config) {
         complain(&error);

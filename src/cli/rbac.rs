@@ -8,8 +8,8 @@ use std::{
     process::ExitCode,
 };
 
-use super::{FAILED, WRONG_USAGE, complain};
-use crate::config::{Config, KubeResource, ServeFlags, SourceConfig};
+use super::{FAILED, WRONG_USAGE, complain, load};
+use crate::config::{KubeResource, ServeFlags, SourceConfig};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -34,12 +34,9 @@ type Rules<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 type Cluster<'a> = (&'a Option<PathBuf>, &'a Option<String>);
 
 pub(super) fn run(flags: &ServeFlags) -> ExitCode {
-    let config = match Config::load(flags) {
+    let config = match load(flags) {
         Ok(config) => config,
-        Err(errors) => {
-            complain(&errors);
-            return WRONG_USAGE.into();
-        }
+        Err(code) => return code,
     };
     let kube = config.resources.values().filter_map(|resource| match &resource.source {
         SourceConfig::Kube(kube) => Some(kube),

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::{FAILED, WRONG_USAGE, complain, signals::Signals};
+use super::{FAILED, WRONG_USAGE, complain, load, signals::Signals};
 use crate::{
     app::App,
     config::{Config, ServeFlags},
@@ -35,12 +35,9 @@ A flag wins over its environment variable, that over the file, and that over the
 SIGINT and SIGTERM end it in order, within `drain`; a second one cuts that short.";
 
 pub(super) fn run(flags: &ServeFlags) -> ExitCode {
-    let config = match Config::load(flags) {
+    let config = match load(flags) {
         Ok(config) => config,
-        Err(errors) => {
-            complain(&errors);
-            return WRONG_USAGE.into();
-        }
+        Err(code) => return code,
     };
     if let Err(error) = telemetry::init_logs(&flags.log, flags.log_format) {
         complain(&error);

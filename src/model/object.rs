@@ -1,11 +1,13 @@
 //! One object of a resource, immutable and shared.
 
+mod parts;
 mod record;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 
+pub use self::parts::ObjectParts;
 use super::{KeyError, Lineage, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
 /// The largest body of an object: what a gRPC client with the default receive limit of 4 MiB can take in any language.
@@ -29,27 +31,6 @@ pub struct Object {
     kind: Span,
     /// Keys and values, sorted by key.
     labels: Box<[(Span, Span)]>,
-}
-
-/// What an [`Object`] is made of, for sources that know the parts by themselves.
-#[derive(Debug, Clone)]
-pub struct ObjectParts {
-    /// Namespace and name.
-    pub key: ObjectKey,
-    /// Identity: another uid under the same key is another object. Empty when the source has none.
-    pub uid: String,
-    /// The version of the object's last change.
-    pub version: ResourceVersion,
-    /// Labels.
-    pub labels: BTreeMap<String, String>,
-    /// For example `apps/v1`; may be empty.
-    pub api_version: String,
-    /// For example `Deployment`; may be empty.
-    pub kind: String,
-    /// Of the body, for example `application/json`.
-    pub media_type: &'static str,
-    /// The bytes as the source gave them.
-    pub body: Bytes,
 }
 
 /// The labels of an object, sorted by key.

@@ -7,8 +7,6 @@
 //! What cannot be an object is not there, and is reported for as long as it is like that: a key without a name, that is not
 //! UTF-8 or whose namespace is empty, and a value that no client could receive.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 
@@ -63,12 +61,12 @@ impl Prefix {
         // Whatever its fields are, JSON is JSON.
         let media_type = if serde_json::from_slice::<IgnoredAny>(&value).is_ok() { JSON } else { BYTES };
         let body = Bytes::from(value);
-        Ok(Object::new(ObjectParts { uid, body, ..parts(key, version, media_type) }))
+        Ok(Object::new(ObjectParts { uid, media_type, body, ..ObjectParts::bare(key, version) }))
     }
 
     /// What is said of an object that is gone: its key, and the version at which it went.
     pub(super) fn tombstone(&self, key: &[u8], revision: i64) -> Result<Object, String> {
-        Ok(Object::new(parts(self.key(key)?, version(revision), BYTES)))
+        Ok(Object::new(ObjectParts::bare(self.key(key)?, version(revision))))
     }
 
     fn key(&self, key: &[u8]) -> Result<ObjectKey, String> {
@@ -80,20 +78,6 @@ impl Prefix {
             None => ("", rest),
         };
         ObjectKey::new(namespace, name).map_err(|error| error.to_string())
-    }
-}
-
-/// Nothing but these.
-fn parts(key: ObjectKey, version: ResourceVersion, media_type: &'static str) -> ObjectParts {
-    ObjectParts {
-        key,
-        uid: String::new(),
-        version,
-        labels: BTreeMap::new(),
-        api_version: String::new(),
-        kind: String::new(),
-        media_type,
-        body: Bytes::new(),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use bytes::Bytes;
 use serde::Deserialize;
 
 use crate::model::{FieldCut, JsonText, Object, ObjectError, ObjectKey, ObjectParts, ResourceVersion};
@@ -40,6 +39,16 @@ pub(super) struct Bookmark {
     pub(super) ends_initial_events: bool,
 }
 
+/// apimachinery's.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TypeMeta<'a> {
+    #[serde(borrow)]
+    api_version: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    kind: Option<JsonText<'a>>,
+}
+
 #[derive(Deserialize)]
 struct Bare<'a> {
     #[serde(borrow)]
@@ -58,7 +67,6 @@ struct BareMetadata<'a> {
     annotations: Option<BTreeMap<String, String>>,
 }
 
-const JSON: &str = "application/json";
 /// Until it is counted.
 const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -78,12 +86,10 @@ impl ItemReader<'_> {
     /// The same of an item of a list, which says its type before its items (and leaves it out of them).
     pub(super) fn read_listed(self, body: &[u8], listed: ItemType<'_>) -> Result<Item, ObjectError> {
         let body = self.cut.apply(body);
-        let item = self.read_cut(&body)?;
-        let is_typed = !item.object.kind().is_empty() || !item.object.api_version().is_empty();
-        if is_typed || listed.kind.is_empty() || item.problem.is_some() {
-            return Ok(item);
-        }
-        self.read_cut(&typed(&body, listed))
+        let TypeMeta { api_version, kind } = serde_json::from_slice(&body)?;
+        let is_typed = [api_version, kind].iter().flatten().any(|text| !text.is_empty());
+        let body = if is_typed || listed.kind.is_empty() { body } else { typed(&body, listed) };
+        self.read_cut(&body)
     }
 
     fn read_cut(self, body: &[u8]) -> Result<Item, ObjectError> {
@@ -109,16 +115,7 @@ impl ItemReader<'_> {
         let version = if self.is_decimal { text.parse()? } else { UNCOUNTED };
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         let key = ObjectKey::new(namespace, metadata.name.as_deref().unwrap_or_default())?;
-        let object = Object::new(ObjectParts {
-            key,
-            uid: String::new(),
-            version,
-            labels: BTreeMap::new(),
-            api_version: String::new(),
-            kind: String::new(),
-            media_type: JSON,
-            body: Bytes::new(),
-        });
+        let object = Object::new(ObjectParts::bare(key, version));
         Ok(Item { object, text: text.to_owned(), problem: Some(error.to_string()) })
     }
 }

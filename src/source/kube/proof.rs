@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -96,16 +95,8 @@ impl Mark {
     /// What was kept, as far as it has to be recognised; `None` if it is none.
     pub(super) fn resume(kept: KeptMark) -> Option<Self> {
         let KeptMark { version, namespace, name, uid, is_deleted, is_listed } = kept;
-        let object = Object::new(ObjectParts {
-            key: ObjectKey::new(&namespace, &name).ok()?,
-            uid,
-            version: version.parse().ok()?,
-            labels: std::collections::BTreeMap::default(),
-            api_version: String::new(),
-            kind: String::new(),
-            media_type: "",
-            body: Bytes::new(),
-        });
+        let (key, version) = (ObjectKey::new(&namespace, &name).ok()?, version.parse().ok()?);
+        let object = Object::new(ObjectParts { uid, ..ObjectParts::bare(key, version) });
         Some(Self { object: Arc::new(object), is_deleted, is_listed })
     }
 
