@@ -176,10 +176,11 @@ impl EtcdSource {
 }
 
 impl ListerWatcher for EtcdSource {
-    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+    /// Whatever is asked for: what the cluster agrees upon is the most recent state.
+    async fn list(&self, _: ListVersion) -> Result<List, SourceError> {
         let shared = &self.shared;
         let connection = shared.connections.get().await?;
-        match shared.list(&connection, &at).await {
+        match shared.list(&connection).await {
             Ok(list) => Ok(list),
             Err(error) => Err(shared.failed(connection.id, error)),
         }
@@ -253,28 +254,25 @@ impl WarmStart for EtcdSource {
 // === impl Shared ===
 
 impl Shared {
-    async fn list(&self, connection: &Connection, at: &ListVersion) -> Result<List, SourceError> {
+    async fn list(&self, connection: &Connection) -> Result<List, SourceError> {
         let reading = list::read(connection, &self.prefix).await?;
         let revision = reading.header.revision;
         self.check_identity(&reading.header)?;
-        let version = version(revision);
-        if let ListVersion::NotOlderThan(known) = at
-            && version < *known
-        {
-            return Err(behind(connection, revision, known));
-        }
         let mark = Mark::of_list(revision, &reading.newest);
         self.problems.lock().replace(reading.problems);
         self.known.lock().position = Some(Position { revision, connection: connection.id, mark });
-        Ok(List { objects: reading.objects, version })
+        Ok(List { objects: reading.objects, version: version(revision) })
     }
 
-    /// Asks the cluster who and how far it is.
+    /// Asks the cluster who and how far it is. One that has not come as far as we have went back in time: what it answers is
+    /// what it agrees upon. That has to be held against it at once, because by the next answer it may have counted on.
     async fn check_head(&self, connection: &Connection, revision: i64) -> Result<(), SourceError> {
         let header = connection.head(self.prefix.first()).await.map_err(|status| connection.error(&status))?;
         self.check_identity(&header)?;
         if header.revision < revision {
-            return Err(behind(connection, header.revision, &version(revision)));
+            self.known.lock().position = None;
+            let (endpoint, at) = (connection.endpoint(), header.revision);
+            return Err(SourceError::HistoryChanged(format!("{endpoint}: at revision {at}, and {revision} was known")));
         }
         Ok(())
     }
@@ -295,9 +293,4 @@ impl Shared {
         }
         error
     }
-}
-
-/// Only a cluster that went back in time says so.
-fn behind(connection: &Connection, revision: i64, known: &ResourceVersion) -> SourceError {
-    SourceError::VersionTooLarge(format!("{}: at revision {revision}, and {known} was known", connection.endpoint()))
 }

@@ -59,3 +59,17 @@ fn config(gates: &[&Gate]) -> EtcdConfig {
 fn value(object: &Object) -> String {
     String::from_utf8_lossy(object.body()).into_owned()
 }
+
+/// A cluster at revision 5, and a source that has followed it there.
+async fn at_five() -> (Play, Gate, Rig) {
+    let play = Play::new();
+    play.write("a=1 b=1");
+    let gate = play.member().await;
+    let mut rig = Rig::of(&gate);
+    rig.told().await;
+    for changes in ["a=2", "a=3", "a=4"] {
+        play.write(changes);
+        rig.told().await;
+    }
+    (play, gate, rig)
+}

@@ -275,7 +275,8 @@ impl Shared {
         self.known.lock().check_cluster(&metadata.uid).map_err(SourceError::HistoryChanged)
     }
 
-    /// Whether the cluster has come as far as we have. What it answers is the most recent version, whoever is asked.
+    /// Whether the cluster has come as far as we have. What it answers is the most recent version, whoever is asked: if that is
+    /// less, it went back in time. That has to be held against it at once, because by the next answer it may have counted on.
     async fn check_head(&self, known: &ResourceVersion) -> Result<(), SourceError> {
         if known.lineage().is_some() {
             return Ok(());
@@ -284,7 +285,10 @@ impl Shared {
         let head = self.api.get(&format!("{}?{query}", self.path)).await?;
         let head = serde_json::from_slice::<Head>(&head).map(|head| head.metadata.resource_version);
         match head.ok().and_then(|version| version.parse::<ResourceVersion>().ok()) {
-            Some(version) if version < *known => Err(behind(&version, known)),
+            Some(version) if version < *known => {
+                self.known.lock().is_lost();
+                Err(SourceError::HistoryChanged(format!("the cluster is at {version}, and {known} was known")))
+            }
             _ => Ok(()),
         }
     }
@@ -301,7 +305,8 @@ impl Shared {
         if let ListVersion::NotOlderThan(known) = at
             && version < *known
         {
-            return Err(behind(&version, known));
+            // An API server that lags, or a cluster that went back in time: the most recent list tells.
+            return Err(SourceError::VersionTooLarge(format!("the API is at {version}, and {known} was known")));
         }
         if version.lineage().is_some() {
             for object in &mut objects {
@@ -330,11 +335,6 @@ impl From<SourceError> for Stop {
     fn from(error: SourceError) -> Self {
         Self::Source(error)
     }
-}
-
-/// An API server that lags, or a cluster that went back in time: the most recent list tells.
-fn behind(version: &ResourceVersion, known: &ResourceVersion) -> SourceError {
-    SourceError::VersionTooLarge(format!("the API is at {version}, and {known} was known"))
 }
 
 fn path(config: &KubeConfig) -> String {

@@ -3,20 +3,6 @@
 use super::*;
 use crate::source::etcd::tests::play::Fault;
 
-/// A cluster at revision 5, and a source that has followed it there.
-async fn at_five() -> (Play, Gate, Rig) {
-    let play = Play::new();
-    play.write("a=1 b=1");
-    let gate = play.member().await;
-    let mut rig = Rig::of(&gate);
-    rig.told().await;
-    for changes in ["a=2", "a=3", "a=4"] {
-        play.write(changes);
-        rig.told().await;
-    }
-    (play, gate, rig)
-}
-
 /// Stops the members, restores, writes what is given, and starts them.
 async fn restored(play: &Play, gate: &Gate, rig: &Rig, to: i64, writes: &[&str]) {
     gate.refuse(true);
@@ -28,17 +14,24 @@ async fn restored(play: &Play, gate: &Gate, rig: &Rig, to: i64, writes: &[&str])
     gate.refuse(false);
 }
 
-/// What a list behind means is the cache's to say.
 #[tokio::test]
-async fn a_lower_revision_is_listed() {
+async fn a_lower_revision_is_a_rewind() {
     let (play, gate, mut rig) = at_five().await;
-    gate.refuse(true);
-    rig.error("connection").await;
-    play.restore(3);
-    rig.version = 0;
-    gate.refuse(false);
-    assert_eq!(rig.told().await, "list 3");
-    assert_eq!(rig.state, play.state(PREFIX));
+    restored(&play, &gate, &rig, 3, &[]).await;
+    assert_eq!(rig.told().await, "rewind 3");
+    assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (play.state(PREFIX), 1, 2));
+}
+
+/// By the time it is listed it may have counted on beyond what was known, and what is listed contradicts nothing.
+#[tokio::test]
+async fn a_lower_revision_counts_even_if_it_is_a_higher_one_at_once() {
+    let (play, gate, mut rig) = at_five().await;
+    let writing = |play: &Play| ["a=5", "a=6", "a=7"].iter().for_each(|changes| play.write(changes));
+    let faults = [Fault::Then(Box::new(|_| ())), Fault::Then(Box::new(writing))];
+    play.set(|store| store.ranges.extend(faults));
+    restored(&play, &gate, &rig, 3, &[]).await;
+    assert_eq!(rig.told().await, "rewind 6");
+    assert_eq!((rig.state.clone(), rig.rewinds), (play.state(PREFIX), 1));
 }
 
 #[tokio::test]

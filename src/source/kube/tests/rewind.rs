@@ -60,11 +60,29 @@ async fn a_cluster_that_went_back_is_noticed_before_it_is_watched() {
         rig.told().await;
         stand.play.restore(3);
         stand.gate.cut();
-        assert_eq!(rig.told().await, "list 3");
+        assert_eq!(rig.told().await, "rewind 3");
         assert_eq!((rig.rewinds, rig.state.clone()), (1, stand.play.state()));
         stand.play.write("d=1");
         assert_eq!(rig.told().await, "4 +d=1");
     }
+}
+
+/// By the time it is listed it may have counted on beyond what was known.
+#[tokio::test]
+async fn a_cluster_that_went_back_is_noticed_even_if_it_counts_on_at_once() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.streams = false);
+    stand.play.write("a=1 b=1");
+    let mut rig = stand.listed().await;
+    stand.play.write("a=2 c=1");
+    rig.told().await;
+    rig.told().await;
+    stand.play.restore(3);
+    let faults = [Fault::Then(Box::new(|_| ())), Fault::Then(Box::new(|play| play.write("a=3 a=4 a=5")))];
+    stand.play.set(|store| store.lists.extend(faults));
+    stand.gate.cut();
+    assert_eq!(rig.told().await, "rewind 6");
+    assert_eq!((rig.rewinds, rig.state.clone()), (1, stand.play.state()));
 }
 
 #[tokio::test]
