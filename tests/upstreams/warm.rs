@@ -109,20 +109,24 @@ impl Killable {
         self.directory.path().join("state/things.state")
     }
 
-    /// Waits until what has been written upstream up to now is in the file.
+    /// Waits until what has been written upstream up to now is in the file, by this start.
     pub(crate) async fn kept(&self, truth: &Truth) {
-        let revision = truth.revision() as u128;
-        self.until("reached", |resource| resource.resource_version.parse::<u128>().unwrap_or(0) >= revision).await;
-        // A write may be under way that is older; none begins when nothing has changed.
-        let (mut writes, started) = (0, Instant::now());
-        loop {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            let before = std::mem::replace(&mut writes, self.count("state_writes_total").await);
-            if writes > 0 && writes == before {
-                return;
-            }
-            assert!(started.elapsed() < DEADLINE, "not in time: the state is written");
+        let (revision, started) = (truth.revision() as u128, Instant::now());
+        while self.count("state_writes_total").await == 0 || self.kept_version() < revision {
+            assert!(started.elapsed() < DEADLINE, "not in time: {revision} is kept; {} is", self.kept_version());
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// The version of the state, as the header of the file has it.
+    fn kept_version(&self) -> u128 {
+        let file = fs::read(self.state()).unwrap();
+        let header = file.strip_prefix(b"informerd state\n").unwrap();
+        // The version of the format, the length of the header, and the header.
+        let (numbers, rest) = header.split_first_chunk::<8>().unwrap();
+        let len = u32::from_le_bytes(*numbers.last_chunk().unwrap()) as usize;
+        let header: serde_json::Value = serde_json::from_slice(&rest[..len]).unwrap();
+        header["version"].as_str().unwrap().parse().unwrap()
     }
 
     pub(crate) async fn followers(&self, count: usize) -> Vec<Follower> {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::model::{ObjectKey, ResourceVersion};
 
-/// What an [`Object`] is made of, for sources that know the parts by themselves.
+/// What an [`Object`](super::Object) is made of, for sources that know the parts by themselves.
 #[derive(Debug, Clone)]
 pub struct ObjectParts {
     /// Namespace and name.
