@@ -39,6 +39,8 @@ pub(crate) struct Hopper {
     position: Option<i64>,
     /// The events of a batch that is open: forgotten by who leaves, and told again.
     open: Vec<pb::WatchResponse>,
+    /// How many there were when it left.
+    cut: u64,
     random: u64,
 }
 
@@ -140,7 +142,7 @@ impl Hopper {
     ) -> Self {
         let followed = Followed { selection, ..Followed::default() };
         let (servers, shared) = (servers.to_vec(), Arc::clone(shared));
-        Self { servers, shared, followed, position: None, open: Vec::new(), random: seed }
+        Self { servers, shared, followed, position: None, open: Vec::new(), cut: 0, random: seed }
     }
 
     /// Until it has been told everything.
@@ -157,7 +159,8 @@ impl Hopper {
                 self.shared.broken.fetch_add(1, Ordering::SeqCst);
             }
             self.shared.hops.fetch_add(1, Ordering::SeqCst);
-            self.shared.cut_batches.fetch_add(u64::from(!self.open.is_empty()), Ordering::SeqCst);
+            self.cut = self.open.len() as u64;
+            self.shared.cut_batches.fetch_add(u64::from(self.cut > 0), Ordering::SeqCst);
             self.open.clear();
             server = self.below(self.servers.len() as u64) as usize;
         }
@@ -177,7 +180,8 @@ impl Hopper {
         let mut stream = tokio::time::timeout(DEADLINE, opening).await.expect("an answer")?.into_inner();
         let stay = Duration::from_millis(10 + self.below(700));
         let leaves_at = tokio::time::Instant::now() + stay;
-        let mut messages = 1 + self.below(60);
+        // What was left open is told again; who never read more of it would never have all of a large batch.
+        let mut messages = 1 + self.below(60) + self.cut;
         // Nobody leaves before the initial events are complete: there is one list.
         while self.position.is_none() || messages > 0 {
             let leaves = async {
