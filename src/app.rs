@@ -130,6 +130,8 @@ type Ended = (String, Result<(), String>);
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
 /// For the states of all resources, once the server drains. The next start can do without them.
 const LAST_WRITE: Duration = Duration::from_secs(10);
+/// For tasks that are aborted to come to a point where they can be.
+const LAST_TURN: Duration = Duration::from_secs(1);
 
 // === impl App ===
 
@@ -207,7 +209,8 @@ impl App {
         if let Some(address) = self.admin_address() {
             tracing::info!(%address, "admin listening");
         }
-        let Self { config, service, lifecycle, mut tasks, writers: _writers, keeper, grpc, admin } = self;
+        // The tasks are dropped before the threads that some of them run on.
+        let Self { config, service, lifecycle, writers: _writers, mut tasks, keeper, grpc, admin } = self;
 
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
@@ -265,6 +268,8 @@ impl App {
             }
         };
         tokio::join!(server.join_next(), kept);
+        // Who sees others go would report it as a failure of the upstream. In time or not, they are aborted.
+        drop(tokio::time::timeout(LAST_TURN, tasks.shutdown()).await);
         tracing::info!("shut down");
         Ok(())
     }
