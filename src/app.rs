@@ -9,7 +9,8 @@
 //! 1. `/readyz` and the health service say no; for `drain.delay` everything is served as before.
 //! 2. No connection is accepted any more; every watch gets a BOOKMARK with `draining` and its own position, and ends with
 //!    UNAVAILABLE / DRAINING. States are kept a last time.
-//! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are dropped.
+//! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are aborted, and then
+//!    the threads of the resources end.
 
 mod connector;
 mod keeper;
