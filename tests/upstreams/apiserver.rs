@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::Instant,
@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use crate::{
     DEADLINE,
     etcd::{Etcd, Version, program, run},
+    port::free_address,
 };
 
 /// An API server.
@@ -85,9 +86,7 @@ impl ApiServer {
         let key = rcgen::KeyPair::generate().unwrap();
         fs::write(path("key.pem"), key.serialize_pem()).unwrap();
         fs::write(path("public.pem"), key.public_key_pem()).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        drop(listener);
+        let address = free_address();
         let process = spawn(&directory, address, &etcd, flags);
         // It makes its certificate before it listens.
         let started = Instant::now();

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     env, fs,
     io::Write,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::mpsc,
@@ -14,7 +14,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::DEADLINE;
+use crate::{DEADLINE, port::free_address};
 
 /// Which etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,10 +62,7 @@ impl Etcd {
     }
 
     pub(crate) async fn cluster(version: Version, members: usize) -> Vec<Self> {
-        // All at once, so that they differ.
-        let listeners: Vec<_> = (0..members * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-        drop(listeners);
+        let addresses: Vec<_> = (0..members * 2).map(|_| free_address()).collect();
         let (clients, peers) = addresses.split_at(members);
         let cluster: Vec<_> = peers.iter().enumerate().map(|(at, peer)| format!("m{at}=http://{peer}")).collect();
         let cluster = cluster.join(",");
@@ -75,8 +72,8 @@ impl Etcd {
             let process = spawn(version, &directory.path().join("data-0"), &name, client, peer, &cluster);
             Self { version, name, cluster: cluster.clone(), directory, data: 0, client, peer, process }
         };
-        let members: Vec<_> = (0..members).map(member).collect();
-        for member in &members {
+        let mut members: Vec<_> = (0..members).map(member).collect();
+        for member in &mut members {
             member.wait().await;
         }
         members
@@ -145,10 +142,15 @@ impl Etcd {
         }
     }
 
-    async fn wait(&self) {
+    async fn wait(&mut self) {
         let started = Instant::now();
-        while TcpStream::connect(self.client).is_err() {
-            assert!(started.elapsed() < DEADLINE, "etcd does not listen");
+        while let Err(error) = TcpStream::connect(self.client) {
+            let ended = self.process.try_wait().unwrap();
+            if ended.is_some() || started.elapsed() > DEADLINE {
+                let log = self.directory.path().join(format!("data-{}.log", self.data));
+                let log = fs::read_to_string(log).unwrap();
+                panic!("etcd does not listen at {}: {error}; {ended:?}: {log}", self.client);
+            }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

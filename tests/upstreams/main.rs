@@ -21,6 +21,7 @@ mod kube;
 mod manifest;
 mod pipe;
 mod pod;
+mod port;
 mod restore;
 mod root;
 mod selection;

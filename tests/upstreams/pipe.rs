@@ -1,7 +1,6 @@
 //! `kubectl get pods -A -w --output-watch-events -o json | informerd serve --stream pods=-`.
 
 use std::{
-    net::TcpListener,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -16,6 +15,7 @@ use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer, ask},
     etcd::program,
+    port::free_address,
 };
 
 /// A process that does not outlive the test.
@@ -38,7 +38,7 @@ async fn what_kubectl_tells_is_served_and_outlives_it() {
         .stdout(Stdio::piped())
         .spawn();
     let mut kubectl = Running(kubectl.unwrap());
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = free_address().to_string();
     let informerd = Command::new(env!("CARGO_BIN_EXE_informerd"))
         .args(["serve", "--stream", "pods=-", "--listen", &address, "--admin-listen", "none"])
         .stdin(kubectl.0.stdout.take().unwrap())

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -19,6 +19,7 @@ use crate::{
     etcd::{Etcd, VERSIONS},
     faults::{reach, write},
     follow::Follower,
+    port::free_address,
     served::{counter, gauge},
     truth::{PREFIX, Truth},
 };
@@ -46,9 +47,7 @@ impl Killable {
     }
 
     fn over(directory: TempDir, source: &Value) -> Self {
-        // Both at once, so that they differ.
-        let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [address, admin] = free.map(|listener| listener.local_addr().unwrap());
+        let [address, admin] = [(); 2].map(|()| free_address());
         // JSON is YAML.
         let config = json!({ "state_interval": "200ms", "resources": { "things": { "source": source } } });
         fs::write(directory.path().join("config.yaml"), config.to_string()).unwrap();
