@@ -23,6 +23,8 @@ mod apiserver;
 #[allow(dead_code, reason = "the tests use the rest")]
 #[path = "../tests/upstreams/etcd.rs"]
 mod etcd;
+#[path = "../tests/upstreams/port.rs"]
+mod port;
 
 use std::{
     env, fmt,
@@ -30,7 +32,6 @@ use std::{
     fs,
     hash::Hash,
     io::{BufRead, BufReader},
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
     time::{Duration, Instant},
@@ -51,7 +52,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::apiserver::{ADMIN, ApiServer, ask};
+use crate::{
+    apiserver::{ADMIN, ApiServer, ask},
+    port::free_address,
+};
 
 /// Who follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,9 +118,9 @@ async fn compare(objects: usize) {
     let directory = TempDir::new().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
     apiserver.kubeconfig(&kubeconfig, apiserver.address().port(), ADMIN);
-    for (mode, flags) in [(STREAMED, &[][..]), (PAGED, &["--feature-gates=WatchList=false"])] {
+    for (mode, flags) in [(STREAMED, None), (PAGED, Some("--feature-gates=WatchList=false"))] {
         apiserver.kill();
-        apiserver.flags = flags;
+        apiserver.flags = flags.map(str::to_owned).into_iter().collect();
         apiserver.restart().await;
         // The first of all waits for what the API server makes once.
         Follower::Typed.cost(&kubeconfig, mode, objects).await;
@@ -260,7 +264,7 @@ impl Follower {
     /// With the address to ask at, where there is one.
     fn command(self, mode: &str) -> (Command, Option<String>) {
         if self == Self::Informerd {
-            let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+            let address = free_address().to_string();
             let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
             command.args(["serve", "--kube", "pods=v1/pods", "--admin-listen", "none", "--listen", &address]);
             return (command, Some(format!("http://{address}")));

@@ -11,7 +11,10 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::command_line::{informerd, signal};
+use crate::{
+    command_line::{informerd, signal},
+    port::free_address,
+};
 
 /// A server in a process of its own, for as long as this lives.
 struct Server {
@@ -429,8 +432,8 @@ fn what_is_waited_for_is_printed() {
 fn waiting_outlives_the_server() {
     let directory = things();
     let files = format!("pods={}@Pod", directory.path().display());
-    let server = Server::start(&["--files", &files]);
-    let address = server.address.clone();
+    let address = free_address().to_string();
+    let server = Server::start_at(&address, &["--files", &files]);
     let mut command = server.command(&["until", "pods", "b/web", "--for", "object.status.phase == 'Failed'"]);
     let mut waiting = Watch::of({
         command.args(["--timeout", "1m", "-o", "name"]);
@@ -450,8 +453,8 @@ fn waiting_outlives_the_server() {
 fn a_watch_outlives_its_server() {
     let directory = things();
     let files = format!("pods={}@Pod", directory.path().display());
-    let server = Server::start(&["--files", &files]);
-    let address = server.address.clone();
+    let address = free_address().to_string();
+    let server = Server::start_at(&address, &["--files", &files]);
     let mut watch = Watch::start(&server, &["pods", "--no-headers"]);
     assert_eq!([watch.row(), watch.row(), watch.row()].map(|row| row[..13].to_owned()), ["ADDED initial"; 3]);
     assert!(watch.note().starts_with("# synced: 3 objects at "));

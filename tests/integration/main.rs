@@ -17,6 +17,8 @@ mod list;
 #[path = "../upstreams/manifest.rs"]
 mod manifest;
 mod operators;
+#[path = "../upstreams/port.rs"]
+mod port;
 mod refusals;
 mod relay;
 mod resume;

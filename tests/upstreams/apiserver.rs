@@ -28,7 +28,7 @@ use crate::{
 pub(crate) struct ApiServer {
     pub(crate) etcd: Etcd,
     /// For when it is started again.
-    pub(crate) flags: &'static [&'static str],
+    pub(crate) flags: Vec<String>,
     directory: TempDir,
     address: SocketAddr,
     process: Child,
@@ -55,6 +55,13 @@ pub(crate) const THINGS: Kind = Kind {
     plural: "things",
     stored: "/registry/example.com/things/",
 };
+/// Of an API server that is behind another one.
+pub(crate) const AGGREGATED: Kind = Kind {
+    root: "/apis/aggregated.example.com/v1",
+    api_version: "aggregated.example.com/v1",
+    stored: "/registry/aggregated.example.com/things/",
+    ..THINGS
+};
 /// Of Kubernetes itself.
 pub(crate) const CONFIG_MAPS: Kind = Kind {
     root: "/api/v1",
@@ -74,11 +81,11 @@ pub(crate) const READER: &str = "reader";
 impl ApiServer {
     /// With the namespaces a, b and c, and the kind Thing.
     pub(crate) async fn start() -> Self {
-        Self::with(&[]).await
+        Self::with(Vec::new()).await
     }
 
     /// With flags of its own.
-    pub(crate) async fn with(flags: &'static [&'static str]) -> Self {
+    pub(crate) async fn with(flags: Vec<String>) -> Self {
         let etcd = Etcd::start(Version::Latest).await;
         let directory = TempDir::new().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -87,7 +94,7 @@ impl ApiServer {
         fs::write(path("key.pem"), key.serialize_pem()).unwrap();
         fs::write(path("public.pem"), key.public_key_pem()).unwrap();
         let address = free_address();
-        let process = spawn(&directory, address, &etcd, flags);
+        let process = spawn(&directory, address, &etcd, &flags);
         // It makes its certificate before it listens.
         let started = Instant::now();
         while !path("certs/apiserver.crt").exists() {
@@ -101,18 +108,20 @@ impl ApiServer {
         for namespace in ["a", "b", "c"] {
             this.post("/api/v1/namespaces", &json!({ "metadata": { "name": namespace } })).await;
         }
-        this.define_things().await;
+        this.define(THINGS).await;
         this
     }
 
-    async fn define_things(&self) {
+    /// Makes it known, as a custom resource.
+    pub(crate) async fn define(&self, kind: Kind) {
         let schema = json!({ "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
-        let version = json!({ "name": "v1", "served": true, "storage": true, "schema": schema });
-        let names = json!({ "plural": "things", "singular": "thing", "kind": "Thing" });
-        let spec = json!({ "group": "example.com", "scope": "Namespaced", "names": names, "versions": [version] });
-        let crd = json!({ "metadata": { "name": "things.example.com" }, "spec": spec });
+        let (group, version) = kind.api_version.split_once('/').unwrap();
+        let version = json!({ "name": version, "served": true, "storage": true, "schema": schema });
+        let names = json!({ "plural": kind.plural, "singular": kind.name.to_lowercase(), "kind": kind.name });
+        let spec = json!({ "group": group, "scope": "Namespaced", "names": names, "versions": [version] });
+        let crd = json!({ "metadata": { "name": format!("{}.{group}", kind.plural) }, "spec": spec });
         self.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd).await;
-        self.until("/apis/example.com/v1/things").await;
+        self.until(&kind.all()).await;
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -169,9 +178,9 @@ impl ApiServer {
 
     /// Again, with what its etcd has.
     pub(crate) async fn restart(&mut self) {
-        self.process = spawn(&self.directory, self.address, &self.etcd, self.flags);
+        self.process = spawn(&self.directory, self.address, &self.etcd, &self.flags);
         self.wait().await;
-        self.until("/apis/example.com/v1/things").await;
+        self.until(&THINGS.all()).await;
     }
 
     /// What it counts.
@@ -215,7 +224,7 @@ impl ApiServer {
     }
 
     /// Waits until there is an answer.
-    async fn until(&self, path: &str) {
+    pub(crate) async fn until(&self, path: &str) {
         let started = Instant::now();
         while let Err(error) = self.ask("GET", path, None).await {
             assert!(started.elapsed() < DEADLINE, "{path}: {error}");
@@ -232,6 +241,11 @@ impl Drop for ApiServer {
 }
 
 impl Kind {
+    /// Where all are.
+    pub(crate) fn all(self) -> String {
+        format!("{}/{}", self.root, self.plural)
+    }
+
     /// Where all of one namespace are.
     pub(crate) fn path(self, namespace: &str) -> String {
         format!("{}/namespaces/{namespace}/{}", self.root, self.plural)
@@ -264,7 +278,7 @@ async fn config(kubeconfig: &Path) -> Config {
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap()
 }
 
-fn spawn(directory: &TempDir, address: SocketAddr, etcd: &Etcd, flags: &[&str]) -> Child {
+fn spawn(directory: &TempDir, address: SocketAddr, etcd: &Etcd, flags: &[String]) -> Child {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let log = fs::File::create(path("log")).unwrap();
     Command::new(program("INFORMERD_KUBERNETES"))

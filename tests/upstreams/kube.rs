@@ -51,13 +51,13 @@ impl ApiServer {
 
     /// What is listed says where it is.
     async fn version(&self, kind: Kind) -> i64 {
-        let list = self.ask("GET", &format!("{}/{}?limit=1", kind.root, kind.plural), None).await.unwrap();
+        let list = self.ask("GET", &format!("{}?limit=1", kind.all()), None).await.unwrap();
         list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
     }
 
     /// The version of the first event after another one.
     async fn first_after(&self, kind: Kind, version: i64) -> i64 {
-        let target = format!("{}/{}?watch=1&timeoutSeconds=30&resourceVersion={version}", kind.root, kind.plural);
+        let target = format!("{}?watch=1&timeoutSeconds=30&resourceVersion={version}", kind.all());
         let mut body = self.client.send(Request::get(target).body(Body::empty()).unwrap()).await.unwrap().into_body();
         let mut line = Vec::new();
         while !line.contains(&b'\n') {

@@ -1,0 +1,100 @@
+//! informerd over an aggregated API: that of another API server, with an etcd of its own, which the one that is asked stands
+//! before.
+
+use std::fs;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    apiserver::{ADMIN, AGGREGATED, ApiServer, ask},
+    kube::check,
+    served::Served,
+    truth::Truth,
+};
+
+fn source() -> Value {
+    json!({ "group": "aggregated.example.com", "version": "v1", "plural": "things" })
+}
+
+/// The one that is asked, and the one that has the objects; whom they trust is written in a directory.
+async fn start(directory: &TempDir) -> (ApiServer, ApiServer) {
+    let (key, ca_key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&ca_key).unwrap().pem();
+    let signed = CertificateParams::default().signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
+    let flag = |flag: &str, name: &str, text: String| {
+        let path = directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        format!("--{flag}={}", path.display())
+    };
+
+    // It believes the other one who asks.
+    let mut believes = ["username-headers=X-Remote-User", "group-headers=X-Remote-Group"]
+        .map(|header| format!("--requestheader-{header}"))
+        .to_vec();
+    believes.push(flag("requestheader-client-ca-file", "ca.crt", authority));
+    let behind = ApiServer::with(believes).await;
+    behind.define(AGGREGATED).await;
+
+    let certificate = flag("proxy-client-cert-file", "proxy.crt", signed.pem());
+    let key = flag("proxy-client-key-file", "proxy.key", key.serialize_pem());
+    let front = ApiServer::with(vec![certificate, key]).await;
+    let service = json!({ "type": "ExternalName", "externalName": "localhost" });
+    front
+        .post("/api/v1/namespaces/default/services", &json!({ "metadata": { "name": "behind" }, "spec": service }))
+        .await;
+    let service = json!({ "namespace": "default", "name": "behind", "port": behind.address().port() });
+    let spec = json!({
+        "group": "aggregated.example.com",
+        "version": "v1",
+        "service": service,
+        "insecureSkipTLSVerify": true,
+        "groupPriorityMinimum": 1_000,
+        "versionPriority": 15,
+    });
+    let added = json!({ "metadata": { "name": "v1.aggregated.example.com" }, "spec": spec });
+    front.post("/apis/apiregistration.k8s.io/v1/apiservices", &added).await;
+    front.until(&AGGREGATED.all()).await;
+    (front, behind)
+}
+
+/// Connections are cut, and either of the two is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_client_is_told_what_another_api_server_has() {
+    let directory = TempDir::new().unwrap();
+    let (mut front, mut behind) = start(&directory).await;
+    let mut truth = Truth::new(19);
+    for _ in 0..20 {
+        front.write(&mut truth, AGGREGATED).await;
+    }
+    let served = Served::kube(&front, ADMIN, source()).await;
+    let followers = served.followers().await;
+    for n in 0..20 {
+        front.write(&mut truth, AGGREGATED).await;
+        if n % 7 == 0 {
+            served.cut();
+        }
+    }
+    check(&followers, &truth, AGGREGATED, true).await;
+
+    // The one that has the objects lives on, and has not forgotten.
+    front.kill();
+    behind.write(&mut truth, AGGREGATED).await;
+    front.restart().await;
+    front.until(&AGGREGATED.all()).await;
+    front.write(&mut truth, AGGREGATED).await;
+    check(&followers, &truth, AGGREGATED, true).await;
+    assert_eq!(served.count("reflector_lists_total").await, 1);
+
+    behind.kill();
+    let refused = ask(&front.impatient_client().await, "GET", &AGGREGATED.all(), None).await.unwrap_err();
+    assert!(refused.contains("503"), "{refused}");
+    behind.restart().await;
+    behind.write(&mut truth, AGGREGATED).await;
+    check(&followers, &truth, AGGREGATED, false).await;
+    assert!(served.count("reflector_lists_total").await <= 2);
+    assert_eq!(served.count("cache_rewinds_total").await, 0);
+}
