@@ -52,6 +52,7 @@ async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
 
     write(&mut truth, &mut driver, 5);
     let after = served.followers().await;
+    reach(&after, &truth, true).await;
     write(&mut truth, &mut driver, 10);
     served.cut();
     write(&mut truth, &mut driver, 10);
