@@ -120,19 +120,19 @@ impl Known {
     }
 
     /// A list has been read.
-    pub(super) fn is_read(&mut self, version: &ResourceVersion, mark: Option<Mark>) {
+    pub(super) fn note_list(&mut self, version: &ResourceVersion, mark: Option<Mark>) {
         self.position = Some(Position { version: version.clone(), mark, origin: Origin::List });
     }
 
     /// An event is handed out.
-    pub(super) fn is_told(&mut self, event: &Event) {
+    pub(super) fn note_event(&mut self, event: &Event) {
         let known = self.position.take().and_then(|position| position.mark);
         let mark = Mark::of_event(event).or(known);
         self.position = Some(Position { version: event.version().clone(), mark, origin: Origin::Watch });
     }
 
     /// What is known is of another history.
-    pub(super) fn is_lost(&mut self) {
+    pub(super) fn forget(&mut self) {
         self.position = None;
     }
 

@@ -286,7 +286,7 @@ impl Shared {
         let head = serde_json::from_slice::<Head>(&head).map(|head| head.metadata.resource_version);
         match head.ok().and_then(|version| version.parse::<ResourceVersion>().ok()) {
             Some(version) if version < *known => {
-                self.known.lock().is_lost();
+                self.known.lock().forget();
                 Err(SourceError::HistoryChanged(format!("the cluster is at {version}, and {known} was known")))
             }
             _ => Ok(()),
@@ -313,7 +313,7 @@ impl Shared {
                 *object = Arc::new(object.at_version(version.clone()));
             }
         }
-        known.is_read(&version, Mark::of_list(&objects));
+        known.note_list(&version, Mark::of_list(&objects));
         drop(known);
         self.problems.lock().replace(problems);
         Ok(List { objects, version })

@@ -145,7 +145,7 @@ impl Live {
                 Said::Failure(status) => return Err(self.shared.api.told(status)),
             };
             if self.is_new(&event)? {
-                self.shared.known.lock().is_told(&event);
+                self.shared.known.lock().note_event(&event);
                 return Ok(Some(Delta::Event(event)));
             }
         }
@@ -166,7 +166,7 @@ impl Live {
             }
             Err(error) => {
                 if matches!(error, SourceError::HistoryChanged(_)) {
-                    self.shared.known.lock().is_lost();
+                    self.shared.known.lock().forget();
                 }
                 Err(error)
             }
