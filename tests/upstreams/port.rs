@@ -16,7 +16,7 @@ static TAKEN: AtomicU32 = AtomicU32::new(0);
 /// An address of this machine at which nobody listens, given out once.
 pub(crate) fn free_address() -> SocketAddr {
     // Runs beside each other begin elsewhere.
-    let begin = process::id().wrapping_mul(97);
+    let begin = process::id().wrapping_mul(997);
     for _ in 0..PORTS {
         let port = FIRST + begin.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % PORTS;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, u16::try_from(port).unwrap()));
