@@ -53,7 +53,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    apiserver::{ADMIN, ApiServer, ask},
+    apiserver::{ADMIN, ApiServer, ask, owned},
     port::free_address,
 };
 
@@ -118,9 +118,9 @@ async fn compare(objects: usize) {
     let directory = TempDir::new().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
     apiserver.kubeconfig(&kubeconfig, apiserver.address().port(), ADMIN);
-    for (mode, flags) in [(STREAMED, None), (PAGED, Some("--feature-gates=WatchList=false"))] {
+    for (mode, flags) in [(STREAMED, &[][..]), (PAGED, &["--feature-gates=WatchList=false"])] {
         apiserver.kill();
-        apiserver.flags = flags.map(str::to_owned).into_iter().collect();
+        apiserver.flags = owned(flags);
         apiserver.restart().await;
         // The first of all waits for what the API server makes once.
         Follower::Typed.cost(&kubeconfig, mode, objects).await;

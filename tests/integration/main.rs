@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../upstreams/authority.rs"]
+mod authority;
 mod bench;
 mod checker;
 mod client;

@@ -9,38 +9,10 @@ use informerd::{
     config::{Config, ListenAddr, ServeFlags},
     source::relay::{RelayConfig, RelaySource, RelayTls},
 };
-use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::sandbox::DEADLINE;
-
-/// Signs certificates.
-struct Authority {
-    certificate: Certificate,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let certificate = params.self_signed(&key).unwrap();
-        Self { certificate, issuer: Issuer::new(params, key) }
-    }
-
-    fn pem(&self) -> Vec<u8> {
-        self.certificate.pem().into_bytes()
-    }
-
-    /// A certificate and its key.
-    fn sign(&self, name: &str) -> (Vec<u8>, Vec<u8>) {
-        let key = KeyPair::generate().unwrap();
-        let signed = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
-        (signed.pem().into_bytes(), key.serialize_pem().into_bytes())
-    }
-}
+use crate::{authority::Authority, sandbox::DEADLINE};
 
 /// A server of one pod under TLS.
 struct Secured {
@@ -54,7 +26,7 @@ impl Secured {
     async fn start(server: &Authority, clients: Option<&Authority>) -> Self {
         let directory = TempDir::new().unwrap();
         let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
-        let (cert, key) = server.sign("localhost");
+        let (cert, key) = server.sign(&["localhost"]);
         write("tls.crt", &cert);
         write("tls.key", &key);
         fs::create_dir(directory.path().join("pods")).unwrap();
@@ -122,8 +94,8 @@ async fn a_client_that_trusts_the_server_is_served_and_another_says_why_not() {
 async fn a_client_without_the_right_certificate_is_not_let_in() {
     let (authority, clients, stranger) = (Authority::new(), Authority::new(), Authority::new());
     let server = Secured::start(&authority, Some(&clients)).await;
-    assert_eq!(server.names(&authority, Some(clients.sign("me"))).await.unwrap(), ["web"]);
-    for identity in [None, Some(stranger.sign("me"))] {
+    assert_eq!(server.names(&authority, Some(clients.sign(&["me"]))).await.unwrap(), ["web"]);
+    for identity in [None, Some(stranger.sign(&["me"]))] {
         assert!(server.names(&authority, identity).await.is_err());
     }
     server.stop().await;
@@ -139,7 +111,7 @@ async fn a_relay_shows_its_certificate() {
         fs::write(directory.path().join(name), pem).unwrap();
         directory.path().join(name)
     };
-    let (cert, key) = clients.sign("relay");
+    let (cert, key) = clients.sign(&["relay"]);
     let tls = RelayTls {
         ca: Some(file("ca.crt", &authority.pem())),
         identity: Some((file("tls.crt", &cert), file("tls.key", &key))),

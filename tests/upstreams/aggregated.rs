@@ -3,12 +3,12 @@
 
 use std::fs;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     apiserver::{ADMIN, AGGREGATED, ApiServer, ask},
+    authority::Authority,
     kube::check,
     served::Served,
     truth::Truth,
@@ -20,28 +20,23 @@ fn source() -> Value {
 
 /// The one that is asked, and the one that has the objects; whom they trust is written in a directory.
 async fn start(directory: &TempDir) -> (ApiServer, ApiServer) {
-    let (key, ca_key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&ca_key).unwrap().pem();
-    let signed = CertificateParams::default().signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
-    let flag = |flag: &str, name: &str, text: String| {
+    let authority = Authority::new();
+    let (certificate, key) = authority.sign(&[]);
+    let flag = |flag: &str, name: &str, bytes: Vec<u8>| {
         let path = directory.path().join(name);
-        fs::write(&path, text).unwrap();
+        fs::write(&path, bytes).unwrap();
         format!("--{flag}={}", path.display())
     };
 
     // It believes the other one who asks.
-    let mut believes = ["username-headers=X-Remote-User", "group-headers=X-Remote-Group"]
-        .map(|header| format!("--requestheader-{header}"))
-        .to_vec();
-    believes.push(flag("requestheader-client-ca-file", "ca.crt", authority));
-    let behind = ApiServer::with(believes).await;
+    let believed = flag("requestheader-client-ca-file", "ca.crt", authority.pem());
+    let headers = ["--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group"];
+    let behind = ApiServer::with(&[&believed, headers[0], headers[1]]).await;
     behind.define(AGGREGATED).await;
 
-    let certificate = flag("proxy-client-cert-file", "proxy.crt", signed.pem());
-    let key = flag("proxy-client-key-file", "proxy.key", key.serialize_pem());
-    let front = ApiServer::with(vec![certificate, key]).await;
+    let certificate = flag("proxy-client-cert-file", "proxy.crt", certificate);
+    let key = flag("proxy-client-key-file", "proxy.key", key);
+    let front = ApiServer::with(&[&certificate, &key]).await;
     let service = json!({ "type": "ExternalName", "externalName": "localhost" });
     front
         .post("/api/v1/namespaces/default/services", &json!({ "metadata": { "name": "behind" }, "spec": service }))

@@ -81,11 +81,12 @@ pub(crate) const READER: &str = "reader";
 impl ApiServer {
     /// With the namespaces a, b and c, and the kind Thing.
     pub(crate) async fn start() -> Self {
-        Self::with(Vec::new()).await
+        Self::with(&[]).await
     }
 
     /// With flags of its own.
-    pub(crate) async fn with(flags: Vec<String>) -> Self {
+    pub(crate) async fn with(flags: &[&str]) -> Self {
+        let flags = owned(flags);
         let etcd = Etcd::start(Version::Latest).await;
         let directory = TempDir::new().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -262,6 +263,11 @@ impl Kind {
         assert!(body["metadata"].get("managedFields").is_none(), "{body}");
         body["data"]["value"].as_str().unwrap().to_owned()
     }
+}
+
+/// As they are kept.
+pub(crate) fn owned(flags: &[&str]) -> Vec<String> {
+    flags.iter().map(|flag| (*flag).to_owned()).collect()
 }
 
 /// The answer, or why there is none.

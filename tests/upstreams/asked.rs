@@ -37,8 +37,8 @@ const LISTS: usize = 100;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
     // An API server that streams no initial events is asked for them before each list.
-    for (flags, streamed) in [(None, 1), (Some("--feature-gates=WatchList=false"), 0)] {
-        let apiserver = ApiServer::with(flags.map(str::to_owned).into_iter().collect()).await;
+    for (flags, streamed) in [(&[][..], 1), (&["--feature-gates=WatchList=false"], 0)] {
+        let apiserver = ApiServer::with(flags).await;
         for (kind, source) in [(THINGS, things()), (CONFIG_MAPS, config_maps())] {
             let before = asked(&apiserver, kind).await;
             create(&apiserver, kind, "first").await;

@@ -1,6 +1,6 @@
 //! A client that notes everything that it is told, and how it ends.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
 use parking_lot::Mutex;
@@ -55,6 +55,9 @@ pub(crate) struct Follower {
     followed: Arc<Mutex<Followed>>,
     task: JoinHandle<()>,
 }
+
+/// After an outage a Reflector pauses for up to a minute (`BackoffConfig`), and once more if what it has missed is gone.
+const PAUSES: Duration = Duration::from_secs(2 * 60);
 
 // === impl Follower ===
 
@@ -111,10 +114,10 @@ impl Follower {
     async fn until(&self, what: &str, is_so: impl Fn(&Followed) -> bool) -> Followed {
         let said = async {
             while !is_so(&self.followed.lock()) {
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        if tokio::time::timeout(DEADLINE, said).await.is_err() {
+        if tokio::time::timeout(DEADLINE + PAUSES, said).await.is_err() {
             let followed = self.followed();
             panic!("not in time: {what}; it is at {}, with {} events", followed.reached, followed.told.len());
         }

@@ -6,11 +6,13 @@ use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
 };
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 
-use crate::root::{Root, is_root};
+use crate::{
+    authority::Authority,
+    root::{Root, is_root},
+};
 
 /// Where a resolver may listen, whatever else does on this machine.
 const NAME_SERVER: &str = "127.53.0.1";
@@ -20,27 +22,23 @@ const RESOLV_CONF: &str =
 
 /// A server of one pod under TLS: where it is, and who has signed for both names.
 async fn serve(names: &[&str]) -> (SocketAddr, String, TempDir) {
-    let (key, ca_key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&ca_key).unwrap().pem();
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let signed = CertificateParams::new(names).unwrap().signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
+    let authority = Authority::new();
+    let (certificate, key) = authority.sign(names);
     let directory = TempDir::new().unwrap();
-    let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
-    write("tls.crt", &signed.pem());
-    write("tls.key", &key.serialize_pem());
-    write("web.json", r#"{"kind":"Pod","metadata":{"name":"web"}}"#);
+    let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
+    write("tls.crt", &certificate);
+    write("tls.key", &key);
+    write("web.json", br#"{"kind":"Pod","metadata":{"name":"web"}}"#);
     write(
         "config.yaml",
-        "{ listen: '127.0.0.1:0', admin: { listen: none }, tls: { cert: tls.crt, key: tls.key }, \
+        b"{ listen: '127.0.0.1:0', admin: { listen: none }, tls: { cert: tls.crt, key: tls.key }, \
          resources: { pods: { source: { files: { path: ., kind: Pod } } } } }",
     );
     let flags = ServeFlags { config: Some(directory.path().join("config.yaml")), ..ServeFlags::default() };
     let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
     let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
     tokio::spawn(app.run(std::future::pending()));
-    (address, authority, directory)
+    (address, String::from_utf8(authority.pem()).unwrap(), directory)
 }
 
 /// Answers for one name with 127.0.0.1, and says of every other one that there is none.

@@ -8,6 +8,7 @@
 mod aggregated;
 mod apiserver;
 mod asked;
+mod authority;
 mod deploy;
 mod etcd;
 mod faults;
@@ -34,6 +35,5 @@ mod warm_kube;
 
 use std::time::Duration;
 
-/// Longer than anything here takes, and short enough to see what hangs: after an outage a Reflector pauses for up to a minute,
-/// and does so again if what it has missed is gone.
-const DEADLINE: Duration = Duration::from_secs(180);
+/// Longer than anything here takes, and short enough to see what hangs.
+const DEADLINE: Duration = Duration::from_secs(60);

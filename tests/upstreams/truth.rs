@@ -83,6 +83,11 @@ impl Truth {
         self.transactions.last().map_or(0, |(revision, _)| *revision)
     }
 
+    /// Whether there was any transaction after one version, up to another.
+    pub(crate) fn wrote(&self, after: i64, up_to: i64) -> bool {
+        self.transactions.iter().any(|(at, _)| (after + 1..=up_to).contains(at))
+    }
+
     /// How many transactions.
     pub(crate) fn len(&self) -> usize {
         self.transactions.len()

@@ -1,0 +1,32 @@
+//! Who signs certificates.
+
+use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
+
+pub(crate) struct Authority {
+    certificate: Certificate,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+// === impl Authority ===
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap();
+        Self { certificate, issuer: Issuer::new(params, key) }
+    }
+
+    pub(crate) fn pem(&self) -> Vec<u8> {
+        self.certificate.pem().into_bytes()
+    }
+
+    /// A certificate and its key.
+    pub(crate) fn sign(&self, names: &[&str]) -> (Vec<u8>, Vec<u8>) {
+        let key = KeyPair::generate().unwrap();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let signed = CertificateParams::new(names).unwrap().signed_by(&key, &self.issuer).unwrap();
+        (signed.pem().into_bytes(), key.serialize_pem().into_bytes())
+    }
+}
