@@ -39,7 +39,7 @@ pub use indexer::{Indexer, Snapshot};
 pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
 pub use lister_watcher::{List, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use provenance::Provenance;
-pub use real_fifo::{Delta, FifoBounds, RealFifo};
+pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
 pub use snapshot_file::{
     SavedState, SnapshotDirectory, SnapshotDirectoryError, SnapshotFile, SnapshotFileError, SnapshotFileStats,

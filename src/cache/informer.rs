@@ -319,11 +319,10 @@ impl<F: Frame> Writer<F> {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
                 Delta::Rewind(list) => self.restart(list, "the upstream says so"),
-                Delta::Event(event) => batches.extend(self.change([event], now)),
-                Delta::Transaction(events) if planted!(TransactionIsSplit) => {
+                Delta::Changes { events, .. } if planted!(TransactionIsSplit) => {
                     batches.extend(events.into_iter().filter_map(|event| self.change([event], now)));
                 }
-                Delta::Transaction(events) => batches.extend(self.change(events, now)),
+                Delta::Changes { events, .. } => batches.extend(self.change(events, now)),
                 Delta::Checkpoint(proof) => {
                     let snapshot = self.live.as_ref().map(|live| live.indexer.snapshot());
                     fifo.checkpoints().give(snapshot.map(|snapshot| Checkpoint { snapshot, proof }));

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{Checkpoints, List};
@@ -21,16 +22,22 @@ pub enum Delta {
     Replace(List),
     /// The first list after the upstream has proved that its history is another one.
     Rewind(List),
-    /// One event of a watch.
-    Event(Event),
-    /// The events of one transaction of the upstream, all at one version: nobody gets to resume in between.
-    Transaction(Vec<Event>),
+    /// Events up to one version, in upstream order: nobody resumes between them. The last one has that version.
+    Changes {
+        /// At least one.
+        events: Events,
+        /// No further event comes at this version. Always true of a bookmark.
+        closes: bool,
+    },
     /// No change: the proof of the history up to here, for the checkpoint that somebody waits for.
     Checkpoint(Bytes),
     /// What a relist of the upstream's own came to, or a transaction after one of which nothing is told, up to the version of
     /// the last event: what else happened on the way is not known. With the cause of the deletions.
     Relist(Vec<Event>, Cause),
 }
+
+/// The events of one [`Delta`]. Nearly always there is one, which takes no allocation.
+pub type Events = SmallVec<[Event; 1]>;
 
 /// The bounds of a [`RealFifo`]. One element is always taken, however large it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,12 +218,22 @@ impl State {
 // === impl Delta ===
 
 impl Delta {
-    /// The version that is reached with it; none with a checkpoint, nor with a transaction without events, which nobody makes.
+    /// Makes a delta of one event, after which nothing else comes at its version.
+    pub fn event(event: Event) -> Self {
+        Self::transaction([event])
+    }
+
+    /// Makes a delta of all events of a version.
+    pub fn transaction(events: impl IntoIterator<Item = Event>) -> Self {
+        Self::Changes { events: events.into_iter().collect(), closes: true }
+    }
+
+    /// The version that is reached with it; none with a checkpoint, nor with changes without events, which nobody makes.
     pub fn version(&self) -> Option<&ResourceVersion> {
         match self {
             Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
-            Self::Event(event) => Some(event.version()),
-            Self::Transaction(events) | Self::Relist(events, _) => events.last().map(Event::version),
+            Self::Changes { events, .. } => events.last().map(Event::version),
+            Self::Relist(events, _) => events.last().map(Event::version),
             Self::Checkpoint(_) => None,
         }
     }
@@ -224,8 +241,8 @@ impl Delta {
     fn weight(&self) -> usize {
         match self {
             Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint(_) => 0,
-            Self::Event(event) => event.weight(),
-            Self::Transaction(events) | Self::Relist(events, _) => events.iter().map(Event::weight).sum(),
+            Self::Changes { events, .. } => events.iter().map(Event::weight).sum(),
+            Self::Relist(events, _) => events.iter().map(Event::weight).sum(),
         }
     }
 
@@ -262,8 +279,8 @@ mod tests {
     fn versions(batch: &[Delta]) -> Vec<String> {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
-            Delta::Event(event) => event.version().to_string(),
-            Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(..) | Delta::Checkpoint(_) => {
+            Delta::Changes { events, .. } if events.len() == 1 => events[0].version().to_string(),
+            Delta::Rewind(_) | Delta::Changes { .. } | Delta::Relist(..) | Delta::Checkpoint(_) => {
                 unreachable!("none is pushed")
             }
         };
@@ -283,7 +300,7 @@ mod tests {
             Event::Deleted(object("unknown", 30)),
             Event::Deleted(object("unknown", 30)),
         ] {
-            fifo.push(Delta::Event(event)).await;
+            fifo.push(Delta::event(event)).await;
         }
         let batch = fifo.pop_batch(100, usize::MAX).await.unwrap();
         assert_eq!(versions(&batch), ["10", "1", "11", "13", "30", "30"]);
@@ -294,11 +311,11 @@ mod tests {
     async fn a_batch_ends_at_its_bounds_and_a_replace_comes_alone() {
         let fifo = RealFifo::new(FifoBounds::default());
         for version in 1..=5 {
-            fifo.push(Delta::Event(Event::Modified(object("a", version)))).await;
+            fifo.push(Delta::event(Event::Modified(object("a", version)))).await;
         }
         fifo.push(replace(6)).await;
         fifo.push(replace(7)).await;
-        fifo.push(Delta::Event(Event::Bookmark(ResourceVersion::decimal(8)))).await;
+        fifo.push(Delta::event(Event::Bookmark(ResourceVersion::decimal(8)))).await;
         let mut batches = Vec::new();
         while !fifo.is_empty() {
             batches.push(versions(&fifo.pop_batch(3, usize::MAX).await.unwrap()).join(" "));
@@ -306,7 +323,7 @@ mod tests {
         assert_eq!(batches, ["1 2 3", "4 5", "replace 6", "replace 7", "8"]);
 
         for version in 1..=3 {
-            fifo.push(Delta::Event(Event::Modified(object("a", version)))).await;
+            fifo.push(Delta::event(Event::Modified(object("a", version)))).await;
         }
         assert_eq!(fifo.pop_batch(100, 8).await.unwrap().len(), 2, "by bytes: each body has 7");
     }
@@ -328,7 +345,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn gathering_ends_with_a_full_batch_or_something_that_comes_alone_or_in_time() {
         let fifo = RealFifo::new(FifoBounds { events: 9, bytes: usize::MAX });
-        let event = || Delta::Event(Event::Added(object("a", 1)));
+        let event = || Delta::event(Event::Added(object("a", 1)));
         let until = Instant::now() + Duration::from_millis(5);
         {
             let mut gather = spawn(fifo.gather(3, usize::MAX, until));
@@ -379,7 +396,7 @@ mod tests {
             let mut cancelled = spawn(fifo.push(replace(2)));
             assert_pending!(cancelled.poll());
         }
-        let mut push = spawn(fifo.push(Delta::Event(Event::Added(object("larger than the bound", 3)))));
+        let mut push = spawn(fifo.push(Delta::event(Event::Added(object("larger than the bound", 3)))));
         assert_pending!(push.poll());
         assert_eq!(versions(&fifo.pop_batch(9, 9).await.unwrap()), ["replace 1"]);
         assert!(push.is_woken());

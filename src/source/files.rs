@@ -159,7 +159,7 @@ impl ListerWatcher for FilesSource {
             return Err(SourceError::Expired(format!("the directory is at {current}, and {from} was asked for")));
         }
         let live = Live::new(self.config.clone(), self.engine.clone(), Notices::new(self.subscribe), token);
-        Ok(Box::pin(live.into_stream().map(|item| item.map(Delta::Event))))
+        Ok(Box::pin(live.into_stream().map(|item| item.map(Delta::event))))
     }
 
     fn heartbeat(&self) -> Duration {

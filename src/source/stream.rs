@@ -165,7 +165,7 @@ impl ListerWatcher for StreamSource {
         }
         let live = Live { shared: Arc::clone(&self.shared), watcher: StreamWatcher::new(lease) };
         Ok(Box::pin(futures_util::stream::unfold(live, |mut live| async move {
-            live.next().await.map(|item| (item.map(Delta::Event), live))
+            live.next().await.map(|item| (item.map(Delta::event), live))
         })))
     }
 

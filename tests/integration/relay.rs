@@ -122,26 +122,26 @@ async fn every_hop_tells_the_same() {
     let origin = &servers[0];
     let gone = |object: &Arc<Object>, number| Event::Deleted(Arc::new(object.at_version(version(number))));
     for delta in [
-        Delta::Event(Event::Added(at("b", "", 2))),
-        Delta::Event(Event::Modified(at("a", r#""x":1"#, 3))),
+        Delta::event(Event::Added(at("b", "", 2))),
+        Delta::event(Event::Modified(at("a", r#""x":1"#, 3))),
         // Another object under the same key: two events of one batch.
-        Delta::Event(Event::Modified(bytes("raw", "2", 4))),
-        Delta::Transaction(vec![
+        Delta::event(Event::Modified(bytes("raw", "2", 4))),
+        Delta::transaction([
             Event::Added(at("c", "", 5)),
             gone(&at("b", "", 2), 5),
             Event::Modified(at("a", r#""x":2"#, 5)),
         ]),
-        Delta::Event(gone(&at("c", "", 5), 6)),
-        Delta::Event(Event::Bookmark(version(8))),
+        Delta::event(gone(&at("c", "", 5), 6)),
+        Delta::event(Event::Bookmark(version(8))),
         // A relist, whose objects have versions of their own: one is gone, one is changed, one is new.
         Delta::Replace(List { objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9)], version: version(20) }),
-        Delta::Event(Event::Added(at("e", "", 21))),
+        Delta::event(Event::Added(at("e", "", 21))),
         // A relist that nothing is told of, and an ordinary deletion.
         Delta::Replace(List {
             objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9), at("e", "", 21)],
             version: version(30),
         }),
-        Delta::Event(gone(&at("e", "", 21), 31)),
+        Delta::event(gone(&at("e", "", 21), 31)),
     ] {
         origin.say(delta).await;
     }
@@ -231,7 +231,7 @@ async fn what_breaks_is_taken_up_without_a_list() {
             let large = format!(r#""round":{round},"x":"{}""#, "x".repeat(5000));
             let number = origin.version();
             let [b, c] = ["b", "c"].map(|name| Event::Modified(pod_at("shop", name, &large, &number)));
-            origin.say(Delta::Transaction(vec![b, c])).await;
+            origin.say(Delta::transaction([b, c])).await;
         }
         relay.reached(&version(20 * round + 10)).await;
         if round == 10 {

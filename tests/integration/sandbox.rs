@@ -234,7 +234,7 @@ impl Sandbox {
     }
 
     pub(crate) async fn push(&self, event: Event) {
-        self.fifo.push(Delta::Event(event)).await;
+        self.fifo.push(Delta::event(event)).await;
     }
 
     /// Sends a pod in its next version.

@@ -42,7 +42,7 @@ impl Running {
     }
 
     async fn push(&self, event: Event) {
-        self.fifo.push(Delta::Event(event)).await;
+        self.fifo.push(Delta::event(event)).await;
     }
 
     /// Pushes, and waits until it has been applied.
@@ -206,9 +206,9 @@ async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice(
                     let objects = names.iter().skip((number % 7) as usize).map(|name| object(name, number)).collect();
                     Delta::Replace(List { objects, version: version(number) })
                 }
-                1..4 => Delta::Event(Event::Deleted(object(name, number))),
-                4 => Delta::Event(Event::Bookmark(version(number))),
-                _ => Delta::Event(put(name, number)),
+                1..4 => Delta::event(Event::Deleted(object(name, number))),
+                4 => Delta::event(Event::Bookmark(version(number))),
+                _ => Delta::event(put(name, number)),
             };
             running.fifo.push(delta).await;
         }
@@ -461,7 +461,7 @@ async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
     assert_eq!(snapshot.version(), &version(1));
     let mut cursor = handle.join(Start::Now, replay()).await.unwrap().cursor.unwrap();
     drop((handle, snapshot));
-    fifo.push(Delta::Event(put("a", 2))).await;
+    fifo.push(Delta::event(put("a", 2))).await;
     settle().await;
     assert_eq!(taken(&mut cursor).await, ["+a 2"], "the queue is what counts");
     task.abort();

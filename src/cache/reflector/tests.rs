@@ -89,10 +89,10 @@ async fn play(beat: Beat) -> Option<Result<Delta, SourceError>> {
             tokio::time::sleep(time).await;
             None
         }
-        Put(number) => Some(Ok(Delta::Event(Event::Modified(object(number))))),
-        Bookmark(number) => Some(Ok(Delta::Event(Event::Bookmark(version(number))))),
+        Put(number) => Some(Ok(Delta::event(Event::Modified(object(number))))),
+        Bookmark(number) => Some(Ok(Delta::event(Event::Bookmark(version(number))))),
         Transaction(number) => {
-            Some(Ok(Delta::Transaction(vec![Event::Modified(object(number)), Event::Modified(object(number))])))
+            Some(Ok(Delta::transaction([Event::Modified(object(number)), Event::Modified(object(number))])))
         }
         Fail(error) => Some(Err(error)),
         StayOpen => std::future::pending().await,
@@ -148,9 +148,11 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
     while !fifo.is_empty() {
         queued.extend(fifo.pop_batch(1, 1).await.into_iter().flatten().map(|delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
-            Delta::Event(event @ Event::Bookmark(_)) => format!("bookmark {}", event.version()),
-            Delta::Event(event) => format!("put {}", event.version()),
-            Delta::Transaction(events) => format!("{} at {}", events.len(), events[0].version()),
+            Delta::Changes { events, .. } => match &*events {
+                [event @ Event::Bookmark(_)] => format!("bookmark {}", event.version()),
+                [event] => format!("put {}", event.version()),
+                events => format!("{} at {}", events.len(), events[0].version()),
+            },
             Delta::Rewind(list) => format!("rewind {}", list.version),
             Delta::Checkpoint(proof) => format!("checkpoint {}", String::from_utf8_lossy(&proof)),
             Delta::Relist(events, _) => unreachable!("not in a script: {events:?}"),
@@ -396,8 +398,8 @@ async fn a_full_queue_holds_the_upstream_back() {
         for delta in fifo.pop_batch(3, usize::MAX).await.unwrap() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
-                Delta::Event(event) => event.version().number(),
-                Delta::Rewind(_) | Delta::Transaction(_) | Delta::Relist(..) | Delta::Checkpoint(_) => {
+                Delta::Changes { events, .. } => events[0].version().number(),
+                Delta::Rewind(_) | Delta::Relist(..) | Delta::Checkpoint(_) => {
                     unreachable!("not in this script")
                 }
             });

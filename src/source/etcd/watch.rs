@@ -263,7 +263,7 @@ impl Live {
         }
         self.settle()?;
         self.last.revision = told;
-        self.ready.push_back((Delta::Event(Event::Bookmark(version(told))), self.last.clone()));
+        self.ready.push_back((Delta::event(Event::Bookmark(version(told))), self.last.clone()));
         Ok(())
     }
 
@@ -361,11 +361,10 @@ impl Shared {
                 }
             }
         }
-        match told.len() {
-            0 => Delta::Event(Event::Bookmark(version(revision))),
-            1 => Delta::Event(told.remove(0)),
-            _ => Delta::Transaction(told),
+        if told.is_empty() {
+            told.push(Event::Bookmark(version(revision)));
         }
+        Delta::transaction(told)
     }
 }
 

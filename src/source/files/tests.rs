@@ -22,8 +22,9 @@ use super::{
     notices::{self, Subscribe},
 };
 use crate::{
-    cache::{Delta, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::{Event, Object, ResourceVersion},
+    source::tests::sole_event,
 };
 
 /// No test waits longer than this for anything.
@@ -138,7 +139,7 @@ impl Follower {
     /// The next event, folded; its version is checked.
     async fn next(&mut self) -> Event {
         let delta = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").expect("no end").unwrap();
-        let Delta::Event(event) = delta else { panic!("{delta:?}") };
+        let event = sole_event(delta);
         let sign = match &event {
             Event::Added(_) => '+',
             Event::Modified(_) => '~',

@@ -146,7 +146,7 @@ impl Live {
             };
             if self.is_new(&event)? {
                 self.shared.known.lock().note_event(&event);
-                return Ok(Some(Delta::Event(event)));
+                return Ok(Some(Delta::event(event)));
             }
         }
     }

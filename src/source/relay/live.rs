@@ -163,11 +163,7 @@ impl Live {
             events.push(Event::Bookmark(version.clone()));
         }
         self.position.version = version;
-        match (is_relisted, events.len()) {
-            (true, _) => Delta::Relist(events, deletion),
-            (false, 1) => Delta::Event(events.remove(0)),
-            (false, _) => Delta::Transaction(events),
-        }
+        if is_relisted { Delta::Relist(events, deletion) } else { Delta::transaction(events) }
     }
 
     fn bookmark(&mut self, bookmark: Bookmark, version: ResourceVersion) -> Result<Delta, SourceError> {
@@ -181,7 +177,7 @@ impl Live {
         let progress = self.progress(version.clone())?;
         // It was of the way to this version.
         self.is_relisted &= !self.gathered.is_empty();
-        Ok(progress.unwrap_or(Delta::Event(Event::Bookmark(version))))
+        Ok(progress.unwrap_or(Delta::event(Event::Bookmark(version))))
     }
 
     /// Nothing is missing up to a version that may be the one before a batch; told if it is later than what was told.

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 use super::*;
-use crate::{cache::SyncState, model::MAX_OBJECT_BYTES};
+use crate::{cache::SyncState, model::MAX_OBJECT_BYTES, source::tests::sole_event};
 
 /// No test waits longer than this for anything.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ impl Rig {
 
     async fn next(&mut self) -> String {
         let delta = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").unwrap().unwrap();
-        let Delta::Event(event) = delta else { panic!("{delta:?}") };
+        let event = sole_event(delta);
         self.health.alive();
         let sign = match &event {
             Event::Added(object) => format!("+{} {}", object.key(), String::from_utf8_lossy(object.body())),

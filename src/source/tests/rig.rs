@@ -105,11 +105,10 @@ impl Rig {
                 self.replace(&list);
                 format!("rewind {version}")
             }
-            Delta::Event(Event::Bookmark(_)) => format!("bookmark {version}"),
             Delta::Relist(events, _) => panic!("only a relay has an upstream that lists: {events:?}"),
-            Delta::Event(event) => format!("{version}{}", self.apply(&event)),
             Delta::Checkpoint(_) => "checkpoint".to_owned(),
-            Delta::Transaction(events) => {
+            Delta::Changes { events, .. } if matches!(*events, [Event::Bookmark(_)]) => format!("bookmark {version}"),
+            Delta::Changes { events, .. } => {
                 assert!(events.iter().all(|event| event.version().number() == version), "one revision: {events:?}");
                 let told: String = events.iter().map(|event| self.apply(event)).collect();
                 format!("{version}{told}")

@@ -370,8 +370,8 @@ impl Harness {
             Upstream::Transaction(_) | Upstream::List(..) => unreachable!("it is not one event"),
         };
         match upstream {
-            Upstream::Put(_) | Upstream::Deleted(..) | Upstream::Bookmark(_) => Delta::Event(event(upstream)),
-            Upstream::Transaction(told) => Delta::Transaction(told.into_iter().map(event).collect()),
+            Upstream::Put(_) | Upstream::Deleted(..) | Upstream::Bookmark(_) => Delta::event(event(upstream)),
+            Upstream::Transaction(told) => Delta::transaction(told.into_iter().map(event)),
             Upstream::List(held, at) => Delta::Replace(List {
                 objects: held.iter().map(|held| object(held, held.version)).collect(),
                 version: version(at),

@@ -31,7 +31,7 @@ impl ListerWatcher for Fed {
         let events = stream::unfold((feed, handed), async |(mut feed, handed)| {
             let number = feed.recv().await?;
             handed.store(number as u64, Ordering::Relaxed);
-            Some((Ok(Delta::Event(Event::Modified(object(number)))), (feed, handed)))
+            Some((Ok(Delta::event(Event::Modified(object(number)))), (feed, handed)))
         });
         Ok(Box::pin(events))
     }
@@ -87,7 +87,7 @@ fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
 /// The next in the queue, in short.
 async fn queued(fifo: &RealFifo) -> String {
     match fifo.pop_batch(1, 1).await.unwrap().remove(0) {
-        Delta::Event(event) => event.version().to_string(),
+        Delta::Changes { events, .. } => events[0].version().to_string(),
         Delta::Checkpoint(proof) => format!("proof of {}", String::from_utf8_lossy(&proof)),
         other => panic!("{other:?}"),
     }

@@ -6,6 +6,7 @@ use super::{play::event, *};
 use crate::{
     cache::Delta,
     model::{Event, FieldCut},
+    source::tests::sole_event,
 };
 
 #[tokio::test]
@@ -164,7 +165,7 @@ async fn versions_of_a_lineage_are_of_this_start() {
     assert!(list.version.lineage().is_some());
     stand.play.write("a=1");
     let popped = rig.fifo.pop_batch(1, 1).await.unwrap().remove(0);
-    let Delta::Event(Event::Added(object)) = popped else { panic!("{popped:?}") };
+    let Event::Added(object) = sole_event(popped) else { panic!("another event") };
     assert_eq!(object.version(), &list.version.next());
 }
 
