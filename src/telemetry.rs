@@ -150,7 +150,7 @@ impl Family<'_, '_> {
                 seen_at.map_or(0.0, |since| since.as_secs_f64())
             },
         )?;
-        self.gauge("source_problems", "What the source cannot read now", |r| r.report.problems as f64)?;
+        self.gauge("source_problems", "Standing problems, as in ListResources", |r| r.report.problems as f64)?;
         self.counter("cache_changes", "Objects added, modified and deleted", |r| {
             load(&r.observed.resource.informer.stats().changes)
         })?;

@@ -16,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cache::{
-        Informer, InformerHandle, ListerWatcher, RealFifo, Reflector, SavedState, SnapshotDirectory, SnapshotFile,
+        Informer, InformerHandle, ListerWatcher, Problem, ProblemReason, RealFifo, Reflector, SavedState,
+        SnapshotDirectory, SnapshotFile, SourceHealth,
     },
     config::Config,
     grpc::WireFrame,
@@ -84,7 +85,7 @@ impl Keeper {
         let directory = match &self.directory {
             Ok(directory) => directory,
             Err(problem) => {
-                informer.health().set_keeping_problem(Some(problem.clone()));
+                report(informer.health(), Some(problem.clone()));
                 return None;
             }
         };
@@ -178,12 +179,20 @@ impl Kept {
         if let Some(problem) = &problem {
             tracing::warn!(resource, problem, "the state is not kept for the next start");
         }
-        informer.health().set_keeping_problem(problem);
+        report(informer.health(), problem);
         true
     }
 
     fn changes(&self) -> Changes {
         let stats = self.shared.informer.stats();
         (stats.changes.load(Ordering::Relaxed), stats.rewinds.load(Ordering::Relaxed))
+    }
+}
+
+/// Reports why the state is not written; `None` when it is.
+fn report(health: &SourceHealth, problem: Option<String>) {
+    match problem {
+        Some(problem) => drop(health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", problem))),
+        None => drop(health.clear_problem(ProblemReason::SnapshotNotWritten, "")),
     }
 }

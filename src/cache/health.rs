@@ -1,5 +1,10 @@
 //! How a resource's source is doing: written by its Reflector and its source, read by every answer and by the probes. And,
 //! the other way, whether anybody waits for what the source has not told yet.
+//!
+//! Problems of a resource are reported here, by anyone who has the [`SourceHealth`]: one at a time
+//! ([`SourceHealth::set_problem`], [`SourceHealth::clear_problem`]), or all of some reasons at once
+//! ([`SourceHealth::replace_problems`]). They appear in `ListResources`, in the metric `informerd_source_problems` and, by the
+//! oldest, in `last_error`. A failure of a list or watch ([`SourceHealth::failed`]) is one of them, until the upstream is alive.
 
 use std::{
     sync::{
@@ -12,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Demand, Provenance};
+use super::{Demand, Problem, ProblemChanges, ProblemReason, ProblemReport, Provenance, problem::Problems};
 
 /// Whether a resource can be served, and how fresh it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +44,9 @@ pub struct HealthReport {
     pub state: SyncState,
     /// When the upstream last proved itself alive.
     pub seen_at: Option<SystemTime>,
-    /// The last failure of list or watch while it lasts, or else the first standing problem, or why the state is not kept.
+    /// The last failure of list or watch while it lasts, or else the oldest standing problem.
     pub last_error: Option<String>,
-    /// How many standing problems the source reports (files that cannot be read, for example).
+    /// The number of standing problems.
     pub problems: usize,
 }
 
@@ -68,9 +73,9 @@ struct Record {
     seen_at: Option<SystemTime>,
     /// At a relay: when the origin was seen, as the upstream has it.
     origin_seen_at: Option<SystemTime>,
-    failure: Option<String>,
-    problems: Vec<String>,
-    keeping: Option<String>,
+    problems: Problems,
+    /// The namespaces that the source follows, sorted; empty for all.
+    namespaces: Vec<String>,
 }
 
 // === impl SourceHealth ===
@@ -102,7 +107,7 @@ impl SourceHealth {
         self.shared.stale_micros.store(self.shared.micros_after(silence), Ordering::Relaxed);
         let mut record = self.shared.record.lock();
         record.seen_at = Some(SystemTime::now());
-        record.failure = None;
+        record.problems.clear(ProblemReason::UpstreamUnreachable, "");
     }
 
     /// The upstream is gone for certain: STALE from now on, until it is alive.
@@ -116,27 +121,62 @@ impl SourceHealth {
         self.shared.record.lock().origin_seen_at = seen_at;
     }
 
-    /// A list or a watch failed. The state turns STALE if it is not alive `stale_after` from the first failure on.
+    /// A list or a watch failed: the problem [`ProblemReason::UpstreamUnreachable`], until the upstream is alive. The state
+    /// turns STALE if it is not alive `stale_after` from the first failure on.
     pub fn failed(&self, error: impl Into<String>) {
         let bound = self.shared.micros_after(self.shared.stale_after);
         self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
-        self.shared.record.lock().failure = Some(error.into());
+        self.set_problem(Problem::new(ProblemReason::UpstreamUnreachable, "", error));
     }
 
-    /// The source reports what is wrong with its content now; an empty list means that nothing is.
-    pub fn set_problems(&self, problems: Vec<String>) {
-        self.shared.record.lock().problems = problems;
+    /// Returns whether a list or a watch has failed and the upstream has not been alive since.
+    pub fn has_failed(&self) -> bool {
+        self.shared.record.lock().problems.get(ProblemReason::UpstreamUnreachable, "").is_some()
+    }
+
+    /// Reports a problem, or a new message of the one that stands with its reason and subject; that one keeps its beginning.
+    pub fn set_problem(&self, problem: Problem) -> ProblemReport {
+        self.shared.record.lock().problems.set(problem)
+    }
+
+    /// Ends the problem with this reason and subject, and returns it; `None` when there is none.
+    pub fn clear_problem(&self, reason: ProblemReason, subject: &str) -> Option<Problem> {
+        self.shared.record.lock().problems.clear(reason, subject)
+    }
+
+    /// Replaces all problems of these reasons by those that were found, whose reasons have to be among them, and returns the
+    /// difference. Problems of other reasons stay.
+    pub fn replace_problems(&self, reasons: &[ProblemReason], found: Vec<Problem>) -> ProblemChanges {
+        self.shared.record.lock().problems.replace(reasons, found)
+    }
+
+    /// Returns the standing problems: the oldest 100, the oldest first.
+    pub fn problems(&self) -> Vec<Problem> {
+        self.shared.record.lock().problems.shown()
+    }
+
+    /// Returns all problems of these reasons that are held, for a later start.
+    pub fn problems_of(&self, reasons: &[ProblemReason]) -> Vec<Problem> {
+        let record = self.shared.record.lock();
+        record.problems.iter().filter(|problem| reasons.contains(&problem.reason)).cloned().collect()
+    }
+
+    /// Reports the namespaces that the source follows; none means all.
+    pub fn set_namespaces(&self, mut namespaces: Vec<String>) {
+        namespaces.sort();
+        namespaces.dedup();
+        self.shared.record.lock().namespaces = namespaces;
+    }
+
+    /// Returns the namespaces that the source follows, sorted; empty when it follows all, or has no namespaces.
+    pub fn namespaces(&self) -> Vec<String> {
+        self.shared.record.lock().namespaces.clone()
     }
 
     /// The state is one of an earlier start, when the upstream had last been seen at this time. It is STALE until the upstream
     /// is alive.
     pub fn resumed(&self, seen_at: Option<SystemTime>) {
         self.shared.record.lock().seen_at = seen_at;
-    }
-
-    /// Why the state cannot be kept for a later start; `None` when it can.
-    pub fn set_keeping_problem(&self, problem: Option<String>) {
-        self.shared.record.lock().keeping = problem;
     }
 
     /// There is a state: the first list has been applied, or that of an earlier start.
@@ -170,10 +210,11 @@ impl SourceHealth {
     /// Reads everything at once.
     pub fn report(&self) -> HealthReport {
         let record = self.shared.record.lock();
+        let failure = record.problems.get(ProblemReason::UpstreamUnreachable, "").map(|failure| &failure.message);
         HealthReport {
             state: self.state(),
             seen_at: record.origin_seen_at.or(record.seen_at),
-            last_error: record.failure.as_ref().or(record.problems.first()).or(record.keeping.as_ref()).cloned(),
+            last_error: failure.or(record.problems.oldest()).cloned(),
             problems: record.problems.len(),
         }
     }
@@ -266,19 +307,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn standing_problems_last_until_the_source_says_otherwise() {
+    async fn a_failure_is_a_problem_until_the_upstream_is_alive_and_comes_first_in_last_error() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        health.set_problems(vec!["a.yaml: bad".into(), "b.yaml: bad".into()]);
+        let invalid = |path: &str| Problem::new(ProblemReason::FileInvalid, path, "bad");
+        health.replace_problems(&[ProblemReason::FileInvalid], vec![invalid("a.yaml"), invalid("b.yaml")]);
         health.alive();
         let report = health.report();
         assert_eq!((report.problems, report.last_error.as_deref()), (2, Some("a.yaml: bad")));
         health.failed("gone");
-        assert_eq!(health.report().last_error.as_deref(), Some("gone"), "a failure comes first");
-        health.set_problems(Vec::new());
+        let since = health.problems()[2].since;
+        health.failed("gone for good");
+        let report = health.report();
+        assert_eq!((report.problems, report.last_error.as_deref()), (3, Some("gone for good")));
+        let failure = health.problems().remove(2);
+        assert_eq!(
+            (failure.reason, failure.since),
+            (ProblemReason::UpstreamUnreachable, since),
+            "of the first failure"
+        );
+        assert!(health.replace_problems(&[ProblemReason::FileInvalid], Vec::new()).begun.is_empty());
+        assert_eq!(health.report().problems, 1, "a replacement leaves other reasons alone");
         health.alive();
-        health.set_keeping_problem(Some("full".into()));
-        assert_eq!((health.report().problems, health.report().last_error), (0, Some("full".into())), "last of all");
-        health.set_keeping_problem(None);
+        assert_eq!((health.report().problems, health.report().last_error), (0, None));
+        health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", "full"));
+        assert_eq!(health.report().last_error.as_deref(), Some("full"));
+        assert!(health.clear_problem(ProblemReason::SnapshotNotWritten, "").is_some());
         assert_eq!(health.report().last_error, None);
     }
 }

@@ -144,6 +144,8 @@ struct Shared {
     relisted: ArcSwapOption<ResourceVersion>,
     /// Raised before the watches of a history that has changed are ended.
     epoch: AtomicU64,
+    /// The epoch of `snapshot`; stored after it.
+    applied_epoch: AtomicU64,
     applied: Notify,
     pokes: AtomicU64,
     health: SourceHealth,
@@ -196,6 +198,7 @@ impl<F: Frame> Informer<F> {
             oldest: ArcSwapOption::empty(),
             relisted: ArcSwapOption::empty(),
             epoch: AtomicU64::new(0),
+            applied_epoch: AtomicU64::new(0),
             applied: Notify::new(),
             pokes: AtomicU64::new(0),
             health,
@@ -418,6 +421,7 @@ impl<F: Frame> Writer<F> {
         let Some(live) = &mut self.live else { return };
         self.shared.measure_history(&live.history);
         self.shared.snapshot.store(Some(Arc::new(live.indexer.snapshot())));
+        self.shared.applied_epoch.store(self.shared.epoch.load(Ordering::Acquire), Ordering::Release);
         live.broadcaster.publish(batches);
         self.shared.distributed.store(Some(Arc::new(live.history.current().clone())));
         self.shared.health.synced();

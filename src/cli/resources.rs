@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use anstyle::Style;
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
@@ -35,7 +35,7 @@ pub(super) struct ResourcesFlags {
 
 const HEADER: &[&str] = &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES"];
 const WIDE_HEADER: &[&str] =
-    &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES", "SEEN", "VERSION", "OLDEST", "ERROR"];
+    &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES", "SEEN", "VERSION", "OLDEST", "PROBLEMS", "ERROR"];
 
 pub(super) async fn run(flags: &ResourcesFlags) -> Result<(), Failure> {
     let ResourcesFlags { format, server, .. } = flags;
@@ -45,12 +45,28 @@ pub(super) async fn run(flags: &ResourcesFlags) -> Result<(), Failure> {
     let now = SystemTime::now();
     let records = resources.iter().map(|resource| record(resource, now, header.len())).collect();
     write_records(stdout(), &options, ("resources", header), records)?;
-    if options.output == Output::Table {
-        for resource in resources.iter().filter(|resource| !resource.last_error.is_empty()) {
-            server.note(&format_args!("# {}: {}", resource.name, resource.last_error));
+    for resource in &resources {
+        match options.output {
+            Output::Table if !resource.last_error.is_empty() => {
+                server.note(&format_args!("# {}: {}", resource.name, resource.last_error));
+            }
+            Output::Wide => notes(resource, now).iter().for_each(|note| server.note(note)),
+            _ => {}
         }
     }
     Ok(())
+}
+
+/// Returns one line for each standing problem.
+fn notes(resource: &pb::Resource, now: SystemTime) -> Vec<String> {
+    let note = |problem: &pb::Problem| {
+        let pb::Problem { reason, message, subject, .. } = problem;
+        let of = if subject.is_empty() { String::new() } else { format!(" {subject}") };
+        let since = problem.since.and_then(|since| SystemTime::try_from(since).ok());
+        let age = since.map(|since| format!(" (for {})", age_of(since, now))).unwrap_or_default();
+        format!("# {}: {reason}{of}: {message}{age}", resource.name)
+    };
+    resource.problems.iter().map(note).collect()
 }
 
 fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
@@ -73,6 +89,7 @@ fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
         Cell::new(&seen),
         or_none(&resource.resource_version),
         or_none(&resource.oldest_resource_version),
+        Cell::new(&shown_count(resource)),
         or_none(&resource.last_error),
     ];
     cells.truncate(columns);
@@ -82,7 +99,12 @@ fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
 /// The names of the contract's JSON; what is empty is left out, and numbers are numbers.
 fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
     let seen_at = resource.source_seen_at.map(|seen_at| seen_at.to_string()).unwrap_or_default();
-    let parts: [(&str, Value); 10] = [
+    let version_format = match resource.version_format() {
+        pb::VersionFormat::Unspecified => "",
+        format => format.as_str_name().trim_start_matches("VERSION_FORMAT_"),
+    };
+    let is_empty = |value: &Value| value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty);
+    let parts: [(&str, Value); 14] = [
         ("name", resource.name.as_str().into()),
         ("source", resource.source.as_str().into()),
         ("state", state.into()),
@@ -93,9 +115,29 @@ fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
         ("indexes", resource.indexes.clone().into()),
         ("sourceSeenAt", seen_at.into()),
         ("lastError", resource.last_error.as_str().into()),
+        ("problems", resource.problems.iter().map(problem_to_json).collect()),
+        ("versionFormat", version_format.into()),
+        ("namespaces", resource.namespaces.clone().into()),
+        ("history", resource.history.as_str().into()),
     ];
-    let is_set = |(_, value): &&(&str, Value)| value.as_str() != Some("");
+    let is_set = |(_, value): &&(&str, Value)| !is_empty(value);
     Document::from_parts(parts.iter().filter(is_set).map(|(key, value)| (*key, Document::from_value(value))))
+}
+
+fn problem_to_json(problem: &pb::Problem) -> Value {
+    let pb::Problem { reason, message, subject, since } = problem;
+    let since = since.map(|since| since.to_string()).unwrap_or_default();
+    let parts = [("reason", &**reason), ("message", message), ("subject", subject), ("since", &since)];
+    let set = parts.into_iter().filter(|(_, value)| !value.is_empty());
+    Value::Object(set.map(|(key, value)| (key.to_owned(), value.into())).collect::<Map<_, _>>())
+}
+
+/// The number of problems, of which a server reports 100.
+fn shown_count(resource: &pb::Resource) -> String {
+    match resource.problems.len() {
+        count @ 0..100 => count.to_string(),
+        _ => "100+".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -104,6 +146,15 @@ mod tests {
 
     use super::*;
     use crate::cli::print::PrintOptions;
+
+    fn problem(since: prost_types::Timestamp) -> pb::Problem {
+        pb::Problem {
+            reason: "FILE_INVALID".to_owned(),
+            message: "bad".to_owned(),
+            subject: "a.yaml".to_owned(),
+            since: Some(since),
+        }
+    }
 
     fn printed(output: Output) -> String {
         let seen_at = prost_types::Timestamp { seconds: 1_000_000_000, nanos: 0 };
@@ -117,8 +168,12 @@ mod tests {
             watchers: 2,
             indexes: vec!["namespace".to_owned(), "node".to_owned()],
             source_seen_at: Some(seen_at),
-            path: Vec::new(),
             last_error: "no\u{1b}".to_owned(),
+            problems: vec![problem(seen_at)],
+            version_format: pb::VersionFormat::Lineage.into(),
+            namespaces: vec!["shop".to_owned()],
+            history: "h.0".to_owned(),
+            path: Vec::new(),
         };
         let new = pb::Resource { name: "new".to_owned(), state: SyncState::Syncing.into(), ..Default::default() };
         let header = if output == Output::Wide { WIDE_HEADER } else { HEADER };
@@ -140,8 +195,14 @@ pods   files    STALE     24        2          namespace,node
         assert_eq!(printed(Output::Table), expected);
         let wide = printed(Output::Wide);
         assert!(wide.contains("42s ago") && wide.contains("x.7") && wide.ends_with("no\\u{1b}\n"), "{wide}");
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(90);
+        let of = |problem| pb::Resource { name: "pods".to_owned(), problems: vec![problem], ..Default::default() };
+        let epoch = prost_types::Timestamp { seconds: 0, nanos: 0 };
+        assert_eq!(notes(&of(problem(epoch)), now), ["# pods: FILE_INVALID a.yaml: bad (for 90s)"]);
+        let whole = pb::Problem { subject: String::new(), since: None, ..problem(epoch) };
+        assert_eq!(notes(&of(whole), now), ["# pods: FILE_INVALID: bad"]);
         let jsonl = printed(Output::Jsonl);
-        let expected = r#"{"name":"pods","source":"files","state":"STALE","resourceVersion":"x.7","oldestResourceVersion":"x.1","objects":24,"watchers":2,"indexes":["namespace","node"],"sourceSeenAt":"2001-09-09T01:46:40Z","lastError":"no\u001b"}"#;
+        let expected = r#"{"name":"pods","source":"files","state":"STALE","resourceVersion":"x.7","oldestResourceVersion":"x.1","objects":24,"watchers":2,"indexes":["namespace","node"],"sourceSeenAt":"2001-09-09T01:46:40Z","lastError":"no\u001b","problems":[{"message":"bad","reason":"FILE_INVALID","since":"2001-09-09T01:46:40Z","subject":"a.yaml"}],"versionFormat":"LINEAGE","namespaces":["shop"],"history":"h.0"}"#;
         assert_eq!(jsonl.lines().nth(1), Some(expected));
         assert!(
             printed(Output::Json).starts_with("{\n    \"resources\": [\n        {\n            \"name\": \"new\",\n")

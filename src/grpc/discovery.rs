@@ -9,7 +9,11 @@ use super::{
     service::{ServedResource, Service},
     status::Refusal,
 };
-use crate::proto::{self, pb};
+use crate::{
+    cache::Problem,
+    model::ResourceVersion,
+    proto::{self, pb},
+};
 
 /// Index values in one answer, at most and by default.
 const MAX_INDEX_VALUES: usize = 10_000;
@@ -19,20 +23,41 @@ const MAX_VALUES_BYTES: usize = 1 << 20;
 /// One resource for ListResources.
 pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
     let informer = &resource.informer;
-    let snapshot = informer.snapshot();
-    let report = informer.health().report();
+    let (snapshot, epoch) = informer.snapshot_and_epoch().unzip();
+    let health = informer.health();
+    let report = health.report();
     pb::Resource {
         name: resource.name.clone(),
         source: resource.source.to_owned(),
         state: proto::sync_state(report.state).into(),
         resource_version: snapshot.as_ref().map(|snapshot| snapshot.version().to_string()).unwrap_or_default(),
         oldest_resource_version: informer.oldest().map(|version| version.to_string()).unwrap_or_default(),
-        objects: snapshot.map_or(0, |snapshot| snapshot.len() as u64),
+        objects: snapshot.as_ref().map_or(0, |snapshot| snapshot.len() as u64),
         watchers: informer.watch_stats().map_or(0, |stats| stats.watchers.load(Ordering::Relaxed)),
         indexes: informer.indexers().names().map(str::to_owned).collect(),
         source_seen_at: report.seen_at.map(proto::timestamp),
         last_error: report.last_error.unwrap_or_default(),
-        path: informer.health().provenance().path(),
+        path: health.provenance().path(),
+        problems: health.problems().iter().map(problem).collect(),
+        version_format: snapshot.as_ref().map_or_else(Default::default, |of| version_format(of.version())).into(),
+        namespaces: health.namespaces(),
+        history: epoch.map(|epoch| informer.history(epoch)).unwrap_or_default(),
+    }
+}
+
+fn version_format(version: &ResourceVersion) -> pb::VersionFormat {
+    match version.lineage() {
+        None => pb::VersionFormat::Decimal,
+        Some(_) => pb::VersionFormat::Lineage,
+    }
+}
+
+fn problem(problem: &Problem) -> pb::Problem {
+    pb::Problem {
+        reason: problem.reason.as_str().to_owned(),
+        message: problem.message.clone(),
+        subject: problem.subject.clone(),
+        since: Some(proto::timestamp(problem.since)),
     }
 }
 

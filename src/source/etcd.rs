@@ -45,7 +45,7 @@ use self::{
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
-    source::problems::Problems,
+    source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
 
 /// What an [`EtcdSource`] follows, and how.
@@ -92,7 +92,7 @@ struct Shared {
     prefix: Prefix,
     health: SourceHealth,
     connections: Connections,
-    problems: Mutex<Problems>,
+    problems: Problems,
     known: Mutex<Known>,
 }
 
@@ -121,7 +121,7 @@ struct Kept {
     identity: Identity,
     revision: i64,
     mark: Option<Mark>,
-    problems: (Vec<(Vec<u8>, String)>, usize),
+    problems: KeptProblems,
 }
 
 /// Instead of a connection, whose numbers begin at 1.
@@ -154,7 +154,7 @@ impl EtcdSource {
         let shared = Shared {
             prefix: Prefix::new(&config.prefix),
             connections: Connections::new(config.clone()),
-            problems: Mutex::new(Problems::new("etcd", config.resource.clone(), health.clone())),
+            problems: Problems::new("etcd", config.resource.clone(), health.clone()),
             known: Mutex::default(),
             health,
             config,
@@ -234,7 +234,7 @@ impl WarmStart for EtcdSource {
             (known.identity, known.position.clone()?)
         };
         let Position { revision, mark, .. } = position;
-        let kept = Kept { identity, revision, mark, problems: self.shared.problems.lock().standing() };
+        let kept = Kept { identity, revision, mark, problems: self.shared.problems.keep() };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -246,7 +246,7 @@ impl WarmStart for EtcdSource {
         }
         *self.shared.known.lock() =
             Known { identity, position: Some(Position { revision, connection: EARLIER_START, mark }) };
-        self.shared.problems.lock().resume(problems);
+        self.shared.problems.resume(problems);
         Ok(())
     }
 }
@@ -259,7 +259,7 @@ impl Shared {
         let revision = reading.header.revision;
         self.check_identity(&reading.header)?;
         let mark = Mark::of_list(revision, &reading.newest);
-        self.problems.lock().replace(reading.problems);
+        self.problems.replace(&OBJECT_REASONS, reading.problems);
         self.known.lock().position = Some(Position { revision, connection: connection.id, mark });
         Ok(List { objects: reading.objects, version: version(revision) })
     }

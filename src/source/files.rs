@@ -5,7 +5,7 @@
 //!                 │                          ▼
 //!                 └──▶ scan ◀── engine ◀── live ──▶ Watch
 //!         root, read, decode      │  ▲
-//!                          catalog ┘ └ problems ──▶ SourceHealth
+//!                          catalog ┘ └ Problems ──▶ SourceHealth
 //! ```
 //!
 //! Made by the application from its configuration, one for each resource; driven by the resource's Reflector, and
@@ -29,7 +29,6 @@ mod decode;
 mod engine;
 mod live;
 mod notices;
-mod problems;
 mod read;
 mod root;
 mod scan;

@@ -1,94 +1,110 @@
-//! What cannot be served of an upstream whose keys can be mended: told to the resource's health and to the log, for as long as
-//! it is so.
+//! Standing problems of one source's content, reported to the resource's health and to the log.
+//!
+//! The log has a line for each problem that begins, or whose message changes, and for each that ends: at most [`MAX_LOGGED`]
+//! of either for one list or scan, and one line that counts the rest.
 
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
 
 use super::text::escaped;
-use crate::cache::SourceHealth;
+use crate::{
+    cache::{Problem, ProblemReason, ProblemReport, SourceHealth},
+    model::ObjectKey,
+};
 
-/// The keys that cannot be served, and why.
+/// Reports the problems of one source.
 #[derive(Debug)]
 pub(super) struct Problems {
     /// The kind of the source, for the log.
     source: &'static str,
     resource: String,
     health: SourceHealth,
-    by_key: BTreeMap<Vec<u8>, String>,
-    /// More of them, at the last list.
-    omitted: usize,
 }
 
-/// The keys that are remembered, to be forgotten when they are mended.
-const MAX_PROBLEMS: usize = 100;
+/// Problems with single objects, for a later start.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct KeptProblems(Vec<Problem>);
+
+/// The reasons why single objects of an upstream are not served.
+pub(super) const OBJECT_REASONS: [ProblemReason; 2] = [ProblemReason::ObjectTooLarge, ProblemReason::ObjectInvalid];
+
+const MAX_LOGGED: usize = 100;
 
 // === impl Problems ===
 
 impl Problems {
-    /// None yet.
     pub(super) fn new(source: &'static str, resource: String, health: SourceHealth) -> Self {
-        Self { source, resource, health, by_key: BTreeMap::new(), omitted: 0 }
+        Self { source, resource, health }
     }
 
-    /// To be kept: keys and problems, and how many more there are.
-    pub(super) fn standing(&self) -> (Vec<(Vec<u8>, String)>, usize) {
-        (self.by_key.iter().map(|(key, problem)| (key.clone(), problem.clone())).collect(), self.omitted)
-    }
-
-    /// They stand still.
-    pub(super) fn resume(&mut self, (by_key, omitted): (Vec<(Vec<u8>, String)>, usize)) {
-        self.replace(by_key);
-        self.omitted = omitted;
-        self.tell();
-    }
-
-    /// What a list has found is all there is.
-    pub(super) fn replace(&mut self, found: Vec<(Vec<u8>, String)>) {
-        if found.is_empty() && self.by_key.is_empty() {
-            return;
-        }
-        self.omitted = found.len().saturating_sub(MAX_PROBLEMS);
-        self.by_key = found.into_iter().take(MAX_PROBLEMS).collect();
-        for (key, problem) in &self.by_key {
-            self.warn(key, problem);
-        }
-        self.tell();
-    }
-
-    /// A key cannot be served.
-    pub(super) fn add(&mut self, key: &[u8], problem: String) {
-        if self.by_key.get(key) == Some(&problem) {
-            return;
-        }
-        self.warn(key, &problem);
-        if self.by_key.len() < MAX_PROBLEMS || self.by_key.contains_key(key) {
-            self.by_key.insert(key.to_vec(), problem);
-        } else {
-            self.omitted += 1;
-        }
-        self.tell();
-    }
-
-    /// A key can be served, or is gone.
-    pub(super) fn remove(&mut self, key: &[u8]) {
-        if self.by_key.remove(key).is_some() {
-            self.tell();
+    /// Replaces all problems of these reasons by those that a list or scan has found.
+    pub(super) fn replace(&self, reasons: &[ProblemReason], found: Vec<Problem>) {
+        let changes = self.health.replace_problems(reasons, found);
+        changes.begun.iter().take(MAX_LOGGED).for_each(|problem| self.log_begun(problem));
+        changes.ended.iter().take(MAX_LOGGED).for_each(|problem| self.log_ended(problem));
+        let rest = |of: &[Problem]| of.len().saturating_sub(MAX_LOGGED);
+        let (more_begun, more_ended) = (rest(&changes.begun) + changes.omitted, rest(&changes.ended));
+        let is_news = !changes.begun.is_empty() || !changes.ended.is_empty();
+        if is_news && more_begun + more_ended > 0 {
+            tracing::warn!(
+                source = self.source,
+                resource = self.resource,
+                more_begun,
+                more_ended,
+                "more problems than are logged"
+            );
         }
     }
 
-    fn warn(&self, key: &[u8], problem: &str) {
-        let Self { source, resource, .. } = self;
-        tracing::warn!(source, resource, key = shown(key), problem, "a key is not served");
+    /// Reports one problem.
+    pub(super) fn set(&self, problem: &Problem) {
+        match self.health.set_problem(problem.clone()) {
+            ProblemReport::News => self.log_begun(problem),
+            // A source without end may have problems without end.
+            ProblemReport::Omitted(count) if count.is_power_of_two() => self.log_begun(problem),
+            ProblemReport::Omitted(_) | ProblemReport::Known => {}
+        }
     }
 
-    fn tell(&self) {
-        let rest = (self.omitted > 0).then(|| format!("and {} more", self.omitted));
-        let problems = self.by_key.iter().map(|(key, problem)| format!("{}: {problem}", shown(key)));
-        self.health.set_problems(problems.chain(rest).collect());
+    /// Reports one problem with an object, which has no other one then.
+    pub(super) fn set_object(&self, problem: &Problem) {
+        for reason in OBJECT_REASONS.into_iter().filter(|reason| *reason != problem.reason) {
+            self.health.clear_problem(reason, &problem.subject);
+        }
+        self.set(problem);
+    }
+
+    /// Ends the problems with an object that can be served, or is gone.
+    pub(super) fn clear_object(&self, subject: &str) {
+        for ended in OBJECT_REASONS.iter().filter_map(|reason| self.health.clear_problem(*reason, subject)) {
+            self.log_ended(&ended);
+        }
+    }
+
+    /// Returns the problems with single objects, for a later start.
+    pub(super) fn keep(&self) -> KeptProblems {
+        KeptProblems(self.health.problems_of(&OBJECT_REASONS))
+    }
+
+    /// Takes over the problems with single objects of an earlier start.
+    pub(super) fn resume(&self, kept: KeptProblems) {
+        self.replace(&OBJECT_REASONS, kept.0);
+    }
+
+    fn log_begun(&self, problem: &Problem) {
+        let (Self { source, resource, .. }, Problem { reason, subject, message, .. }) = (self, problem);
+        tracing::warn!(source, resource, reason = reason.as_str(), subject, message, "problem found");
+    }
+
+    fn log_ended(&self, problem: &Problem) {
+        let (Self { source, resource, .. }, Problem { reason, subject, .. }) = (self, problem);
+        tracing::info!(source, resource, reason = reason.as_str(), subject, "problem solved");
     }
 }
 
-fn shown(key: &[u8]) -> String {
-    escaped(&String::from_utf8_lossy(key)).into_owned()
+/// Returns an object's key as the subject of a problem: in one line.
+pub(super) fn subject_of(key: &ObjectKey) -> String {
+    escaped(&key.to_string()).into_owned()
 }
 
 #[cfg(test)]
@@ -98,18 +114,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_last_until_they_are_mended() {
+    fn an_object_has_one_problem_until_it_can_be_served() {
         let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
-        let mut problems = Problems::new("etcd", "r".into(), health.clone());
-        problems.replace((0..MAX_PROBLEMS + 5).map(|n| (vec![n as u8], format!("{n}"))).collect());
-        assert_eq!(health.report().problems, MAX_PROBLEMS + 1, "the last one counts the rest");
-        problems.replace(vec![(b"a\n".to_vec(), "bad".into())]);
-        problems.add(b"b", "worse".into());
-        assert_eq!(health.report().last_error.as_deref(), Some("a\\n: bad"));
-        problems.remove(b"a\n");
-        problems.remove(b"c");
-        assert_eq!(health.report().last_error.as_deref(), Some("b: worse"));
-        problems.remove(b"b");
+        let problems = Problems::new("etcd", "r".into(), health.clone());
+        let invalid = |subject: &str| Problem::new(ProblemReason::ObjectInvalid, subject, "bad");
+        let large = |subject: &str| Problem::new(ProblemReason::ObjectTooLarge, subject, "large");
+        problems.replace(&OBJECT_REASONS, vec![invalid("a"), invalid("b")]);
+        problems.set_object(&large("a"));
+        let shown = || health.problems().iter().map(|of| format!("{} {of}", of.reason.as_str())).collect::<Vec<_>>();
+        assert_eq!(shown(), ["OBJECT_INVALID b: bad", "OBJECT_TOO_LARGE a: large"]);
+
+        let kept = serde_json::to_string(&problems.keep()).unwrap();
+        let later = SourceHealth::new(Duration::ZERO, Duration::ZERO);
+        Problems::new("etcd", "r".into(), later.clone()).resume(serde_json::from_str(&kept).unwrap());
+        assert_eq!(later.problems(), health.problems(), "with their beginning");
+
+        problems.clear_object("a");
+        problems.clear_object("c");
+        assert_eq!(shown(), ["OBJECT_INVALID b: bad"]);
+        problems.replace(&OBJECT_REASONS, Vec::new());
         assert_eq!(health.report().problems, 0);
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!             list ──▶ Known ◀──┐
 //!   input ──▶ framing ──▶ decode ─ reader ──▶ watch::StreamWatcher ──▶ Watch
-//!                                    └──────▶ problems ──▶ SourceHealth
+//!                                    └──────▶ Problems ──▶ SourceHealth
 //! ```
 //!
 //! `{"type":"ADDED|MODIFIED|DELETED|BOOKMARK|ERROR","object":{…}}`, concatenated or one to a line, as
@@ -22,7 +22,6 @@
 mod decode;
 mod framing;
 mod input;
-mod problems;
 mod reader;
 
 #[cfg(test)]

@@ -91,6 +91,10 @@ async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_i
         let resource = served.until(|resource| resource.last_error.contains("web.yaml")).await;
         assert_eq!(resource.objects, 2, "{what}: {}", resource.last_error);
         assert!(!resource.last_error.contains('\n'), "{what}: {}", resource.last_error);
+        let [problem] = &*resource.problems else { panic!("{what}: {:?}", resource.problems) };
+        assert_eq!((&*problem.reason, &*problem.subject), ("FILE_INVALID", "web.yaml"));
+        assert_eq!(resource.last_error, format!("web.yaml: {}", problem.message));
+        assert!(problem.since.is_some() && resource.version_format() == pb::VersionFormat::Lineage, "{what}");
         write(&served.path("web.yaml"), WEB);
         served.until(|resource| resource.last_error.is_empty()).await;
     }

@@ -205,8 +205,15 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
     let served = serve(Some(&lines.concat()), "{}").await;
     let mut client = connect(&served).await;
     let resource = client.until_stale(2).await;
-    assert!(resource.last_error.starts_with("line 4 (byte 52"), "the newest: {}", resource.last_error);
-    assert_eq!(metric(&served, "informerd_source_problems").await, "3.0");
+    assert_eq!(resource.last_error, "the stream has ended", "the failure comes first");
+    let problems: Vec<_> = resource.problems.iter().map(|of| (&*of.reason, &*of.subject)).collect();
+    let at = |index: usize| problems[index].1;
+    assert!(problems.len() == 4 && at(0).starts_with("line 2 (byte "), "{problems:?}");
+    assert!(
+        problems[..3].iter().all(|(reason, _)| *reason == "OBJECT_INVALID") && at(2).starts_with("line 4 (byte 52")
+    );
+    assert_eq!(problems[3], ("UPSTREAM_UNREACHABLE", ""));
+    assert_eq!(metric(&served, "informerd_source_problems").await, "4.0");
     assert_eq!(client.list().await.into_keys().collect::<Vec<_>>(), ["a", "b"]);
     served.stop().await;
 }

@@ -35,7 +35,7 @@ fn kept() -> TempDir {
     let version = ResourceVersion::decimal;
     let object = |name: &str, at| Arc::new(Object::from_json(format!("{{\"at\":{at}}}"), name, version(at)).unwrap());
     let list = List { objects: vec![object("a", 3), object("b", 7)], version: version(10) };
-    let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[[],0]}"#.into();
+    let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[]}"#.into();
     let checkpoint = Checkpoint { snapshot: Indexer::new(Arc::default(), list).snapshot(), proof };
     let file = state_of(&directory, "/s/");
     file.write(&checkpoint, Some(SystemTime::now() - Duration::from_secs(3600))).unwrap();
@@ -75,6 +75,9 @@ async fn what_was_kept_is_served_at_once_as_stale() {
     let resource = served.until(|resource| !resource.last_error.is_empty()).await;
     assert!(resource.last_error.contains("127.0.0.1:1"), "{}", resource.last_error);
     assert_eq!((resource.resource_version.as_str(), resource.oldest_resource_version.as_str()), ("10", "10"));
+    assert_eq!(resource.version_format(), pb::VersionFormat::Decimal);
+    let [problem] = &*resource.problems else { panic!("{:?}", resource.problems) };
+    assert_eq!((&*problem.reason, &*problem.message), ("UPSTREAM_UNREACHABLE", &*resource.last_error));
     let (_, metrics) = served.get("/metrics").await;
     for line in ["cache_stale{resource=\"settings\"} 1.0", "reflector_lists_total{resource=\"settings\"} 0"] {
         assert!(metrics.contains(&format!("informerd_{line}\n")), "{line}: {metrics}");
@@ -92,6 +95,7 @@ async fn what_was_kept_is_served_at_once_as_stale() {
     assert_eq!(words(&bookmark), "BOOKMARK @10");
     let bookmark = bookmark.bookmark.unwrap();
     assert!(bookmark.initial_events_end && bookmark.source() == pb::SyncState::Stale);
+    assert_eq!(bookmark.history, resource.history);
 
     let mut resumed = client.watch(watch("10")).await.unwrap().into_inner();
     for older in ["3", "9"] {
@@ -148,7 +152,7 @@ async fn what_cannot_be_used_is_ignored() {
         }),
         ("another prefix", |directory| {
             let list = List { objects: Vec::new(), version: ResourceVersion::decimal(10) };
-            let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[[],0]}"#.into();
+            let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[]}"#.into();
             let snapshot = Indexer::new(Arc::default(), list).snapshot();
             state_of(directory, "/other/").write(&Checkpoint { snapshot, proof }, None).unwrap();
         }),

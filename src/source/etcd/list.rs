@@ -7,7 +7,10 @@ use super::{
     object::Prefix,
     pb::{KeyValue, RangeRequest, ResponseHeader},
 };
-use crate::{cache::SourceError, model::Object};
+use crate::{
+    cache::{Problem, SourceError},
+    model::Object,
+};
 
 /// What a list is made of.
 #[derive(Debug, Default)]
@@ -16,7 +19,7 @@ pub(super) struct Reading {
     pub(super) header: ResponseHeader,
     pub(super) objects: Vec<Arc<Object>>,
     /// Keys that cannot be served, and why.
-    pub(super) problems: Vec<(Vec<u8>, String)>,
+    pub(super) problems: Vec<Problem>,
     /// Those that were changed last, all at one revision.
     pub(super) newest: Vec<KeyValue>,
 }
@@ -80,10 +83,9 @@ impl Reading {
         if kv.mod_revision >= newest {
             self.newest.push(kv.clone());
         }
-        let key = kv.key.clone();
         match prefix.object(kv) {
             Ok(object) => self.objects.push(Arc::new(object)),
-            Err(problem) => self.problems.push((key, problem)),
+            Err(problem) => self.problems.push(problem),
         }
     }
 }

@@ -11,7 +11,11 @@ use bytes::Bytes;
 use serde::de::IgnoredAny;
 
 use super::pb::KeyValue;
-use crate::model::{MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion};
+use crate::{
+    cache::{Problem, ProblemReason},
+    model::{MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
+    source::{problems::subject_of, text::escaped},
+};
 
 /// The keys of a resource: all that begin with a text.
 #[derive(Debug, Clone)]
@@ -45,15 +49,15 @@ impl Prefix {
     }
 
     /// The object of a key and a value, or why there is none.
-    pub(super) fn object(&self, kv: KeyValue) -> Result<Object, String> {
-        let key = self.key(&kv.key)?;
-        let KeyValue { create_revision, mod_revision, value, .. } = kv;
-        if value.len() > MAX_OBJECT_BYTES {
-            return Err(format!(
-                "the value has {} bytes, more than the {MAX_OBJECT_BYTES} that are served",
-                value.len()
-            ));
+    pub(super) fn object(&self, kv: KeyValue) -> Result<Object, Problem> {
+        let problem = |reason, message| Problem::new(reason, self.subject(&kv.key), message);
+        let key = self.key(&kv.key).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
+        if kv.value.len() > MAX_OBJECT_BYTES {
+            let size = kv.value.len();
+            let message = format!("the value has {size} bytes, more than the {MAX_OBJECT_BYTES} that are served");
+            return Err(problem(ProblemReason::ObjectTooLarge, message));
         }
+        let KeyValue { create_revision, mod_revision, value, .. } = kv;
         let (version, uid) = (version(mod_revision), create_revision.to_string());
         if let Ok(object) = Object::from_json_of(key.clone(), &uid, &value, version.clone()) {
             return Ok(object);
@@ -67,6 +71,14 @@ impl Prefix {
     /// What is said of an object that is gone: its key, and the version at which it went.
     pub(super) fn tombstone(&self, key: &[u8], revision: i64) -> Result<Object, String> {
         Ok(Object::new(ObjectParts::bare(self.key(key)?, version(revision))))
+    }
+
+    /// Returns the subject of a problem with a key: the object's key, or the whole key of etcd where it is none.
+    pub(super) fn subject(&self, key: &[u8]) -> String {
+        match self.key(key) {
+            Ok(key) => subject_of(&key),
+            Err(_) => escaped(&String::from_utf8_lossy(key)).into_owned(),
+        }
     }
 
     fn key(&self, key: &[u8]) -> Result<ObjectKey, String> {
@@ -119,15 +131,19 @@ mod tests {
 
     #[test]
     fn what_cannot_be_a_key_says_why() {
-        let problem = |prefix: &str, key: &str| Prefix::new(prefix).object(kv(key, "1")).unwrap_err();
+        let problem = |prefix: &str, key: &str| Prefix::new(prefix).object(kv(key, "1")).unwrap_err().message;
         assert_eq!(problem("/a", "/a/b"), "a slash follows the prefix; end the prefix with it");
         assert_eq!(problem("/a/", "/a/"), "the name is empty");
         assert_eq!(problem("/a/", "/a/ns/"), "the name is empty");
         assert!(problem("/a/", "/a/b\0c").contains("NUL"));
         let key = KeyValue { key: b"/a/\xff".to_vec(), ..KeyValue::default() };
-        assert_eq!(Prefix::new("/a/").object(key).unwrap_err(), "the key is not UTF-8");
+        let problem = Prefix::new("/a/").object(key).unwrap_err();
+        assert_eq!(problem.reason, ProblemReason::ObjectInvalid);
+        assert_eq!(problem.to_string(), "/a/\u{fffd}: the key is not UTF-8", "the whole key");
         let large = "x".repeat(MAX_OBJECT_BYTES + 1);
-        assert!(Prefix::new("").object(kv("a", &large)).unwrap_err().contains("more than the"));
+        let problem = Prefix::new("/a/").object(kv("/a/n/b", &large)).unwrap_err();
+        assert_eq!(problem.reason, ProblemReason::ObjectTooLarge);
+        assert!(problem.to_string().starts_with("n/b: the value has 3145729 bytes, more than the"), "{problem}");
     }
 
     #[test]

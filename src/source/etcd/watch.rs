@@ -335,7 +335,6 @@ impl fmt::Debug for Live {
 impl Shared {
     /// What a transaction means for the objects.
     fn read(&self, revision: i64, events: Vec<PbEvent>) -> Delta {
-        let mut problems = self.problems.lock();
         let mut told = Vec::with_capacity(events.len());
         for event in events {
             let event_type = event.r#type();
@@ -345,18 +344,18 @@ impl Shared {
             match (event_type, self.prefix.tombstone(&key, revision)) {
                 (EventType::Put, tombstone) => match (self.prefix.object(kv), tombstone) {
                     (Ok(object), _) => {
-                        problems.remove(&key);
+                        self.problems.clear_object(&self.prefix.subject(&key));
                         let object = Arc::new(object);
                         told.push(if is_new { Event::Added(object) } else { Event::Modified(object) });
                     }
                     (Err(problem), tombstone) => {
-                        problems.add(&key, problem);
+                        self.problems.set_object(&problem);
                         // What cannot be served any more is not there, as a list would have it.
                         told.extend(tombstone.ok().map(|gone| Event::Deleted(Arc::new(gone))));
                     }
                 },
                 (EventType::Delete, tombstone) => {
-                    problems.remove(&key);
+                    self.problems.clear_object(&self.prefix.subject(&key));
                     told.extend(tombstone.ok().map(|gone| Event::Deleted(Arc::new(gone))));
                 }
             }

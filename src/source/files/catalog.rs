@@ -11,7 +11,7 @@
 //! - Every event is one version after the event before it; the first application is version 1 as a whole.
 //! - An unusable file changes nothing but the list of unusable files.
 //!
-//! Not here: how files are found (`scan`), read and decoded (`decode`); what is said about problems (`problems`).
+//! Not here: how files are found (`scan`), read and decoded (`decode`); the report of problems (`source::problems`).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},

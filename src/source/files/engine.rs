@@ -22,14 +22,14 @@ use super::{
     FilesConfig,
     catalog::{Catalog, FileChange, Finding},
     notices::Notices,
-    problems::Problems,
     root::Root,
     scan::{Probe, Scan, ScanError, Scanner},
     text::{escaped, one_line},
 };
 use crate::{
-    cache::{List, SourceHealth},
+    cache::{List, Problem, ProblemReason, SourceHealth},
     model::{Event, Lineage, ResourceVersion},
+    source::problems::Problems,
 };
 
 /// The state of one directory.
@@ -77,7 +77,7 @@ impl Engine {
     pub(super) fn new(config: Arc<FilesConfig>, lineage: Lineage, health: SourceHealth) -> Self {
         Self {
             catalog: Catalog::new(lineage),
-            problems: Problems::new(config.resource.clone(), health.clone()),
+            problems: Problems::new("files", config.resource.clone(), health.clone()),
             found: BTreeMap::new(),
             links: false,
             outage: None,
@@ -186,7 +186,8 @@ impl Engine {
 
     fn take_over(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
         let events = self.catalog.apply(changes);
-        self.problems.update(self.standing());
+        let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
+        self.problems.replace(&[ProblemReason::FileInvalid], self.standing().into_iter().map(problem).collect());
         self.warn_of_kinds();
         events
     }

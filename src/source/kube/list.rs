@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    object::{ItemReader, ItemType, key_bytes},
+    object::{ItemReader, ItemType},
     reading::{Reading, Shared, Stop},
 };
 use crate::{
@@ -99,7 +99,7 @@ async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) ->
         };
         match item.problem {
             None => reading.objects.push(Arc::new(item.object)),
-            Some(problem) => reading.problems.push((key_bytes(&item.object), problem)),
+            Some(problem) => reading.problems.push(problem),
         }
     }
     Ok(metadata.next.as_deref().filter(|next| !next.is_empty()).map(str::to_owned))

@@ -4,7 +4,11 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use serde::Deserialize;
 
-use crate::model::{FieldCut, JsonText, Object, ObjectError, ObjectKey, ObjectParts, ResourceVersion};
+use crate::{
+    cache::{Problem, ProblemReason},
+    model::{FieldCut, JsonText, Object, ObjectError, ObjectKey, ObjectParts, ResourceVersion},
+    source::problems::subject_of,
+};
 
 /// One object, as it was read.
 #[derive(Debug)]
@@ -13,7 +17,7 @@ pub(super) struct Item {
     /// What the API calls its version, where that is not a decimal.
     pub(super) text: String,
     /// Why it cannot be served; the object is then its key and its version alone.
-    pub(super) problem: Option<String>,
+    pub(super) problem: Option<Problem>,
 }
 
 /// Reads objects.
@@ -115,8 +119,9 @@ impl ItemReader<'_> {
         let version = if self.is_decimal { text.parse()? } else { UNCOUNTED };
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         let key = ObjectKey::new(namespace, metadata.name.as_deref().unwrap_or_default())?;
+        let problem = Problem::new(ProblemReason::ObjectTooLarge, subject_of(&key), error.to_string());
         let object = Object::new(ObjectParts::bare(key, version));
-        Ok(Item { object, text: text.to_owned(), problem: Some(error.to_string()) })
+        Ok(Item { object, text: text.to_owned(), problem: Some(problem) })
     }
 }
 
@@ -140,11 +145,6 @@ fn typed<'a>(body: &'a [u8], listed: ItemType<'_>) -> Cow<'a, [u8]> {
     let ItemType { api_version, kind } = listed;
     let head = format!(r#"{{"kind":{},"apiVersion":{},"#, serde_json::json!(kind), serde_json::json!(api_version));
     [head.as_bytes(), rest].concat().into()
-}
-
-/// How an object that cannot be served is named in a report.
-pub(super) fn key_bytes(object: &Object) -> Vec<u8> {
-    object.key().to_string().into_bytes()
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
         let body = format!(r#"{{"metadata":{{"name":"a","namespace":"n","resourceVersion":"5"}},"x":"{large}"}}"#);
         let item = reader(&cut).read(body.as_bytes()).unwrap();
         assert_eq!((item.object.key().to_string().as_str(), item.object.version().number()), ("n/a", 5));
-        assert!(item.problem.unwrap().contains("more than the 3145728"));
+        assert!(item.problem.unwrap().message.contains("more than the 3145728"));
         let cut = FieldCut::new([Path::parse("x").unwrap()]).unwrap();
         assert_eq!(reader(&cut).read(body.as_bytes()).unwrap().problem, None, "what is cut does not count");
     }

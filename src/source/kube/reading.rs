@@ -23,9 +23,9 @@ use super::{
     watch::{self, Live},
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{List, ListVersion, ListerWatcher, Problem, SourceError, SourceHealth, WarmStart, Watch},
     model::{Object, ResourceVersion},
-    source::problems::Problems,
+    source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
 
 /// A resource of a Kubernetes API as an upstream.
@@ -41,7 +41,7 @@ pub(super) struct Shared {
     pub(super) config: KubeConfig,
     pub(super) api: Api,
     pub(super) known: Mutex<Known>,
-    pub(super) problems: Mutex<Problems>,
+    pub(super) problems: Problems,
     pub(super) health: SourceHealth,
     /// Whether initial events are worth asking for.
     pub(super) streams: AtomicBool,
@@ -57,7 +57,7 @@ pub(super) struct Reading {
     /// What the API calls the version of all.
     pub(super) version: String,
     /// Objects that cannot be served, and why.
-    pub(super) problems: Vec<(Vec<u8>, String)>,
+    pub(super) problems: Vec<Problem>,
 }
 
 /// Why there is no list.
@@ -96,7 +96,7 @@ struct Kept {
     cluster: Option<String>,
     version: String,
     mark: Option<KeptMark>,
-    problems: (Vec<(Vec<u8>, String)>, usize),
+    problems: KeptProblems,
 }
 
 const CLUSTER: &str = "/api/v1/namespaces/kube-system";
@@ -106,11 +106,12 @@ const CLUSTER: &str = "/api/v1/namespaces/kube-system";
 impl KubeSource {
     /// A source that has not connected yet, whose problems are reported to `health`.
     pub fn new(config: KubeConfig, health: SourceHealth) -> Self {
+        health.set_namespaces(Some(config.namespace.clone()).filter(|name| !name.is_empty()).into_iter().collect());
         let shared = Shared {
             path: path(&config),
             api: Api::new(config.cluster.clone(), config.answer_timeout),
             known: Mutex::default(),
-            problems: Mutex::new(Problems::new("kube", config.resource.clone(), health.clone())),
+            problems: Problems::new("kube", config.resource.clone(), health.clone()),
             health,
             streams: AtomicBool::new(true),
             pages: AtomicBool::new(false),
@@ -206,7 +207,7 @@ impl WarmStart for KubeSource {
         // What is counted here counts anew at each start.
         let version = version.lineage().is_none().then(|| version.to_string())?;
         let mark = mark.as_ref().map(Mark::keep);
-        let kept = Kept { cluster, version, mark, problems: self.shared.problems.lock().standing() };
+        let kept = Kept { cluster, version, mark, problems: self.shared.problems.keep() };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -217,7 +218,7 @@ impl WarmStart for KubeSource {
             return Err(format!("its proof is of version {version}, and it is at {at}"));
         }
         *self.shared.known.lock() = Known::resume(cluster, at.clone(), mark.and_then(Mark::resume));
-        self.shared.problems.lock().resume(problems);
+        self.shared.problems.resume(problems);
         Ok(())
     }
 }
@@ -315,7 +316,7 @@ impl Shared {
         }
         known.note_list(&version, Mark::of_list(&objects));
         drop(known);
-        self.problems.lock().replace(problems);
+        self.problems.replace(&OBJECT_REASONS, problems);
         Ok(List { objects, version })
     }
 }

@@ -19,14 +19,17 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     lines::{Lines, NoLine},
-    object::{Bookmark, Item, ItemReader, key_bytes},
+    object::{Bookmark, Item, ItemReader},
     proof::{Recognition, Verdict},
     reading::{Reading, Shared, Stop},
 };
 use crate::{
     cache::{Delta, ListVersion, SourceError, random_fraction},
     model::{Event, EventType, ObjectError, ResourceVersion},
-    source::watch_event::{self, Said},
+    source::{
+        problems::subject_of,
+        watch_event::{self, Said},
+    },
 };
 
 /// An open watch.
@@ -88,21 +91,21 @@ pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(R
         match live.decode(&told)? {
             Said::Change(EventType::Deleted, item) => {
                 objects.remove(item.object.key());
-                problems.remove(&key_bytes(&item.object));
+                problems.remove(item.object.key());
             }
             Said::Change(_, Item { object, problem: None, .. }) => {
-                problems.remove(&key_bytes(&object));
+                problems.remove(object.key());
                 objects.insert(object.key().clone(), Arc::new(object));
             }
             Said::Change(_, Item { object, problem: Some(problem), .. }) => {
                 objects.remove(object.key());
-                problems.insert(key_bytes(&object), problem);
+                problems.insert(object.key().clone(), problem);
             }
             Said::Bookmark(object) => {
                 let bookmark = Bookmark::read(object).map_err(|error| live.unreadable(&error))?;
                 if bookmark.ends_initial_events {
                     live.lines.end_after(shared.config.silence);
-                    let (objects, problems) = (objects.into_values().collect(), problems.into_iter().collect());
+                    let (objects, problems) = (objects.into_values().collect(), problems.into_values().collect());
                     return Ok((Reading { objects, version: bookmark.version, problems }, live));
                 }
             }
@@ -179,18 +182,18 @@ impl Live {
             let version = self.shared.known.lock().change(&text);
             object = object.at_version(version.map_err(|error| SourceError::Undecodable(error.to_string()))?);
         }
-        let mut problems = self.shared.problems.lock();
+        let problems = &self.shared.problems;
         let event = match (event_type, problem) {
             // What cannot be served any more is not there, as a list would have it.
             (EventType::Added | EventType::Modified, Some(problem)) => {
-                problems.add(&key_bytes(&object), problem);
+                problems.set_object(&problem);
                 return Ok(Event::Deleted(Arc::new(object)));
             }
             (EventType::Added, None) => Event::Added,
             (EventType::Modified, None) => Event::Modified,
             (EventType::Deleted, _) => Event::Deleted,
         };
-        problems.remove(&key_bytes(&object));
+        problems.clear_object(&subject_of(object.key()));
         Ok(event(Arc::new(object)))
     }
 

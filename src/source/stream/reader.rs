@@ -27,11 +27,11 @@ use super::{
     decode::{Said, decode},
     framing::{Found, Framer, MAX_EVENT_BYTES, Position},
     input::Input,
-    problems::Problems,
 };
 use crate::{
-    cache::{List, SourceHealth},
+    cache::{List, Problem, ProblemReason, SourceHealth},
     model::{Event, EventType, Object, ObjectKey, ResourceVersion},
+    source::problems::Problems,
     watch::{DecodeError, Decoder},
 };
 
@@ -139,7 +139,7 @@ impl Reader {
             unread: 0..0,
             framer: Framer::new(),
             known,
-            problems: Problems::new(resource, health.clone()),
+            problems: Problems::new("stream", resource, health.clone()),
             health,
             is_lost: false,
         }
@@ -239,7 +239,7 @@ impl Reader {
         if !std::mem::replace(&mut self.is_lost, true) {
             tracing::info!("the stream has ended");
         }
-        if self.health.report().last_error.is_none() {
+        if !self.health.has_failed() {
             self.health.failed("the stream has ended");
         }
         self.health.lost();
@@ -247,7 +247,7 @@ impl Reader {
     }
 
     fn skipped(&mut self, begin: Position, problem: &str) {
-        self.problems.add(format!("{}: {problem}", place(begin)));
+        self.problems.set(&Problem::new(ProblemReason::ObjectInvalid, place(begin), problem));
     }
 }
 

@@ -14,7 +14,11 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 use super::*;
-use crate::{cache::SyncState, model::MAX_OBJECT_BYTES, source::tests::sole_event};
+use crate::{
+    cache::{ProblemReason, SyncState},
+    model::MAX_OBJECT_BYTES,
+    source::tests::sole_event,
+};
 
 /// No test waits longer than this for anything.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -133,7 +137,7 @@ async fn a_file_is_replayed_to_its_end_and_then_stale() {
         [format!("+a {}", body("a", 1)), format!("+b {}", body("b", 1)), format!("~a {}", body("a", 2)), "-b".into()];
     assert_eq!(rig.all().await, expected);
     assert_eq!(rig.health.state(), SyncState::Stale, "at once");
-    assert_eq!(rig.problems(), (0, "the stream has ended".to_owned()));
+    assert_eq!(rig.problems(), (1, "the stream has ended".to_owned()));
     rig.until(SyncState::Stale).await;
     fs::write(&path, "").unwrap();
     fs::remove_file(&path).unwrap();
@@ -217,10 +221,13 @@ async fn an_event_that_its_writer_has_cut_off_is_reported_and_the_next_writer_be
     let cut = event("ADDED", "a", 1);
     writer(&path).write_all(&cut.as_bytes()[..25]).unwrap();
     rig.until(SyncState::Stale).await;
-    assert_eq!(rig.problems(), (1, "line 1 (byte 0): the stream has ended within the event".to_owned()));
+    assert_eq!(rig.problems(), (2, "the stream has ended".to_owned()));
+    let cut = rig.health.problems().remove(0);
+    assert_eq!((cut.reason, cut.subject.as_str()), (ProblemReason::ObjectInvalid, "line 1 (byte 0)"));
+    assert_eq!(cut.message, "the stream has ended within the event");
     writer(&path).write_all(event("ADDED", "b", 1).as_bytes()).unwrap();
     assert!(rig.next().await.starts_with("+b"));
-    assert_eq!(rig.problems().0, 1, "it does not come again");
+    assert_eq!(rig.problems(), (1, "line 1 (byte 0): the stream has ended within the event".to_owned()));
 }
 
 #[tokio::test]
@@ -243,8 +250,10 @@ async fn what_cannot_be_applied_is_reported_with_its_place_and_passed_over() {
     let all = rig.all().await;
     let seen: Vec<&str> = all.iter().map(|event| event.split(' ').next().unwrap()).collect();
     assert_eq!(seen, ["+a", "+b", "bookmark", "-never-there", "~a"]);
-    let (count, newest) = rig.problems();
-    assert_eq!(count, 5);
+    let problems = rig.health.problems();
+    assert_eq!(problems.len(), 5 + 1, "and the end: {problems:?}");
+    assert!(problems[0].subject.starts_with("line 2 (byte "), "the oldest first");
+    let newest = problems[4].to_string();
     assert!(newest.starts_with("line 8 (byte ") && newest.contains("is --output-watch-events missing?"), "{newest}");
     assert_eq!(rig.objects().await.keys().collect::<Vec<_>>(), ["a", "b"]);
 }
@@ -259,7 +268,7 @@ async fn an_error_of_the_upstream_is_a_failure_and_not_the_end() {
     writer.write_all(format!("\n{error}\n").as_bytes()).unwrap();
     assert!(timeout(A_WHILE, rig.watch.next()).await.is_err());
     let expected = "line 2 (byte 1): ERROR: too old resource version (Expired)";
-    assert_eq!(rig.problems(), (0, expected.to_owned()));
+    assert_eq!(rig.problems(), (1, expected.to_owned()));
     assert_eq!(rig.health.state(), SyncState::Synced);
     writer.write_all(event("ADDED", "a", 1).as_bytes()).unwrap();
     assert!(rig.next().await.starts_with("+a"));

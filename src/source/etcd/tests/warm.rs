@@ -152,7 +152,7 @@ fn a_proof_is_of_one_version_and_what_is_none_is_refused() {
     let source = EtcdSource::new(EtcdConfig::new("r", vec!["http://b:1".into(), "http://a:1".into()], "/s/"), health);
     assert_eq!(source.identity(), "the keys of \"/s/\" in etcd at http://a:1, http://b:1");
     assert_eq!(source.proof(), None, "nothing is known");
-    let proof = r#"{"identity":[7,2],"revision":5,"mark":null,"problems":[[],0]}"#;
+    let proof = r#"{"identity":[7,2],"revision":5,"mark":null,"problems":[]}"#;
     let at = ResourceVersion::decimal;
     assert_eq!(source.resume(&at(6), proof.as_bytes()), Err("its proof is of revision 5, and it is at 6".to_owned()));
     assert!(source.resume(&at(5), b"{}").unwrap_err().starts_with("its proof cannot be read: missing field"));

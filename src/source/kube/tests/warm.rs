@@ -177,7 +177,7 @@ fn a_proof_is_of_one_version_and_what_is_none_is_refused() {
             .starts_with(r#"/apis/apps/v1/deployments by labels "a=b" and fields "" of None in None without "#)
     );
     assert_eq!(warm.proof(), None, "nothing is known");
-    let proof = r#"{"cluster":"u","version":"5","mark":null,"problems":[[],0]}"#;
+    let proof = r#"{"cluster":"u","version":"5","mark":null,"problems":[]}"#;
     let at = ResourceVersion::decimal;
     assert_eq!(warm.resume(&at(6), proof.as_bytes()), Err("its proof is of version 5, and it is at 6".to_owned()));
     assert!(warm.resume(&at(5), b"{}").unwrap_err().starts_with("its proof cannot be read: missing field"));

@@ -1,0 +1,305 @@
+//! Standing problems of a resource: what its source cannot read, reach or serve now.
+//!
+//! A problem is identified by its reason and its subject. It keeps its beginning for as long as it stands, also when its
+//! message changes. Bounded: [`MAX_HELD`] problems of each reason are held, and further ones are counted.
+
+use std::{collections::BTreeMap, fmt, time::SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+/// Kind of a [`Problem`]; [`ProblemReason::as_str`] is the contract's `Problem.reason`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum ProblemReason {
+    /// The last list or watch failed.
+    UpstreamUnreachable,
+    /// An object is larger than 3 MiB; it is not served.
+    ObjectTooLarge,
+    /// An object or a part of a stream cannot be read or has no valid key; it is not served.
+    ObjectInvalid,
+    /// A file is not served as it is.
+    FileInvalid,
+    /// The operating system does not report changes of files; only the periodic scan finds them.
+    NotificationsUnavailable,
+    /// A namespace of the configuration does not exist upstream.
+    NamespaceNotFound,
+    /// The present writer of a pipe has not confirmed objects of the one before.
+    ObjectsUnconfirmed,
+    /// The state could not be written to `state_dir`.
+    SnapshotNotWritten,
+}
+
+/// A standing problem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Its kind.
+    pub reason: ProblemReason,
+    /// The object's key (`namespace/name`), the file, the namespace or the place in a stream; empty for the resource as a
+    /// whole.
+    pub subject: String,
+    /// One line for people: the failure, its cause, and what to do.
+    pub message: String,
+    /// Its beginning.
+    pub since: SystemTime,
+}
+
+/// Difference that a replacement of problems has made.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ProblemChanges {
+    /// New problems, and those whose message has changed.
+    pub begun: Vec<Problem>,
+    /// Problems that no longer stand.
+    pub ended: Vec<Problem>,
+    /// Number of problems that were found and are not held.
+    pub omitted: usize,
+}
+
+/// Result of a report of one problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProblemReport {
+    /// It stands already, with this message.
+    Known,
+    /// It begins, or has a new message.
+    News,
+    /// 1,000 problems of its reason are held; this one is counted, as the n-th of those that are not.
+    Omitted(usize),
+}
+
+/// The standing problems of one resource.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    by_reason: BTreeMap<ProblemReason, Standing>,
+    /// Of the oldest one, as [`Problem`] is displayed.
+    oldest: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Standing {
+    by_subject: BTreeMap<String, Problem>,
+    /// Further ones, which are not held. A source that reports one problem at a time may count one of these twice, until its
+    /// next list replaces them.
+    omitted: usize,
+}
+
+/// The problems of one reason that are held.
+pub(super) const MAX_HELD: usize = 1000;
+/// The problems that an answer shows.
+pub(super) const MAX_SHOWN: usize = 100;
+/// The longest subject and the longest message, in characters.
+const MAX_CHARS: usize = 1000;
+
+// === impl ProblemReason ===
+
+impl ProblemReason {
+    /// Returns the name in the contract, such as `OBJECT_TOO_LARGE`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::UpstreamUnreachable => "UPSTREAM_UNREACHABLE",
+            Self::ObjectTooLarge => "OBJECT_TOO_LARGE",
+            Self::ObjectInvalid => "OBJECT_INVALID",
+            Self::FileInvalid => "FILE_INVALID",
+            Self::NotificationsUnavailable => "NOTIFICATIONS_UNAVAILABLE",
+            Self::NamespaceNotFound => "NAMESPACE_NOT_FOUND",
+            Self::ObjectsUnconfirmed => "OBJECTS_UNCONFIRMED",
+            Self::SnapshotNotWritten => "SNAPSHOT_NOT_WRITTEN",
+        }
+    }
+}
+
+// === impl Problem ===
+
+impl Problem {
+    /// A problem that begins now. Subject and message are cut after 1,000 characters each, so that two subjects that begin
+    /// with the same 1,000 characters are one.
+    pub fn new(reason: ProblemReason, subject: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            subject: shortened(subject.into()),
+            message: shortened(message.into()),
+            since: SystemTime::now(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { subject, message, .. } = self;
+        if subject.is_empty() { f.write_str(message) } else { write!(f, "{subject}: {message}") }
+    }
+}
+
+fn shortened(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(MAX_CHARS) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+// === impl Problems ===
+
+impl Problems {
+    /// Adds a problem, or updates the message of the one that stands with this reason and subject.
+    pub(super) fn set(&mut self, problem: Problem) -> ProblemReport {
+        let standing = self.by_reason.entry(problem.reason).or_default();
+        let held = standing.by_subject.len();
+        match standing.by_subject.get_mut(&problem.subject) {
+            Some(known) if known.message == problem.message => return ProblemReport::Known,
+            Some(known) => known.message = problem.message,
+            None if held < MAX_HELD => drop(standing.by_subject.insert(problem.subject.clone(), problem)),
+            None => {
+                standing.omitted += 1;
+                return ProblemReport::Omitted(standing.omitted);
+            }
+        }
+        self.note_oldest();
+        ProblemReport::News
+    }
+
+    /// Removes the problem with this reason and subject, if there is one.
+    pub(super) fn clear(&mut self, reason: ProblemReason, subject: &str) -> Option<Problem> {
+        let ended = self.by_reason.get_mut(&reason)?.by_subject.remove(subject)?;
+        self.note_oldest();
+        Some(ended)
+    }
+
+    /// Replaces every problem of these reasons. One that stood before keeps its beginning.
+    pub(super) fn replace(&mut self, reasons: &[ProblemReason], found: Vec<Problem>) -> ProblemChanges {
+        let mut before: BTreeMap<(ProblemReason, String), Problem> = BTreeMap::new();
+        for standing in reasons.iter().filter_map(|reason| self.by_reason.remove(reason)) {
+            before
+                .extend(standing.by_subject.into_values().map(|known| ((known.reason, known.subject.clone()), known)));
+        }
+        let mut changes = ProblemChanges::default();
+        for mut problem in found {
+            let known = before.remove(&(problem.reason, problem.subject.clone()));
+            let is_known = known.as_ref().is_some_and(|known| known.message == problem.message);
+            if let Some(known) = known {
+                problem.since = known.since;
+            }
+            if self.set(problem.clone()) == ProblemReport::News && !is_known {
+                changes.begun.push(problem);
+            }
+        }
+        changes.ended.extend(before.into_values());
+        changes.omitted = reasons.iter().filter_map(|reason| self.by_reason.get(reason)).map(|of| of.omitted).sum();
+        self.note_oldest();
+        changes
+    }
+
+    pub(super) fn get(&self, reason: ProblemReason, subject: &str) -> Option<&Problem> {
+        self.by_reason.get(&reason)?.by_subject.get(subject)
+    }
+
+    /// The number of problems.
+    pub(super) fn len(&self) -> usize {
+        self.by_reason.values().map(|standing| standing.by_subject.len() + standing.omitted).sum()
+    }
+
+    /// The text of the oldest.
+    pub(super) fn oldest(&self) -> Option<&String> {
+        self.oldest.as_ref()
+    }
+
+    /// The oldest [`MAX_SHOWN`], the oldest first.
+    pub(super) fn shown(&self) -> Vec<Problem> {
+        let mut all: Vec<&Problem> = self.iter().collect();
+        all.sort_by_key(|problem| problem.since);
+        all.into_iter().take(MAX_SHOWN).cloned().collect()
+    }
+
+    /// Those that are held, by reason and subject.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.by_reason.values().flat_map(|standing| standing.by_subject.values())
+    }
+
+    fn note_oldest(&mut self) {
+        self.oldest = self.iter().min_by_key(|problem| problem.since).map(Problem::to_string);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(second: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(second)
+    }
+
+    fn problem(subject: &str, message: &str, second: u64) -> Problem {
+        Problem { since: at(second), ..Problem::new(ProblemReason::FileInvalid, subject, message) }
+    }
+
+    fn shown(problems: &Problems) -> Vec<(String, u64)> {
+        let seconds = |problem: &Problem| problem.since.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        problems.shown().iter().map(|problem| (problem.to_string(), seconds(problem))).collect()
+    }
+
+    #[test]
+    fn a_problem_keeps_its_beginning_for_as_long_as_it_stands() {
+        let mut problems = Problems::default();
+        assert_eq!(problems.set(problem("a", "bad", 5)), ProblemReport::News);
+        assert_eq!(problems.set(problem("b", "bad", 4)), ProblemReport::News);
+        assert_eq!(problems.set(problem("a", "bad", 6)), ProblemReport::Known);
+        assert_eq!(problems.set(problem("a", "worse", 7)), ProblemReport::News);
+        assert_eq!(shown(&problems), [("b: bad".into(), 4), ("a: worse".into(), 5)]);
+        assert_eq!(problems.oldest().unwrap(), "b: bad");
+
+        let changes =
+            problems.replace(&[ProblemReason::FileInvalid], vec![problem("a", "worse", 8), problem("c", "bad", 8)]);
+        assert_eq!(changes.begun, [problem("c", "bad", 8)]);
+        assert_eq!(changes.ended, [problem("b", "bad", 4)]);
+        assert_eq!(shown(&problems), [("a: worse".into(), 5), ("c: bad".into(), 8)]);
+
+        assert_eq!(problems.clear(ProblemReason::FileInvalid, "a").map(|ended| ended.since), Some(at(5)));
+        assert_eq!(problems.clear(ProblemReason::FileInvalid, "a"), None);
+        problems.set(problem("a", "worse", 9));
+        assert_eq!(shown(&problems), [("c: bad".into(), 8), ("a: worse".into(), 9)], "begun anew");
+    }
+
+    #[test]
+    fn a_replacement_is_of_its_reasons_only() {
+        let mut problems = Problems::default();
+        problems.set(Problem::new(ProblemReason::SnapshotNotWritten, "", "full"));
+        problems.set(problem("a", "bad", 5));
+        let changes = problems.replace(&[ProblemReason::FileInvalid], Vec::new());
+        assert_eq!((changes.ended.len(), problems.len()), (1, 1));
+        assert_eq!(problems.oldest().unwrap(), "full", "of the resource as a whole");
+    }
+
+    #[test]
+    fn what_is_held_and_shown_is_bounded_and_everything_is_counted() {
+        let mut problems = Problems::default();
+        let many = || (0..MAX_HELD + 5).map(|n| problem(&format!("{n:04}"), "bad", n as u64)).collect();
+        let changes = problems.replace(&[ProblemReason::FileInvalid], many());
+        assert_eq!((changes.begun.len(), changes.omitted, problems.len()), (MAX_HELD, 5, MAX_HELD + 5));
+        let shown = shown(&problems);
+        assert_eq!((shown.len(), &*shown[0].0, &*shown[99].0), (MAX_SHOWN, "0000: bad", "0099: bad"));
+        let changes = problems.replace(&[ProblemReason::FileInvalid], many());
+        assert_eq!((changes.begun.len(), changes.ended.len(), changes.omitted), (0, 0, 5), "as before");
+        assert_eq!(problems.set(problem("one more", "bad", 0)), ProblemReport::Omitted(6));
+        assert_eq!(problems.len(), MAX_HELD + 6);
+
+        let long = "é".repeat(1 << 20);
+        let problem = Problem::new(ProblemReason::ObjectInvalid, long.clone(), long);
+        assert_eq!([problem.subject.chars().count(), problem.message.chars().count()], [MAX_CHARS + 1; 2]);
+    }
+
+    #[test]
+    fn a_reason_is_kept_as_it_is_in_the_contract() {
+        for reason in [
+            ProblemReason::UpstreamUnreachable,
+            ProblemReason::ObjectTooLarge,
+            ProblemReason::ObjectInvalid,
+            ProblemReason::FileInvalid,
+            ProblemReason::NotificationsUnavailable,
+            ProblemReason::NamespaceNotFound,
+            ProblemReason::ObjectsUnconfirmed,
+            ProblemReason::SnapshotNotWritten,
+        ] {
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
+        }
+    }
+}
