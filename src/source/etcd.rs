@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use self::{
     connection::{Connection, Connections},
     object::{Prefix, version},
-    pb::ResponseHeader,
+    pb::{RangeRequest, ResponseHeader},
     proof::{Identity, Mark},
     watch::Live,
 };
@@ -111,7 +111,7 @@ struct Position {
     revision: i64,
     /// The connection that it came over; none has [`EARLIER_START`].
     connection: u64,
-    /// The last transaction up to there.
+    /// The last transaction up to there; `None` after an empty list.
     mark: Option<Mark>,
 }
 
@@ -275,6 +275,25 @@ impl Shared {
             return Err(SourceError::HistoryChanged(format!("{endpoint}: at revision {at}, and {revision} was known")));
         }
         Ok(())
+    }
+
+    /// Checks that there was no key at a revision, as an empty list found it: such a list has no change to recognise the
+    /// history by.
+    async fn check_empty(&self, connection: &Connection, revision: i64) -> Result<(), SourceError> {
+        let range = RangeRequest {
+            key: self.prefix.first(),
+            range_end: self.prefix.end(),
+            limit: 1,
+            keys_only: true,
+            revision,
+        };
+        let found = connection.range(range).await.map_err(|status| connection.error(&status))?;
+        if found.kvs.is_empty() {
+            return Ok(());
+        }
+        self.known.lock().position = None;
+        let endpoint = connection.endpoint();
+        Err(SourceError::HistoryChanged(format!("{endpoint}: keys at revision {revision}, where there were none")))
     }
 
     fn check_identity(&self, header: &ResponseHeader) -> Result<(), SourceError> {

@@ -4,6 +4,7 @@
 mod faults;
 mod health;
 mod play;
+mod quiet;
 mod rewind;
 mod told;
 mod warm;

@@ -45,6 +45,8 @@ pub(super) struct Live {
     connection: Connection,
     requests: mpsc::Sender<WatchRequest>,
     responses: Streaming<WatchResponse>,
+    /// The start revision: etcd repeats what has changed from here on, of which the resource may have some already.
+    start: i64,
     /// Where the resource is when all that is ready has been handed out.
     last: Position,
     unproved: Option<Unproved>,
@@ -78,19 +80,23 @@ const REQUEST_QUEUE: usize = 4;
 impl Live {
     /// Opens a watch from where the resource is.
     pub(super) async fn open(shared: Arc<Shared>, connection: Connection, from: Position) -> Result<Self, SourceError> {
-        let unproved = if connection.id == from.connection {
-            None
-        } else {
+        let is_after_break = connection.id != from.connection;
+        let mut unproved = None;
+        if is_after_break {
             shared.check_head(&connection, from.revision).await?;
-            // Of an empty list, which costs nothing to read again.
-            let unknown = || SourceError::Expired("there is nothing to know the history by after a break".to_owned());
-            Some(Unproved { mark: from.mark.clone().ok_or_else(unknown)?, is_repeated: false })
-        };
+            match from.mark.clone() {
+                Some(mark) => unproved = Some(Unproved { mark, is_repeated: false }),
+                None => shared.check_empty(&connection, from.revision).await?,
+            }
+        }
+        // Never the next revision: etcd answers progress requests only from the start revision on (`progressIfSync`), and
+        // where nobody writes would not answer at all.
+        let start = unproved.as_ref().map_or(from.revision, |unproved| unproved.mark.revision());
         let (requests, receiver) = mpsc::channel(REQUEST_QUEUE);
         let create = WatchCreateRequest {
             key: shared.prefix.first(),
             range_end: shared.prefix.end(),
-            start_revision: unproved.as_ref().map_or(from.revision + 1, |unproved| unproved.mark.revision()),
+            start_revision: start,
             progress_notify: true,
             fragment: true,
         };
@@ -99,8 +105,9 @@ impl Live {
         drop(requests.try_send(create));
         let responses = connection.watch(receiver).await.map_err(|status| connection.error(&status))?;
         let now = Instant::now();
-        let asked_at = unproved.is_none().then_some(now);
+        let asked_at = (!is_after_break).then_some(now);
         let mut live = Self {
+            start,
             last: Position { connection: connection.id, ..from },
             shared,
             connection,
@@ -206,6 +213,11 @@ impl Live {
         let now = Instant::now();
         self.asked_at = Some(now);
         if !self.connection.tells_progress {
+            let is_missed = self.unproved.as_ref().is_some_and(|unproved| !unproved.is_repeated);
+            if is_missed && self.heard_at.elapsed() > self.shared.config.answer_timeout {
+                // No later revision may ever show that it is missing, and until then the resource would be STALE.
+                return self.judge(Verdict::Unknown);
+            }
             if self.head.is_none() {
                 let (connection, key) = (self.connection.clone(), self.shared.prefix.first());
                 self.head = Some(Box::pin(async move { connection.head(key).await }));
@@ -275,7 +287,15 @@ impl Live {
         };
         let broken = || SourceError::Busy(format!("an event at {revision}, which was over"));
         if revision <= self.last.revision {
-            let unproved = self.unproved.as_mut().ok_or_else(broken)?;
+            let Some(unproved) = &mut self.unproved else {
+                if revision != self.start || revision != self.last.revision {
+                    return Err(broken());
+                }
+                // The resource has it. Of a list only the puts were known, and this has the deletions as well.
+                self.last.mark = Some(Mark::of_transaction(revision, &events));
+                self.shared.known.lock().position = Some(self.last.clone());
+                return Ok(());
+            };
             let verdict = match revision.cmp(&unproved.mark.revision()) {
                 Ordering::Less => return Err(broken()),
                 Ordering::Equal => {

@@ -5,10 +5,11 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{net::TcpListener, sync::watch, time::Instant};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{
     Request, Response, Status, Streaming,
@@ -52,8 +53,10 @@ pub(super) struct Store {
     pub(super) watches: VecDeque<Fault>,
     /// Events in one message; more are fragments.
     pub(super) fragment: usize,
-    /// Whether a request for progress is answered.
-    pub(super) answers_progress: bool,
+    /// How long a watch of the past is still behind: until then progress requests get no answer.
+    pub(super) sync_delay: Duration,
+    /// Whether a compaction at the revision of a deletion removes it for watches too (etcd #18089, before 3.4.34 and 3.5.16).
+    pub(super) drops_tombstones: bool,
     pub(super) counts: Counts,
 }
 
@@ -94,7 +97,8 @@ impl Play {
             ranges: VecDeque::new(),
             watches: VecDeque::new(),
             fragment: usize::MAX,
-            answers_progress: true,
+            sync_delay: Duration::ZERO,
+            drops_tombstones: false,
             counts: Counts::default(),
         };
         Self { store: Arc::new(Mutex::new(store)), head: Arc::new(watch::Sender::new(1)) }
@@ -242,8 +246,13 @@ impl Store {
     /// What a watch of a range is told of the revisions from one on.
     fn told(&self, from: i64, range: &WatchCreateRequest) -> Vec<WatchResponse> {
         let is_watched = |event: &Event| is_in(&event.kv.as_ref().unwrap().key, &range.key, &range.range_end);
+        let is_dropped = |event: &Event| {
+            let at = event.kv.as_ref().map(|kv| kv.mod_revision);
+            self.drops_tombstones && event.r#type() == EventType::Delete && at == Some(self.compacted)
+        };
         let events = self.transactions.iter().filter(|(at, _)| *at >= from).flat_map(|(_, events)| events);
-        let events: Vec<Event> = events.filter(|event| is_watched(event)).cloned().collect();
+        let events = events.filter(|event| is_watched(event) && !is_dropped(event)).cloned();
+        let events: Vec<Event> = events.collect();
         let mut told: Vec<_> = events
             .chunks(self.fragment)
             .map(|events| self.response(|response| (response.events, response.fragment) = (events.to_vec(), true)))
@@ -333,6 +342,9 @@ impl Play {
         let created = self.store.lock().response(|response| response.created = true);
         drop(sender.send(created).await);
         let mut next = range.start_revision;
+        // As etcd has it, a watch of the past catches up in a loop of its own.
+        let is_past = next <= self.store.lock().revision;
+        let synced_at = is_past.then(|| Instant::now() + self.store.lock().sync_delay);
         loop {
             head.borrow_and_update();
             let told = {
@@ -352,14 +364,14 @@ impl Play {
                 changed = head.changed() => changed.unwrap(),
                 request = requests.next() => {
                     let Some(Ok(_)) = request else { return };
-                    let progress = {
+                    let (progress, revision) = {
                         let mut store = self.store.lock();
                         store.counts.progress += 1;
-                        store.answers_progress.then(|| store.response(|response| response.watch_id = -1))
+                        (store.response(|response| response.watch_id = -1), store.revision)
                     };
-                    // What has been written since is told first.
-                    let is_behind = progress.as_ref().is_some_and(|told| told.header.unwrap().revision >= next);
-                    if let Some(progress) = progress.filter(|_| !is_behind) {
+                    // etcd's `progressIfSync`: no answer while the watch is behind, nor before its start revision is reached.
+                    let is_synced = revision < next && synced_at.is_none_or(|at| at <= Instant::now());
+                    if is_synced && revision >= range.start_revision {
                         drop(sender.send(progress).await);
                     }
                 }

@@ -1,0 +1,124 @@
+//! Prefixes where nothing happens: empty, idle, compacted, or last changed by a deletion. They stay SYNCED with one list, and
+//! the first put arrives.
+
+use super::*;
+use crate::cache::SyncState;
+
+/// One that answers no progress request rightly, and one that does.
+const VERSIONS: [&str; 2] = ["3.4.23", "3.6.16"];
+
+type Script = fn(&Play);
+
+const SCRIPTS: [(&str, Script); 6] = [
+    ("empty", |_| {}),
+    ("empty, and other keys change", |play| elsewhere(play, 3)),
+    ("emptied", |play| {
+        play.write("a=1");
+        play.write("-a");
+    }),
+    ("idle", |play| play.write("a=1 b=1")),
+    ("last changed by a deletion", |play| {
+        play.write("a=1 b=1");
+        play.write("-a");
+    }),
+    ("compacted", |play| {
+        play.write("a=1 b=1");
+        play.write("-a");
+        elsewhere(play, 3);
+        play.compact(6);
+    }),
+];
+
+/// Changes of keys that are not below the prefix.
+fn elsewhere(play: &Play, count: u8) {
+    for n in 0..count {
+        play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![n]))]);
+    }
+}
+
+/// As in production, the time for an answer is some heartbeats.
+fn quick(gate: &Gate) -> EtcdConfig {
+    let heartbeat = Duration::from_millis(20);
+    EtcdConfig { heartbeat, answer_timeout: Duration::from_secs(1), ..config(&[gate]) }
+}
+
+/// Waits until etcd was asked for its progress or head for longer than it may take to answer.
+async fn outlast_answer_timeout(play: &Play) {
+    asked(play, 60).await;
+}
+
+/// Waits until etcd was asked so often for its progress or head.
+async fn asked(play: &Play, times: usize) {
+    let asked = |play: &Play| play.counts().progress + play.counts().ranges;
+    let enough = asked(play) + times;
+    let asked = async {
+        while asked(play) < enough {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(DEADLINE, asked).await.expect("it is asked");
+}
+
+#[tokio::test]
+async fn a_quiet_prefix_is_listed_once_and_its_first_put_arrives() {
+    let cases = VERSIONS.iter().flat_map(|version| SCRIPTS.map(|(name, script)| (*version, name, script)));
+    let cases = cases.map(|(version, name, script)| async move {
+        let play = Play::new();
+        play.set(|store| (store.version, store.sync_delay) = (version, Duration::from_millis(30)));
+        script(&play);
+        let gate = play.member().await;
+        let mut rig = Rig::start(quick(&gate));
+        rig.told().await;
+        rig.health.synced();
+        outlast_answer_timeout(&play).await;
+        assert_eq!(rig.health.state(), SyncState::Synced, "{version}, {name}");
+        let counts = play.counts();
+        assert_eq!((rig.lists(), counts.pages, counts.watches), (1, 1, 1), "{version}, {name}");
+        play.write("new=1");
+        assert_eq!(rig.told().await, format!("{} +new=1", play.revision()), "{version}, {name}");
+        assert_eq!(rig.state, play.state(PREFIX), "{version}, {name}");
+        assert_eq!((rig.lists(), gate.accepted()), (1, 1), "{version}, {name}");
+    });
+    futures_util::future::join_all(cases).await;
+}
+
+/// The last change may not be told again: then the resource is listed once more, and not again and again.
+#[tokio::test]
+async fn after_a_break_a_quiet_prefix_is_listed_once_more_at_most() {
+    let compact = |play: &Play| play.compact(i64::try_from(play.revision()).unwrap());
+    let breaks: [(&str, Script); 3] = [
+        ("a break", |_| {}),
+        ("a compaction", compact),
+        ("a compaction that removes a deletion", |play| play.set(|store| store.drops_tombstones = true)),
+    ];
+    let cases = VERSIONS.iter().flat_map(|version| SCRIPTS.map(|(name, script)| (*version, name, script)));
+    let cases = cases.flat_map(|(version, name, script)| breaks.map(|broken| (version, name, script, broken)));
+    let cases = cases.map(|(version, name, script, (broken, change))| async move {
+        let case = format!("{version}, {name}, {broken}");
+        let play = Play::new();
+        play.set(|store| store.version = version);
+        script(&play);
+        let gate = play.member().await;
+        let mut rig = Rig::start(quick(&gate));
+        rig.told().await;
+        // The watch is open, and has repeated what was changed at the list's revision.
+        asked(&play, 5).await;
+        gate.refuse(true);
+        rig.error("connection").await;
+        change(&play);
+        if broken.contains("removes") {
+            compact(&play);
+        }
+        gate.refuse(false);
+        outlast_answer_timeout(&play).await;
+        let settled = (rig.lists(), play.counts().watches, gate.accepted());
+        outlast_answer_timeout(&play).await;
+        assert_eq!((rig.lists(), play.counts().watches, gate.accepted()), settled, "{case}");
+        let is_proven = broken == "a break" && name != "compacted" || name.starts_with("empty");
+        assert!(rig.lists() <= if is_proven { 1 } else { 2 }, "{case}: {} lists", rig.lists());
+        play.write("new=1");
+        rig.reach(&play).await;
+        assert_eq!((rig.rewinds, rig.health.report().last_error), (0, None), "{case}");
+    });
+    futures_util::future::join_all(cases).await;
+}
