@@ -43,6 +43,9 @@ pub struct Labels<'a> {
 /// Indicates bytes that are not an object.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
+    /// Not UTF-8, and so not JSON (RFC 8259, 8.1).
+    #[error("not UTF-8: {0}")]
+    Encoding(#[from] std::str::Utf8Error),
     /// Not JSON, or the envelope has fields of the wrong type.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
@@ -93,7 +96,7 @@ impl Object {
     ///
     /// # Errors
     ///
-    /// When the bytes are not JSON, an envelope field has the wrong type, the key is impossible or the body too large.
+    /// When the bytes are not JSON in UTF-8, an envelope field has the wrong type, the key is impossible or the body too large.
     /// Nothing has been copied then.
     pub fn from_json(
         body: impl AsRef<[u8]>,
@@ -145,11 +148,12 @@ impl Object {
         if body.len() > MAX_OBJECT_BYTES {
             return Err(ObjectError::TooLarge { size: body.len() });
         }
-        let is_map = body.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{');
-        if is_map {
-            return Ok(serde_json::from_slice(body)?);
+        // serde does not look at the bytes of strings that it skips.
+        let body = str::from_utf8(body)?;
+        if body.trim_start().starts_with('{') {
+            return Ok(serde_json::from_str(body)?);
         }
-        serde_json::from_slice::<serde::de::IgnoredAny>(body)?;
+        serde_json::from_str::<serde::de::IgnoredAny>(body)?;
         Ok(Envelope::default())
     }
 
@@ -406,6 +410,10 @@ mod tests {
         let error = parse(r#"{"metadata":{"name":5}}"#).unwrap_err().to_string();
         assert!(error.contains("line 1 column 21"), "{error}");
         assert!(matches!(parse("{"), Err(ObjectError::Json(_))));
+        for body in [&b"{\"a\":\"\xff\"}"[..], b"[\"\xc3\x28\"]", b"\"\xed\xa0\x80\"", b"{\"\xff\":1}"] {
+            let error = Object::from_json(body, "a", ResourceVersion::decimal(7)).unwrap_err();
+            assert!(matches!(error, ObjectError::Encoding(_)), "{error}");
+        }
         assert!(matches!(parse(r#"{"metadata":{"name":"a\u0000b"}}"#), Err(ObjectError::Key(KeyError::Nul))));
         let large = format!("{:?}", "x".repeat(MAX_OBJECT_BYTES));
         assert!(matches!(parse(&large), Err(ObjectError::TooLarge { .. })));

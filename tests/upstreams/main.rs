@@ -24,6 +24,7 @@ mod manifest;
 mod pipe;
 mod pod;
 mod port;
+mod quiet;
 mod restore;
 mod root;
 mod selection;

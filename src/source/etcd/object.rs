@@ -5,7 +5,7 @@
 //! change. A value that is JSON has its labels, kind and API version as well, if it has any; any other value is bytes.
 //!
 //! What cannot be an object is not there, and is reported for as long as it is like that: a key without a name, that is not
-//! UTF-8 or whose namespace is empty, and a value that no client could receive.
+//! UTF-8, that has a NUL or whose namespace is empty, and a value that no client could receive.
 
 use bytes::Bytes;
 use serde::de::IgnoredAny;
@@ -62,8 +62,9 @@ impl Prefix {
         if let Ok(object) = Object::from_json_of(key.clone(), &uid, &value, version.clone()) {
             return Ok(object);
         }
-        // Whatever its fields are, JSON is JSON.
-        let media_type = if serde_json::from_slice::<IgnoredAny>(&value).is_ok() { JSON } else { BYTES };
+        // Whatever its fields are, JSON is JSON; what is not UTF-8 is not.
+        let is_json = str::from_utf8(&value).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
+        let media_type = if is_json { JSON } else { BYTES };
         let body = Bytes::from(value);
         Ok(Object::new(ObjectParts { uid, media_type, body, ..ObjectParts::bare(key, version) }))
     }
@@ -160,6 +161,12 @@ mod tests {
         }
         for bytes in ["", "hello", "{", "\u{1}"] {
             assert_eq!(object(bytes).media_type(), BYTES, "{bytes}");
+        }
+        for value in
+            [&b"{\"a\":\"\xff\xfe\"}"[..], b"\"\xff\"", b"{\"metadata\":{\"labels\":{\"a\":\"b\"}},\"x\":\"\xc3\x28\"}"]
+        {
+            let object = Prefix::new("").object(KeyValue { value: value.to_vec(), ..kv("a", "") }).unwrap();
+            assert_eq!((object.media_type(), object.labels().get("a")), (BYTES, None), "{}", value.escape_ascii());
         }
     }
 }
