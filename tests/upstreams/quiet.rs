@@ -19,8 +19,10 @@ use crate::{
 /// Longer than a source waits for an answer (10 s) after its first question (5 s); `INFORMERD_QUIET_SECONDS` makes it minutes.
 const SECONDS: u64 = 20;
 
-/// What has happened to the prefix before it is listed.
-const BEFORE: [(&str, fn(&mut Driver)); 4] = [
+/// Changes to the prefix before it is listed.
+type Before = fn(&mut Driver);
+
+const BEFORE: [(&str, Before); 4] = [
     ("a fresh etcd", |_| {}),
     ("emptied", |driver| {
         put(driver, Some("1"));
@@ -42,10 +44,16 @@ async fn a_quiet_prefix_stays_synced_with_one_list_and_its_first_put_arrives() {
     let seconds =
         env::var("INFORMERD_QUIET_SECONDS").map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
     let cases = VERSIONS.iter().flat_map(|version| BEFORE.map(|(name, before)| (*version, name, before)));
-    join_all(cases.map(|(version, name, before)| quiet(version, name, before, Duration::from_secs(seconds)))).await;
+    let cases = cases.map(|(version, name, before)| async move {
+        (version, name, quiet(version, name, before, Duration::from_secs(seconds)).await)
+    });
+    for (version, name, took) in join_all(cases).await {
+        println!("{version:?}, {name}: the first put, after {seconds} s, arrived within {took:?}");
+    }
 }
 
-async fn quiet(version: Version, name: &str, before: fn(&mut Driver), time: Duration) {
+/// Follows a prefix for this time. Returns how long the first put then takes to arrive.
+async fn quiet(version: Version, name: &str, before: Before, time: Duration) -> Duration {
     let etcd = Etcd::start(version).await;
     let mut driver = etcd.driver();
     before(&mut driver);
@@ -63,11 +71,12 @@ async fn quiet(version: Version, name: &str, before: fn(&mut Driver), time: Dura
     let put_at = Instant::now();
     let revision = put(&mut driver, Some("first"));
     follower.reach(revision).await;
-    println!("{version:?}, {name}: the first put after {time:?} arrived within {:?}", put_at.elapsed());
+    let took = put_at.elapsed();
     for counter in ["reflector_lists_total", "reflector_watches_total"] {
         assert_eq!(served.count(counter).await, 1, "{version:?}, {name}: {counter}");
     }
     assert_eq!(served.gates[0].accepted(), 1, "{version:?}, {name}");
+    took
 }
 
 /// Puts the one key, or deletes it.
