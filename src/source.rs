@@ -6,6 +6,7 @@ pub mod kube;
 pub mod relay;
 pub mod stream;
 
+mod dial;
 mod lineage;
 mod problems;
 mod text;

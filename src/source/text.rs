@@ -31,6 +31,15 @@ pub(super) fn escaped(text: &str) -> std::borrow::Cow<'_, str> {
     text.chars().map(escape).collect::<String>().into()
 }
 
+/// The innermost cause of an error, in one line: the errors above it repeat that something failed.
+pub(super) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    one_line(&cause.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

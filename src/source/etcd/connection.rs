@@ -4,12 +4,12 @@
 //! [`Connections`]. So it is known which answers came over which, and what has to be proved again after a break. Endpoints are
 //! changed forward only: whatever fails, the next one is asked, and the first after the last.
 
-use std::{error::Error as StdError, fs, io, path::Path, sync::Arc, time::Duration};
+use std::{error::Error as _, fs, io, path::Path, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Uri};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::{net::TcpStream, sync::mpsc};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Request, Status, Streaming,
@@ -24,12 +24,19 @@ use super::{
         StatusRequest, WatchClient, WatchRequest, WatchResponse,
     },
 };
-use crate::{cache::SourceError, source::text::one_line};
+use crate::{
+    cache::SourceError,
+    source::{
+        dial::Dialer,
+        text::{one_line, root_cause},
+    },
+};
 
 /// The connection that is used now, and which endpoint is next.
 #[derive(Debug)]
 pub(super) struct Connections {
     config: EtcdConfig,
+    dialer: Dialer,
     state: Mutex<State>,
 }
 
@@ -55,8 +62,8 @@ struct State {
     current: Option<Connection>,
 }
 
-/// How long an endpoint may take to accept a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long TLS and HTTP/2 may take to begin on a connection of TCP.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// etcd takes more than one ping in 5 seconds for an attack.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// A page takes its time where the way is slow; that the server is there is shown by its pings.
@@ -70,7 +77,7 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 impl Connections {
     pub(super) fn new(config: EtcdConfig) -> Self {
-        Self { config, state: Mutex::default() }
+        Self { config, dialer: Dialer::default(), state: Mutex::default() }
     }
 
     /// The connection that is there, or another one to the first endpoint that answers. Asked by one at a time.
@@ -108,8 +115,7 @@ impl Connections {
     }
 
     async fn connect(&self, uri: &str, id: u64) -> Result<Connection, String> {
-        let channel = tokio::time::timeout(CONNECT_TIMEOUT, self.open(uri));
-        let channel = channel.await.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"))??;
+        let channel = self.open(uri).await?;
         let mut connection = Connection {
             id,
             tells_progress: false,
@@ -133,8 +139,7 @@ impl Connections {
         let parsed: Uri = uri.parse().map_err(|error| format!("{error}"))?;
         let host = parsed.host().unwrap_or_default().trim_matches(['[', ']']);
         let port = parsed.port_u16().unwrap_or(if parsed.scheme_str() == Some("https") { 443 } else { 80 });
-        let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
-        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let stream = self.dialer.dial(host, port).await?;
 
         let mut endpoint = Endpoint::from(parsed.clone())
             .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
@@ -149,7 +154,9 @@ impl Connections {
             let stream = stream.take().map(TokioIo::new);
             std::future::ready(stream.ok_or_else(|| io::Error::other("the connection is closed")))
         });
-        endpoint.connect_with_connector(once).await.map_err(|error| root_cause(&error))
+        let connected = tokio::time::timeout(HANDSHAKE_TIMEOUT, endpoint.connect_with_connector(once)).await;
+        let connected = connected.map_err(|_| format!("no connection within {HANDSHAKE_TIMEOUT:?}"))?;
+        connected.map_err(|error| root_cause(&error))
     }
 }
 
@@ -298,15 +305,6 @@ fn describe(status: &Status) -> String {
         _ => "",
     };
     format!("{message}{hint}")
-}
-
-/// What lies at the bottom: above it, everybody says that something failed.
-fn root_cause(error: &dyn StdError) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    one_line(&cause.to_string())
 }
 
 /// By the version of the server.

@@ -1,0 +1,158 @@
+//! TCP connections to a host that may have several addresses.
+//!
+//! `TcpStream::connect` tries the addresses of a name one after the other, each for as long as the system likes, and always in
+//! the same order: the first address that drops packets uses up the time of all. Here the attempts overlap (RFC 8305), and
+//! each dial begins with another address, so that one that accepts connections and then does nothing is left by the next dial.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    time::timeout,
+};
+
+/// Opens TCP connections.
+#[derive(Debug, Default)]
+pub(super) struct Dialer {
+    dials: AtomicUsize,
+}
+
+/// The name and all of its addresses share it.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time of an attempt before the next one begins beside it: the recommendation of RFC 8305, section 5.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// So many attempts begin within [`DIAL_TIMEOUT`], and leave the last one a second.
+const MAX_ADDRESSES: usize = 16;
+/// After so much silence the kernel sends a keepalive probe, and then one each [`KEEPALIVE_INTERVAL`].
+const KEEPALIVE_TIME: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// The kernel closes a connection whose peer has acknowledged nothing for so long.
+#[cfg(target_os = "linux")]
+const USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+// === impl Dialer ===
+
+impl Dialer {
+    /// Connects to a host, which is a name or an IP address, within [`DIAL_TIMEOUT`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes every attempt.
+    pub(super) async fn dial(&self, host: &str, port: u16) -> Result<TcpStream, String> {
+        let first = self.dials.fetch_add(1, Ordering::Relaxed);
+        let dialed = async {
+            let addresses = lookup_host((host, port)).await.map_err(|error| format!("{host}: {error}"))?;
+            let mut addresses: Vec<SocketAddr> = addresses.collect();
+            if addresses.is_empty() {
+                return Err(format!("{host}: the name has no addresses"));
+            }
+            let count = addresses.len();
+            addresses.rotate_left(first % count);
+            addresses.truncate(MAX_ADDRESSES);
+            connect(addresses).await
+        };
+        let dialed = timeout(DIAL_TIMEOUT, dialed).await;
+        let stream = dialed.unwrap_or_else(|_| Err(format!("no connection within {DIAL_TIMEOUT:?}")))?;
+        tune(&stream).map_err(|error| error.to_string())?;
+        Ok(stream)
+    }
+}
+
+/// Connects to the first address that answers: an attempt that fails makes the next one begin at once, and one that takes
+/// long makes it begin beside it.
+async fn connect(addresses: Vec<SocketAddr>) -> Result<TcpStream, String> {
+    let mut waiting = addresses.into_iter();
+    let mut attempts = FuturesUnordered::new();
+    let mut problems = Vec::new();
+    loop {
+        match waiting.next() {
+            Some(address) => attempts.push(async move { (address, TcpStream::connect(address).await) }),
+            None if attempts.is_empty() => return Err(problems.join("; ")),
+            None => {}
+        }
+        let ended = if waiting.len() == 0 {
+            attempts.next().await
+        } else {
+            timeout(ATTEMPT_DELAY, attempts.next()).await.unwrap_or_default()
+        };
+        match ended {
+            Some((_, Ok(stream))) => return Ok(stream),
+            Some((address, Err(error))) => problems.push(format!("{address}: {error}")),
+            None => {}
+        }
+    }
+}
+
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, Socket, Type};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A listener whose queue is full: the kernel drops what else arrives, as the network drops what a dead host should get.
+    fn black_hole() -> (SocketAddr, Socket, Vec<std::net::TcpStream>) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let mut queued = Vec::new();
+        while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, Duration::from_millis(100)) {
+            queued.push(stream);
+        }
+        (address, socket, queued)
+    }
+
+    fn refused() -> SocketAddr {
+        std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    }
+
+    /// The time is paused: only the delays between attempts count.
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_drops_packets_costs_a_quarter_of_a_second() {
+        let holes = [black_hole(), black_hole()];
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let good = listener.local_addr().unwrap();
+        let started = tokio::time::Instant::now();
+        let stream = connect(vec![holes[0].0, holes[1].0, good]).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), good);
+        assert_eq!(started.elapsed().as_millis() / 10, 2 * ATTEMPT_DELAY.as_millis() / 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_refuses_costs_nothing_and_all_are_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let good = listener.local_addr().unwrap();
+        let stream = connect(vec![refused(), refused(), good]).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), good);
+        let addresses = [refused(), refused()];
+        let problem = connect(addresses.to_vec()).await.unwrap_err();
+        for address in addresses {
+            assert!(problem.contains(&format!("{address}: Connection refused")), "{problem}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_ends_in_time() {
+        let hole = black_hole();
+        let problem = Dialer::default().dial("127.0.0.1", hole.0.port()).await.unwrap_err();
+        assert_eq!(problem, "no connection within 5s");
+    }
+}
