@@ -9,6 +9,7 @@ mod aggregated;
 mod apiserver;
 mod asked;
 mod authority;
+mod contact;
 mod deploy;
 mod etcd;
 mod faults;

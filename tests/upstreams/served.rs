@@ -56,18 +56,36 @@ impl Served {
     }
 
     /// Over the API server, with the token of somebody.
-    pub(crate) async fn kube(apiserver: &ApiServer, token: &str, mut source: Value) -> Self {
+    pub(crate) async fn kube(apiserver: &ApiServer, token: &str, source: Value) -> Self {
+        Self::kube_among(apiserver, token, source, &[]).await
+    }
+
+    /// Among other resources.
+    pub(crate) async fn kube_among(
+        apiserver: &ApiServer,
+        token: &str,
+        mut source: Value,
+        others: &[(&str, Value)],
+    ) -> Self {
         let gate = Gate::to(apiserver.address()).await;
         let directory = TempDir::new().unwrap();
         apiserver.kubeconfig(&directory.path().join("kubeconfig"), gate.port(), token);
         source["kubeconfig"] = json!("kubeconfig");
-        Self::serve(directory, vec![gate], &json!({ "kube": source })).await
+        Self::serve_among(directory, vec![gate], &json!({ "kube": source }), others).await
     }
 
     async fn serve(directory: TempDir, gates: Vec<Gate>, source: &Value) -> Self {
+        Self::serve_among(directory, gates, source, &[]).await
+    }
+
+    async fn serve_among(directory: TempDir, gates: Vec<Gate>, source: &Value, others: &[(&str, Value)]) -> Self {
         // JSON is YAML.
         let config = directory.path().join("config.yaml");
-        fs::write(&config, json!({ "resources": { "things": { "source": source } } }).to_string()).unwrap();
+        let mut resources = json!({ "things": { "source": source } });
+        for (name, resource) in others {
+            resources[*name] = resource.clone();
+        }
+        fs::write(&config, json!({ "resources": resources }).to_string()).unwrap();
         let anywhere = Some("127.0.0.1:0".to_owned());
         let flags = ServeFlags {
             config: Some(config),
@@ -116,6 +134,29 @@ impl Served {
         let answer =
             self.client().await.list_resources(pb::ListResourcesRequest::default()).await.unwrap().into_inner();
         answer.resources.into_iter().map(|resource| resource.last_error).collect()
+    }
+
+    /// The last error of one of several resources.
+    pub(crate) async fn last_error_of(&self, name: &str) -> String {
+        self.resource(name).await.last_error
+    }
+
+    pub(crate) async fn state(&self, name: &str) -> pb::SyncState {
+        self.resource(name).await.state()
+    }
+
+    async fn resource(&self, name: &str) -> pb::Resource {
+        let answer = self.client().await.list_resources(pb::ListResourcesRequest::default()).await.unwrap();
+        answer.into_inner().resources.into_iter().find(|resource| resource.name == name).unwrap()
+    }
+
+    /// Whether the process calls itself alive.
+    pub(crate) async fn is_live(&self) -> bool {
+        let mut stream = TcpStream::connect(self.admin).await.unwrap();
+        stream.write_all(b"GET /livez HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.contains(" 200 ")
     }
 
     /// A counter of ours.
