@@ -39,7 +39,7 @@ use crate::{
     config::{Config, ListenAddr, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
-    source::{files::DirectoryError, stream::StreamError},
+    source::{files::DirectoryError, kube::KubeClients, stream::StreamError},
     telemetry::{self, ObservedResource},
     transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
 };
@@ -151,7 +151,12 @@ impl App {
         };
 
         let mut tasks = JoinSet::new();
-        let mut connector = Connector { config: &config, tasks: &mut tasks, keeper: Keeper::open(&config) };
+        let mut connector = Connector {
+            config: &config,
+            tasks: &mut tasks,
+            keeper: Keeper::open(&config),
+            kube_clients: KubeClients::default(),
+        };
         let (mut observed, mut writers): (Vec<ObservedResource>, Vec<WriterThread>) = (Vec::new(), Vec::new());
         for (name, resource) in &config.resources {
             let started = WriterThread::start();

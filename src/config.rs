@@ -199,6 +199,8 @@ pub struct KubeResource {
     pub kubeconfig: Option<PathBuf>,
     /// A context of the kubeconfig; with `None`, its current one.
     pub context: Option<String>,
+    /// How long the API server may give no sign of life; with `None`, 15 s.
+    pub contact_timeout: Option<Duration>,
     /// What is not kept of bodies; by default `metadata.managedFields` and kubectl's copy of what was applied last.
     pub drop_fields: FieldCut,
 }

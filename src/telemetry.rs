@@ -62,12 +62,9 @@ struct Reading<'a> {
     watch: Option<Arc<BroadcasterStats>>,
 }
 
-/// What fails between a kube source and its API the Reflector reports, with the address and what it does next.
-const REPORTED_TWICE: &str = "kube_client::client=off";
-
 /// Sends logs to stderr. To be called once, by the binary.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
-    let filter = EnvFilter::try_new(format!("{REPORTED_TWICE},{filter}"))
+    let filter = EnvFilter::try_new(filter)
         .map_err(|error| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
     let registry = tracing_subscriber::registry().with(filter);
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

@@ -21,7 +21,7 @@ use crate::{
     source::{
         etcd::EtcdSource,
         files::{FilesConfig, FilesSource},
-        kube::KubeSource,
+        kube::{KubeClients, KubeSource},
         relay::RelaySource,
         stream::{self, StreamConfig, StreamSource},
     },
@@ -33,6 +33,8 @@ pub(super) struct Connector<'a> {
     pub(super) config: &'a Config,
     pub(super) tasks: &'a mut JoinSet<Ended>,
     pub(super) keeper: Option<Keeper>,
+    /// What follows the same cluster shares connections and credentials.
+    pub(super) kube_clients: KubeClients,
 }
 
 /// A wake costs some twenty times what an event costs, so that not to gather for half a millisecond would pay nobody.
@@ -65,8 +67,8 @@ impl Connector<'_> {
             }
             SourceConfig::Kube(kube) => {
                 let kube = kube_config(&resource.name, kube);
-                let health = SourceHealth::new(kube.silence, stale_after);
-                let source = KubeSource::new(kube, health.clone());
+                let health = SourceHealth::new(kube.contact_timeout, stale_after);
+                let source = KubeSource::with_clients(kube, health.clone(), &self.kube_clients);
                 self.connect(writer, resource, "kube", source, health)
             }
             SourceConfig::Informerd(relay) => {

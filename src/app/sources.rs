@@ -59,15 +59,18 @@ pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
         field_selector,
         kubeconfig,
         context,
+        contact_timeout,
         drop_fields,
     } = config.clone();
+    let config = KubeConfig::new(resource, &group, &version, &plural);
     KubeConfig {
+        contact_timeout: contact_timeout.unwrap_or(config.contact_timeout),
         namespace,
         label_selector,
         field_selector,
         cluster: KubeCluster { kubeconfig, context },
         drop_fields,
-        ..KubeConfig::new(resource, &group, &version, &plural)
+        ..config
     }
 }
 

@@ -129,6 +129,14 @@ impl SourceHealth {
         self.set_problem(Problem::new(ProblemReason::UpstreamUnreachable, "", error));
     }
 
+    /// A connection was lost on which the upstream was last heard from at this time. The state turns STALE if it is not alive
+    /// `stale_after` from then on.
+    pub fn out_of_contact(&self, since: Instant) {
+        let silence = since.saturating_duration_since(self.shared.base).saturating_add(self.shared.stale_after);
+        let bound = u64::try_from(silence.as_micros()).unwrap_or(u64::MAX);
+        self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
+    }
+
     /// Returns whether a list or a watch has failed and the upstream has not been alive since.
     pub fn has_failed(&self) -> bool {
         self.shared.record.lock().problems.get(ProblemReason::UpstreamUnreachable, "").is_some()
@@ -275,6 +283,22 @@ mod tests {
             tokio::time::advance(Duration::from_secs(100)).await;
             assert_eq!(health.state(), SyncState::Synced);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_connection_counts_from_the_last_contact() {
+        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
+        health.alive();
+        health.synced();
+        let contact = Instant::now();
+        tokio::time::advance(STALE_AFTER.saturating_sub(Duration::from_secs(1))).await;
+        health.out_of_contact(contact);
+        health.failed("no answer");
+        assert_eq!(health.state(), SyncState::Synced);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(health.state(), SyncState::Stale);
+        health.alive();
+        assert_eq!(health.state(), SyncState::Synced);
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 59] = [
+const KEYS: [Key; 60] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -102,6 +102,10 @@ const KEYS: [Key; 59] = [
         "a kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the cluster it runs in if left out",
     ),
     no_default("resources.<name>.source.kube.context", "a context of the kubeconfig; its current one if left out"),
+    no_default(
+        "resources.<name>.source.kube.contact_timeout",
+        "how long the API server may give no sign of life before its connections are closed: 3s to 5m; 15s if left out",
+    ),
     no_default(
         "resources.<name>.source.informerd.endpoint",
         "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path",

@@ -1,6 +1,6 @@
 //! The keys and flags of the `kube` source.
 
-use std::path::Path as FilePath;
+use std::{path::Path as FilePath, time::Duration};
 
 use serde_json::Value;
 
@@ -28,6 +28,9 @@ const DROP_FIELDS: [&str; 2] =
 /// As a DNS label and as a DNS subdomain.
 const MAX_LABEL_BYTES: usize = 63;
 const MAX_GROUP_BYTES: usize = 253;
+/// A third of it is the time between signs of life, which must leave an API server under load the time to answer.
+const MIN_CONTACT_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_CONTACT_TIMEOUT: Duration = Duration::from_secs(300);
 const WITHOUT: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`); use another source";
 
 /// Reads the section of one resource.
@@ -60,6 +63,7 @@ pub(super) fn resolve(
     let field_selector = read("field_selector", raw.field_selector.as_ref(), |_| Ok(()));
     let context = read("context", raw.context.as_ref(), |_| Ok(()));
     let kubeconfig = errors.read(&at("kubeconfig"), raw.kubeconfig.as_ref(), value::file);
+    let contact_timeout = errors.read(&at("contact_timeout"), raw.contact_timeout.as_ref(), read_contact_timeout);
     Some(SourceConfig::Kube(KubeResource {
         group: group.unwrap_or_default(),
         version: version?,
@@ -69,6 +73,7 @@ pub(super) fn resolve(
         field_selector: field_selector.unwrap_or_default(),
         kubeconfig: kubeconfig.map(|path| directory.join(path).components().collect()),
         context,
+        contact_timeout,
         drop_fields,
     }))
 }
@@ -94,6 +99,7 @@ pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'s
                 field_selector: String::new(),
                 kubeconfig: flags.kubeconfig.clone(),
                 context: flags.kube_context.clone(),
+                contact_timeout: None,
                 drop_fields: default_drop_fields(),
             };
             sources.push(("--kube", flag.name.to_owned(), SourceConfig::Kube(resource)));
@@ -120,6 +126,14 @@ fn read_drop_fields(value: &Value) -> Result<FieldCut, ValueError> {
         paths.push(path.map_err(|error| ValueError::new(format!("{error}; an example: metadata.managedFields")))?);
     }
     FieldCut::new(paths).map_err(|error| ValueError::new(error.to_string()))
+}
+
+fn read_contact_timeout(value: &Value) -> Result<Duration, ValueError> {
+    let time = value::positive_duration(value)?;
+    if (MIN_CONTACT_TIMEOUT..=MAX_CONTACT_TIMEOUT).contains(&time) {
+        return Ok(time);
+    }
+    Err(ValueError::new(format!("expected a duration from 3s to 5m, found {}", value::found(value))))
 }
 
 fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {

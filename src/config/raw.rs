@@ -254,6 +254,7 @@ pub(super) struct RawKube {
     pub(super) field_selector: Option<Value>,
     pub(super) kubeconfig: Option<Value>,
     pub(super) context: Option<Value>,
+    pub(super) contact_timeout: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -6,9 +6,16 @@
 //!          └─▶ lines of a watch ──▶ events ──────────────────────┘
 //! ```
 //!
-//! Made by the application from its configuration, one for each resource, with connections of its own; driven by the
-//! resource's Reflector. `api` knows requests and what their failures mean (SEMANTICS 1.25-1.27), `list` pages, `watch` streams,
-//! `object` bodies and versions.
+//! Made by the application from its configuration, one for each resource; driven by the resource's Reflector. `api` knows
+//! requests and what their failures mean (SEMANTICS 1.25-1.27), `list` pages, `watch` streams, `object` bodies and versions.
+//!
+//! Below `api`, all resources of one kubeconfig and context share a `client`:
+//!
+//! ```text
+//!   client ──▶ access: kubeconfig, tls, proxy, exec (what a request needs; renewed when it expires or is refused)
+//!      │
+//!      └─────▶ connection: dial, tunnel, tls, HTTP/2 or HTTP/1.1 (and whether the peer is there)
+//! ```
 //!
 //! - Bodies are the bytes that came, but for the fields that are cut (`FieldCut`) and for the type that a page leaves out of
 //!   its items: it is put in front, as the API itself writes it in events, so that an object is the same whichever way it came.
@@ -24,9 +31,21 @@
 //! for (Retry-After), which no request of the resource undercuts.
 
 #[cfg(feature = "kube")]
+mod access;
+#[cfg(feature = "kube")]
 mod api;
 #[cfg(feature = "kube")]
+mod body;
+#[cfg(feature = "kube")]
+mod client;
+#[cfg(feature = "kube")]
+mod connection;
+#[cfg(feature = "kube")]
+mod exec;
+#[cfg(feature = "kube")]
 mod known;
+#[cfg(feature = "kube")]
+mod kubeconfig;
 #[cfg(feature = "kube")]
 mod lines;
 #[cfg(feature = "kube")]
@@ -36,10 +55,18 @@ mod object;
 #[cfg(feature = "kube")]
 mod proof;
 #[cfg(feature = "kube")]
+mod proxy;
+#[cfg(feature = "kube")]
 mod reading;
 #[cfg(not(feature = "kube"))]
 #[path = "kube/without.rs"]
 mod reading;
+#[cfg(feature = "kube")]
+mod status;
+#[cfg(feature = "kube")]
+mod tls;
+#[cfg(feature = "kube")]
+mod tunnel;
 #[cfg(feature = "kube")]
 mod watch;
 
@@ -49,8 +76,17 @@ mod tests;
 
 use std::{path::PathBuf, time::Duration};
 
+#[cfg(feature = "kube")]
+pub use self::client::KubeClients;
+#[cfg(not(feature = "kube"))]
+pub use self::reading::KubeClients;
 pub use self::reading::KubeSource;
 use crate::model::FieldCut;
+
+/// State that one caller at a time works on, over a connection or with a plugin, while the others wait for the result.
+#[cfg(feature = "kube")]
+#[expect(clippy::disallowed_types, reason = "the others have nothing else to wait for")]
+type SingleFlight<T> = tokio::sync::Mutex<T>;
 
 /// What a [`KubeSource`] follows, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,14 +113,17 @@ pub struct KubeConfig {
     pub page_size: Option<u32>,
     /// How long the API may take to begin an answer, and for a page.
     pub answer_timeout: Duration,
-    /// A watch that says nothing for so long is opened again. The API sends a bookmark about once a minute.
-    pub silence: Duration,
+    /// How long the API server may give no sign of life. A connection that is silent for a third of it is asked for one; one
+    /// that is silent for all of it is closed, and the resource is STALE by the time of the last contact. At least 100 ms; less counts as that.
+    pub contact_timeout: Duration,
+    /// How long nothing may come among the initial events of a watch: an API that has them to send begins with them.
+    pub initial_events_timeout: Duration,
     /// How long the API is asked to keep a watch open, at least; at most twice as long, at random.
     pub watch_timeout: Duration,
 }
 
 /// Which cluster, and as whom. With neither, that of `KUBECONFIG` or `~/.kube/config`, or else the one that this runs in.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct KubeCluster {
     /// A kubeconfig file.
     pub kubeconfig: Option<PathBuf>,
@@ -109,7 +148,8 @@ impl KubeConfig {
             drop_fields: FieldCut::default(),
             page_size: None,
             answer_timeout: Duration::from_secs(60),
-            silence: Duration::from_secs(120),
+            contact_timeout: Duration::from_secs(15),
+            initial_events_timeout: Duration::from_secs(20),
             watch_timeout: Duration::from_secs(300),
         }
     }

@@ -17,7 +17,7 @@ fn cut(path: &str) -> FieldCut {
 #[test]
 fn a_kube_source_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { drop_fields: [.status], source: { kube: { group: apps, version: v1, plural: deployments, \
-                namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, kubeconfig: ./c, context: d } } }, \
+                namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
                 b: { source: { kube: { version: v1, plural: pods } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
     let (directory, flags) = file(yaml, &["--kube=d=v1/pods", "--kubeconfig=f", "--kube-context=e"]);
     let config = Config::load(&flags).unwrap();
@@ -30,13 +30,14 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         field_selector: "metadata.name=x".to_owned(),
         kubeconfig: Some(directory.path().join("c")),
         context: Some("d".to_owned()),
+        contact_timeout: Some(std::time::Duration::from_secs(300)),
         drop_fields: cut("status"),
     };
     assert_eq!(kube(&config, "a"), expected);
     let plain = kube(&config, "b");
     assert_eq!(
-        (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context),
-        ("", "", &None, &None)
+        (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context, plain.contact_timeout),
+        ("", "", &None, &None, None)
     );
     assert_ne!(plain.drop_fields, FieldCut::default());
     assert_eq!(kube(&config, "c").drop_fields, FieldCut::default());
@@ -53,6 +54,11 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         ("version: v1", format!("{key}.plural: is missing; write for example pods")),
         ("version: v1, plural: Pods", format!("{key}.plural: expected a kind as it is written in paths, such as pods")),
         (&format!("{all}, namespace: 'a,b'"), format!("{key}.namespace: expected one namespace")),
+        (
+            &format!("{all}, contact_timeout: 2999ms"),
+            format!("{key}.contact_timeout: expected a duration from 3s to 5m, found the text \"2999ms\""),
+        ),
+        (&format!("{all}, contact_timeout: 301s"), format!("{key}.contact_timeout: expected a duration from 3s to 5m")),
         (&format!("{all}, group: A"), format!("{key}.group: expected an API group such as apps")),
         (&format!("{all}, label_selector: 'a in'"), format!("{key}.label_selector: ")),
         (&format!("{all}, namespaces: x"), format!("{key}.namespaces: unknown key; did you mean `namespace`?")),

@@ -4,10 +4,10 @@ use std::{fmt, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use kube::client::Body;
 use tokio::time::timeout;
 
-use super::api::root_cause;
+use super::body::Body;
+use crate::source::text::root_cause;
 
 /// A body that is read line by line.
 pub(super) struct Lines<B = Body> {
@@ -15,7 +15,8 @@ pub(super) struct Lines<B = Body> {
     unread: BytesMut,
     /// So much of it has no end of a line.
     searched: usize,
-    silence: Duration,
+    /// `None` for as long as the connection lasts.
+    silence: Option<Duration>,
 }
 
 /// Why there is no line any more.
@@ -40,13 +41,17 @@ impl<B> Lines<B>
 where
     B: http_body::Body<Data = Bytes, Error: std::error::Error + 'static> + Unpin,
 {
-    pub(super) fn new(body: B, silence: Duration) -> Self {
-        Self { body, unread: BytesMut::new(), searched: 0, silence }
+    pub(super) fn new(body: B) -> Self {
+        Self { body, unread: BytesMut::new(), searched: 0, silence: None }
     }
 
-    /// From now on silence is an end after so long.
-    pub(super) fn end_after(&mut self, silence: Duration) {
+    /// From now on silence is an end after so long; with `None` it never is.
+    pub(super) fn end_after(&mut self, silence: Option<Duration>) {
         self.silence = silence;
+    }
+
+    pub(super) fn has_bound(&self) -> bool {
+        self.silence.is_some()
     }
 
     /// The next line without its end; `None` at the end of the body.
@@ -66,7 +71,11 @@ where
             if self.searched > MAX_LINE_BYTES {
                 return Err(NoLine::TooLong);
             }
-            match timeout(self.silence, self.body.frame()).await {
+            let frame = match self.silence {
+                Some(silence) => timeout(silence, self.body.frame()).await,
+                None => Ok(self.body.frame().await),
+            };
+            match frame {
                 Ok(Some(Ok(frame))) => {
                     if let Some(data) = frame.data_ref() {
                         self.unread.extend_from_slice(data);
@@ -99,7 +108,7 @@ mod tests {
 
     fn lines(chunks: Vec<&'static str>) -> Lines<impl http_body::Body<Data = Bytes, Error = io::Error> + Unpin> {
         let frame = |chunk: &'static str| Ok(Frame::data(Bytes::from_static(chunk.as_bytes())));
-        Lines::new(StreamBody::new(stream::iter(chunks.into_iter().map(frame))), Duration::from_secs(1))
+        Lines::new(StreamBody::new(stream::iter(chunks.into_iter().map(frame))))
     }
 
     #[tokio::test]
@@ -125,7 +134,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_is_an_end() {
         let body = StreamBody::new(stream::pending::<Result<Frame<Bytes>, io::Error>>());
-        let mut lines = Lines::new(body, Duration::from_secs(120));
+        let mut lines = Lines::new(body);
+        lines.end_after(Some(Duration::from_secs(120)));
         assert_eq!(lines.next().await, Err(NoLine::Silent));
     }
 }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     KubeCluster, KubeConfig,
     api::{self, Api},
+    client::KubeClients,
     known::{Known, Origin, Position},
     list::{self, VersionQuery},
     proof::{KeptMark, Mark, Recognition},
@@ -104,12 +105,19 @@ const CLUSTER: &str = "/api/v1/namespaces/kube-system";
 // === impl KubeSource ===
 
 impl KubeSource {
-    /// A source that has not connected yet, whose problems are reported to `health`.
+    /// A source with connections of its own, which has not connected yet and reports its problems to `health`.
     pub fn new(config: KubeConfig, health: SourceHealth) -> Self {
+        Self::with_clients(config, health, &KubeClients::default())
+    }
+
+    /// The same with the connections and credentials of every other source of the same cluster and context. They are made on
+    /// the runtime of the first such call, which has to outlast the sources.
+    pub fn with_clients(config: KubeConfig, health: SourceHealth, clients: &KubeClients) -> Self {
         health.set_namespaces(Some(config.namespace.clone()).filter(|name| !name.is_empty()).into_iter().collect());
+        let client = clients.get(&config.cluster, config.contact_timeout);
         let shared = Shared {
             path: path(&config),
-            api: Api::new(config.cluster.clone(), config.answer_timeout),
+            api: Api::new(client, config.answer_timeout, health.clone()),
             known: Mutex::default(),
             problems: Problems::new("kube", config.resource.clone(), health.clone()),
             health,
@@ -180,7 +188,7 @@ impl ListerWatcher for KubeSource {
     }
 
     fn heartbeat(&self) -> Duration {
-        self.shared.config.silence
+        self.shared.config.contact_timeout
     }
 
     fn warm_start(&self) -> Option<&dyn WarmStart> {

@@ -1,6 +1,7 @@
 //! The source under its Reflector, against a scripted API over TCP. Whatever is done to it, what comes out of the queue is
 //! folded, and has to be what was written: in order, each once.
 
+mod connections;
 mod faults;
 mod lists;
 mod play;
@@ -43,7 +44,7 @@ impl Stand {
         KubeConfig {
             cluster: KubeCluster { kubeconfig: Some(PathBuf::from(&*self.kubeconfig)), context: None },
             answer_timeout: Duration::from_secs(5),
-            silence: Duration::from_secs(5),
+            contact_timeout: Duration::from_secs(5),
             ..KubeConfig::new("widgets", "example.com", "v1", "widgets")
         }
     }
@@ -71,7 +72,7 @@ impl Stand {
 }
 
 fn follow(config: KubeConfig, kept: Option<&Kept>) -> Rig {
-    let health = SourceHealth::new(config.silence, Duration::from_secs(15));
+    let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
     Rig::follow(KubeSource::new(config, health.clone()), health, kept, value)
 }
 

@@ -4,8 +4,9 @@
 //!
 //! - What cannot be read ends the watch before anything after it is told, and counts as not told (invariant 16).
 //! - A line that did not come whole is never told.
-//! - The API closes a watch after the time that it was asked for; one that it does not close, and one in which nothing comes,
-//!   not even a bookmark, is given up and opened again.
+//! - The API closes a watch after the time that it was asked for; one that it does not close, and one whose connection gives no
+//!   sign of life, is given up and opened again. One in which nothing comes over a connection that is alive is followed: APIs
+//!   without a watch cache send no bookmarks, as for Events.
 
 use std::{
     collections::HashMap,
@@ -18,6 +19,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
+    client::Watchdog,
     lines::{Lines, NoLine},
     object::{Bookmark, Item, ItemReader},
     proof::{Recognition, Verdict},
@@ -36,6 +38,7 @@ use crate::{
 pub(super) struct Live {
     shared: Arc<Shared>,
     lines: Lines,
+    watchdog: Watchdog,
     /// When the API should have closed it.
     deadline: Instant,
     /// What has to be told again first.
@@ -44,8 +47,6 @@ pub(super) struct Live {
 
 /// What comes after the time that was asked for is late.
 const GRACE: Duration = Duration::from_secs(30);
-/// An API that has initial events to tell begins with them, and ends them with a bookmark.
-const INITIAL_SILENCE: Duration = Duration::from_secs(20);
 const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
 
 /// Opens a watch of what happens after a version, and what it has to tell first.
@@ -71,7 +72,7 @@ pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(R
         query.push(("resourceVersion", &version.0));
     }
     let mut live = Live::open(shared, &query).await?;
-    live.lines.end_after(shared.config.silence.min(INITIAL_SILENCE));
+    live.lines.end_after(Some(shared.config.initial_events_timeout));
     let (mut objects, mut problems) = (HashMap::new(), HashMap::new());
     loop {
         let told = match live.line().await {
@@ -86,7 +87,7 @@ pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(R
                 shared.streams.store(false, Ordering::Relaxed);
                 return Err(SourceError::Unavailable("the initial events did not end in time".to_owned()).into());
             }
-            Err(no_line @ NoLine::TooLong) => return Err(live.broken(no_line).into()),
+            Err(no_line @ NoLine::TooLong) => return Err(Live::broken(no_line).into()),
         };
         match live.decode(&told)? {
             Said::Change(EventType::Deleted, item) => {
@@ -104,7 +105,7 @@ pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(R
             Said::Bookmark(object) => {
                 let bookmark = Bookmark::read(object).map_err(|error| live.unreadable(&error))?;
                 if bookmark.ends_initial_events {
-                    live.lines.end_after(shared.config.silence);
+                    live.lines.end_after(None);
                     let (objects, problems) = (objects.into_values().collect(), problems.into_values().collect());
                     return Ok((Reading { objects, version: bookmark.version, problems }, live));
                 }
@@ -123,7 +124,8 @@ impl Live {
         let watch = [("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", &*seconds)];
         let body = shared.api.open(&shared.target(&[&watch, query].concat())).await?;
         Ok(Self {
-            lines: Lines::new(body, shared.config.silence),
+            watchdog: body.watchdog(),
+            lines: Lines::new(body),
             deadline: Instant::now() + time + GRACE,
             shared: Arc::clone(shared),
             recognition: None,
@@ -137,7 +139,7 @@ impl Live {
     /// Nothing is lost when it is dropped: what was received stays.
     pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
         loop {
-            let Some(line) = self.line().await.map_err(|no_line| self.broken(no_line))? else { return Ok(None) };
+            let Some(line) = self.line().await.map_err(Self::broken)? else { return Ok(None) };
             let event = match self.decode(&line).map_err(Stop::into_error)? {
                 Said::Change(event_type, item) => self.change(event_type, item)?,
                 Said::Bookmark(object) => {
@@ -199,18 +201,29 @@ impl Live {
 
     async fn line(&mut self) -> Result<Option<Bytes>, NoLine> {
         loop {
-            let line = timeout_at(self.deadline, self.lines.next()).await.unwrap_or(Err(NoLine::Late))?;
+            let line = tokio::select! {
+                biased;
+                line = timeout_at(self.deadline, self.lines.next()) => line.unwrap_or(Err(NoLine::Late))?,
+                // Which would begin the time of the lines anew.
+                () = self.watchdog.next(), if !self.lines.has_bound() => {
+                    // A history that is not recognised yet is not served as fresh.
+                    if self.recognition.is_none() {
+                        self.shared.health.alive();
+                    }
+                    continue;
+                }
+            };
             if line.as_deref().is_none_or(|line| !line.trim_ascii().is_empty()) {
                 return Ok(line);
             }
         }
     }
 
-    fn broken(&self, no_line: NoLine) -> SourceError {
+    fn broken(no_line: NoLine) -> SourceError {
         match no_line {
             NoLine::Broken(why) => SourceError::Broken(why),
             NoLine::Late => SourceError::Broken("the API did not close the watch in time".to_owned()),
-            NoLine::Silent => SourceError::Broken(format!("nothing has come for {:?}", self.shared.config.silence)),
+            NoLine::Silent => SourceError::Broken("nothing has come in time".to_owned()),
             NoLine::TooLong => SourceError::Undecodable("an event without end".to_owned()),
         }
     }

@@ -12,6 +12,10 @@ use crate::{
 #[derive(Debug)]
 pub struct KubeSource;
 
+/// Nothing to connect with.
+#[derive(Debug, Clone, Default)]
+pub struct KubeClients;
+
 const PROBLEM: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`)";
 
 // === impl KubeSource ===
@@ -19,6 +23,11 @@ const PROBLEM: &str = "this informerd was built without the Kubernetes API (carg
 impl KubeSource {
     /// A source that has nothing.
     pub fn new(_: KubeConfig, _: SourceHealth) -> Self {
+        Self
+    }
+
+    /// A source that has nothing.
+    pub fn with_clients(_: KubeConfig, _: SourceHealth, _: &KubeClients) -> Self {
         Self
     }
 

@@ -197,7 +197,7 @@ async fn initial_events_that_never_end_are_given_up_for_good() {
     let stand = Stand::new().await;
     stand.play.write("a=1");
     stand.play.set(|store| store.watches.push_back(Fault::Ignore));
-    let mut rig = follow(KubeConfig { silence: Duration::from_millis(300), ..stand.config() }, None);
+    let mut rig = follow(KubeConfig { initial_events_timeout: Duration::from_millis(300), ..stand.config() }, None);
     assert_eq!(rig.told().await, "list 2");
     stand.play.write("a=2");
     assert_eq!(rig.told().await, "3 ~a=2");
@@ -207,26 +207,6 @@ async fn initial_events_that_never_end_are_given_up_for_good() {
     stand.gate.cut();
     assert_eq!(rig.told().await, "list 9");
     assert!(stand.play.asked().contains(&"list 3".to_owned()), "{:?}", stand.play.asked());
-}
-
-/// "Idle watchdog closes and re-watches; no list."
-#[tokio::test]
-async fn a_watch_in_which_nothing_comes_is_opened_again() {
-    let stand = Stand::new().await;
-    stand.play.write("a=1");
-    let mut rig = follow(KubeConfig { silence: Duration::from_millis(400), ..stand.config() }, None);
-    rig.told().await;
-    stand.gate.freeze(true);
-    stand.play.write("a=2");
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    stand.gate.cut();
-    stand.gate.freeze(false);
-    assert_eq!(rig.told().await, "3 ~a=2");
-    let opened = || stand.play.asked().iter().filter(|asked| *asked == "watch 3").count();
-    until(|| opened() > 0).await;
-    let (seen_at, before) = (rig.health.report().seen_at, opened());
-    until(|| opened() > before && rig.health.report().seen_at > seen_at).await;
-    assert_eq!(rig.lists(), 1);
 }
 
 /// "Obeyed, clamped to 1 s and 5 min": no request comes earlier.

@@ -12,7 +12,7 @@ async fn ten() -> Stand {
 }
 
 fn source(config: KubeConfig) -> KubeSource {
-    let health = SourceHealth::new(config.silence, Duration::from_secs(15));
+    let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
     KubeSource::new(config, health)
 }
 

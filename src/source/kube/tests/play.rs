@@ -49,6 +49,8 @@ pub(super) struct Store {
     pub(super) target: String,
     /// And of whom.
     pub(super) user_agent: String,
+    /// Requests for a sign of life.
+    pub(super) probes: usize,
 }
 
 /// What an API does wrong.
@@ -94,6 +96,7 @@ impl Play {
             asked: Vec::new(),
             target: String::new(),
             user_agent: String::new(),
+            probes: 0,
         };
         Self { store: Arc::new(Mutex::new(store)), head: Arc::new(watch::Sender::new(1)) }
     }
@@ -171,6 +174,10 @@ impl Play {
         let expected = self.set(|store| store.token.map(|token| format!("Bearer {token}")));
         if expected.is_some() && expected != authorization {
             return refuse(401, None, &json!({"reason": "Unauthorized", "message": "who?"}).to_string());
+        }
+        if uri.path() == "/version" {
+            self.set(|store| store.probes += 1);
+            return success("{}".to_owned());
         }
         if uri.path() == "/api/v1/namespaces/kube-system" {
             return match self.set(|store| store.cluster) {

@@ -39,7 +39,7 @@ async fn a_list_that_is_older_than_was_asked_for_is_not_taken() {
     stand.play.set(|store| store.streams = false);
     stand.play.write("a=1 a=2");
     let config = stand.config();
-    let health = SourceHealth::new(config.silence, Duration::from_secs(15));
+    let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
     let source = KubeSource::new(config, health);
     let old = r#"{"kind":"WidgetList","metadata":{"resourceVersion":"2"},"items":[]}"#;
     stand.play.set(|store| store.lists.push_back(Fault::Answer(old.to_owned())));
@@ -110,7 +110,7 @@ async fn bytes_prove_nothing_and_versions_do() {
     let stand = Stand::new().await;
     stand.play.write("a=1 b=1");
     let config = stand.config();
-    let health = SourceHealth::new(config.silence, Duration::from_secs(15));
+    let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
     let source = KubeSource::new(config, health);
     let held = source.list(ListVersion::MostRecent).await.unwrap();
     let indexer = Indexer::new(std::sync::Arc::default(), held.clone());

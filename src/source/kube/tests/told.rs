@@ -66,7 +66,7 @@ async fn an_object_has_the_same_bytes_whichever_way_it_came() {
     stand.play.write("a=1");
     let drop_fields = FieldCut::new([Path::parse("metadata.managedFields").unwrap()]).unwrap();
     let config = KubeConfig { drop_fields, ..stand.config() };
-    let health = SourceHealth::new(config.silence, Duration::from_secs(15));
+    let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
     let mut bodies = Vec::new();
     for streams in [true, false] {
         stand.play.set(|store| store.streams = streams);
@@ -204,5 +204,5 @@ async fn an_exec_plugin_says_who_we_are() {
     std::fs::write(&path, std::fs::read_to_string(&path).unwrap().replace("command: echo", "command: /no/such/plugin"))
         .unwrap();
     let rig = follow(KubeConfig { cluster, ..stand.config() }, None);
-    rig.error("unable to run auth exec").await;
+    rig.error("exec plugin \"/no/such/plugin\" cannot be started").await;
 }

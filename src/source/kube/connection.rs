@@ -1,0 +1,311 @@
+//! One connection to an API server: TCP, a proxy, TLS, and HTTP/2 or HTTP/1.1 as the server chooses.
+//!
+//! A connection of HTTP/2 proves by itself that its peer is there: it sends a PING when nothing has come for a third of the
+//! contact timeout, and closes when nothing has come for the whole of it. One of HTTP/1.1 cannot, as long as an answer is
+//! open on it; `client` sends a request over another one.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, header, uri};
+use http_body_util::Empty;
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, sleep, timeout},
+};
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    access::Access,
+    proxy::{Proxy, ProxyKind},
+    tls::{Trust, is_refusal},
+    tunnel,
+};
+use crate::source::{dial::Dialer, text::root_cause};
+
+/// When bytes last came from a peer.
+#[derive(Debug)]
+pub(super) struct Contact {
+    base: Instant,
+    micros: AtomicU64,
+}
+
+/// The state of a connection that its requests share.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Of the [`Access`] that it was made with.
+    pub(super) access: u64,
+    /// Of all connections of HTTP/1.1 together, and of one of HTTP/2.
+    pub(super) contact: Arc<Contact>,
+    pub(super) is_http2: bool,
+    /// The most requests at one time that the server takes.
+    pub(super) max_streams: AtomicUsize,
+    /// Requests whose answers are not over.
+    pub(super) streams: AtomicUsize,
+}
+
+/// Sends requests over one connection.
+pub(super) enum Sender {
+    Http1(http1::SendRequest<Empty<Bytes>>),
+    Http2(http2::SendRequest<Empty<Bytes>>),
+}
+
+/// The state that all connections of HTTP/1.1 of one client share.
+#[derive(Debug, Clone)]
+pub(super) struct Http1Links {
+    pub(super) contact: Arc<Contact>,
+    /// Closes them.
+    pub(super) closed: CancellationToken,
+}
+
+/// There is no connection.
+#[derive(Debug, Clone)]
+pub(super) struct OpenError {
+    pub(super) problem: String,
+    /// The server refuses the client certificate.
+    pub(super) is_refusal: bool,
+}
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Notes when bytes come.
+struct Noted<S> {
+    stream: S,
+    contacts: [Arc<Contact>; 2],
+}
+
+/// The proxy, TLS and HTTP together, besides the time of the dial.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two checks for the SETTINGS of a server.
+const SETTINGS_INTERVAL: Duration = Duration::from_millis(2);
+/// The most bytes that an API server may send ahead on one stream: two objects of the largest size that etcd takes.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// Enough for [`super::client::MAX_STREAMS`] streams: one that is not read stops no other.
+const CONNECTION_WINDOW_BYTES: u32 = 512 << 20;
+
+// === impl Contact ===
+
+impl Contact {
+    pub(super) fn new() -> Self {
+        Self { base: Instant::now(), micros: AtomicU64::new(0) }
+    }
+
+    /// The last time, or that of its making.
+    pub(super) fn last(&self) -> Instant {
+        self.base + Duration::from_micros(self.micros.load(Ordering::Relaxed))
+    }
+
+    fn note(&self) {
+        let micros = u64::try_from(self.base.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.micros.fetch_max(micros, Ordering::Relaxed);
+    }
+}
+
+// === impl Sender ===
+
+impl Sender {
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Self::Http1(sender) => sender.is_closed(),
+            Self::Http2(sender) => sender.is_closed(),
+        }
+    }
+
+    /// Sends a request without a body, and waits for the head of the answer.
+    pub(super) async fn send(
+        &mut self,
+        access: &Access,
+        headers: HeaderMap,
+        target: &str,
+    ) -> hyper::Result<Response<Incoming>> {
+        let path = format!("{}{target}", access.root);
+        let mut request = Request::new(Empty::new());
+        *request.headers_mut() = headers;
+        let authority = access.authority();
+        match self {
+            Self::Http1(sender) => {
+                *request.uri_mut() = path.parse().unwrap_or_default();
+                if let Ok(host) = HeaderValue::from_str(&authority) {
+                    request.headers_mut().insert(header::HOST, host);
+                }
+                // Its last answer may have ended a moment ago.
+                sender.ready().await?;
+                sender.send_request(request).await
+            }
+            Self::Http2(sender) => {
+                let uri = Uri::builder().scheme(uri::Scheme::HTTPS).authority(authority).path_and_query(path);
+                *request.uri_mut() = uri.build().unwrap_or_default();
+                sender.send_request(request).await
+            }
+        }
+    }
+}
+
+// === impl Noted ===
+
+impl<S: AsyncRead + Unpin> AsyncRead for Noted<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        // The end and a reset come from a peer that is there.
+        let is_contact = match &read {
+            Poll::Ready(Err(error)) => error.kind() != io::ErrorKind::TimedOut,
+            Poll::Ready(Ok(())) => true,
+            Poll::Pending => false,
+        };
+        if is_contact {
+            self.contacts.iter().for_each(|contact| contact.note());
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Noted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+// === impl OpenError ===
+
+impl OpenError {
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        Self { problem: root_cause(error), is_refusal: is_refusal(error) }
+    }
+}
+
+impl From<String> for OpenError {
+    fn from(problem: String) -> Self {
+        Self { problem, is_refusal: false }
+    }
+}
+
+/// Connects.
+///
+/// # Cancel safety
+///
+/// Dropping the future closes the connection.
+pub(super) async fn open(
+    access: &Access,
+    dialer: &Dialer,
+    contact_timeout: Duration,
+    http1: &Http1Links,
+) -> Result<(Sender, Arc<Link>), OpenError> {
+    let Access { host, port, proxy, .. } = access;
+    let stream = match proxy {
+        None => dialer.dial(host, *port).await?,
+        Some(Proxy { host, port, origin, .. }) => {
+            let connected = dialer.dial(host, *port).await;
+            connected.map_err(|problem| format!("proxy {host}:{port} ({origin}): {problem}"))?
+        }
+    };
+    let own = Arc::new(Contact::new());
+    let stream = Noted { stream, contacts: [Arc::clone(&own), Arc::clone(&http1.contact)] };
+    let shaken = timeout(HANDSHAKE_TIMEOUT, async {
+        let (stream, is_http2) = secured(Box::new(stream), access).await?;
+        let link = Arc::new(Link {
+            access: access.version,
+            contact: if is_http2 { own } else { Arc::clone(&http1.contact) },
+            is_http2,
+            max_streams: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+        });
+        let sender =
+            if is_http2 { over_http2(stream, contact_timeout, &link).await } else { over_http1(stream, http1).await };
+        Ok((sender?, link))
+    });
+    let shaken = shaken.await;
+    shaken.unwrap_or_else(|_| Err(format!("no answer within {HANDSHAKE_TIMEOUT:?} to the start of TLS or HTTP").into()))
+}
+
+/// Opens the tunnel of a proxy and begins TLS, as far as there are any; true for HTTP/2.
+async fn secured(mut stream: Box<dyn Io>, access: &Access) -> Result<(Box<dyn Io>, bool), OpenError> {
+    if let Some(proxy) = &access.proxy {
+        if proxy.kind == ProxyKind::Https {
+            let name = proxy.host.clone().try_into().map_err(|_| format!("{:?} is no name of a host", proxy.host))?;
+            // Its certificate has nothing to do with the cluster's authority.
+            let config = tokio::task::spawn_blocking(|| Trust::read(None)?.client_config(None, false)).await;
+            let config = config.map_err(|error| error.to_string())??;
+            let tls = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+            let problem = |error: io::Error| format!("proxy {} ({}): {}", proxy.host, proxy.origin, root_cause(&error));
+            stream = Box::new(tls.map_err(problem)?);
+        }
+        tunnel::open(&mut stream, proxy, &access.host, access.port).await?;
+    }
+    let Some((config, name)) = &access.tls else { return Ok((stream, false)) };
+    let tls = TlsConnector::from(Arc::clone(config)).connect(name.clone(), stream).await;
+    let tls = tls.map_err(|error| OpenError::of(&error))?;
+    let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+    Ok((Box::new(tls), is_http2))
+}
+
+async fn over_http2(stream: Box<dyn Io>, contact_timeout: Duration, link: &Arc<Link>) -> Result<Sender, OpenError> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(ping_interval(contact_timeout))
+        .keep_alive_timeout(contact_timeout.saturating_sub(ping_interval(contact_timeout)))
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        // No request is sent before the SETTINGS of the server: one above its limit would wait until another ends.
+        .initial_max_send_streams(0);
+    let connected = builder.handshake(TokioIo::new(stream)).await;
+    let (sender, mut connection) = connected.map_err(|error| OpenError::of(&error))?;
+    while connection.current_max_send_streams() == 0 {
+        tokio::select! {
+            ended = &mut connection => {
+                let closed = || "the connection is closed".to_owned().into();
+                return Err(ended.err().map_or_else(closed, |error| OpenError::of(&error)));
+            }
+            () = sleep(SETTINGS_INTERVAL) => {}
+        }
+    }
+    link.max_streams.store(connection.current_max_send_streams(), Ordering::Release);
+    let noted = Arc::clone(link);
+    // It ends with the last sender and the last answer, and is polled at every request.
+    tokio::spawn(std::future::poll_fn(move |cx| {
+        let polled = Pin::new(&mut connection).poll(cx);
+        if polled.is_pending() {
+            noted.max_streams.store(connection.current_max_send_streams(), Ordering::Release);
+        }
+        polled
+    }));
+    Ok(Sender::Http2(sender))
+}
+
+async fn over_http1(stream: Box<dyn Io>, http1: &Http1Links) -> Result<Sender, OpenError> {
+    let connected = http1::handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = connected.map_err(|error| OpenError::of(&error))?;
+    tokio::spawn(http1.closed.clone().run_until_cancelled_owned(connection));
+    Ok(Sender::Http1(sender))
+}
+
+/// The silence after which a PING or a request demands a sign of life.
+pub(super) fn ping_interval(contact_timeout: Duration) -> Duration {
+    contact_timeout / 3
+}

@@ -1,0 +1,176 @@
+//! Exec plugins: programs that print credentials (client-go's `plugin/pkg/client/auth/exec`).
+//!
+//! A plugin runs as a process of its own, with bounds in time and output, and without a terminal. Nothing of this process
+//! waits for it but the requests that need its credentials.
+
+use std::{process::Stdio, time::Duration};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::Command,
+    time::timeout,
+};
+
+use super::kubeconfig::{Cluster, ExecConfig};
+use crate::source::text::one_line;
+
+/// The answer of a plugin.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct ExecCredential {
+    pub(super) token: Option<String>,
+    /// A client certificate and its key, in PEM.
+    pub(super) identity: Option<Vec<u8>>,
+    /// Seconds since 1970; `None` for credentials that last until they are refused.
+    pub(super) expires_at: Option<i64>,
+}
+
+/// `ExecCredential` of `client.authentication.k8s.io`.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Printed {
+    api_version: String,
+    kind: String,
+    status: Option<Status>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    token: Option<String>,
+    client_certificate_data: Option<String>,
+    client_key_data: Option<String>,
+    expiration_timestamp: Option<String>,
+}
+
+/// The longest run of a plugin. One that waits for a login never ends by itself.
+const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_OUTPUT_BYTES: usize = 1 << 20;
+/// The end of what it writes to stderr, for the error.
+const MAX_COMPLAINT_BYTES: usize = 2 << 10;
+
+/// Runs a plugin.
+///
+/// # Cancel safety
+///
+/// Dropping the future kills the plugin.
+pub(super) async fn run(exec: &ExecConfig, cluster: &Cluster) -> Result<ExecCredential, String> {
+    let name = &exec.command;
+    if exec.interactive_mode.as_deref() == Some("Always") {
+        return Err(format!(
+            "exec plugin {name:?} needs a terminal (interactiveMode: Always), and a server has none; use another plugin"
+        ));
+    }
+    let info = info(exec, cluster)?;
+    match timeout(EXEC_TIMEOUT, output(exec, &info)).await {
+        Ok(Ok(printed)) => {
+            read(&printed, &exec.api_version).map_err(|problem| format!("exec plugin {name:?}: {problem}"))
+        }
+        Ok(Err(problem)) => Err(problem),
+        Err(_) => Err(format!(
+            "exec plugin {name:?} has not answered for {} s; run it by hand, it may wait for a login",
+            EXEC_TIMEOUT.as_secs()
+        )),
+    }
+}
+
+/// Makes the value of `KUBERNETES_EXEC_INFO`.
+fn info(exec: &ExecConfig, cluster: &Cluster) -> Result<String, String> {
+    use base64::prelude::{BASE64_STANDARD, Engine};
+    let mut spec = json!({ "interactive": false });
+    if exec.provide_cluster_info {
+        let Cluster { server, insecure_skip_tls_verify, proxy_url, tls_server_name, disable_compression, .. } = cluster;
+        let mut about = serde_json::Map::new();
+        let mut add = |key: &str, value: Option<Value>| about.extend(value.map(|value| (key.to_owned(), value)));
+        add("server", Some(json!(server)));
+        add("tls-server-name", tls_server_name.as_ref().map(|name| json!(name)));
+        add("insecure-skip-tls-verify", insecure_skip_tls_verify.filter(|skip| *skip).map(|skip| json!(skip)));
+        add("certificate-authority-data", cluster.authority()?.map(|pem| json!(BASE64_STANDARD.encode(pem))));
+        add("proxy-url", proxy_url.as_ref().map(|url| json!(url)));
+        add("disable-compression", disable_compression.filter(|disable| *disable).map(|disable| json!(disable)));
+        add("config", cluster.exec_config().cloned());
+        spec["cluster"] = Value::Object(about);
+    }
+    Ok(json!({ "apiVersion": exec.api_version, "kind": "ExecCredential", "spec": spec }).to_string())
+}
+
+async fn output(exec: &ExecConfig, info: &str) -> Result<Vec<u8>, String> {
+    let ExecConfig { command: name, args, env, install_hint, .. } = exec;
+    let mut command = Command::new(name);
+    command.args(args).envs(env.iter().map(|env| (&env.name, &env.value))).env("KUBERNETES_EXEC_INFO", info);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(|error| {
+        let hint = install_hint.as_deref().map(one_line).filter(|hint| !hint.is_empty());
+        let hint = hint.unwrap_or_else(|| "install it, or correct `command` in the kubeconfig".to_owned());
+        format!("exec plugin {name:?} cannot be started: {error}; {hint}")
+    })?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (printed, complaint) = tokio::join!(first(stdout), last(stderr));
+    let status = child.wait().await.map_err(|error| format!("exec plugin {name:?}: {error}"))?;
+    // It may have failed because the rest is not read.
+    let printed =
+        printed.ok_or_else(|| format!("exec plugin {name:?} has printed more than {MAX_OUTPUT_BYTES} bytes"))?;
+    if !status.success() {
+        let complaint = one_line(&String::from_utf8_lossy(&complaint));
+        let complaint = if complaint.is_empty() { "it has written nothing to stderr" } else { &complaint };
+        return Err(format!("exec plugin {name:?} failed ({status}): {complaint}"));
+    }
+    Ok(printed)
+}
+
+/// Reads all of a bounded output; `None` if there is more.
+async fn first(stream: Option<impl AsyncRead + Unpin>) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        // What can be read is judged by its content.
+        drop(stream.take(MAX_OUTPUT_BYTES as u64 + 1).read_to_end(&mut bytes).await);
+    }
+    (bytes.len() <= MAX_OUTPUT_BYTES).then_some(bytes)
+}
+
+/// Reads to the end, so that the plugin can write, and keeps the last bytes.
+async fn last(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let Some(mut stream) = stream else { return kept };
+    let mut buffer = [0; 1024];
+    while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+        kept.extend_from_slice(&buffer[..read]);
+        kept.drain(..kept.len().saturating_sub(MAX_COMPLAINT_BYTES));
+    }
+    kept
+}
+
+/// Reads the credentials. client-go takes YAML, too, which some plugins print.
+fn read(printed: &[u8], api_version: &str) -> Result<ExecCredential, String> {
+    let printed = std::str::from_utf8(printed).map_err(|_| "it has not printed UTF-8".to_owned())?;
+    let printed: Printed = serde_saphyr::from_str(printed)
+        .map_err(|error| format!("it has not printed an ExecCredential: {}", one_line(&error.to_string())))?;
+    if printed.kind != "ExecCredential" {
+        return Err(format!("it has printed kind {:?} instead of \"ExecCredential\"", printed.kind));
+    }
+    if !api_version.is_empty() && printed.api_version != api_version {
+        let printed = printed.api_version;
+        return Err(format!("it has printed apiVersion {printed:?}, and the kubeconfig expects {api_version:?}"));
+    }
+    let status = printed.status.ok_or("it has printed no status; it may wait for a login")?;
+    let text = |text: Option<String>| text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    let token = text(status.token);
+    let identity = match (text(status.client_certificate_data), text(status.client_key_data)) {
+        (Some(certificate), Some(key)) => Some(format!("{certificate}\n{key}\n").into_bytes()),
+        (None, None) => None,
+        _ => return Err("it has printed one of client certificate and key without the other".to_owned()),
+    };
+    if token.is_none() && identity.is_none() {
+        return Err("it has printed neither a token nor a client certificate".to_owned());
+    }
+    let expires_at = text(status.expiration_timestamp).map(|text| {
+        let at = text.parse::<prost_types::Timestamp>();
+        at.map(|at| at.seconds).map_err(|_| format!("its expirationTimestamp {text:?} is no time of RFC 3339"))
+    });
+    Ok(ExecCredential { token, identity, expires_at: expires_at.transpose()? })
+}
+
+#[cfg(test)]
+#[path = "tests/exec.rs"]
+mod tests;

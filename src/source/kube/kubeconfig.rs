@@ -1,0 +1,370 @@
+//! Kubeconfig files and the service account of a pod, read as client-go's `clientcmd` and `rest.InClusterConfig` read them.
+//!
+//! Of several files in `KUBECONFIG` the first that defines a name wins, and a file that does not exist is skipped. Paths are
+//! relative to the file that names them. Values that are written into a file (`…-data`) win over files that it names.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::KubeCluster;
+use crate::source::text::one_line;
+
+/// The cluster and the user of a context: client-go's `rest.Config`, with absolute paths or such as are relative to the
+/// working directory.
+pub(super) struct RestConfig {
+    /// The kubeconfig files that were read, or looked for.
+    pub(super) files: Vec<PathBuf>,
+    pub(super) cluster: Cluster,
+    pub(super) user: User,
+}
+
+/// The address of an API server, and its authority.
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "kebab-case")]
+pub(super) struct Cluster {
+    #[serde(deserialize_with = "or_default")]
+    pub(super) server: String,
+    pub(super) insecure_skip_tls_verify: Option<bool>,
+    pub(super) certificate_authority: Option<PathBuf>,
+    pub(super) certificate_authority_data: Option<String>,
+    pub(super) proxy_url: Option<String>,
+    pub(super) tls_server_name: Option<String>,
+    pub(super) disable_compression: Option<bool>,
+    pub(super) extensions: Option<Vec<Extension>>,
+}
+
+/// The credentials of a user.
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "kebab-case")]
+pub(super) struct User {
+    pub(super) token: Option<String>,
+    #[serde(rename = "tokenFile")]
+    pub(super) token_file: Option<PathBuf>,
+    pub(super) username: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) client_certificate: Option<PathBuf>,
+    pub(super) client_certificate_data: Option<String>,
+    pub(super) client_key: Option<PathBuf>,
+    pub(super) client_key_data: Option<String>,
+    #[serde(rename = "as")]
+    pub(super) impersonate: Option<String>,
+    #[serde(rename = "as-uid")]
+    pub(super) impersonate_uid: Option<String>,
+    #[serde(rename = "as-groups", deserialize_with = "or_default")]
+    pub(super) impersonate_groups: Vec<String>,
+    #[serde(rename = "as-user-extra", deserialize_with = "or_default")]
+    pub(super) impersonate_extra: BTreeMap<String, Vec<String>>,
+    pub(super) auth_provider: Option<AuthProvider>,
+    pub(super) exec: Option<ExecConfig>,
+}
+
+/// An exec plugin.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ExecConfig {
+    pub(super) api_version: String,
+    pub(super) command: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) args: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) env: Vec<ExecEnv>,
+    pub(super) install_hint: Option<String>,
+    pub(super) interactive_mode: Option<String>,
+    pub(super) provide_cluster_info: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub(super) struct ExecEnv {
+    pub(super) name: String,
+    pub(super) value: String,
+}
+
+/// A plugin that is built into client-go, or was.
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub(super) struct AuthProvider {
+    pub(super) name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) config: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub(super) struct Extension {
+    name: String,
+    extension: Value,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct Kubeconfig {
+    current_context: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    clusters: Vec<NamedCluster>,
+    #[serde(deserialize_with = "or_default")]
+    users: Vec<NamedUser>,
+    #[serde(deserialize_with = "or_default")]
+    contexts: Vec<NamedContext>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedCluster {
+    name: String,
+    #[serde(deserialize_with = "or_default")]
+    cluster: Cluster,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedUser {
+    name: String,
+    #[serde(deserialize_with = "or_default")]
+    user: User,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedContext {
+    name: String,
+    #[serde(deserialize_with = "or_default")]
+    context: Context,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Context {
+    cluster: String,
+    #[serde(deserialize_with = "or_default")]
+    user: String,
+}
+
+/// Environment variables by their names; those that are empty count as not set.
+pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
+const SERVICE_PORT: &str = "KUBERNETES_SERVICE_PORT";
+/// For exec plugins that get the cluster.
+const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
+/// No kubeconfig, token or certificate is larger.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+// === impl RestConfig ===
+
+impl RestConfig {
+    /// Reads what leads to a cluster. No connection is made, and no plugin is run.
+    pub(super) fn load(cluster: &KubeCluster, env: Env<'_>) -> Result<Self, String> {
+        let files = files(cluster, env);
+        let kubeconfig = Kubeconfig::read(&files)?;
+        let Some(kubeconfig) = kubeconfig else {
+            return match &cluster.kubeconfig {
+                Some(path) => Err(format!("{} cannot be read: no such file", path.display())),
+                None if cluster.context.is_none() && env(SERVICE_HOST).is_some() => in_cluster(env),
+                None => Err(no_kubeconfig(&files)),
+            };
+        };
+        let (cluster, user) = kubeconfig.select(cluster.context.as_deref())?;
+        Ok(Self { files, cluster, user })
+    }
+}
+
+// === impl Kubeconfig ===
+
+impl Kubeconfig {
+    /// Reads and merges files; `None` when there are none.
+    fn read(files: &[PathBuf]) -> Result<Option<Self>, String> {
+        let mut merged: Option<Self> = None;
+        for path in files {
+            if !path.exists() {
+                continue;
+            }
+            let text = read_text(path)?;
+            let parsed = serde_saphyr::from_str::<Option<Self>>(&text);
+            let parsed = parsed.map_err(|error| format!("{}: {}", path.display(), one_line(&error.to_string())))?;
+            let directory = path.parent().unwrap_or(Path::new(""));
+            let next = parsed.unwrap_or_default().relative_to(directory);
+            match &mut merged {
+                Some(merged) => merged.append(next),
+                None => merged = Some(next),
+            }
+        }
+        Ok(merged)
+    }
+
+    /// Makes the paths in a file independent of where it is.
+    fn relative_to(mut self, directory: &Path) -> Self {
+        let resolve = |path: &mut Option<PathBuf>| {
+            if let Some(path) = path {
+                *path = directory.join(&*path);
+            }
+        };
+        for NamedCluster { cluster, .. } in &mut self.clusters {
+            resolve(&mut cluster.certificate_authority);
+        }
+        for NamedUser { user, .. } in &mut self.users {
+            resolve(&mut user.client_certificate);
+            resolve(&mut user.client_key);
+            resolve(&mut user.token_file);
+            // One without a slash is looked up in PATH.
+            if let Some(exec) = user.exec.as_mut().filter(|exec| exec.command.contains('/')) {
+                exec.command = directory.join(&exec.command).display().to_string();
+            }
+        }
+        self
+    }
+
+    /// Adds what is not defined yet. Names are looked up from the front, so that the first wins.
+    fn append(&mut self, next: Self) {
+        if self.current_context.as_deref().unwrap_or_default().is_empty() {
+            self.current_context = next.current_context;
+        }
+        self.clusters.extend(next.clusters);
+        self.users.extend(next.users);
+        self.contexts.extend(next.contexts);
+    }
+
+    fn select(self, context: Option<&str>) -> Result<(Cluster, User), String> {
+        let current = self.current_context.as_deref().filter(|context| !context.is_empty());
+        let name = context.or(current);
+        let name = name.ok_or("the kubeconfig has no current context; write a `context`")?;
+        let Some(NamedContext { context, .. }) = self.contexts.iter().find(|known| known.name == name) else {
+            let known: Vec<&str> = self.contexts.iter().map(|known| known.name.as_str()).collect();
+            return Err(format!("the kubeconfig has no context {name:?}; it has: {}", known.join(", ")));
+        };
+        let Some(NamedCluster { cluster, .. }) = self.clusters.into_iter().find(|known| known.name == context.cluster)
+        else {
+            return Err(format!("the kubeconfig has no cluster {:?}, which context {name:?} names", context.cluster));
+        };
+        if cluster.server.is_empty() {
+            return Err(format!("cluster {:?} of the kubeconfig has no `server`", context.cluster));
+        }
+        // client-go takes a user that is not defined for one without credentials.
+        let user = self.users.into_iter().find(|known| known.name == context.user);
+        Ok((cluster, user.unwrap_or_default().user))
+    }
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// The certificates that may have signed the API server's, in PEM; `None` for those that the system trusts.
+    pub(super) fn authority(&self) -> Result<Option<Vec<u8>>, String> {
+        pem(
+            "certificate-authority-data",
+            self.certificate_authority_data.as_deref(),
+            self.certificate_authority.as_deref(),
+        )
+    }
+
+    /// The part that is for exec plugins alone.
+    pub(super) fn exec_config(&self) -> Option<&Value> {
+        let extension = self.extensions.iter().flatten().find(|extension| extension.name == EXEC_EXTENSION)?;
+        Some(&extension.extension)
+    }
+}
+
+// === impl User ===
+
+impl User {
+    /// The client certificate and its key, in PEM, one after the other.
+    pub(super) fn identity(&self) -> Result<Option<Vec<u8>>, String> {
+        let certificate = pem(
+            "client-certificate-data",
+            self.client_certificate_data.as_deref(),
+            self.client_certificate.as_deref(),
+        )?;
+        let key = pem("client-key-data", self.client_key_data.as_deref(), self.client_key.as_deref())?;
+        match (certificate, key) {
+            (Some(mut certificate), Some(key)) => {
+                certificate.push(b'\n');
+                certificate.extend(key);
+                Ok(Some(certificate))
+            }
+            (None, None) => Ok(None),
+            (Some(_), None) => Err("the kubeconfig has a client certificate and no client key".to_owned()),
+            (None, Some(_)) => Err("the kubeconfig has a client key and no client certificate".to_owned()),
+        }
+    }
+}
+
+/// Returns the files in which a kubeconfig would be.
+fn files(cluster: &KubeCluster, env: Env<'_>) -> Vec<PathBuf> {
+    if let Some(path) = &cluster.kubeconfig {
+        return vec![path.clone()];
+    }
+    if let Some(list) = env("KUBECONFIG") {
+        return std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect();
+    }
+    env("HOME").map(|home| Path::new(&home).join(".kube/config")).into_iter().collect()
+}
+
+fn no_kubeconfig(files: &[PathBuf]) -> String {
+    let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
+    format!("no kubeconfig: none of {} exists; name one, or run inside a cluster", files.join(", "))
+}
+
+/// The service account that Kubernetes mounts into a pod.
+fn in_cluster(env: Env<'_>) -> Result<RestConfig, String> {
+    let host = env(SERVICE_HOST).unwrap_or_default();
+    let port = env(SERVICE_PORT).ok_or_else(|| format!("{SERVICE_HOST} is set, and {SERVICE_PORT} is not"))?;
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    let (token, authority) = (Path::new(SERVICE_ACCOUNT).join("token"), Path::new(SERVICE_ACCOUNT).join("ca.crt"));
+    for path in [&token, &authority] {
+        read_text(path).map_err(|problem| {
+            format!(
+                "the service account of this pod: {problem}; mount its token (automountServiceAccountToken), or name a kubeconfig"
+            )
+        })?;
+    }
+    let cluster = Cluster {
+        server: format!("https://{host}:{port}"),
+        certificate_authority: Some(authority),
+        ..Cluster::default()
+    };
+    Ok(RestConfig { files: Vec::new(), cluster, user: User { token_file: Some(token), ..User::default() } })
+}
+
+/// Reads a small file of text.
+pub(super) fn read_text(path: &Path) -> Result<String, String> {
+    String::from_utf8(read(path)?).map_err(|_| format!("{} is not UTF-8", path.display()))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let problem = |error: std::io::Error| format!("{} cannot be read: {error}", path.display());
+    let mut bytes = Vec::new();
+    fs::File::open(path).map_err(problem)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(problem)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(format!("{} has more than the {MAX_FILE_BYTES} bytes that are read", path.display()));
+    }
+    Ok(bytes)
+}
+
+/// A value in base64, or else a file.
+fn pem(key: &str, data: Option<&str>, path: Option<&Path>) -> Result<Option<Vec<u8>>, String> {
+    use base64::prelude::{BASE64_STANDARD, Engine};
+    if let Some(data) = data.filter(|data| !data.is_empty()) {
+        // YAML may break a long text over lines.
+        let data: String = data.split_whitespace().collect();
+        let decoded = BASE64_STANDARD.decode(data);
+        return decoded.map(Some).map_err(|error| format!("{key} of the kubeconfig is not base64: {error}"));
+    }
+    path.filter(|path| !path.as_os_str().is_empty()).map(read).transpose()
+}
+
+/// Takes null for nothing, as Go does.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+#[cfg(test)]
+#[path = "tests/kubeconfig.rs"]
+mod tests;

@@ -1,0 +1,126 @@
+//! `metav1.Status`, the reason why an API server does not serve a request.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::{cache::SourceError, source::watch_event::status_text};
+
+/// The part of `metav1.Status` that is for programs.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    code: Option<u16>,
+    reason: Option<String>,
+    message: Option<String>,
+    details: Option<Details>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Details {
+    causes: Option<Vec<Cause>>,
+    retry_after_seconds: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Cause {
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+const TOO_LARGE: &str = "Too large resource version";
+
+// === impl Status ===
+
+impl Status {
+    /// Reads a body; one of another kind says nothing.
+    pub(super) fn read(text: &str) -> Self {
+        serde_json::from_str(text).unwrap_or_default()
+    }
+
+    /// The code, where the answer itself has none.
+    pub(super) fn code(&self) -> Option<u16> {
+        self.code
+    }
+
+    /// The time that the server asks for before the next request.
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        self.details.as_ref()?.retry_after_seconds.map(Duration::from_secs)
+    }
+
+    /// Returns what a failure means: SEMANTICS 1.25, rules 6 and 7, and 1.27, rules 2 and 9.
+    pub(super) fn error(&self, code: u16, url: &str, text: &str) -> SourceError {
+        let reason = self.reason.as_deref().unwrap_or_default();
+        let words = status_text(text);
+        let words = if words.is_empty() { format!("HTTP {code}") } else { words };
+        let told = |hint: &str| format!("{url}: {words}{hint}");
+        if self.is_too_large() {
+            return SourceError::VersionTooLarge(told(""));
+        }
+        match (code, reason) {
+            (410, _) | (_, "Expired" | "Gone") => SourceError::Expired(told("")),
+            // What is in front of the API, or the API while it begins or ends, says nothing of the version.
+            (429 | 502..=504, _) | (_, "TooManyRequests") => SourceError::Busy(told("")),
+            (401, _) => SourceError::Unavailable(told("; correct the credentials of the kubeconfig or the token")),
+            (403, _) => SourceError::Unavailable(told("; `informerd rbac` prints the role that is needed")),
+            (404, _) => {
+                SourceError::Unavailable(told("; correct group, version and plural: see `kubectl api-resources`"))
+            }
+            _ => SourceError::Unavailable(told("")),
+        }
+    }
+
+    /// In each of the forms that servers have had for it.
+    fn is_too_large(&self) -> bool {
+        let causes = || self.details.iter().filter_map(|details| details.causes.as_ref()).flatten();
+        let is_timeout = self.reason.as_deref() == Some("Timeout");
+        let says = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(TOO_LARGE));
+        causes().any(|cause| cause.reason.as_deref() == Some("ResourceVersionTooLarge"))
+            || (is_timeout && (says(&self.message) || causes().any(|cause| says(&cause.message))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: u16, status: &str) -> SourceError {
+        serde_json::from_str::<Status>(status).unwrap_or_default().error(code, "u", status)
+    }
+
+    /// The three forms of `TestReflectorFullListIfTooLarge`.
+    #[test]
+    fn a_version_that_is_too_large_is_recognised_in_each_of_its_forms() {
+        for status in [
+            r#"{"reason":"Timeout","code":504,"details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"x"}]}}"#,
+            r#"{"reason":"Timeout","code":504,"details":{"causes":[{"message":"Too large resource version"}]}}"#,
+            r#"{"reason":"Timeout","code":504,"message":"Too large resource version: 20, current: 10"}"#,
+        ] {
+            assert!(matches!(error(504, status), SourceError::VersionTooLarge(_)), "{status}");
+        }
+        let other = r#"{"reason":"Timeout","code":504,"message":"etcd took too long"}"#;
+        assert_eq!(error(504, other), SourceError::Busy("u: etcd took too long (Timeout)".to_owned()));
+    }
+
+    #[test]
+    fn a_failure_is_what_the_reflector_does_next() {
+        for (code, status, expected) in [
+            (410, r#"{"reason":"Expired","message":"m"}"#, SourceError::Expired("u: m (Expired)".into())),
+            (200, r#"{"reason":"Gone","message":"m"}"#, SourceError::Expired("u: m (Gone)".into())),
+            (429, "", SourceError::Busy("u: HTTP 429".into())),
+            (503, "<html>\nno backend", SourceError::Busy("u: <html> no backend".into())),
+            (
+                500,
+                r#"{"reason":"InternalError","message":"m"}"#,
+                SourceError::Unavailable("u: m (InternalError)".into()),
+            ),
+        ] {
+            assert_eq!(error(code, status), expected);
+        }
+        for (code, hint) in [(401, "credentials"), (403, "informerd rbac"), (404, "api-resources")] {
+            assert!(error(code, "{}").to_string().contains(hint), "{code}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+use super::*;
+
+fn files(directory: &Path, cluster: &str, user: &str) -> KubeCluster {
+    let path = directory.join("config");
+    let text = format!(
+        "{{current-context: c, contexts: [{{name: c, context: {{cluster: k, user: u}}}}], users: [{{name: u, user: {{{user}}}}}], \
+         clusters: [{{name: k, cluster: {{{cluster}}}}}]}}"
+    );
+    std::fs::write(&path, text).unwrap();
+    KubeCluster { kubeconfig: Some(path), context: None }
+}
+
+fn headers(map: &HeaderMap) -> Vec<String> {
+    let pair = |(name, value): (&HeaderName, &HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+    map.iter().map(pair).filter(|header| !header.starts_with("user-agent")).collect()
+}
+
+#[tokio::test]
+async fn a_user_becomes_the_headers_of_client_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = "server: 'http://h:1'";
+    for (user, expected) in [
+        ("", vec![]),
+        ("token: t", vec!["authorization: Bearer t"]),
+        ("username: u, password: p", vec!["authorization: Basic dTpw"]),
+        ("auth-provider: {name: oidc, config: {id-token: i}}", vec!["authorization: Bearer i"]),
+        // What is written counts before a plugin, which is not run.
+        ("token: t, exec: {command: /no/such/plugin}", vec!["authorization: Bearer t"]),
+        (
+            "as: me, as-uid: '7', as-groups: [a, b], as-user-extra: {Some/Key: [x, y]}",
+            vec![
+                "impersonate-user: me",
+                "impersonate-uid: 7",
+                "impersonate-group: a",
+                "impersonate-group: b",
+                "impersonate-extra-some%2fkey: x",
+                "impersonate-extra-some%2fkey: y",
+            ],
+        ),
+    ] {
+        let access = Authenticator::new(files(directory.path(), server, user)).get(Need::Any).await.unwrap();
+        assert_eq!(headers(&access.headers().await.unwrap()), expected, "{user}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_named_with_its_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let nothing = directory.path().join("nothing");
+    std::fs::write(&nothing, "").unwrap();
+    let authority = format!("server: 'https://h:1', certificate-authority: {}", nothing.display());
+    for (cluster, user, problem) in [
+        ("server: 'ftp://h'", "", "server \"ftp://h\" of the kubeconfig: its scheme"),
+        ("server: 'https://'", "", "server \"https://\" of the kubeconfig: "),
+        (&*authority, "", "https://h:1: the certificate authority holds no certificate in PEM"),
+        (
+            "server: 'http://h'",
+            "auth-provider: {name: gcp}",
+            "auth-provider \"gcp\" of the kubeconfig is not supported",
+        ),
+        ("server: 'http://h'", "token: \"a\\nb\"", "the token of the kubeconfig has a line break"),
+    ] {
+        let error = Authenticator::new(files(directory.path(), cluster, user)).get(Need::Any).await.err().unwrap();
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+}
+
+/// Files that have changed count for the next connection; one that is missing while it is replaced does not matter.
+#[tokio::test]
+async fn files_are_read_again_when_they_have_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = files(directory.path(), "server: 'http://h:1'", "token: one");
+    let authenticator = Authenticator::new(cluster.clone());
+    let first = authenticator.get(Need::Any).await.unwrap();
+    assert!(Arc::ptr_eq(&first, &authenticator.get(Need::Fresh).await.unwrap()));
+    assert!(Arc::ptr_eq(&first, &authenticator.get(Need::Other(first.version)).await.unwrap()), "there is no other");
+    std::fs::remove_file(directory.path().join("config")).unwrap();
+    assert!(Arc::ptr_eq(&first, &authenticator.get(Need::Fresh).await.unwrap()));
+    assert!(authenticator.get(Need::Other(first.version)).await.is_err());
+    files(directory.path(), "server: 'http://h:1/root/'", "token: three");
+    assert!(Arc::ptr_eq(&first, &authenticator.get(Need::Any).await.unwrap()), "nothing needs another");
+    let second = authenticator.get(Need::Fresh).await.unwrap();
+    assert_eq!(headers(&second.headers().await.unwrap()), ["authorization: Bearer three"]);
+    assert_eq!((&*second.root, &*second.authority()), ("/root", "h:1"));
+    assert!(Arc::ptr_eq(&second, &authenticator.get(Need::Other(first.version)).await.unwrap()));
+}
+
+/// kubernetes/kubernetes#68164: a file may be removed after the start.
+#[tokio::test]
+async fn a_token_file_that_goes_away_leaves_its_last_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let token = directory.path().join("token");
+    std::fs::write(&token, "t\n").unwrap();
+    let cluster = files(directory.path(), "server: 'http://h:1'", "tokenFile: token");
+    let access = Authenticator::new(cluster).get(Need::Any).await.unwrap();
+    assert_eq!(headers(&access.headers().await.unwrap()), ["authorization: Bearer t"]);
+    std::fs::remove_file(&token).unwrap();
+    assert_eq!(headers(&access.headers().await.unwrap()), ["authorization: Bearer t"]);
+}
+
+/// A plugin whose credentials are over is run again, and not while they last.
+#[tokio::test]
+async fn a_plugin_is_run_again_when_its_credentials_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let runs = directory.path().join("runs");
+    let credential = r#"{\"apiVersion\":\"v1\",\"kind\":\"ExecCredential\",\"status\":{\"token\":\"t'$(wc -l <RUNS)'\",\"expirationTimestamp\":\"1970-01-01T00:00:00Z\"}}"#;
+    let script = format!("echo >>RUNS; printf '{credential}'").replace("RUNS", &runs.display().to_string());
+    let user = format!("exec: {{apiVersion: v1, command: sh, args: [-c, \"{script}\"]}}");
+    let authenticator = Authenticator::new(files(directory.path(), "server: 'http://h:1'", &user));
+    let first = authenticator.get(Need::Any).await.unwrap();
+    assert_eq!(headers(&first.headers().await.unwrap()), ["authorization: Bearer t1"]);
+    assert!(Arc::ptr_eq(&first, &authenticator.get(Need::Any).await.unwrap()), "a moment ago");
+    tokio::time::pause();
+    tokio::time::advance(PLUGIN_INTERVAL).await;
+    tokio::time::resume();
+    let second = authenticator.get(Need::Any).await.unwrap();
+    assert_eq!(headers(&second.headers().await.unwrap()), ["authorization: Bearer t2"]);
+    assert!(second.version > first.version);
+}

@@ -1,0 +1,295 @@
+//! Connections and credentials: where they come from, how often they are obtained, and that nothing else waits for them.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+use tokio::time::Instant;
+
+use super::*;
+use crate::cache::SyncState;
+
+/// A plugin that notes its runs and gives the token `t`.
+struct Plugin {
+    directory: tempfile::TempDir,
+    kubeconfig: tempfile::TempPath,
+}
+
+// === impl Plugin ===
+
+impl Plugin {
+    /// Does something else before it prints.
+    fn new(server: &str, before: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("plugin");
+        let credential = r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"t","expirationTimestamp":"2099-01-01T00:00:00Z"}}"#;
+        let runs = directory.path().join("runs");
+        fs::write(&script, format!("#!/bin/sh\necho run >> {}\n{before}\ncat <<X\n{credential}\nX\n", runs.display()))
+            .unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        let exec = format!(
+            "exec: {{apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: {}}}",
+            script.display()
+        );
+        Self { directory, kubeconfig: kubeconfig(server, &exec) }
+    }
+
+    fn runs(&self) -> usize {
+        fs::read_to_string(self.directory.path().join("runs")).unwrap_or_default().lines().count()
+    }
+
+    fn config(&self, stand: &Stand) -> KubeConfig {
+        KubeConfig { cluster: cluster(&self.kubeconfig), ..stand.config() }
+    }
+}
+
+fn cluster(kubeconfig: &Path) -> KubeCluster {
+    KubeCluster { kubeconfig: Some(kubeconfig.to_owned()), context: None }
+}
+
+/// On one thread, which a plugin that blocked it would stop for as long as it runs.
+#[tokio::test]
+async fn a_slow_exec_plugin_delays_nothing_else_and_runs_once_for_a_connection() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.token = Some("t"));
+    let plugin = Plugin::new(&stand.gate.url(), "sleep 2");
+    let mut rig = follow(plugin.config(&stand), None);
+    until(|| plugin.runs() == 1).await;
+    let mut turns = 0;
+    let listed = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            turns += 1;
+        }
+    };
+    tokio::select! {
+        told = rig.told() => assert_eq!(told, "list 1"),
+        () = listed => {}
+    }
+    assert!(turns >= 10, "while the plugin ran, the runtime had {turns} turns");
+    assert_eq!(plugin.runs(), 1, "with a token that is good until 2099");
+    stand.gate.cut();
+    stand.play.write("a=1");
+    stand.reach(&mut rig).await;
+    assert_eq!(plugin.runs(), 1, "another connection needs no other token");
+}
+
+/// A plugin runs at most every 10 s.
+fn most_runs(since: Instant) -> usize {
+    since.elapsed().as_secs() as usize / 10
+}
+
+#[tokio::test]
+async fn an_exec_plugin_is_not_run_at_each_attempt_of_an_outage() {
+    let stand = Stand::new().await;
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let plugin = Plugin::new(&format!("http://{nobody}"), "true");
+    let rig = follow(plugin.config(&stand), None);
+    until(|| rig.lists() >= 10).await;
+    assert_eq!(plugin.runs(), 1, "{} attempts to list", rig.lists());
+}
+
+/// As with twenty resources of one cloud provider: one run of the plugin serves all, and its failure is that of all.
+#[tokio::test]
+async fn resources_of_one_cluster_share_a_run_and_its_failure() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.token = Some("t"));
+    let clients = KubeClients::default();
+    let follow = |config: KubeConfig| {
+        let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
+        Rig::follow(KubeSource::with_clients(config, health.clone(), &clients), health, None, value)
+    };
+    let plugin = Plugin::new(&stand.gate.url(), "sleep 0.2");
+    let mut rigs = [(); 5].map(|()| follow(plugin.config(&stand)));
+    for rig in &mut rigs {
+        assert_eq!(rig.told().await, "list 1");
+    }
+    assert_eq!(plugin.runs(), 1);
+    drop(rigs);
+    let failing = Plugin::new(&stand.gate.url(), "sleep 0.2; echo no login >&2; exit 3");
+    let since = Instant::now();
+    let rigs = [(); 5].map(|()| follow(failing.config(&stand)));
+    for rig in &rigs {
+        let error = rig.error("no login").await;
+        assert!(error.contains("plugin\" failed (exit status: 3): no login"), "{error}");
+    }
+    until(|| rigs.iter().all(|rig| rig.lists() >= 3)).await;
+    let runs = failing.runs();
+    assert!(runs <= 1 + most_runs(since), "{runs} runs in {:?}", since.elapsed());
+}
+
+/// A token that the API does not know any more is obtained again, once.
+#[tokio::test]
+async fn a_refused_token_makes_the_plugin_run_again_after_a_while() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.token = Some("t"));
+    let plugin = Plugin::new(&stand.gate.url(), "true");
+    let mut rig = follow(plugin.config(&stand), None);
+    assert_eq!(rig.told().await, "list 1");
+    let since = Instant::now();
+    stand.play.set(|store| store.token = Some("other"));
+    stand.gate.cut();
+    rig.error("who?").await;
+    let runs = plugin.runs();
+    assert!(runs <= 1 + most_runs(since), "{runs} runs in {:?}", since.elapsed());
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(11)).await;
+    tokio::time::resume();
+    until(|| plugin.runs() > runs).await;
+    stand.play.set(|store| store.token = Some("t"));
+    stand.play.write("a=1");
+    stand.reach(&mut rig).await;
+    assert_eq!(rig.rewinds, 0);
+}
+
+/// `echo TOKEN >file`: client-go trims it. It reads the file before the token in the kubeconfig.
+#[tokio::test]
+async fn a_token_file_may_end_with_a_line_and_wins_over_a_token() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.token = Some("one"));
+    let token = tempfile::NamedTempFile::new().unwrap();
+    fs::write(token.path(), "one\n").unwrap();
+    let user = format!("token: wrong, tokenFile: {}", token.path().display());
+    let path = kubeconfig(&stand.gate.url(), &user);
+    let mut rig = follow(KubeConfig { cluster: cluster(&path), ..stand.config() }, None);
+    assert_eq!(rig.told().await, "list 1");
+    // One that is read again without being refused.
+    fs::write(token.path(), "two\r\n").unwrap();
+    stand.play.set(|store| store.token = Some("two"));
+    stand.gate.cut();
+    stand.play.write("a=1");
+    stand.reach(&mut rig).await;
+    assert_eq!(rig.health.report().last_error, None);
+}
+
+#[tokio::test]
+async fn a_token_file_that_is_of_no_use_is_named() {
+    let stand = Stand::new().await;
+    let token = tempfile::NamedTempFile::new().unwrap();
+    for (text, problem) in [("a\nb", "line break"), (" \n", "is empty; write a token into it")] {
+        fs::write(token.path(), text).unwrap();
+        let path = kubeconfig(&stand.gate.url(), &format!("tokenFile: {}", token.path().display()));
+        let rig = follow(KubeConfig { cluster: cluster(&path), ..stand.config() }, None);
+        let error = rig.error(problem).await;
+        assert!(error.contains(&token.path().display().to_string()), "{error}");
+    }
+}
+
+/// The kernel of a frozen proxy still acknowledges everything, so that TCP alone would notice nothing.
+#[tokio::test]
+async fn a_frozen_connection_is_stale_within_25_seconds_and_is_opened_again() {
+    let stand = Stand::new().await;
+    stand.play.write("a=1");
+    let usual = KubeConfig::new("", "", "", "").contact_timeout;
+    let mut rig = follow(KubeConfig { contact_timeout: usual, ..stand.config() }, None);
+    rig.told().await;
+    rig.health.synced();
+    stand.gate.freeze(true);
+    stand.play.write("a=2");
+    tokio::time::pause();
+    let since = Instant::now();
+    while rig.health.state() != SyncState::Stale {
+        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", rig.health.report());
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    let stale_after = since.elapsed();
+    tokio::time::resume();
+    assert!(stale_after <= Duration::from_secs(25), "STALE after {stale_after:?}");
+    stand.gate.freeze(false);
+    assert_eq!(rig.told().await, "3 ~a=2");
+    assert_eq!(rig.lists(), 1);
+}
+
+/// An API without a watch cache sends no bookmarks, as for Events: its watch is followed as long as its server answers,
+/// which one request proves for all resources.
+#[tokio::test]
+async fn a_watch_in_which_nothing_comes_stays_open_and_fresh_while_its_server_answers() {
+    let stand = Stand::new().await;
+    stand.play.write("a=1");
+    let clients = KubeClients::default();
+    let config = KubeConfig { contact_timeout: Duration::from_secs(15), ..stand.config() };
+    let mut rigs = [(); 3].map(|()| {
+        let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
+        Rig::follow(KubeSource::with_clients(config.clone(), health.clone(), &clients), health, None, value)
+    });
+    for rig in &mut rigs {
+        rig.told().await;
+        rig.health.synced();
+    }
+    let watches = stand.play.asked().len();
+    tokio::time::pause();
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(200) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for rig in &rigs {
+            assert_eq!(rig.health.state(), SyncState::Synced, "after {:?}", since.elapsed());
+        }
+    }
+    tokio::time::resume();
+    assert_eq!(stand.play.asked().len(), watches, "{:?}", stand.play.asked());
+    let probes = stand.play.set(|store| store.probes);
+    assert!((30..=45).contains(&probes), "{probes} requests in 200 s for 3 resources");
+    stand.play.write("a=2");
+    for rig in &mut rigs {
+        assert_eq!(rig.told().await, "3 ~a=2");
+    }
+}
+
+/// A proxy that passes bytes on, and the first lines that it got.
+async fn proxy() -> (std::net::SocketAddr, std::sync::Arc<parking_lot::Mutex<Vec<String>>>) {
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let requests = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let noted = std::sync::Arc::clone(&requests);
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let noted = std::sync::Arc::clone(&noted);
+            tokio::spawn(async move {
+                let mut client = BufReader::new(client);
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") {
+                    client.read_line(&mut head).await.unwrap();
+                }
+                let target = head.split(' ').nth(1).unwrap().to_owned();
+                noted.lock().push(head.replace("\r\n", " "));
+                // The name in the request is one that only the proxy resolves.
+                let port = target.rsplit_once(':').unwrap().1;
+                let mut server = tokio::net::TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
+                client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.unwrap();
+                drop(tokio::io::copy_bidirectional(&mut client, &mut server).await);
+            });
+        }
+    });
+    (address, requests)
+}
+
+#[tokio::test]
+async fn the_proxy_of_a_kubeconfig_leads_to_its_api_server() {
+    let stand = Stand::new().await;
+    let (proxy, requests) = proxy().await;
+    let server = format!("http://api.invalid:{}", stand.gate.port());
+    let path = kubeconfig(&server, "");
+    let with_proxy = |url: &str| {
+        let text = fs::read_to_string(&path).unwrap();
+        let other = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        fs::write(&other, text.replace("cluster: {server:", &format!("cluster: {{proxy-url: '{url}', server:")))
+            .unwrap();
+        other
+    };
+    let led = with_proxy(&format!("http://u:p@{proxy}"));
+    let mut rig = follow(KubeConfig { cluster: cluster(&led), ..stand.config() }, None);
+    assert_eq!(rig.told().await, "list 1");
+    stand.play.write("a=1");
+    assert_eq!(rig.told().await, "2 +a=1");
+    let host = format!("api.invalid:{}", stand.gate.port());
+    let expected = format!("CONNECT {host} HTTP/1.1 Host: {host} Proxy-Authorization: Basic dTpw  ");
+    assert_eq!(requests.lock().first(), Some(&expected));
+    drop(rig);
+    for (url, problem) in [
+        ("ftp://x", "proxy-url of the kubeconfig is not a proxy: its scheme \"ftp\""),
+        ("http://127.0.0.1:1", "proxy 127.0.0.1:1 (proxy-url of the kubeconfig): 127.0.0.1:1: Connection refused"),
+    ] {
+        let led = with_proxy(url);
+        let rig = follow(KubeConfig { cluster: cluster(&led), ..stand.config() }, None);
+        rig.error(problem).await;
+    }
+}

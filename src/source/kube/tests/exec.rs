@@ -1,0 +1,108 @@
+use super::*;
+
+fn exec(script: &str) -> ExecConfig {
+    ExecConfig {
+        api_version: "client.authentication.k8s.io/v1".to_owned(),
+        command: "sh".to_owned(),
+        args: vec!["-c".to_owned(), script.to_owned()],
+        ..ExecConfig::default()
+    }
+}
+
+fn printed(status: &str) -> String {
+    format!(
+        "echo '{{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\"status\":{status}}}'"
+    )
+}
+
+async fn problem(exec: &ExecConfig) -> String {
+    run(exec, &Cluster::default()).await.err().unwrap()
+}
+
+#[tokio::test]
+async fn a_plugin_gives_a_token_or_a_certificate_and_when_they_end() {
+    let status = r#"{"token":" t\n","expirationTimestamp":"1970-01-01T00:01:40.5Z"}"#;
+    let credential = run(&exec(&printed(status)), &Cluster::default()).await.unwrap();
+    assert_eq!((credential.token.as_deref(), credential.expires_at), (Some("t"), Some(100)));
+    let status = r#"{"clientCertificateData":"c","clientKeyData":"k","expirationTimestamp":null}"#;
+    let credential = run(&exec(&printed(status)), &Cluster::default()).await.unwrap();
+    assert_eq!((credential.identity.as_deref(), credential.expires_at), (Some(&b"c\nk\n"[..]), None));
+    // YAML, as some print it; with a complaint that is larger than a pipe.
+    let yaml = "yes complaint | head -c 200000 >&2; \
+                printf 'apiVersion: client.authentication.k8s.io/v1\\nkind: ExecCredential\\nstatus:\\n  token: y\\n'";
+    assert_eq!(run(&exec(yaml), &Cluster::default()).await.unwrap().token.as_deref(), Some("y"));
+}
+
+#[tokio::test]
+async fn a_plugin_gets_its_environment_and_the_cluster() {
+    let cluster = Cluster {
+        server: "https://api".to_owned(),
+        certificate_authority_data: Some("Zm9v".to_owned()),
+        tls_server_name: Some("name".to_owned()),
+        ..Cluster::default()
+    };
+    let script = "test \"$X\" = 1 && test -z \"$(cat)\" && echo \"$KUBERNETES_EXEC_INFO\" >&2; exit 1";
+    let env = vec![crate::source::kube::kubeconfig::ExecEnv { name: "X".to_owned(), value: "1".to_owned() }];
+    let exec = ExecConfig { env, provide_cluster_info: true, ..exec(script) };
+    let problem = run(&exec, &cluster).await.err().unwrap();
+    let info = problem.split_once("(exit status: 1): ").unwrap().1;
+    let expected = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "spec": {
+            "interactive": false,
+            "cluster": { "server": "https://api", "certificate-authority-data": "Zm9v", "tls-server-name": "name" },
+        },
+    });
+    assert_eq!(serde_json::from_str::<Value>(info).unwrap(), expected);
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_of_no_use_is_named_and_why() {
+    let version = "echo '{\"apiVersion\":\"v2\",\"kind\":\"ExecCredential\"}'";
+    for (script, why) in [
+        ("exit 3", "failed (exit status: 3): it has written nothing to stderr"),
+        ("echo a >&2; echo b >&2; exit 1", "failed (exit status: 1): a b"),
+        ("echo nonsense", "has not printed an ExecCredential"),
+        ("echo '{\"kind\":\"Pod\"}'", "has printed kind \"Pod\""),
+        (version, "has printed apiVersion \"v2\""),
+        (&*printed("null"), "has printed no status"),
+        (&*printed("{}"), "has printed neither a token nor a client certificate"),
+        (&*printed(r#"{"clientKeyData":"k"}"#), "one of client certificate and key without the other"),
+        (&*printed(r#"{"token":"t","expirationTimestamp":"soon"}"#), "\"soon\" is no time of RFC 3339"),
+        ("head -c 2000000 /dev/zero", "has printed more than 1048576 bytes"),
+    ] {
+        let problem = problem(&exec(script)).await;
+        assert!(problem.starts_with("exec plugin \"sh\"") && problem.contains(why), "{problem}");
+    }
+    let missing = ExecConfig {
+        command: "/no/such/plugin".to_owned(),
+        install_hint: Some("get it\nfrom there".to_owned()),
+        ..ExecConfig::default()
+    };
+    let problem_of_missing = problem(&missing).await;
+    assert!(problem_of_missing.contains("cannot be started"), "{problem_of_missing}");
+    assert!(problem_of_missing.ends_with("; get it from there"), "{problem_of_missing}");
+    let always = ExecConfig { interactive_mode: Some("Always".to_owned()), ..missing };
+    assert!(problem(&always).await.contains("needs a terminal"));
+}
+
+/// The time is paused, so that the minute passes at once.
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_hangs_is_named_after_a_minute_and_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    let pid = directory.path().join("pid");
+    let problem = problem(&exec(&format!("echo $$ > {}; exec sleep 1000", pid.display()))).await;
+    let expected = "exec plugin \"sh\" has not answered for 60 s; run it by hand, it may wait for a login";
+    assert_eq!(problem, expected);
+    tokio::time::resume();
+    // It may have been killed before it could write.
+    let Ok(pid) = std::fs::read_to_string(pid) else { return };
+    let process = std::path::Path::new("/proc").join(pid.trim()).join("stat");
+    let killed = async {
+        while std::fs::read_to_string(&process).is_ok_and(|stat| !stat.contains(") Z ")) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), killed).await.expect("killed in time");
+}

@@ -1,0 +1,73 @@
+use tokio::io::duplex;
+
+use super::*;
+
+fn proxy(kind: ProxyKind, credentials: Option<(&str, &str)>) -> Proxy {
+    let credentials = credentials.map(|(user, password)| (user.to_owned(), password.to_owned()));
+    Proxy { kind, host: "proxy".to_owned(), port: 3128, credentials, origin: "HTTPS_PROXY" }
+}
+
+/// Opens a way to a host, with what the proxy answers; gives what it was sent, and what follows.
+async fn opened(proxy: &Proxy, host: &str, answer: &[u8]) -> Result<(Vec<u8>, String), String> {
+    let (mut client, mut server) = duplex(4096);
+    server.write_all(answer).await.unwrap();
+    let opened = open(&mut client, proxy, host, 6443).await;
+    let mut sent = vec![0; 4096];
+    let length = server.read(&mut sent).await.unwrap();
+    sent.truncate(length);
+    drop(server);
+    opened?;
+    let mut rest = String::new();
+    client.read_to_string(&mut rest).await.unwrap();
+    Ok((sent, rest))
+}
+
+#[tokio::test]
+async fn connect_names_the_host_and_takes_nothing_of_what_follows() {
+    let answer = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\nrest";
+    let (sent, rest) = opened(&proxy(ProxyKind::Http, Some(("u", "p"))), "::1", answer).await.unwrap();
+    let expected = "CONNECT [::1]:6443 HTTP/1.1\r\nHost: [::1]:6443\r\nProxy-Authorization: Basic dTpw\r\n\r\n";
+    assert_eq!((String::from_utf8(sent).unwrap().as_str(), rest.as_str()), (expected, "rest"));
+}
+
+#[tokio::test]
+async fn a_proxy_that_refuses_is_named_with_its_origin() {
+    let proxy = proxy(ProxyKind::Http, None);
+    for (answer, why) in [
+        ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n".to_owned(), "requires a user and a password"),
+        ("HTTP/1.1 403 Forbidden\r\n\r\n".to_owned(), "it answers \"HTTP/1.1 403 Forbidden\""),
+        (format!("HTTP/1.1 200 OK\r\n{}", "x".repeat(MAX_HEAD_BYTES)), "more than 8192 bytes"),
+    ] {
+        let (mut client, mut server) = duplex(64 << 10);
+        server.write_all(answer.as_bytes()).await.unwrap();
+        let problem = open(&mut client, &proxy, "api", 6443).await.unwrap_err();
+        assert!(problem.starts_with("proxy proxy:3128 (HTTPS_PROXY) does not connect to api:6443: "), "{problem}");
+        assert!(problem.contains(why), "{problem}");
+    }
+    let (mut client, server) = duplex(1024);
+    drop(server);
+    let problem = open(&mut client, &proxy, "api", 1).await.unwrap_err();
+    assert!(problem.contains("broken pipe") || problem.contains("closed the connection"), "{problem}");
+}
+
+#[tokio::test]
+async fn socks_names_the_host_and_takes_nothing_of_what_follows() {
+    let plain = proxy(ProxyKind::Socks5, None);
+    let bound = [5, 0, 0, 1, 127, 0, 0, 1, 0, 80];
+    let (sent, rest) = opened(&plain, "api", &[&[5, 0][..], &bound, b"rest"].concat()).await.unwrap();
+    assert_eq!(sent, [&[5, 1, 0, 5, 1, 0, 3, 3][..], b"api", &6443_u16.to_be_bytes()].concat());
+    assert_eq!(rest, "rest");
+    let (sent, _) = opened(&plain, "10.0.0.1", &[&[5, 0][..], &bound].concat()).await.unwrap();
+    assert_eq!(sent[3..], [5, 1, 0, 1, 10, 0, 0, 1, 25, 43]);
+    let with_password = proxy(ProxyKind::Socks5, Some(("u", "p")));
+    let (sent, _) = opened(&with_password, "a", &[&[5, 2, 1, 0][..], &bound].concat()).await.unwrap();
+    assert_eq!(sent[..8], [5, 1, 2, 1, 1, b'u', 1, b'p']);
+    for (answer, why) in [
+        (&[5, 255][..], "no such authentication"),
+        (&[4, 0], "does not answer as a SOCKS5 proxy"),
+        (&[5, 0, 5, 5, 0, 1], "connection refused"),
+    ] {
+        let problem = opened(&plain, "a", answer).await.unwrap_err();
+        assert!(problem.contains(why), "{problem}");
+    }
+}

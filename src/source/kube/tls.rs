@@ -1,0 +1,135 @@
+//! TLS to an API server: whom to trust, and the client certificate.
+
+use std::sync::Arc;
+
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+};
+
+/// The protocols that are offered, the preferred one first.
+const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// The issuers of server certificates that are accepted.
+#[derive(Clone)]
+pub(super) enum Trust {
+    Roots(Arc<RootCertStore>),
+    /// `insecure-skip-tls-verify`.
+    AnyCertificate,
+}
+
+/// Accepts every certificate.
+#[derive(Debug)]
+struct NoVerifier(Arc<CryptoProvider>);
+
+// === impl Trust ===
+
+impl Trust {
+    /// Reads certificates in PEM; with `None` those that the system trusts, which takes some milliseconds.
+    pub(super) fn read(authority: Option<&[u8]>) -> Result<Self, String> {
+        let mut roots = RootCertStore::empty();
+        if let Some(pem) = authority {
+            for certificate in CertificateDer::pem_slice_iter(pem) {
+                let certificate = certificate.map_err(|error| format!("the certificate authority: {error}"))?;
+                roots.add(certificate).map_err(|error| format!("the certificate authority: {error}"))?;
+            }
+            if roots.is_empty() {
+                return Err("the certificate authority holds no certificate in PEM".to_owned());
+            }
+        } else {
+            let found = rustls_native_certs::load_native_certs();
+            if let (0, _) = roots.add_parsable_certificates(found.certs) {
+                let problem =
+                    "this system trusts no certificate authority; write certificate-authority into the kubeconfig";
+                return Err(problem.to_owned());
+            }
+        }
+        Ok(Self::Roots(Arc::new(roots)))
+    }
+
+    /// The configuration of a client with a certificate and its key in PEM, if there are any.
+    pub(super) fn client_config(&self, identity: Option<&[u8]>, is_http2: bool) -> Result<ClientConfig, String> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?;
+        let builder = match self {
+            Self::Roots(roots) => builder.with_root_certificates(Arc::clone(roots)),
+            Self::AnyCertificate => {
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(NoVerifier(provider)))
+            }
+        };
+        let mut config = match identity {
+            Some(pem) => {
+                let certificates = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+                let certificates = certificates.map_err(|error| format!("the client certificate: {error}"))?;
+                let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("the client key: {error}"))?;
+                let config = builder.with_client_auth_cert(certificates, key);
+                config.map_err(|error| format!("the client certificate and its key: {error}"))?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let alpn = if is_http2 { &ALPN[..] } else { &ALPN[1..] };
+        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+        Ok(config)
+    }
+}
+
+// === impl NoVerifier ===
+
+impl ServerCertVerifier for NoVerifier {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Returns the alert by which the peer refused us, if that is at the bottom of an error. In TLS 1.3 a refused client certificate
+/// is an alert after the handshake.
+pub(super) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let rustls = error.downcast_ref::<Error>();
+        // `io::Error` does not name what it wraps as its source.
+        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let rustls = rustls.or_else(|| wrapped.and_then(|error| error.downcast_ref::<Error>()));
+        if matches!(rustls, Some(Error::AlertReceived(_))) {
+            return true;
+        }
+        next = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
+    }
+    false
+}
