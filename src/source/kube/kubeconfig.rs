@@ -167,7 +167,7 @@ impl RestConfig {
         let kubeconfig = Kubeconfig::read(&files)?;
         let Some(kubeconfig) = kubeconfig else {
             return match &cluster.kubeconfig {
-                Some(path) => Err(format!("{} cannot be read: no such file", path.display())),
+                Some(path) => Err(format!("{}: no such file; correct the path of the kubeconfig", path.display())),
                 None if cluster.context.is_none() && env(SERVICE_HOST).is_some() => in_cluster(env),
                 None => Err(no_kubeconfig(&files)),
             };

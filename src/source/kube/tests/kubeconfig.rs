@@ -61,7 +61,7 @@ fn what_is_missing_is_named() {
     let broken = write(directory.path(), "broken", "clusters: {");
     assert!(load(&broken, None).err().unwrap().starts_with(&format!("{}: ", broken.display())));
     let missing = directory.path().join("missing");
-    assert!(load(&missing, None).err().unwrap().starts_with(&format!("{} cannot be read", missing.display())));
+    assert!(load(&missing, None).err().unwrap().starts_with(&format!("{}: no such file", missing.display())));
     let nowhere = RestConfig::load(&KubeCluster::default(), &env([("HOME", "/no/such/home".to_owned())]));
     let expected = "no kubeconfig: none of /no/such/home/.kube/config exists; name one, or run inside a cluster";
     assert_eq!(nowhere.err().unwrap(), expected);
