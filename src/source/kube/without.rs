@@ -14,7 +14,7 @@ pub struct KubeSource;
 
 /// Nothing to connect with.
 #[derive(Debug, Clone, Default)]
-pub struct KubeClients;
+pub struct KubeClients(());
 
 const PROBLEM: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`)";
 
