@@ -189,6 +189,18 @@ impl Client {
         })
     }
 
+    /// One object, at or after a version, with a deadline for the server, which reports a failure to reach the version before it.
+    pub(crate) async fn get_within(
+        &self,
+        request: pb::GetRequest,
+        deadline: Duration,
+    ) -> Result<pb::GetResponse, ClientError> {
+        let mut request = tonic::Request::new(request);
+        request.set_timeout(deadline);
+        let answer = self.service.clone().get(request).await;
+        Ok(answer.map_err(|status| self.error(&status))?.into_inner())
+    }
+
     /// Every value of an index with the number of objects under it, sorted, from one snapshot.
     pub async fn values(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
         for _ in 1..MAX_STARTS {

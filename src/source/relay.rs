@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ──┐
-//!   (client)  │                                  └── goes on as ──▶ Live ├──▶ Position (version, history)
+//!   (client)  │                                  └── goes on as ──▶ Live ├──▶ Position (version, history, last change)
 //!             └─▶ watch: a Watch after the position ──────────▶ Live ────┘
 //!                      ▲                                         └──▶ batches, bookmarks, state of the origin
 //!                      └── with bookmarks 10 times a second while somebody waits (Demand)
@@ -17,8 +17,10 @@
 //!   inferred, and what lies between its versions is none to resume from.
 //! - There is one stream at a time, whatever the number of clients; what breaks is taken up where it was, by a later start too
 //!   (`WarmStart`).
-//! - It never goes back in time by itself: an upstream that is behind, as another replica may be, is waited for. That history
-//!   has changed is said by the upstream, by `HISTORY_CHANGED` or by versions of another lineage.
+//! - A rewritten history is detected: by the upstream's `HISTORY_CHANGED`, by versions of another lineage, and, of an upstream
+//!   with another name (started again, or another replica), by the last change that is known (`proof`, `resume`).
+//! - An upstream that is behind, as another replica may be, is waited for. Only one that is SYNCED and behind for longer than
+//!   `resume_timeout` has another history.
 //! - A path of servers leads to the origin. A relay that finds itself on it, or 16 others, refuses.
 //!
 //! Deliberately not here: waiting, relisting and backing off, which are the Reflector's; and the client library's own
@@ -26,6 +28,8 @@
 
 mod live;
 mod message;
+mod proof;
+mod resume;
 mod upstream;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -36,6 +40,8 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     live::Live,
+    proof::{KeptMark, Mark},
+    resume::{Behind, Server},
     upstream::{Messages, Start, Upstream},
 };
 use crate::{
@@ -59,7 +65,8 @@ pub struct RelayConfig {
     pub progress_interval: Duration,
     /// How long the upstream may take to answer a call that waits for nothing.
     pub answer_timeout: Duration,
-    /// How long it may take to reach the version that it is to go on from: more than its `future_wait`.
+    /// How long it may take to reach the version that it is to go on from: more than its `future_wait`. An upstream with another
+    /// name that is SYNCED and does not reach it for so long has another history.
     pub resume_timeout: Duration,
 }
 
@@ -92,6 +99,8 @@ struct State {
     position: Option<Position>,
     /// The stream of the last list, which goes on from the position.
     listed: Option<Messages>,
+    server: Option<Server>,
+    behind: Option<Behind>,
 }
 
 /// Where the resource is.
@@ -101,6 +110,8 @@ struct Position {
     version: ResourceVersion,
     /// By which the upstream that has told it knows its history; empty if it has not said.
     history: Arc<str>,
+    /// The last change up to the version; `None` of an empty list, and when it is not known.
+    mark: Option<Mark>,
 }
 
 /// A position, for a later start.
@@ -108,6 +119,8 @@ struct Position {
 struct Kept {
     version: String,
     history: String,
+    #[serde(default)]
+    mark: Option<KeptMark>,
 }
 
 // === impl RelayConfig ===
@@ -185,8 +198,9 @@ impl WarmStart for RelaySource {
     }
 
     fn proof(&self) -> Option<Bytes> {
-        let Position { version, history } = self.shared.state.lock().position.clone()?;
-        let kept = Kept { version: version.to_string(), history: history.to_string() };
+        let Position { version, history, mark } = self.shared.state.lock().position.clone()?;
+        let mark = mark.as_ref().map(Mark::keep);
+        let kept = Kept { version: version.to_string(), history: history.to_string(), mark };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -195,8 +209,9 @@ impl WarmStart for RelaySource {
         if kept.version != at.to_string() {
             return Err(format!("its proof is of version {}, and it is at {at}", kept.version));
         }
-        let position = Position { version: at.clone(), history: kept.history.into() };
-        *self.shared.state.lock() = State { position: Some(position), listed: None };
+        let mark = kept.mark.and_then(Mark::resume);
+        let position = Position { version: at.clone(), history: kept.history.into(), mark };
+        *self.shared.state.lock() = State { position: Some(position), ..State::default() };
         Ok(())
     }
 }
@@ -212,6 +227,7 @@ impl Shared {
             state.position.clone()
         };
         let not_before = known.as_ref().map(|known| &known.version);
+        self.meet().await?;
         let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
         let mut objects = Vec::new();
         loop {
@@ -225,10 +241,12 @@ impl Shared {
                     }
                     let version = message::version(&message.resource_version)?;
                     // One that was syncing too knows its path now.
-                    self.upstream.check_path().await?;
+                    self.meet().await?;
                     message::tell_origin(&bookmark, &self.health);
-                    let position = Position { version: version.clone(), history: bookmark.history.into() };
-                    *self.state.lock() = State { position: Some(position), listed: Some(messages) };
+                    let mark = Mark::of_list(&objects, &version);
+                    let position = Position { version: version.clone(), history: bookmark.history.into(), mark };
+                    let mut state = self.state.lock();
+                    (state.position, state.listed, state.behind) = (Some(position), Some(messages), None);
                     return Ok(List { objects, version });
                 }
                 _ => return Err(self.upstream.not_an_event(message)),
@@ -243,9 +261,16 @@ impl Shared {
 
     /// Takes note of an error.
     fn failed(&self, error: SourceError) -> SourceError {
+        let error = match error {
+            SourceError::VersionTooLarge(text) => self.behind(text),
+            error => error,
+        };
         match &error {
             // What was known is worth nothing.
-            SourceError::HistoryChanged(_) => self.state.lock().position = None,
+            SourceError::HistoryChanged(_) => {
+                let mut state = self.state.lock();
+                (state.position, state.behind) = (None, None);
+            }
             SourceError::Expired(_) => {}
             _ => self.upstream.leave(),
         }

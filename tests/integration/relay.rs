@@ -1,5 +1,6 @@
 //! Relays: what their clients are told is what clients of the origin are told, whatever happens in between.
 
+mod restored;
 mod upstream;
 
 use std::{

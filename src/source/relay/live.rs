@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use super::{
     Position, Shared, message,
-    upstream::{Messages, Start},
+    proof::{Mark, ResumeCheck},
+    upstream::Messages,
 };
 use crate::{
     cache::{Delta, SourceError},
@@ -30,6 +31,8 @@ pub(super) struct Live {
     shared: Arc<Shared>,
     messages: Messages,
     position: Position,
+    /// Of a stream of another server, which begins before the position: until it is beyond that, nothing is new.
+    check: Option<ResumeCheck>,
     /// The events of a batch, as long as the version has not advanced.
     gathered: Vec<Event>,
     /// Of the deletions among them.
@@ -50,6 +53,7 @@ impl Live {
             shared,
             messages,
             position,
+            check: None,
             gathered: Vec::new(),
             deletion: Cause::Change,
             is_relisted: false,
@@ -60,10 +64,10 @@ impl Live {
 
     /// Goes on after a version.
     pub(super) async fn resume(shared: Arc<Shared>, from: ResourceVersion) -> Result<Self, SourceError> {
-        let unknown = |version| Position { version, history: Arc::default() };
+        let unknown = |version| Position { version, history: Arc::default(), mark: None };
         let position = shared.position(&from).unwrap_or_else(|| unknown(from));
-        let messages = shared.upstream.open(Start::After(&position), shared.config.heartbeat).await?;
-        Ok(Self::new(shared, messages, position))
+        let (messages, check) = shared.open_after(&position, shared.config.heartbeat).await?;
+        Ok(Self { check, ..Self::new(shared, messages, position) })
     }
 
     /// The next batch or proof of life. After an error there is nothing more.
@@ -110,14 +114,30 @@ impl Live {
     async fn reopen(&mut self, wanted_at: Option<Instant>) -> Result<(), SourceError> {
         let config = &self.shared.config;
         let interval = if wanted_at.is_some() { config.progress_interval } else { config.heartbeat };
-        self.messages = self.shared.upstream.open(Start::After(&self.position), interval).await?;
+        (self.messages, self.check) = self.shared.open_after(&self.position, interval).await?;
         self.gathered.clear();
         (self.deletion, self.is_relisted) = (Cause::Change, false);
         (self.wanted_at, self.heard_at) = (wanted_at, Instant::now());
         Ok(())
     }
 
+    /// Whether a message is new. What is known is of the history that the position belongs to.
+    fn is_new(&mut self, message: &WatchResponse) -> Result<bool, SourceError> {
+        let Some(check) = &mut self.check else { return Ok(true) };
+        if check.judge(message)? {
+            return Ok(true);
+        }
+        if let Some(bookmark) = &message.bookmark {
+            message::tell_origin(bookmark, &self.shared.health);
+            self.note_demand();
+        }
+        Ok(false)
+    }
+
     fn take(&mut self, message: WatchResponse) -> Result<Option<Delta>, SourceError> {
+        if !self.is_new(&message)? {
+            return Ok(None);
+        }
         let version = message.resource_version.clone();
         self.is_relisted |= message.relisted;
         match message.r#type() {
@@ -163,6 +183,7 @@ impl Live {
             events.push(Event::Bookmark(version.clone()));
         }
         self.position.version = version;
+        self.position.mark = Mark::after_batch(self.position.mark.take(), &events, is_relisted);
         if is_relisted { Delta::Relist(events, deletion) } else { Delta::transaction(events) }
     }
 
@@ -171,13 +192,17 @@ impl Live {
         if *bookmark.history != *self.position.history {
             self.position.history = bookmark.history.into();
         }
-        if self.shared.health.demand().is_wanted() {
-            self.wanted_at = self.wanted_at.map(|_| Instant::now());
-        }
+        self.note_demand();
         let progress = self.progress(version.clone())?;
         // It was of the way to this version.
         self.is_relisted &= !self.gathered.is_empty();
         Ok(progress.unwrap_or(Delta::event(Event::Bookmark(version))))
+    }
+
+    fn note_demand(&mut self) {
+        if self.shared.health.demand().is_wanted() {
+            self.wanted_at = self.wanted_at.map(|_| Instant::now());
+        }
     }
 
     /// Nothing is missing up to a version that may be the one before a batch; told if it is later than what was told.
@@ -192,10 +217,17 @@ impl Live {
     }
 
     /// The version of a message: one that goes back is of a broken stream, and is never handed out.
-    fn not_before(&self, text: &str) -> Result<ResourceVersion, SourceError> {
+    fn not_before(&mut self, text: &str) -> Result<ResourceVersion, SourceError> {
         let version = message::version(text)?;
         if version >= self.position.version {
+            if self.check.take().is_some() {
+                self.shared.state.lock().behind = None;
+            }
             return Ok(version);
+        }
+        if self.check.is_some() {
+            // The first batch beyond the position: the stream's version before it is older.
+            return Ok(self.position.version.clone());
         }
         let endpoint = &self.shared.config.endpoint;
         Err(SourceError::Busy(format!("{endpoint}: a message at {version} after {}", self.position.version)))

@@ -5,13 +5,14 @@ use std::{fs, path::Path, time::Duration};
 use parking_lot::Mutex;
 use tonic::{Code, Streaming};
 
-use super::{Position, RelayConfig};
+use super::{RelayConfig, message};
 use crate::{
     cache::{SourceError, SourceHealth},
     client::{Client, ClientError, ServerAddress, TlsOptions},
-    model::ResourceVersion,
+    model::{Object, ObjectKey, ResourceVersion},
     proto::pb::{
-        EventType, FullChannelPolicy, InitialEvents, PayloadFormat, QueueOptions, WatchRequest, WatchResponse,
+        EventType, FullChannelPolicy, GetRequest, InitialEvents, PayloadFormat, QueueOptions, Resource, WatchRequest,
+        WatchResponse,
     },
 };
 
@@ -31,8 +32,13 @@ pub(super) enum Start<'a> {
         /// None when nothing is known.
         not_before: Option<&'a ResourceVersion>,
     },
-    /// With what comes after a position.
-    After(&'a Position),
+    /// With what comes after a version of a history.
+    After {
+        /// The version.
+        version: &'a ResourceVersion,
+        /// The upstream's name of the history that the version was received with; empty if unknown.
+        history: &'a str,
+    },
 }
 
 pub(super) type Messages = Streaming<WatchResponse>;
@@ -56,9 +62,8 @@ impl Upstream {
         self.config.heartbeat * SILENT_HEARTBEATS
     }
 
-    /// Opens a stream, once it is known that the upstream may be followed.
+    /// Opens a stream; [`Self::check_path`] comes first.
     pub(super) async fn open(&self, start: Start<'_>, bookmark_interval: Duration) -> Result<Messages, SourceError> {
-        self.check_path().await?;
         let mut request = WatchRequest {
             resource: self.config.resource.clone(),
             format: PayloadFormat::Raw.into(),
@@ -72,14 +77,41 @@ impl Upstream {
                 request.min_resource_version = not_before.map(ToString::to_string).unwrap_or_default();
                 LIST_PATIENCE + self.config.answer_timeout
             }
-            Start::After(Position { version, history }) => {
+            Start::After { version, history } => {
                 request.resource_version = version.to_string();
-                request.history = history.to_string();
+                history.clone_into(&mut request.history);
                 self.config.resume_timeout
             }
         };
         let client = self.client().await?;
         self.answer(patience, client.open(request)).await
+    }
+
+    /// Returns the object under a key and the version of the state that it is of, once the upstream has reached a version;
+    /// without one at once. `None` without an object, whose absence is of a state at or after that version.
+    pub(super) async fn get(
+        &self,
+        key: &ObjectKey,
+        not_before: Option<&ResourceVersion>,
+    ) -> Result<Option<(Object, ResourceVersion)>, SourceError> {
+        let request = GetRequest {
+            resource: self.config.resource.clone(),
+            namespace: key.namespace().to_owned(),
+            name: key.name().to_owned(),
+            format: PayloadFormat::Raw.into(),
+            min_resource_version: not_before.map(ToString::to_string).unwrap_or_default(),
+        };
+        let limit = self.config.answer_timeout;
+        let client = self.client().await?;
+        let call = async {
+            match client.get_within(request, limit).await {
+                Err(error) if error.reason() == Some("OBJECT_NOT_FOUND") => Ok(None),
+                answer => answer.map(Some),
+            }
+        };
+        let Some(answer) = self.answer(limit, call).await? else { return Ok(None) };
+        let at = message::version(&answer.resource_version)?;
+        Ok(Some((message::object(answer.object)?, at)))
     }
 
     /// The next message of a stream, which is to come in time and no error.
@@ -144,15 +176,15 @@ impl Upstream {
         Ok(client)
     }
 
-    /// Asks the upstream what its resource comes through, and takes note of it.
-    pub(super) async fn check_path(&self) -> Result<(), SourceError> {
+    /// Asks the upstream for its resource, and takes note of what that comes through.
+    pub(super) async fn check_path(&self) -> Result<Resource, SourceError> {
         let RelayConfig { endpoint, resource: name, answer_timeout, .. } = &self.config;
         let client = self.client().await?;
         let resources = self.answer(*answer_timeout, client.resources()).await?;
         let provenance = self.health.provenance();
+        let known = || resources.iter().map(|resource| resource.name.as_str()).collect::<Vec<_>>().join(", ");
         let Some(resource) = resources.iter().find(|resource| resource.name == *name) else {
-            let known: Vec<_> = resources.iter().map(|resource| resource.name.as_str()).collect();
-            let problem = format!("{endpoint}: there is no resource {name:?}; there are: {}", known.join(", "));
+            let problem = format!("{endpoint}: there is no resource {name:?}; there are: {}", known());
             return Err(SourceError::Unavailable(problem));
         };
         let path = &resource.path;
@@ -164,7 +196,8 @@ impl Upstream {
             format!("{endpoint}: its resource {name:?} comes through {} servers; relay one that is nearer", path.len())
         } else {
             provenance.set_upstream(path.clone());
-            return Ok(());
+            self.health.set_namespaces(resource.namespaces.clone());
+            return Ok(resource.clone());
         };
         // Whoever follows this one is not to take it for a part of the loop.
         provenance.set_upstream(Vec::new());
@@ -194,6 +227,7 @@ impl Upstream {
             (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
             // A version that this upstream has told is one of another lineage to it now.
             (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryChanged(text),
+            (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
                 "{endpoint}: a relay needs the policy `replay` for {resource:?}; add it to the upstream's watch.allowed_policies"
             )),

@@ -1,0 +1,143 @@
+//! Resumption after a position: at the server that it was received from, or at another one once its history is proved.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Position, Shared,
+    proof::{Found, Mark, ResumeCheck, unclear},
+    upstream::{Messages, Start},
+};
+use crate::{cache::SourceError, model::ResourceVersion, proto::pb::SyncState};
+
+/// The server that has answered last.
+#[derive(Debug)]
+pub(super) struct Server {
+    /// New at each of its starts.
+    name: String,
+    /// The version that it serves; `None` before it has one.
+    version: Option<ResourceVersion>,
+    is_synced: bool,
+}
+
+/// A server that has not reached the position.
+#[derive(Debug)]
+pub(super) struct Behind {
+    server: String,
+    since: Instant,
+}
+
+// === impl Position ===
+
+impl Position {
+    /// Whether a server with this name vouches for the position's history itself, or none can be asked for it.
+    fn is_vouched_for(&self, server: &str) -> bool {
+        let (origin, _) = self.history.split_once('.').unwrap_or((&*self.history, ""));
+        // A lineage is of one run of the server that reads the source.
+        self.version.lineage().is_some() || origin.is_empty() || server.is_empty() || origin == server
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Asks the upstream who it is, and whether it may be followed.
+    pub(super) async fn meet(&self) -> Result<(), SourceError> {
+        let resource = self.upstream.check_path().await?;
+        let server = Server {
+            is_synced: resource.state() == SyncState::Synced,
+            version: resource.resource_version.parse().ok(),
+            name: resource.path.into_iter().last().unwrap_or_default(),
+        };
+        self.state.lock().server = Some(server);
+        Ok(())
+    }
+
+    /// Opens a stream of what comes after a position. With a [`ResumeCheck`] the stream begins earlier, and what it judges to
+    /// be known is not new.
+    pub(super) async fn open_after(
+        &self,
+        position: &Position,
+        bookmark_interval: Duration,
+    ) -> Result<(Messages, Option<ResumeCheck>), SourceError> {
+        self.meet().await?;
+        let is_vouched_for =
+            self.state.lock().server.as_ref().is_none_or(|server| position.is_vouched_for(&server.name));
+        let (after, check) = if is_vouched_for {
+            (position.version.clone(), None)
+        } else {
+            let (after, check) = self.prove(position).await?;
+            (after, Some(check))
+        };
+        let start = Start::After { version: &after, history: &position.history };
+        Ok((self.upstream.open(start, bookmark_interval).await?, check))
+    }
+
+    /// Finds out how another server can prove that it has the history of a position: by a stream after the version returned.
+    async fn prove(&self, position: &Position) -> Result<(ResourceVersion, ResumeCheck), SourceError> {
+        let mark = position.mark.clone().ok_or_else(|| unclear("no change is known to recognise the history by"))?;
+        let mut found = self.find(&mark, position, None).await?;
+        if found == Found::Behind {
+            found = self.find(&mark, position, Some(mark.version())).await?;
+        }
+        match found {
+            Found::AsKnown => Ok((mark.version().clone(), ResumeCheck::after(mark, position.version.clone()))),
+            Found::OtherBody => Err(unclear("the last known change has other bytes")),
+            Found::OtherHistory(why) => Err(SourceError::HistoryChanged(why)),
+            Found::Later | Found::Behind => {
+                let before = mark.before().ok_or_else(|| unclear("nothing comes before the last known change"))?;
+                Ok((before, ResumeCheck::from(mark, position.version.clone())))
+            }
+        }
+    }
+
+    async fn find(
+        &self,
+        mark: &Mark,
+        position: &Position,
+        not_before: Option<&ResourceVersion>,
+    ) -> Result<Found, SourceError> {
+        // An answer without an object has no version: its state is at least as new as this.
+        let least = match not_before {
+            Some(version) => Some(version.clone()),
+            None => self.state.lock().server.as_ref().and_then(|server| server.version.clone()),
+        };
+        let found = self.upstream.get(mark.key(), not_before).await?;
+        let (object, at) = match found {
+            Some((object, at)) => (Some(object), at),
+            None => match least {
+                Some(at) => (None, at),
+                None => return Ok(Found::Behind),
+            },
+        };
+        if at.same_lineage(&position.version) {
+            return Ok(mark.judge(&position.version, &at, object.as_ref()));
+        }
+        Ok(Found::OtherHistory(format!("the upstream is at version {at}, and {} was known", position.version)))
+    }
+
+    /// Judges a server that has not reached a version in time: a replica that lags is waited for, STALE. One with another name
+    /// that has been SYNCED and behind for longer than `resume_timeout` has another history.
+    pub(super) fn behind(&self, text: String) -> SourceError {
+        let mut state = self.state.lock();
+        let other = state.server.as_ref().filter(|server| {
+            server.is_synced && state.position.as_ref().is_some_and(|position| !position.is_vouched_for(&server.name))
+        });
+        let Some(server) = other.map(|server| server.name.clone()) else {
+            state.behind = None;
+            return SourceError::Busy(text);
+        };
+        let limit = self.config.resume_timeout;
+        match &state.behind {
+            Some(behind) if behind.server == server && behind.since.elapsed() >= limit => SourceError::HistoryChanged(
+                format!("another server is synced, and has been behind for {limit:?}: {text}"),
+            ),
+            Some(behind) if behind.server == server => SourceError::Busy(text),
+            _ => {
+                state.behind = Some(Behind { server, since: Instant::now() });
+                SourceError::Busy(text)
+            }
+        }
+    }
+}

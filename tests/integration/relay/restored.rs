@@ -1,0 +1,211 @@
+//! An upstream with another name: the same server started again, over an upstream that was restored; or another replica.
+
+use super::*;
+
+/// One event of a script: `+a` adds, `a` modifies and `-a` deletes an object, `@` is a bookmark.
+fn event(word: &str, number: u128) -> Event {
+    let pod = |name: &str| at(name, &format!(r#""at":{number}"#), number);
+    match word.split_at(1) {
+        ("-", name) => Event::Deleted(pod(name)),
+        ("+", name) => Event::Added(pod(name)),
+        ("@", _) => Event::Bookmark(version(number)),
+        _ => Event::Modified(pod(word)),
+    }
+}
+
+/// The batches of a script such as `2:a 3:+b,-c 9:@`.
+fn batches(script: &str) -> Vec<(u128, Vec<Event>)> {
+    let batch = |text: &str| {
+        let (number, words) = text.split_once(':').unwrap();
+        let number = number.parse().unwrap();
+        (number, words.split(',').map(|word| event(word, number)).collect())
+    };
+    script.split(' ').filter(|text| !text.is_empty()).map(batch).collect()
+}
+
+fn last(script: &str) -> ResourceVersion {
+    version(batches(script).last().unwrap().0)
+}
+
+/// An origin that has listed objects, such as `a=2 b=3`, at a version, and plays a script from there.
+async fn origin(listed: &str, at_version: u128, script: &str) -> Sandbox {
+    let origin = Sandbox::start_unsynced(Options::default()).await;
+    let object = |text: &str| {
+        let (name, number) = text.split_once('=').unwrap();
+        at(name, &format!(r#""at":{number}"#), number.parse().unwrap())
+    };
+    origin.list(listed.split(' ').map(object).collect(), at_version).await;
+    // SYNCED for the next 20 s.
+    origin.informer.health().alive();
+    play(&origin, script).await;
+    origin
+}
+
+async fn play(origin: &Sandbox, script: &str) {
+    for (number, events) in batches(script) {
+        origin.say(Delta::transaction(events)).await;
+        origin.reached(&version(number)).await;
+    }
+}
+
+/// A relay that notices soon what it has to wait for.
+async fn hasty_relay(address: &str) -> Sandbox {
+    let short = Duration::from_millis(300);
+    let config = RelayConfig { answer_timeout: short, resume_timeout: short, ..relay_of(address) };
+    Sandbox::start_unsynced(Options { relay: Some(config), ..Options::default() }).await
+}
+
+async fn state(server: &Sandbox) -> BTreeMap<String, String> {
+    let request = pb::ListRequest { resource: "pods".to_owned(), ..pb::ListRequest::default() };
+    let listed = server.client().await.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    listed.objects.into_iter().map(|object| (object.name, object.resource_version)).collect()
+}
+
+const LISTED: &str = "a=1 b=1";
+
+/// Restored to version 3, and started again without a state.
+#[tokio::test]
+async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_history() {
+    let known = "2:a 3:b 4:a 5:+c";
+    for (what, known, (restored, at_version), after) in [
+        ("the last change never was", known, ("a=2 b=3", 3), "4:b 5:b 6:b 7:b"),
+        ("the object that was changed last is older", "2:a 3:b 4:a", ("a=2 b=3", 3), "4:b 5:b"),
+        ("the last change is there, and another one after it", "2:a 9:@", ("a=2 b=1", 2), "5:b 12:@"),
+        ("it has gone back, and rests", known, ("a=2 b=3", 3), ""),
+        ("it has gone back, and counts on below what was known", known, ("a=2 b=3", 3), "4:b"),
+    ] {
+        let going = origin(LISTED, 1, "").await;
+        let wire = Wire::to(going.address()).await;
+        let relay = hasty_relay(wire.address()).await;
+        let mut stream = watch(&relay, watch_from_now()).await;
+        play(&going, known).await;
+        relay.reached(&last(known)).await;
+        let coming = origin(restored, at_version, after).await;
+        wire.lead_to(coming.address());
+        wire.cut();
+        let ended = tokio::time::timeout(DEADLINE, end(&mut stream)).await.expect(what);
+        assert_eq!(reason(&ended), "HISTORY_CHANGED", "{what}");
+        until(what, async || state(&relay).await == state(&coming).await).await;
+        assert_eq!(relay.lists(), 2, "{what}");
+    }
+}
+
+/// What cannot be proved is listed, and compared: what was known has to be there.
+#[tokio::test]
+async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {
+    for (what, restored, is_same) in [
+        ("the same", "a=2 b=1", true),
+        ("another object was changed", "a=2 b=5", false),
+        ("and what was changed last is gone", "b=5", false),
+    ] {
+        let going = origin(LISTED, 1, "").await;
+        let wire = Wire::to(going.address()).await;
+        let relay = Sandbox::relay(wire.address()).await;
+        let mut stream = watch(&relay, watch_from_now()).await;
+        play(&going, "2:a 9:@").await;
+        relay.reached(&version(9)).await;
+        let coming = origin(restored, 6, "12:+c").await;
+        wire.lead_to(coming.address());
+        wire.cut();
+        if is_same {
+            let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
+            assert_eq!(told[1], "ADDED c @12", "{what}: {told:?}");
+        } else {
+            assert_eq!(reason(&end(&mut stream).await), "HISTORY_CHANGED", "{what}");
+        }
+        until(what, async || state(&relay).await == state(&coming).await).await;
+        assert_eq!(relay.lists(), 2, "{what}");
+    }
+}
+
+/// Neither a replica nor a server that was started again over the same history is listed again, wherever it is.
+#[tokio::test]
+async fn another_server_with_the_same_history_is_followed_from_the_position() {
+    for (what, known, further, rest, told) in [
+        ("as it is", "2:a", "", "3:b", &["MODIFIED b @3"][..]),
+        ("another object changed", "2:a", "3:b", "", &["MODIFIED b @3"]),
+        ("the same object changed", "2:a", "3:a 4:a", "", &["MODIFIED a @3", "MODIFIED a @4"]),
+        ("the same object was deleted", "2:a", "3:-a", "", &["DELETED a @3"]),
+        ("the last change is a deletion", "2:-a", "3:b", "", &["MODIFIED b @3"]),
+        ("what was deleted is there again", "2:-a", "4:+a", "", &["ADDED a @4"]),
+        ("the last change is of many objects", "2:a,b,+c", "3:+d,c", "", &["ADDED d @2", "MODIFIED c @3"]),
+        ("versions went on without a change", "2:a 9:@", "12:b,+c", "", &["MODIFIED b @9", "ADDED c @12"]),
+    ] {
+        let going = origin(LISTED, 1, "").await;
+        let wire = Wire::to(going.address()).await;
+        let relay = Sandbox::relay(wire.address()).await;
+        let mut stream = watch(&relay, watch_from_now()).await;
+        assert!(next(&mut stream).await.bookmark.is_some());
+        play(&going, known).await;
+        relay.reached(&last(known)).await;
+        take(&mut stream, known.matches(char::is_alphabetic).count()).await;
+        let coming = origin(LISTED, 1, known).await;
+        play(&coming, further).await;
+        wire.lead_to(coming.address());
+        wire.cut();
+        play(&coming, rest).await;
+        let found: Vec<String> = take(&mut stream, told.len()).await.iter().map(words).collect();
+        assert_eq!(found, told, "{what}");
+        assert_eq!(relay.lists(), 1, "{what}");
+        assert_eq!(state(&relay).await, state(&coming).await, "{what}");
+    }
+}
+
+/// Its objects are those that are known, and its version is not there yet: that of a Kubernetes API may rest for a minute.
+#[tokio::test]
+async fn a_replica_that_is_behind_with_its_version_only_is_followed_at_once() {
+    let going = origin(LISTED, 1, "2:a").await;
+    let wire = Wire::to(going.address()).await;
+    let relay = hasty_relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_from_now()).await;
+    play(&going, "9:@").await;
+    relay.reached(&version(9)).await;
+    let coming = origin(LISTED, 1, "2:a 4:@").await;
+    wire.lead_to(coming.address());
+    wire.cut();
+    until("watched", async || coming.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed) == 1).await;
+    play(&coming, "7:@ 10:b").await;
+    let found: Vec<String> = take(&mut stream, 1).await.iter().map(words).collect();
+    assert_eq!((found, relay.lists()), (vec!["MODIFIED b @10".to_owned()], 1));
+}
+
+/// What may not be known as its own by any of them: each has another name.
+#[tokio::test]
+async fn a_chain_may_be_put_in_another_order() {
+    let origin = origin(LISTED, 1, "2:a").await;
+    let near = Sandbox::relay(origin.address()).await;
+    let wire = Wire::to(near.address()).await;
+    let far = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&far, watch_pods()).await;
+    take(&mut stream, 2).await;
+    for (number, server) in (3..).zip([origin.address(), near.address(), origin.address()]) {
+        wire.lead_to(server);
+        wire.cut();
+        play(&origin, &format!("{number}:b")).await;
+        let found: Vec<String> = take(&mut stream, 1).await.iter().map(words).collect();
+        assert_eq!(found, [format!("MODIFIED b @{number}")]);
+    }
+    assert_eq!(far.lists(), 1);
+}
+
+/// The same of a relay that was itself started again.
+#[tokio::test]
+async fn a_later_start_of_a_relay_recognises_the_history() {
+    let going = origin(LISTED, 1, "2:a").await;
+    let health = || SourceHealth::new(Duration::MAX, Duration::MAX);
+    let first = RelaySource::new(relay_of(going.address()), health());
+    assert_eq!(first.list(ListVersion::MostRecent).await.unwrap().version, version(2));
+    let proof = first.warm_start().unwrap().proof().unwrap();
+    let resumed = async |origin: &Sandbox| {
+        let later = RelaySource::new(relay_of(origin.address()), health());
+        later.warm_start().unwrap().resume(&version(2), &proof).unwrap();
+        let mut watch = later.watch(version(2)).await?;
+        let next = tokio::time::timeout(DEADLINE, tokio_stream::StreamExt::next(&mut watch)).await;
+        next.unwrap().unwrap().map(|delta| delta.version().cloned().unwrap().number())
+    };
+    let same = origin(LISTED, 1, "2:a 3:b").await;
+    assert_eq!(resumed(&same).await, Ok(3));
+    let restored = origin(LISTED, 1, "2:b 3:b").await;
+    let error = resumed(&restored).await.unwrap_err();
+    assert!(matches!(error, informerd::cache::SourceError::HistoryChanged(_)), "{error}");
+}
