@@ -308,6 +308,9 @@ fn files(cluster: &KubeCluster, env: Env<'_>) -> Vec<PathBuf> {
 }
 
 fn no_kubeconfig(files: &[PathBuf]) -> String {
+    if files.is_empty() {
+        return "no kubeconfig: neither KUBECONFIG nor HOME is set; name one, or run inside a cluster".to_owned();
+    }
     let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
     format!("no kubeconfig: none of {} exists; name one, or run inside a cluster", files.join(", "))
 }

@@ -65,6 +65,8 @@ fn what_is_missing_is_named() {
     let nowhere = RestConfig::load(&KubeCluster::default(), &env([("HOME", "/no/such/home".to_owned())]));
     let expected = "no kubeconfig: none of /no/such/home/.kube/config exists; name one, or run inside a cluster";
     assert_eq!(nowhere.err().unwrap(), expected);
+    let nowhere = RestConfig::load(&KubeCluster::default(), &env([])).err().unwrap();
+    assert!(nowhere.starts_with("no kubeconfig: neither KUBECONFIG nor HOME is set"), "{nowhere}");
 }
 
 /// In a pod without a token the error is not about kubeconfigs.
