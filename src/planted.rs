@@ -43,6 +43,8 @@ pub enum Bug {
     InferredIsDeleted,
     /// A relist tells of everything, changed or not.
     RelistRepeatsTheUnchanged,
+    /// Other bytes at the same version are not served.
+    BodiesAreNotCompared,
     /// Another uid under the same key is MODIFIED.
     AnotherUidIsModified,
     /// A deletion carries the object's last version, not its own.
@@ -204,6 +206,7 @@ impl Bug {
         Self::RelistLosesADeletion,
         Self::InferredIsDeleted,
         Self::RelistRepeatsTheUnchanged,
+        Self::BodiesAreNotCompared,
         Self::AnotherUidIsModified,
         Self::DeletionHasTheOldVersion,
         Self::IndexIsStale,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
-use crate::model::Path;
+use crate::model::{ObjectParts, Path};
 
 fn version(number: u128) -> ResourceVersion {
     ResourceVersion::decimal(number)
@@ -279,6 +279,31 @@ fn without_versions_of_its_own_a_source_has_changed_what_has_other_bytes() {
     let with_versions = pod("a", "", "x", version(7));
     let mut indexer = Indexer::new(indexers(), list(vec![with_versions], 7));
     assert_eq!(told(&indexer.apply(put("a", "x", 8))), ["~a 8"], "a version of its own is a change");
+}
+
+/// A CRD that gains a default, an API server that is upgraded: nothing is written, and the bodies are others.
+#[test]
+fn other_bytes_at_the_same_version_are_a_modification_at_a_relist_and_live() {
+    let object = |name, users, number| pod(name, "uid", users, version(number));
+    let mut indexer = Indexer::new(indexers(), list(vec![object("a", "x", 3), object("b", "x", 4)], 5));
+    let batch = indexer.replace(list(vec![object("a", "y", 3), object("b", "x", 4)], 9));
+    assert_eq!(told(&batch), ["~a 3"]);
+    assert_eq!((batch.before, batch.after, batch.is_relist), (version(5), version(9), true));
+    assert_eq!(users(&indexer), index(&[("x", &["b"]), ("y", &["a"])]));
+
+    let live = indexer.apply(Event::Modified(object("b", "z", 4)));
+    assert_eq!(told(&live), ["~b 4"]);
+    assert_eq!(users(&indexer), index(&[("y", &["a"]), ("z", &["b"])]));
+
+    // The type is not in the bytes of every source.
+    let typed = |kind: &str| {
+        let parts =
+            ObjectParts { kind: kind.to_owned(), ..ObjectParts::bare(ObjectKey::new("", "c").unwrap(), version(6)) };
+        Arc::new(Object::new(parts))
+    };
+    indexer.apply(Event::Added(typed("Old")));
+    assert_eq!(told(&indexer.apply(Event::Modified(typed("New")))), ["~c 6"]);
+    assert_eq!(told(&indexer.apply(Event::Modified(typed("New")))), [""; 0]);
 }
 
 // === Snapshots ===

@@ -136,6 +136,27 @@ fn without_bodies_a_version_is_a_change() {
 }
 
 /// A user that acts on the first half only may not resume after the second.
+/// A CRD that gains a default changes what is served at the versions that there are.
+#[test]
+fn another_body_at_the_same_version_is_a_change() {
+    let mut view = View::new(false, false);
+    view.begin();
+    assert_eq!(told(&mut view, [added("a", "u", "x", "3"), end("5")]), ["ADDED INITIAL a 3 @", "SYNCED @5"]);
+    view.begin();
+    let modified = |body, version: &str| pb::WatchResponse {
+        r#type: pb::EventType::Modified.into(),
+        cause: pb::Cause::Unspecified.into(),
+        resource_version: version.to_owned(),
+        ..added("a", "u", body, "3")
+    };
+    assert_eq!(told(&mut view, [modified("y", "9")]), ["MODIFIED a 3 @9"]);
+    assert_eq!(told(&mut view, [modified("y", "10")]), [""; 0], "a repetition");
+    view.expire();
+    view.begin();
+    let again = told(&mut view, [added("a", "u", "z", "3"), end("12")]);
+    assert_eq!(again, ["MODIFIED a 3 @", "1 changes @12", "SYNCED @12"]);
+}
+
 #[test]
 fn another_object_under_a_key_is_a_deletion_before_the_version_of_its_addition() {
     let mut view = View::new(false, true);

@@ -79,9 +79,8 @@ pub(crate) fn run(script: &Script) -> Run {
 
 impl Harness {
     async fn start(script: &Script) -> Self {
-        let Config { has_lineage, history, padding, .. } = script.config;
         let mut harness = Self {
-            truth: Truth::new(has_lineage, history, padding, &script.first),
+            truth: Truth::new(&script.config, &script.first),
             config: script.config.clone(),
             servers: Vec::new(),
             current: 0,

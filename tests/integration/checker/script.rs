@@ -32,6 +32,8 @@ pub(crate) struct Script {
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) has_lineage: bool,
+    /// Of the upstream: an object has the same bytes at each list.
+    pub(crate) has_stable_bodies: bool,
     pub(crate) history: Bounds,
     pub(crate) retention: Bounds,
     pub(crate) block_timeout: Duration,
@@ -128,9 +130,11 @@ fn any_config() -> impl Strategy<Value = Config> {
     let bounds = |(age, events)| Bounds { age, events };
     let padding = prop_oneof![5 => Just(0), 1 => Just(33_000)];
     let drain_period = prop_oneof![3 => Just(0), 1 => 1_u64..1000].prop_map(Duration::from_millis);
-    (weighted(0.25, Just(())), history, retention, 100_u64..2000, drain_period, padding).prop_map(
-        move |(lineage, history, retention, block_ms, drain_period, padding)| Config {
+    let versions = (weighted(0.25, Just(())), any::<bool>());
+    (versions, history, retention, 100_u64..2000, drain_period, padding).prop_map(
+        move |((lineage, has_stable_bodies), history, retention, block_ms, drain_period, padding)| Config {
             has_lineage: lineage.is_some(),
+            has_stable_bodies,
             history: bounds(history),
             retention: bounds(retention),
             block_timeout: Duration::from_millis(block_ms),
@@ -154,6 +158,7 @@ pub(super) fn any_write() -> impl Strategy<Value = (Write, u64)> {
         12 => (key(), any_app(), any_node()).prop_map(|(key, app, node)| Write::Put(key, app, node)),
         4 => key().prop_map(Write::Delete),
         3 => key().prop_map(Write::Recreate),
+        1 => key().prop_map(Write::Convert),
         1 => Just(Write::Bookmark),
         1 => Just(Write::Repeat),
     ];

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{record::Moment, selection::Selection};
+use super::{record::Moment, script::Config, selection::Selection};
 
 /// Namespace and name.
 pub(crate) type Key = (&'static str, &'static str);
@@ -88,6 +88,8 @@ pub(crate) enum Write {
     Delete(Key),
     /// Another object under the same key; the deletion in between is not seen.
     Recreate(Key),
+    /// Other bytes at the version that the object has, as an upgraded upstream serves them. A watch does not report them.
+    Convert(Key),
     /// Nothing but a version.
     Bookmark,
     /// Says the last thing once more.
@@ -118,6 +120,8 @@ pub(crate) struct Truth {
     serial: u32,
     uid: u32,
     padding: usize,
+    /// Whether the upstream is known to serve the same bytes for ever, so that nothing is converted.
+    has_stable_bodies: bool,
 }
 
 /// Over the same upstream.
@@ -144,7 +148,8 @@ impl Pod {
 
 impl Truth {
     /// A history that begins with these objects.
-    pub(crate) fn new(has_lineage: bool, bounds: Bounds, padding: usize, first: &[Write]) -> Self {
+    pub(crate) fn new(config: &Config, first: &[Write]) -> Self {
+        let Config { has_lineage, has_stable_bodies, history: bounds, padding, .. } = *config;
         let mut truth = Self {
             has_lineage,
             bounds,
@@ -157,6 +162,7 @@ impl Truth {
             serial: 0,
             uid: 0,
             padding,
+            has_stable_bodies,
         };
         for write in first {
             truth.write(write, 1);
@@ -188,8 +194,10 @@ impl Truth {
 
     /// Writes, and says so. Versions have holes of their own: each is `step` past the one before.
     pub(crate) fn say(&mut self, write: &Write, step: u64) -> Upstream {
-        if let Write::Repeat = write {
-            return self.last.clone();
+        match write {
+            Write::Repeat => return self.last.clone(),
+            Write::Convert(_) => return self.say(&Write::Bookmark, step),
+            _ => {}
         }
         let before = self.seen_version();
         let upstream = self.write(write, step);
@@ -257,6 +265,16 @@ impl Truth {
                 Some(last) => Upstream::Deleted(last, self.version),
                 None => Upstream::Deleted(self.held(*key, 0, None, None), self.version),
             },
+            Write::Convert(key) => {
+                let held = self.world.get(key).filter(|_| !self.has_stable_bodies).cloned();
+                if let Some(Pod { uid, app, node, .. }) = held.as_ref().map(|held| held.pod.clone()) {
+                    let converted = self.held(*key, uid, app, node);
+                    let (pod, body) = (converted.pod.clone(), converted.body.clone());
+                    let version = held.map_or(self.version, |held| held.version);
+                    self.world.insert(*key, Rc::new(Held { pod, version, body }));
+                }
+                Upstream::Bookmark(self.version)
+            }
             Write::Bookmark | Write::Repeat => Upstream::Bookmark(self.version),
         }
     }

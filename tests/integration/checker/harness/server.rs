@@ -40,7 +40,7 @@ pub(super) struct Server {
 impl Server {
     /// One that has not been told anything yet.
     pub(super) fn start(config: &Config, first_epoch: usize) -> Self {
-        let Config { history, retention, block_timeout, drain_period, .. } = *config;
+        let Config { has_stable_bodies, history, retention, block_timeout, drain_period, .. } = *config;
         let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
         let indexers = Indexers::new([
             ("node".to_owned(), path(".spec.nodeName")),
@@ -55,7 +55,7 @@ impl Server {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster,
             history: bound(history),
-            bodies_prove: true,
+            bodies_prove: has_stable_bodies,
             batch_window: Duration::ZERO,
         };
         let (task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
