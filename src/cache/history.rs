@@ -13,7 +13,7 @@ use std::{collections::VecDeque, sync::Arc};
 use tokio::time::Instant;
 
 use crate::{
-    model::{Batch, Cause, Change, Object, ResourceVersion},
+    model::{Batch, Cause, Change, Object, Reached, ResourceVersion},
     planted::planted,
     watch::Retention,
 };
@@ -23,9 +23,9 @@ use crate::{
 pub struct History {
     bounds: Retention,
     batches: VecDeque<Recorded>,
-    /// The oldest version that can be resumed from.
-    oldest: ResourceVersion,
-    current: ResourceVersion,
+    /// The oldest place that can be resumed from.
+    oldest: Reached,
+    current: Reached,
     events: usize,
     bytes: usize,
 }
@@ -33,9 +33,11 @@ pub struct History {
 /// What a watch has missed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// In order; the first may begin before the version that was asked for.
+    /// In order; the first may begin before the place that was asked for.
     pub batches: Vec<Arc<Batch>>,
-    /// Whether there is more than these; go on after the last one's version.
+    /// The offset of the first change of the first batch.
+    pub first: u64,
+    /// Whether there is more than these; the last one ends where to go on.
     pub has_more: bool,
 }
 
@@ -52,6 +54,8 @@ pub enum NotInHistory {
 #[derive(Debug)]
 struct Recorded {
     at: Instant,
+    /// Of its first change.
+    offset: u64,
     what: What,
 }
 
@@ -74,17 +78,17 @@ const BACKLOG_BYTES: usize = 1 << 20;
 
 impl History {
     /// An empty history that begins here.
-    pub fn new(bounds: Retention, version: ResourceVersion) -> Self {
-        Self { bounds, batches: VecDeque::new(), oldest: version.clone(), current: version, events: 0, bytes: 0 }
+    pub fn new(bounds: Retention, begin: Reached) -> Self {
+        Self { bounds, batches: VecDeque::new(), oldest: begin.clone(), current: begin, events: 0, bytes: 0 }
     }
 
     /// The oldest version that can be resumed from.
     pub fn oldest(&self) -> &ResourceVersion {
-        &self.oldest
+        &self.oldest.version
     }
 
-    /// The newest version.
-    pub fn current(&self) -> &ResourceVersion {
+    /// The newest place.
+    pub fn current(&self) -> &Reached {
         &self.current
     }
 
@@ -100,12 +104,13 @@ impl History {
 
     /// Adds a batch that was applied.
     pub fn record(&mut self, batch: Arc<Batch>, now: Instant) {
-        self.current.clone_from(&batch.after);
+        self.current.version.clone_from(&batch.after);
         // Of a relist without changes its gap matters.
         if batch.changes.is_empty() && !(batch.is_relist && batch.before != batch.after) {
             return;
         }
-        let recorded = Recorded { at: now, what: What::new(batch) };
+        let recorded = Recorded { at: now, offset: self.current.offset, what: What::new(batch) };
+        self.current.offset = recorded.end();
         self.events += recorded.what.events();
         self.bytes += recorded.what.bytes();
         self.batches.push_back(recorded);
@@ -121,14 +126,14 @@ impl History {
             if !is_old && (!is_over || self.batches.len() == 1) {
                 break;
             }
-            let Recorded { what, .. } = oldest;
+            let (Recorded { what, .. }, end) = (oldest, oldest.end());
             if what.events() > 1 && planted!(HistoryEvictsHalfABatch) {
                 self.lose_first_event();
                 continue;
             }
             self.events -= what.events();
             self.bytes -= what.bytes();
-            self.oldest = what.after().clone();
+            self.oldest = Reached { version: what.after().clone(), offset: end };
             self.batches.pop_front();
         }
     }
@@ -141,21 +146,32 @@ impl History {
         self.bytes -= bytes_of(lost.old.as_ref());
     }
 
+    /// What came after the first changes, so many of them: the continuation for a reader that has reached this offset.
+    pub fn after_offset(&self, offset: u64) -> Result<Backlog, NotInHistory> {
+        if offset < self.oldest.offset {
+            return Err(NotInHistory::Expired);
+        }
+        // A relist without changes was perhaps not passed yet.
+        let first = self.batches.partition_point(|recorded| recorded.end() <= offset && recorded.offset < offset);
+        Ok(self.backlog(first))
+    }
+
     /// What came strictly after `version`, from its beginning on.
     pub fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
-        if !version.same_lineage(&self.current) && !planted!(LineageIsIgnored) {
+        let (oldest, current) = (&self.oldest.version, &self.current.version);
+        if !version.same_lineage(current) && !planted!(LineageIsIgnored) {
             return Err(NotInHistory::Expired);
         }
-        if *version > self.current && planted!(FutureIsServed) {
-            return Ok(Backlog::default());
+        if *version > *current && planted!(FutureIsServed) {
+            return Ok(self.backlog(self.batches.len()));
         }
-        if *version > self.current {
+        if *version > *current {
             return Err(NotInHistory::Future);
         }
-        if *version == self.oldest && planted!(ResumeRefusedAtTheOldest) {
+        if *version == *oldest && planted!(ResumeRefusedAtTheOldest) {
             return Err(NotInHistory::Expired);
         }
-        if *version < self.oldest && !planted!(ResumeBeforeTheOldest) {
+        if *version < *oldest && !planted!(ResumeBeforeTheOldest) {
             return Err(NotInHistory::Expired);
         }
         let mut first = self.batches.partition_point(|recorded| recorded.what.after() <= version);
@@ -175,9 +191,15 @@ impl History {
         if planted!(ResumeFromNow) {
             first = self.batches.len();
         }
-        let mut backlog = Backlog::default();
+        Ok(self.backlog(first))
+    }
+
+    /// What was recorded from this place in the list on.
+    fn backlog(&self, first: usize) -> Backlog {
+        let offset = self.batches.get(first).map_or(self.current.offset, |recorded| recorded.offset);
+        let mut backlog = Backlog { first: offset, ..Backlog::default() };
         let (mut events, mut bytes) = (0, 0);
-        let mut before = first.checked_sub(1).map_or(&self.oldest, |last| self.batches[last].what.after());
+        let mut before = first.checked_sub(1).map_or(&self.oldest.version, |last| self.batches[last].what.after());
         for Recorded { what, .. } in self.batches.range(first..) {
             if events >= BACKLOG_EVENTS || bytes >= BACKLOG_BYTES {
                 backlog.has_more = true;
@@ -189,7 +211,16 @@ impl History {
             backlog.batches.push(batch);
             before = what.after();
         }
-        Ok(backlog)
+        backlog
+    }
+}
+
+// === impl Recorded ===
+
+impl Recorded {
+    /// The offset after its last change.
+    fn end(&self) -> u64 {
+        self.offset + self.what.events() as u64
     }
 }
 
@@ -261,6 +292,10 @@ mod tests {
         ResourceVersion::decimal(number)
     }
 
+    fn begin(number: u128) -> Reached {
+        Reached { version: version(number), offset: 0 }
+    }
+
     fn batch(before: u128, after: u128, changes: usize) -> Arc<Batch> {
         let object = |name: &str| Object::from_json(Bytes::from_static(b"{}"), name, version(after)).unwrap();
         let change = |at: usize| Change {
@@ -288,7 +323,7 @@ mod tests {
     #[tokio::test]
     async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
         let now = Instant::now();
-        let mut history = History::new(BOUNDS, version(10));
+        let mut history = History::new(BOUNDS, begin(10));
         history.record(batch(10, 12, 1), now);
         history.record(relist(12, 20, 2), now);
         history.record(batch(20, 21, 1), now);
@@ -306,10 +341,40 @@ mod tests {
         assert_eq!(history.after(&foreign), Err(NotInHistory::Expired), "another lineage");
     }
 
+    /// A watch that was parked goes on with the batch that it was in.
+    #[tokio::test]
+    async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
+        let now = Instant::now();
+        let mut history =
+            History::new(Retention { events: 6, ..BOUNDS }, Reached { version: version(10), offset: 100 });
+        history.record(batch(10, 12, 1), now);
+        history.record(batch(12, 13, 3), now);
+        history.record(relist(13, 20, 0), now);
+        history.record(batch(20, 21, 1), now);
+        let after = |history: &History, offset| {
+            let Backlog { batches, first, .. } = history.after_offset(offset)?;
+            Ok((batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>(), first))
+        };
+        assert_eq!(after(&history, 99), Err(NotInHistory::Expired));
+        assert_eq!(after(&history, 100), Ok((vec![12, 13, 20, 21], 100)));
+        for inside in [101, 102, 103] {
+            assert_eq!(after(&history, inside), Ok((vec![13, 20, 21], 101)), "{inside}");
+        }
+        assert_eq!(after(&history, 104), Ok((vec![20, 21], 104)), "perhaps the relist was not passed");
+        assert_eq!(after(&history, 105), Ok((vec![], 105)));
+        assert_eq!(history.current(), &Reached { version: version(21), offset: 105 });
+        history.record(batch(21, 22, 2), now);
+        assert_eq!(after(&history, 100), Err(NotInHistory::Expired));
+        assert_eq!(after(&history, 101).unwrap().1, 101);
+        history.record(batch(22, 23, 1), now);
+        assert_eq!(after(&history, 103), Err(NotInHistory::Expired), "batches go whole");
+        assert_eq!(after(&history, 104).unwrap().0, [20, 21, 22, 23]);
+    }
+
     #[tokio::test]
     async fn a_relist_without_changes_leaves_its_gap_and_one_at_the_same_version_leaves_none() {
         let now = Instant::now();
-        let mut history = History::new(BOUNDS, version(10));
+        let mut history = History::new(BOUNDS, begin(10));
         history.record(relist(10, 10, 0), now);
         assert_eq!(after(&history, 10), Ok(vec![]));
         history.record(relist(10, 20, 0), now);
@@ -321,7 +386,7 @@ mod tests {
     #[tokio::test]
     async fn versions_that_nothing_happened_at_can_be_resumed_from() {
         let now = Instant::now();
-        let mut history = History::new(BOUNDS, version(10));
+        let mut history = History::new(BOUNDS, begin(10));
         history.record(batch(10, 77, 0), now);
         history.record(batch(77, 80, 1), now);
         for from in [10, 50, 77, 79] {
@@ -333,7 +398,7 @@ mod tests {
     #[tokio::test]
     async fn the_oldest_batches_go_first_and_whole() {
         let now = Instant::now();
-        let mut history = History::new(Retention { events: 5, ..BOUNDS }, version(1));
+        let mut history = History::new(Retention { events: 5, ..BOUNDS }, begin(1));
         assert_eq!(after(&history, 1), Ok(vec![]));
         for at in 1..=4 {
             history.record(batch(at, at + 1, 2), now);
@@ -347,7 +412,7 @@ mod tests {
         history.record(batch(6, 7, 1), now);
         assert_eq!((history.oldest(), history.events()), (&version(6), 1), "no longer the newest");
 
-        let mut history = History::new(Retention { size: 3 * CHANGE_BYTES, ..BOUNDS }, version(1));
+        let mut history = History::new(Retention { size: 3 * CHANGE_BYTES, ..BOUNDS }, begin(1));
         for at in 1..=9 {
             history.record(batch(at, at + 1, 1), now);
         }
@@ -356,7 +421,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_too_old_goes_even_when_nothing_happens() {
-        let mut history = History::new(BOUNDS, version(1));
+        let mut history = History::new(BOUNDS, begin(1));
         history.record(batch(1, 2, 1), Instant::now());
         tokio::time::advance(BOUNDS.age).await;
         history.forget_old(Instant::now());
@@ -371,7 +436,7 @@ mod tests {
     #[tokio::test]
     async fn a_long_backlog_comes_in_parts() {
         let now = Instant::now();
-        let mut history = History::new(Retention { events: 1 << 20, size: 1 << 30, ..BOUNDS }, version(0));
+        let mut history = History::new(Retention { events: 1 << 20, size: 1 << 30, ..BOUNDS }, begin(0));
         for at in 0..3000 {
             history.record(batch(at, at + 1, 1), now);
         }
@@ -414,7 +479,7 @@ mod tests {
             });
             let batches: Vec<_> = batches.collect();
             let now = Instant::now();
-            let mut history = History::new(Retention { events: bound, ..BOUNDS }, version(0));
+            let mut history = History::new(Retention { events: bound, ..BOUNDS }, begin(0));
             for batch in &batches {
                 history.record(Arc::clone(batch), now);
             }

@@ -28,7 +28,7 @@ use super::{
     Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState,
 };
 use crate::{
-    model::{Batch, Cause, Event, Indexers, ResourceVersion, in_one_wake},
+    model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
     planted::planted,
     watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
 };
@@ -65,6 +65,8 @@ pub enum Start {
     Now,
     /// Strictly after this version.
     After(ResourceVersion),
+    /// After so many changes ([`Reached::offset`]): where a cursor of this informer was, also inside a batch.
+    AfterOffset(u64),
 }
 
 /// A watch that has joined: where it starts, and every later event.
@@ -137,8 +139,8 @@ pub struct InformerStats {
 struct Shared {
     indexers: Arc<Indexers>,
     snapshot: ArcSwapOption<Snapshot>,
-    /// The version up to which everything has been published to the cursors; behind the snapshot's for a moment.
-    distributed: ArcSwapOption<ResourceVersion>,
+    /// Up to here everything has been published to the cursors; behind the snapshot's for a moment.
+    distributed: ArcSwapOption<Reached>,
     oldest: ArcSwapOption<ResourceVersion>,
     /// Where the last relist ended.
     relisted: ArcSwapOption<ResourceVersion>,
@@ -300,15 +302,17 @@ impl<F: Frame> Writer<F> {
     fn join(&mut self, start: &Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
         let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
         let backlog = match start {
-            Start::Now => Backlog::default(),
-            Start::After(version) => live.history.after(version).map_err(|error| {
-                let (oldest, current) = (live.history.oldest().clone(), live.history.current().clone());
-                match error {
-                    NotInHistory::Expired => JoinError::Expired { oldest, current },
-                    NotInHistory::Future => JoinError::TooLarge { current },
-                }
-            })?,
+            Start::Now => Ok(Backlog::default()),
+            Start::After(version) => live.history.after(version),
+            Start::AfterOffset(offset) => live.history.after_offset(*offset),
         };
+        let backlog = backlog.map_err(|error| {
+            let (oldest, current) = (live.history.oldest().clone(), live.history.current().version.clone());
+            match error {
+                NotInHistory::Expired => JoinError::Expired { oldest, current },
+                NotInHistory::Future => JoinError::TooLarge { current },
+            }
+        })?;
         let cursor = (!backlog.has_more).then(|| live.broadcaster.subscribe(subscribe));
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor, epoch })
@@ -392,8 +396,8 @@ impl<F: Frame> Writer<F> {
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         let what = if state == SyncState::Stale { "serving what an earlier start had" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
-        self.live =
-            Some(Live { indexer, history: History::new(self.config.history, version), told_state: state, broadcaster });
+        let history = History::new(self.config.history, Reached { version, offset: 0 });
+        self.live = Some(Live { indexer, history, told_state: state, broadcaster });
     }
 
     /// Begins anew with a list that proves, or comes after a proof, that history changed (invariant 14).
@@ -412,7 +416,8 @@ impl<F: Frame> Writer<F> {
         self.shared.relisted.store(None);
         let version = list.version.clone();
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-        live.history = History::new(self.config.history, version.clone());
+        let offset = live.history.current().offset;
+        live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
         live.broadcaster.restart(&End::HistoryChanged, version);
     }
 

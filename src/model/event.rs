@@ -73,6 +73,16 @@ pub struct Batch {
     pub is_relist: bool,
 }
 
+/// A place in the changes of a resource that a reader has reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reached {
+    /// Safe to resume from.
+    pub version: ResourceVersion,
+    /// The number of changes up to here, of all that the resource has had in this process, also inside a batch. It never
+    /// decreases, even when the upstream's history was rewritten.
+    pub offset: u64,
+}
+
 // === impl Event ===
 
 impl Event {

@@ -22,7 +22,7 @@ use super::{
     routes::Routes,
 };
 use crate::{
-    model::{Batch, ResourceVersion, Selection},
+    model::{Batch, Reached, ResourceVersion, Selection},
     planted::planted,
 };
 
@@ -34,8 +34,8 @@ pub struct Broadcaster<F: Frame> {
     groups: Slab<Arc<Group<F>>>,
     by_key: HashMap<GroupKey<F>, usize>,
     routes: Routes,
-    /// The version up to which everything has been published.
-    version: ResourceVersion,
+    /// Up to here everything has been published.
+    reached: Reached,
     stopped: Option<End>,
     /// There was a relist since the last change that was published.
     is_gap: bool,
@@ -120,7 +120,7 @@ impl<F: Frame> Broadcaster<F> {
             groups: Slab::new(),
             by_key: HashMap::new(),
             routes: Routes::default(),
-            version,
+            reached: Reached { version, offset: 0 },
             stopped: None,
             is_gap: false,
             wake: 0,
@@ -142,7 +142,7 @@ impl<F: Frame> Broadcaster<F> {
 
     /// The version up to which everything has been published.
     pub fn version(&self) -> &ResourceVersion {
-        &self.version
+        &self.reached.version
     }
 
     /// Joins a client here: it gets what is published from now on, and nothing else.
@@ -158,7 +158,7 @@ impl<F: Frame> Broadcaster<F> {
             log.end.clone_from(&self.stopped);
             log.subscribe(self.next_slot_id, queue, phase, budget)
         };
-        Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, self.version.clone())
+        Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, self.reached.clone())
     }
 
     /// Publishes batches as one wake: every group gets its share, and is woken once. Ignored after [`Self::stop`].
@@ -166,10 +166,12 @@ impl<F: Frame> Broadcaster<F> {
     /// Call it only when [`Self::is_blocked`] says no; it never waits by itself.
     pub fn publish<B: Borrow<Batch>>(&mut self, batches: &[B]) {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
-        self.version = last.borrow().after.clone();
+        self.reached.version.clone_from(&last.borrow().after);
         self.remove_vacant();
         let mut encoding = Encoding::new(batches, &mut self.is_gap);
         let events = encoding.changes().len();
+        let offset = self.reached.offset;
+        self.reached.offset += events as u64;
         if events == 0 || self.groups.is_empty() {
             return;
         }
@@ -193,7 +195,7 @@ impl<F: Frame> Broadcaster<F> {
                         log.merge(changes[*at].1, *transition);
                     }
                 }
-                push_runs(&mut log, self.wake, &arenas[&group.format], share);
+                push_runs(&mut log, (self.wake, offset), &arenas[&group.format], share);
                 log.trim_below(floor);
                 log.trim_read();
                 log.take_wakers(&mut wakers);
@@ -266,7 +268,7 @@ impl<F: Frame> Broadcaster<F> {
     /// Ends every cursor as [`Self::stop`] does, and goes on for later subscribers, from `version`.
     pub fn restart(&mut self, end: &End, version: ResourceVersion) {
         if planted!(RewindEndsNobody) {
-            self.version = version;
+            self.reached.version = version;
             return;
         }
         self.end_all(end);
@@ -281,7 +283,7 @@ impl<F: Frame> Broadcaster<F> {
         self.room = Arc::default();
         self.blocked.clear();
         self.blocked_since = None;
-        self.version = version;
+        self.reached.version = version;
     }
 
     fn end_all(&self, end: &End) {
@@ -304,7 +306,7 @@ impl<F: Frame> Broadcaster<F> {
             let id = entry.key();
             routes.insert(selection, id);
             let (selection, room) = (Arc::clone(selection), Arc::clone(&self.room));
-            entry.insert(Arc::new(Group::new(id, selection, *format, self.version.clone(), room)));
+            entry.insert(Arc::new(Group::new(id, selection, *format, self.reached.clone(), room)));
             id
         });
         self.stats.groups.store(groups.len() as u64, Ordering::Relaxed);
@@ -412,17 +414,18 @@ impl<F: Frame> Drop for Broadcaster<F> {
     }
 }
 
-/// Puts a group's share of a wake into its log; what lies together becomes one run.
-fn push_runs<F: Frame>(log: &mut Log<F>, wake: u64, arenas: &[F], share: Vec<Share>) {
+/// Puts a group's share of a wake, whose first change has this offset, into its log; what lies together becomes one run.
+fn push_runs<F: Frame>(log: &mut Log<F>, (wake, offset): (u64, u64), arenas: &[F], share: Vec<Share>) {
     let skipped = usize::from(share.len() > 1 && planted!(HoleInAWake));
     let mut share = share.into_iter().skip(skipped).peekable();
     while let Some(first) = share.next() {
         let Span { arena, start, mut end } = first.span;
-        let mut marks = vec![Mark { end: (end - start) as u32, inside: first.inside, version: first.version }];
+        let mut marks = vec![Mark { end: (end - start) as u32, changes: 1, version: first.version }];
         while let Some(next) = share.next_if(|next| next.span.arena == arena && next.span.start == end) {
             end = next.span.end;
-            marks.push(Mark { end: (end - start) as u32, inside: next.inside, version: next.version });
+            let changes = (next.at - first.at + 1) as u32;
+            marks.push(Mark { end: (end - start) as u32, changes, version: next.version });
         }
-        log.push(wake, arenas[arena].slice(start..end), (end - start) as u64, marks.into());
+        log.push((wake, offset + first.at as u64), arenas[arena].slice(start..end), (end - start) as u64, marks.into());
     }
 }

@@ -14,7 +14,7 @@ use std::{
 
 use super::{Frame, Notice};
 use crate::{
-    model::{Cause, Change, EventType, Object, ObjectKey, ResourceVersion, Transition},
+    model::{Cause, Change, EventType, Object, ObjectKey, Reached, ResourceVersion, Transition},
     planted::planted,
 };
 
@@ -48,8 +48,8 @@ pub(super) struct Telling {
     told: VecDeque<Told>,
     /// What every event but the last carries.
     before: ResourceVersion,
-    /// What the last one carries: the generation is complete.
-    after: ResourceVersion,
+    /// What is reached with the last one, which carries its version: the generation is complete.
+    after: Reached,
 }
 
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl Generation {
     }
 
     /// Everything that waits, by each key's last change. Events that vanished without a trace are counted with the last one.
-    pub(super) fn tell(self, before: ResourceVersion, after: ResourceVersion) -> Telling {
+    pub(super) fn tell(self, before: ResourceVersion, after: Reached) -> Telling {
         let mut pending: Vec<Pending> = self.pending.into_values().collect();
         pending.sort_unstable_by_key(|pending| pending.place);
         let (mut told, mut vanished) = (VecDeque::with_capacity(pending.len()), 0_u32);
@@ -183,7 +183,7 @@ impl Telling {
     }
 
     /// What is reached when everything has been told.
-    pub(super) fn after(&self) -> &ResourceVersion {
+    pub(super) fn after(&self) -> &Reached {
         &self.after
     }
 
@@ -193,8 +193,11 @@ impl Telling {
         while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
             let is_last = self.told.is_empty();
             let is_complete = is_last && !planted!(GenerationEndsWithoutItsVersion);
-            let version =
-                if is_complete || !is_last && planted!(VersionInsideAGeneration) { &self.after } else { &self.before };
+            let version = if is_complete || !is_last && planted!(VersionInsideAGeneration) {
+                &self.after.version
+            } else {
+                &self.before
+            };
             // Merged changes are not for who has to know of gaps.
             let relisted = false;
             let (object, object_version) = (&object, &object_version);

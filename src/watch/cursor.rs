@@ -15,7 +15,7 @@ use super::{
     group::{Group, Log, Phase, Slot},
 };
 use crate::{
-    model::{ResourceVersion, Selection},
+    model::{Reached, ResourceVersion, Selection},
     planted::planted,
 };
 
@@ -25,8 +25,7 @@ pub struct Cursor<F: Frame> {
     slot: usize,
     stats: Arc<BroadcasterStats>,
     queue_size: usize,
-    version: ResourceVersion,
-    inside: u32,
+    reached: Reached,
     taken: u64,
     /// Under COALESCE: the generation that is being told.
     telling: Option<Box<Telling>>,
@@ -70,10 +69,10 @@ impl<F: Frame> Cursor<F> {
         slot: usize,
         stats: Arc<BroadcasterStats>,
         queue_size: usize,
-        version: ResourceVersion,
+        reached: Reached,
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
-        Self { group, slot, stats, queue_size, version, inside: 0, taken: 0, telling: None }
+        Self { group, slot, stats, queue_size, reached, taken: 0, telling: None }
     }
 
     /// What it is told of; shared by all who are told the same.
@@ -83,19 +82,19 @@ impl<F: Frame> Cursor<F> {
 
     /// The version of what was taken last, a safe point to resume from; at first, where the cursor joined.
     pub fn version(&self) -> &ResourceVersion {
-        &self.version
+        &self.reached.version
     }
 
-    /// How many events were taken of a batch that begins after this version and is not complete: whoever goes on from a
-    /// history instead leaves them out.
-    pub fn inside(&self) -> u32 {
-        self.inside
+    /// The same with its offset: whoever goes on from a history instead begins there, also inside a batch.
+    pub fn reached(&self) -> &Reached {
+        &self.reached
     }
 
-    /// Moves the version on to one that is known to have been distributed while the cursor was at the head (a bookmark).
-    pub fn advance(&mut self, version: ResourceVersion) {
-        if self.version < version {
-            self.version = version;
+    /// Moves on to what is known to have been distributed while the cursor was at the head (a bookmark).
+    pub fn advance(&mut self, distributed: &Reached) {
+        self.reached.offset = self.reached.offset.max(distributed.offset);
+        if self.reached.version < distributed.version {
+            self.reached.version.clone_from(&distributed.version);
         }
     }
 
@@ -148,7 +147,7 @@ impl<F: Frame> Cursor<F> {
                 return Poll::Ready(told);
             }
             let mut log = self.group.log.lock();
-            match coalesced(&mut log, self.slot, &mut self.version, &mut self.inside) {
+            match coalesced(&mut log, self.slot, &mut self.reached) {
                 Some(Coalesced::Frames(frames, events)) => {
                     self.taken += events;
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
@@ -161,7 +160,7 @@ impl<F: Frame> Cursor<F> {
                 None => {}
             }
             let before = log.slots[self.slot].position;
-            let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.version, &mut self.inside);
+            let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.reached);
             if let Some(taken) = taken {
                 if let Taken::Frames(_) = taken {
                     let events = log.slots[self.slot].position - before;
@@ -189,13 +188,13 @@ impl<F: Frame> Cursor<F> {
         let telling = self.telling.as_mut()?;
         if telling.is_done() {
             // Reached also when everything in it has vanished.
-            self.version.clone_from(telling.after());
+            self.reached.clone_from(telling.after());
             self.telling = None;
             return None;
         }
         let (frame, events) = telling.encode::<F>(self.group.format, max_size);
         if telling.is_done() || planted!(GenerationIsReachedWithItsFirstPart) {
-            self.version.clone_from(telling.after());
+            self.reached.clone_from(telling.after());
         }
         if telling.is_done() {
             self.telling = None;
@@ -255,7 +254,7 @@ impl<F: Frame> fmt::Debug for Cursor<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cursor")
             .field("selection", &self.group.selection)
-            .field("version", &self.version)
+            .field("reached", &self.reached)
             .finish_non_exhaustive()
     }
 }
@@ -268,17 +267,10 @@ enum Coalesced<F> {
 
 /// What a slot that lags under COALESCE gets next: what its queue held, then generation after generation. `None` when nothing has
 /// happened meanwhile: then it follows the log again.
-fn coalesced<F: Frame>(
-    log: &mut Log<F>,
-    index: usize,
-    version: &mut ResourceVersion,
-    inside: &mut u32,
-) -> Option<Coalesced<F>> {
+fn coalesced<F: Frame>(log: &mut Log<F>, index: usize, reached: &mut Reached) -> Option<Coalesced<F>> {
     let coalescing = log.slots[index].coalescing.as_mut()?;
-    // A generation ends with a wake, and is told to its end before anything else.
-    *inside = 0;
-    if let Some((frames, events, reached)) = coalescing.sending.pop_front() {
-        *version = reached;
+    if let Some((frames, events, end)) = coalescing.sending.pop_front() {
+        *reached = end;
         return Some(Coalesced::Frames(frames, events));
     }
     let filling = std::mem::take(&mut coalescing.filling);
@@ -286,7 +278,8 @@ fn coalesced<F: Frame>(
         log.end_coalescing(index);
         return None;
     }
-    Some(Coalesced::Generation(filling.tell(version.clone(), log.head_version.clone())))
+    // It ends with a wake, and is told to its end before anything else.
+    Some(Coalesced::Generation(filling.tell(reached.version.clone(), log.head_reached.clone())))
 }
 
 /// Decides what a slot gets next; `None` when there is nothing yet.
@@ -295,8 +288,7 @@ fn take<F: Frame>(
     index: usize,
     queue_size: usize,
     max_size: usize,
-    version: &mut ResourceVersion,
-    inside: &mut u32,
+    reached: &mut Reached,
 ) -> Option<Taken<F>> {
     let (head, head_size, is_gone) = (log.head, log.head_size, log.slots[index].position < log.tail());
     let Slot { position, position_size, queue, evicted, .. } = log.slots[index];
@@ -323,13 +315,12 @@ fn take<F: Frame>(
     if is_gone || frozen_at == Some(position) {
         let slot = &mut log.slots[index];
         (slot.position, slot.position_size, slot.frozen_at) = (head, head_size, None);
-        let mut after = std::mem::replace(version, log.head_version.clone());
-        *inside = 0;
+        let mut after = std::mem::replace(reached, log.head_reached.clone()).version;
         if planted!(DropIsUntold) {
             return None;
         }
         if planted!(DropBeginsAtItsEnd) {
-            after.clone_from(version);
+            after.clone_from(&reached.version);
         }
         let lag = if planted!(DropIsMiscounted) { lag - 1 } else { lag };
         return Some(Taken::Dropped { count: lag, after });
@@ -337,7 +328,7 @@ fn take<F: Frame>(
     if lag == 0 {
         return log.end.clone().map(Taken::Ended);
     }
-    let (frames, position, position_size) = log.read(position, frozen_at.unwrap_or(head), max_size, version, inside);
+    let (frames, position, position_size) = log.read(position, frozen_at.unwrap_or(head), max_size, reached);
     let slot = &mut log.slots[index];
     (slot.position, slot.position_size) = (position, position_size);
     Some(Taken::Frames(frames))

@@ -22,8 +22,6 @@ pub(super) struct Share {
     pub(super) span: Span,
     /// Safe to resume from once the event has been seen.
     pub(super) version: ResourceVersion,
-    /// How many events of its batch have been told with it, while the batch is open; 0 for the last.
-    pub(super) inside: u32,
     /// The change, by its place in the wake, and what it is to the group.
     pub(super) at: usize,
     pub(super) transition: Transition,
@@ -99,7 +97,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             Some((at, transition))
         });
         let mut told = told.peekable();
-        let (mut share, mut inside) = (Vec::new(), 0);
+        let mut share = Vec::new();
         while let Some((at, transition)) = told.next() {
             let (batch, change) = all[at];
             let closes = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
@@ -110,8 +108,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)
             });
-            inside = if closes { 0 } else { inside + 1 };
-            share.push(Share { span: *span, version: version.clone(), inside, at, transition });
+            share.push(Share { span: *span, version: version.clone(), at, transition });
         }
         share
     }

@@ -16,7 +16,7 @@ use super::{
     Frame, Frames, FullChannelPolicy, QueueOptions, budget::TimeBudget, coalesce::Generation, policy::End, room::Room,
 };
 use crate::{
-    model::{Change, ResourceVersion, Selection, Transition},
+    model::{Change, Reached, ResourceVersion, Selection, Transition},
     planted::planted,
 };
 
@@ -39,8 +39,8 @@ pub(super) struct Log<F: Frame> {
     pub(super) head: u64,
     /// The size of everything ever pushed.
     pub(super) head_size: u64,
-    /// The version that is reached at the head.
-    pub(super) head_version: ResourceVersion,
+    /// What is reached at the head.
+    pub(super) head_reached: Reached,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
     pub(super) slots: Slab<Slot<F>>,
@@ -69,6 +69,8 @@ pub(super) struct Run<F> {
     pub(super) size_before: u64,
     /// The wake that it was published in: what the retention counts by.
     pub(super) wake: u64,
+    /// The offset of its first change ([`Reached::offset`]).
+    pub(super) offset: u64,
     pub(super) frame: F,
     /// Whether the frame has its memory to itself. Otherwise it lies in an arena, which the retention counts.
     is_detached: bool,
@@ -80,8 +82,8 @@ pub(super) struct Run<F> {
 pub(super) struct Mark {
     /// Relative to the run's frame.
     pub(super) end: u32,
-    /// As [`super::encoding::Share::inside`].
-    pub(super) inside: u32,
+    /// The number of changes, of all selections, from the run's first one up to this one.
+    pub(super) changes: u32,
     /// The version to resume from once this event has been seen.
     pub(super) version: ResourceVersion,
 }
@@ -110,8 +112,8 @@ pub(super) struct Slot<F: Frame> {
 /// What a slot under COALESCE holds while it lags.
 #[derive(Debug)]
 pub(super) struct Coalescing<F> {
-    /// What its queue held when it became full: parts with the number of their events and the version that they lead to.
-    pub(super) sending: VecDeque<(Frames<F>, u64, ResourceVersion)>,
+    /// What its queue held when it became full: parts with the number of their events and what is reached with them.
+    pub(super) sending: VecDeque<(Frames<F>, u64, Reached)>,
     pub(super) filling: Generation,
 }
 
@@ -136,14 +138,14 @@ impl<F: Frame> Group<F> {
         id: usize,
         selection: Arc<Selection>,
         format: F::Format,
-        head_version: ResourceVersion,
+        head_reached: Reached,
         room: Arc<Room>,
     ) -> Self {
         let log = Log {
             runs: VecDeque::new(),
             head: 0,
             head_size: 0,
-            head_version,
+            head_reached,
             end: None,
             slots: Slab::new(),
             parked: Vec::new(),
@@ -189,10 +191,11 @@ impl<F: Frame> Log<F> {
         index
     }
 
-    pub(super) fn push(&mut self, wake: u64, frame: F, size: u64, marks: Box<[Mark]>) {
+    /// Appends a run; where it begins is what the log knows.
+    pub(super) fn push(&mut self, (wake, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
-        self.head_version.clone_from(&last.version);
-        let run = Run { first: self.head, size_before: self.head_size, wake, frame, is_detached: false, marks };
+        last.reach(offset, &mut self.head_reached);
+        let run = Run { first: self.head, size_before: self.head_size, wake, offset, frame, is_detached: false, marks };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.runs.push_back(run);
@@ -242,14 +245,13 @@ impl<F: Frame> Log<F> {
     }
 
     /// Slices from `position` up to `until`, at most `max_size` but at least one event; with the position and the size
-    /// that are then reached. `version` and `inside` move to the last event's.
+    /// that are then reached. `reached` moves to the last event's.
     pub(super) fn read(
         &self,
         position: u64,
         until: u64,
         max_size: usize,
-        version: &mut ResourceVersion,
-        inside: &mut u32,
+        reached: &mut Reached,
     ) -> (Frames<F>, u64, u64) {
         let (mut position, mut room) = (position, max_size);
         let (mut frames, mut size) = (Frames::new(), 0);
@@ -267,8 +269,7 @@ impl<F: Frame> Log<F> {
             let Some(mark) = run.marks[from..from + count].last() else { break };
             let end = mark.end as usize;
             frames.push(run.frame.slice(start..end));
-            version.clone_from(&mark.version);
-            *inside = mark.inside;
+            mark.reach(run.offset, reached);
             position += count as u64;
             size = run.size_before + end as u64;
             room = room.saturating_sub(end - start);
@@ -352,11 +353,11 @@ impl<F: Frame> Log<F> {
 
     /// From now on changes merge for this slot: it takes what its queue holds out of the log.
     fn begin_coalescing(&mut self, index: usize) {
-        let (mut position, mut version) = (self.slots[index].position, self.head_version.clone());
+        let (mut position, mut reached) = (self.slots[index].position, self.head_reached.clone());
         let mut sending = VecDeque::new();
         while position < self.head {
-            let (frames, end, _) = self.read(position, self.head, SENDING_SIZE, &mut version, &mut 0);
-            sending.push_back((frames, end - position, version.clone()));
+            let (frames, end, _) = self.read(position, self.head, SENDING_SIZE, &mut reached);
+            sending.push_back((frames, end - position, reached.clone()));
             position = end;
         }
         if planted!(QueueIsForgottenWhenMerging) {
@@ -444,6 +445,16 @@ impl<F: Frame> Log<F> {
         slot.position_size = head_size;
         wakers.extend(slot.waker.take());
         true
+    }
+}
+
+// === impl Mark ===
+
+impl Mark {
+    /// Moves what is reached to this event, in a run that begins at this offset.
+    fn reach(&self, offset: u64, reached: &mut Reached) {
+        reached.version.clone_from(&self.version);
+        reached.offset = offset + u64::from(self.changes);
     }
 }
 

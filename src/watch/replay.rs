@@ -7,7 +7,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{Frame, Notice};
 use crate::{
-    model::{Batch, ResourceVersion, Selection, Transition},
+    model::{Batch, Reached, ResourceVersion, Selection, Transition},
     planted::planted,
 };
 
@@ -15,12 +15,12 @@ use crate::{
 #[derive(Debug)]
 pub struct Replay {
     batches: VecDeque<Arc<Batch>>,
+    /// The offset of the first change of the first batch.
+    first: u64,
     /// The next change of the first batch to be looked at.
     at: usize,
     /// Looked at and in the selection, but not told: whether it is the batch's last is not known yet.
     held: Option<(usize, Transition)>,
-    /// Events that the client has been told already, of the first batch.
-    skip: u32,
     version: ResourceVersion,
     /// There was a relist since the last event that was told.
     is_gap: bool,
@@ -29,20 +29,22 @@ pub struct Replay {
 // === impl Replay ===
 
 impl Replay {
-    /// What came after `version`, in order.
-    pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, version: ResourceVersion) -> Self {
-        Self { batches: batches.into_iter().collect(), at: 0, held: None, skip: 0, version, is_gap: false }
-    }
-
-    /// Leaves out the first events of the first batch: [`super::Cursor::inside`] of the cursor that this goes on for.
-    #[must_use]
-    pub fn skipping(self, events: u32) -> Self {
-        Self { skip: events, ..self }
+    /// Makes the replay of batches whose first change has the offset `first`, for a client that has reached a place before
+    /// them or, by its offset, inside the first of them.
+    pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, first: u64, reached: Reached) -> Self {
+        let Reached { version, offset } = reached;
+        let at = offset.saturating_sub(first) as usize;
+        Self { batches: batches.into_iter().collect(), first, at, held: None, version, is_gap: false }
     }
 
     /// Safe to resume from after what was encoded up to now.
     pub fn version(&self) -> &ResourceVersion {
         &self.version
+    }
+
+    /// What is reached once everything has been told.
+    pub fn reached(&self) -> Reached {
+        Reached { version: self.version.clone(), offset: self.first + self.at as u64 }
     }
 
     /// Whether the client has still to be told of a relist on the way to the version.
@@ -78,13 +80,10 @@ impl Replay {
                 encoded += told;
                 self.version.clone_from(&batch.after);
                 self.batches.pop_front();
-                self.at = 0;
+                (self.first, self.at) = (self.first + batch.changes.len() as u64, 0);
                 continue;
             };
-            let transition = selection.transition(change);
-            if transition.is_some() && self.skip > 0 {
-                self.skip -= 1;
-            } else if let Some(transition) = transition {
+            if let Some(transition) = selection.transition(change) {
                 // A client may come back in between the versions of two batches: it never goes back.
                 let before = if batch.before < self.version && !planted!(ReplayGoesBack) {
                     self.version.clone()

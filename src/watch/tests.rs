@@ -22,7 +22,7 @@ use bytes::Bytes;
 use self::text::Text;
 use super::*;
 use crate::model::{
-    Batch, Cause, Change, EventType, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey, ObjectParts,
+    Batch, Cause, Change, EventType, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey, ObjectParts, Reached,
     ResourceVersion, Selection,
 };
 

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Command, InformerStats, JoinError, Joined, Shared, Start, Stopped};
 use crate::{
     cache::{Snapshot, SourceHealth},
-    model::{Indexers, ResourceVersion},
+    model::{Indexers, Reached, ResourceVersion},
     watch::{BroadcasterStats, Frame, Subscribe},
 };
 
@@ -36,8 +36,8 @@ impl<F: Frame> InformerHandle<F> {
         self.snapshot().map(|snapshot| (snapshot, epoch))
     }
 
-    /// The version up to which every watcher has been given its events, or will find them at its cursor.
-    pub fn distributed(&self) -> Option<Arc<ResourceVersion>> {
+    /// How far every watcher has been given its events, or will find them at its cursor.
+    pub fn distributed(&self) -> Option<Arc<Reached>> {
         self.shared.distributed.load_full()
     }
 

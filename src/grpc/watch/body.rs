@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     cache::{JoinError, Joined, Start, SyncState, Waiting},
-    model::{ResourceVersion, Selection},
+    model::{Reached, ResourceVersion, Selection},
     planted::planted,
     proto::{self, PayloadFormat, pb},
     transport::Chunk,
@@ -87,9 +87,8 @@ enum Stage {
     InitialEvents(Box<InitialEvents>, Turn),
     /// Being told what it has missed; without a cursor there is more of it.
     Replay(Box<Replay>, Turn),
-    /// Joining again after a version and some events of the batch that follows: parked, or in the middle of what it has
-    /// missed.
-    Joining(ResourceVersion, u32, Joining),
+    /// Joining again where it was: parked, or in the middle of what it has missed.
+    Joining(Reached, Joining),
     /// Reading what is published.
     Live,
 }
@@ -115,7 +114,9 @@ impl WatchBody {
                 Stage::InitialEvents(initial, opened.service.turns().begin())
             }
             Begin::After(version) => {
-                Stage::Replay(Box::new(Replay::new(backlog.batches, version)), opened.service.turns().begin())
+                let reached = Reached { version, offset: backlog.first };
+                let replay = Replay::new(backlog.batches, backlog.first, reached);
+                Stage::Replay(Box::new(replay), opened.service.turns().begin())
             }
             Begin::Bookmark => Stage::Live,
         };
@@ -156,7 +157,7 @@ impl WatchBody {
         match &self.stage {
             Stage::InitialEvents(..) => None,
             Stage::Replay(replay, _) => Some(replay.version()),
-            Stage::Joining(version, ..) => Some(version),
+            Stage::Joining(reached, _) => Some(&reached.version),
             Stage::Live => self.cursor.as_ref().map(Cursor::version),
         }
     }
@@ -197,13 +198,13 @@ impl WatchBody {
                 && is_draining
                 && planted!(DrainSkipsTheQueue)
             {
-                cursor.advance(ResourceVersion::clone(&head));
+                cursor.advance(&head);
             }
             let mut bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
             if let Some(head) =
                 self.resource.informer.distributed().filter(|_| is_draining && planted!(DrainingAtTheHead))
             {
-                bookmark.resource_version = head.to_string();
+                bookmark.resource_version = head.version.to_string();
             }
             let error = frame::error(self.position(), refusal.to_proto());
             if is_draining && planted!(DrainIsUntold) {
@@ -286,7 +287,7 @@ impl WatchBody {
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
             let mut end = self.bookmark(end);
             if let Some(now) = self.resource.informer.distributed().filter(|_| planted!(SnapshotVersionOfNow)) {
-                end.resource_version = now.to_string();
+                end.resource_version = now.version.to_string();
             }
             frame::append(&mut buffer, &end);
         }
@@ -299,13 +300,13 @@ impl WatchBody {
         let mut arena = WireArena::shared(self.service.structs());
         let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut arena, CHUNK_BYTES, SCAN_OBJECTS);
         let mut buffer = arena.buffer;
-        let (is_done, has_cursor, version) = (replay.is_done(), self.cursor.is_some(), replay.version().clone());
+        let (is_done, has_cursor, reached) = (replay.is_done(), self.cursor.is_some(), replay.reached());
         let has_gap = is_done && replay.has_gap() && self.selection.is_everything();
         self.resource.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
-        self.watcher.sent(told, Some(&version));
+        self.watcher.sent(told, Some(&reached.version));
         match (is_done, has_cursor) {
             (true, true) => self.go_live(),
-            (true, false) => self.join_after(version, 0),
+            (true, false) => self.join_after(reached),
             (false, _) => {}
         }
         if has_gap && !self.has_history_changed() {
@@ -320,20 +321,23 @@ impl WatchBody {
     }
 
     fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Joining(version, inside, joining) = &mut self.stage else { return Poll::Ready(()) };
+        let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(()) };
         match ready!(joining.as_mut().poll(cx)) {
             // The version may have a meaning in the new history too, and it is another one.
             Ok(Joined { epoch, .. }) if epoch != self.epoch && !planted!(ParkedGoesOnInAnotherHistory) => {
                 self.end_with(&Refusal::HistoryChanged);
             }
             Ok(Joined { backlog, cursor, .. }) => {
-                let replay = Replay::new(backlog.batches, version.clone()).skipping(*inside);
+                if planted!(ParkedInsideABatchRepeatsIt) {
+                    reached.offset = backlog.first;
+                }
+                let replay = Replay::new(backlog.batches, backlog.first, reached.clone());
                 self.stage = Stage::Replay(Box::new(replay), self.service.turns().begin());
                 self.watcher.reads(cursor.as_ref());
                 self.cursor = cursor;
             }
             Err(error) => {
-                let refusal = Refusal::join(error, Some(version), &self.resource.name);
+                let refusal = Refusal::join(error, Some(&reached.version), &self.resource.name);
                 self.end_with(&refusal);
             }
         }
@@ -343,7 +347,7 @@ impl WatchBody {
     fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         if let Some(distributed) = planted!(BookmarkAhead).then(|| self.resource.informer.distributed()).flatten() {
-            cursor.advance(ResourceVersion::clone(&distributed));
+            cursor.advance(&distributed);
         }
         let taken = cursor.taken();
         match cursor.poll_take(cx, CHUNK_BYTES) {
@@ -357,13 +361,12 @@ impl WatchBody {
                 self.send(&[dropped]);
             }
             Poll::Ready(Taken::Parked) => {
-                let (mut version, inside) = (cursor.version().clone(), cursor.inside());
+                let mut reached = cursor.reached().clone();
                 if let Some(head) = self.resource.informer.distributed().filter(|_| planted!(ParkedGoesOnAtTheHead)) {
-                    version.clone_from(&head);
+                    reached.clone_from(&head);
                 }
                 self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
-                let inside = if inside > 0 && planted!(ParkedInsideABatchRepeatsIt) { 0 } else { inside };
-                self.join_after(version, inside);
+                self.join_after(reached);
             }
             Poll::Ready(Taken::Ended(end)) => {
                 let refusal = Refusal::end(&end, cursor.version());
@@ -392,7 +395,7 @@ impl WatchBody {
             let is_passed = |relist: &ResourceVersion| relist > cursor.version() && !planted!(BookmarkHidesARelist);
             let relisted = self.resource.informer.relisted().is_some_and(|relist| is_passed(&relist));
             if let Some(distributed) = distributed.filter(|_| !planted!(BookmarkBehind)) {
-                cursor.advance(ResourceVersion::clone(&distributed));
+                cursor.advance(&distributed);
             }
             let bookmark = self.bookmark(pb::Bookmark::default());
             self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
@@ -411,8 +414,8 @@ impl WatchBody {
         Poll::Ready(())
     }
 
-    /// Lets go of the cursor, if there is one: the watch holds a version, and is told from the history what comes after it.
-    fn join_after(&mut self, version: ResourceVersion, inside: u32) {
+    /// Lets go of the cursor, if there is one: the watch holds its place, and is told from the history what comes after it.
+    fn join_after(&mut self, reached: Reached) {
         let subscribe = Subscribe {
             selection: Arc::clone(&self.selection),
             format: self.format,
@@ -421,8 +424,8 @@ impl WatchBody {
         };
         self.cursor = None;
         self.watcher.reads(None);
-        let (informer, start) = (self.resource.informer.clone(), Start::After(version.clone()));
-        self.stage = Stage::Joining(version, inside, Box::pin(async move { informer.join(start, subscribe).await }));
+        let (informer, start) = (self.resource.informer.clone(), Start::AfterOffset(reached.offset));
+        self.stage = Stage::Joining(reached, Box::pin(async move { informer.join(start, subscribe).await }));
     }
 
     /// Everything from before the cursor has been handed out.

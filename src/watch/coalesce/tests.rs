@@ -35,14 +35,14 @@ fn merged(selection: &Selection, changes: &[Change]) -> Generation {
 }
 
 fn told(generation: Generation, max_size: usize) -> Vec<Delivery> {
-    let mut telling = generation.tell(version(1), version(99));
+    let mut telling = generation.tell(version(1), Reached { version: version(99), offset: 9 });
     let mut all = Vec::new();
     while !telling.is_done() {
         let (frames, events) = telling.encode::<Deliveries>((), max_size);
         assert_eq!(frames.as_slice().len() as u64, events);
         all.extend(frames.as_slice().to_vec());
     }
-    assert_eq!(telling.after(), &version(99));
+    assert_eq!(telling.after(), &Reached { version: version(99), offset: 9 });
     all
 }
 

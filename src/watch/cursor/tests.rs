@@ -11,6 +11,12 @@ use crate::{
     watch::{Broadcaster, BroadcasterConfig, Deliveries, QueueOptions, Subscribe},
 };
 
+/// There is one for each event of each group.
+#[test]
+fn a_mark_is_no_larger_than_a_version_and_a_place() {
+    assert!(std::mem::size_of::<crate::watch::group::Mark>() <= 32);
+}
+
 fn broadcaster() -> Broadcaster<Deliveries> {
     Broadcaster::new(BroadcasterConfig::default(), ResourceVersion::decimal(1))
 }

@@ -68,8 +68,12 @@ fn live(broadcaster: &mut Broadcaster<Deliveries>, selection: &Arc<Selection>) -
 }
 
 fn taken(cursor: &mut Cursor<Deliveries>) -> Vec<Delivery> {
+    taken_of(cursor, usize::MAX)
+}
+
+fn taken_of(cursor: &mut Cursor<Deliveries>, max_size: usize) -> Vec<Delivery> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match cursor.poll_take(&mut context, usize::MAX) {
+    match cursor.poll_take(&mut context, max_size) {
         std::task::Poll::Ready(Taken::Frames(frames)) => events(&frames),
         _ => Vec::new(),
     }
@@ -90,11 +94,16 @@ fn replayed(replay: &mut Replay, selection: &Selection, max_size: usize, max_cha
     all
 }
 
+/// Before every change.
+fn at(version: ResourceVersion) -> Reached {
+    Reached { version, offset: 0 }
+}
+
 #[test]
 fn inside_a_batch_there_is_no_point_to_resume_from() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(false)), (3, Some(true))], vec![(2, Some(false))]]);
     let told = |selector| {
-        let mut replay = Replay::new(batches.clone(), version(1));
+        let mut replay = Replay::new(batches.clone(), 0, at(version(1)));
         let events = replayed(&mut replay, &selection(selector), 100, 100);
         assert_eq!(replay.version(), &version(5), "to the end, whatever was told");
         let line = |event: &Delivery| format!("{}@{}", event.object.key(), event.version);
@@ -108,7 +117,7 @@ fn inside_a_batch_there_is_no_point_to_resume_from() {
 #[test]
 fn a_version_between_two_batches_never_goes_back() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(true))]]);
-    let mut replay = Replay::new(batches, version(2));
+    let mut replay = Replay::new(batches, 0, at(version(2)));
     let versions: Vec<_> = replayed(&mut replay, &selection(""), 1, 1).into_iter().map(|event| event.version).collect();
     assert_eq!(versions, [version(2), version(3)]);
 }
@@ -130,8 +139,47 @@ proptest! {
             let mut cursor = live(&mut broadcaster, &selection);
             broadcaster.publish(&batches[from..]);
             let published = taken(&mut cursor);
-            let mut replay = Replay::new(batches[from..].to_vec(), start);
+            let mut replay = Replay::new(batches[from..].to_vec(), 0, at(start));
             prop_assert_eq!(replayed(&mut replay, &selection, max_size, max_changes), published);
+        }
+    }
+    /// A cursor that is parked after any of its events goes on with the next one, also inside a batch.
+    #[test]
+    fn a_replay_from_the_offset_of_a_cursor_is_the_rest(
+        script in prop::collection::vec(
+            prop::collection::vec((0_u8..4, prop::option::weighted(0.8, any::<bool>())), 0..5), 1..12),
+        max_size in 1_usize..6,
+        max_changes in 1_usize..6,
+    ) {
+        let batches = batches(&script);
+        for selection in [selection(""), selection("app=web"), selection("app!=web")] {
+            let mut broadcaster = Broadcaster::new(BroadcasterConfig::default(), batches[0].before.clone());
+            let mut cursor = live(&mut broadcaster, &selection);
+            let mut places = vec![cursor.reached().clone()];
+            broadcaster.publish(&batches);
+            let mut events = Vec::new();
+            loop {
+                let event = taken_of(&mut cursor, 1);
+                if event.is_empty() {
+                    break;
+                }
+                events.extend(event);
+                places.push(cursor.reached().clone());
+            }
+            prop_assert_eq!(places.len(), events.len() + 1);
+            for (nth, reached) in places.into_iter().enumerate() {
+                // As a history gives them: from the batch that the offset is in.
+                let ends = batches.iter().scan(0, |end, batch| {
+                    *end += batch.changes.len() as u64;
+                    Some(*end)
+                });
+                let first = ends.clone().take_while(|end| *end <= reached.offset).count();
+                let offset = ends.take(first).last().unwrap_or_default();
+                let mut replay = Replay::new(batches[first..].to_vec(), offset, reached);
+                let rest = replayed(&mut replay, &selection, max_size, max_changes);
+                prop_assert_eq!(&rest, &events[nth..]);
+                prop_assert_eq!(replay.reached().offset, batches.iter().map(|batch| batch.changes.len() as u64).sum::<u64>());
+            }
         }
     }
 }

@@ -62,10 +62,11 @@ fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
         versions.push(cursor.version().number());
     }
     assert_eq!(versions, [0, 1, 1, 1, 4]);
-    cursor.advance(version(3));
-    assert_eq!(cursor.version(), &version(4));
-    cursor.advance(version(7));
-    assert_eq!(cursor.version(), &version(7));
+    let reached = |number, offset| Reached { version: version(number), offset };
+    cursor.advance(&reached(3, 2));
+    assert_eq!(cursor.reached(), &reached(4, 4));
+    cursor.advance(&reached(7, 6));
+    assert_eq!(cursor.reached(), &reached(7, 6));
 }
 
 /// Invariant 9.

@@ -27,7 +27,7 @@ async fn it_is_served_at_once_and_stale_until_the_upstream_is_there() {
     let running = begun();
     let snapshot = running.handle.snapshot().unwrap();
     assert_eq!((snapshot.len(), snapshot.version()), (2, &version(10)));
-    assert_eq!(running.handle.distributed().as_deref(), Some(&version(10)));
+    assert_eq!(running.handle.distributed().unwrap().version, version(10));
     assert_eq!(running.handle.health().state(), SyncState::Stale);
     assert_eq!(count(&running.handle.stats().replaces), 0, "nothing was listed");
     running.handle.health().alive();
