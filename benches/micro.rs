@@ -157,6 +157,7 @@ fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
                 version: object.version(),
                 coalesced: 0,
                 relisted: false,
+                open: false,
             };
             WireFrame::encode(&mut arena, format, &notice);
             if WireFrame::size(&arena) > 64 << 10 {
@@ -211,7 +212,7 @@ fn measure_wakes(
             version: after.clone(),
             cause: Cause::Change,
         };
-        broadcaster.publish(&[Batch { before, after, changes: vec![change], is_relist: false }]);
+        broadcaster.publish(&[Batch { before, after, changes: vec![change], is_relist: false, is_open: false }]);
         let taken = cursors[node].poll_take(&mut context, usize::MAX);
         assert!(matches!(taken, Poll::Ready(Taken::Frames(_))), "{taken:?}");
     });

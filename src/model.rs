@@ -23,7 +23,7 @@ mod syntax;
 mod version;
 
 pub use envelope::JsonText;
-pub use event::{Batch, Cause, Change, Event, EventType, Reached};
+pub use event::{Applied, Batch, Cause, Change, Event, EventType, Reached};
 pub use expression::{Condition, EventView, Expression, MAX_EXPRESSION_BYTES};
 pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError, in_one_wake};
 pub use key::{KeyError, ObjectKey};

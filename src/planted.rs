@@ -51,6 +51,14 @@ pub enum Bug {
     DeletionHasTheOldVersion,
     /// An index does not learn the new values of an object.
     IndexIsStale,
+    /// A version to which more changes may come is distributed as complete.
+    OpenVersionIsComplete,
+    /// A resume from before an open version misses what has come at it.
+    ResumeMissesTheRestOfAVersion,
+    /// The history evicts some of the changes of a version, and counts the version as known.
+    OldestInsideAnOpenVersion,
+    /// Changes at a version that was complete before are not repeated for who resumes from it.
+    LateChangesAreForgotten,
     /// The events of a transaction are batches of their own.
     TransactionIsSplit,
     /// A rewind is seen only by those whose cursor is still there.
@@ -67,6 +75,10 @@ pub enum Bug {
     RoutedByTheNewState,
     /// A group does not get the first event of a wake.
     HoleInAWake,
+    /// Who has all of a version that is open here gets the rest of it once more.
+    OpenVersionIsSentAgain,
+    /// The last change of an open version is replayed at that version.
+    ReplayedOpenVersionIsComplete,
     /// Events that came during the initial events are skipped.
     HoleAfterTheSnapshot,
     /// The wake before the snapshot is told again.
@@ -210,6 +222,10 @@ impl Bug {
         Self::AnotherUidIsModified,
         Self::DeletionHasTheOldVersion,
         Self::IndexIsStale,
+        Self::OpenVersionIsComplete,
+        Self::ResumeMissesTheRestOfAVersion,
+        Self::OldestInsideAnOpenVersion,
+        Self::LateChangesAreForgotten,
         Self::TransactionIsSplit,
         Self::RewindIsUntoldWithoutACursor,
         Self::RewindEndsNobody,
@@ -217,6 +233,8 @@ impl Bug {
         Self::DeletedHasTheNewState,
         Self::RoutedByTheNewState,
         Self::HoleInAWake,
+        Self::OpenVersionIsSentAgain,
+        Self::ReplayedOpenVersionIsComplete,
         Self::HoleAfterTheSnapshot,
         Self::OverlapWithTheSnapshot,
         Self::DropIsUntold,

@@ -32,6 +32,7 @@ mod policy;
 mod replay;
 mod room;
 mod routes;
+mod run;
 mod stream_watcher;
 mod until;
 

@@ -5,6 +5,8 @@
 //!
 //! - Bounded by age, events and bytes; batches are evicted whole. Only age evicts the newest batch: a relist may be larger
 //!   than all bounds.
+//! - All that came at one version is found and evicted together, and an open version, to which more may come, is kept.
+//! - Changes at a version that was complete before come again for whoever resumes from it: nobody knows who has them.
 //! - Between the start and the end of a relist nobody knows what happened (invariant 5): an object that was created and
 //!   deleted there is in neither state. A version strictly in between is expired, even inside the window.
 
@@ -25,7 +27,10 @@ pub struct History {
     batches: VecDeque<Recorded>,
     /// The oldest place that can be resumed from.
     oldest: Reached,
+    /// The newest place that can be resumed from.
     current: Reached,
+    /// The newest version, of which more may come.
+    applied: ResourceVersion,
     events: usize,
     bytes: usize,
 }
@@ -79,7 +84,8 @@ const BACKLOG_BYTES: usize = 1 << 20;
 impl History {
     /// An empty history that begins here.
     pub fn new(bounds: Retention, begin: Reached) -> Self {
-        Self { bounds, batches: VecDeque::new(), oldest: begin.clone(), current: begin, events: 0, bytes: 0 }
+        let applied = begin.version.clone();
+        Self { bounds, batches: VecDeque::new(), oldest: begin.clone(), current: begin, applied, events: 0, bytes: 0 }
     }
 
     /// The oldest version that can be resumed from.
@@ -87,7 +93,7 @@ impl History {
         &self.oldest.version
     }
 
-    /// The newest place.
+    /// The newest place that can be resumed from.
     pub fn current(&self) -> &Reached {
         &self.current
     }
@@ -104,7 +110,8 @@ impl History {
 
     /// Adds a batch that was applied.
     pub fn record(&mut self, batch: Arc<Batch>, now: Instant) {
-        self.current.version.clone_from(&batch.after);
+        self.current.version.clone_from(batch.safe());
+        self.applied.clone_from(&batch.after);
         // Of a relist without changes its gap matters.
         if batch.changes.is_empty() && !(batch.is_relist && batch.before != batch.after) {
             return;
@@ -119,22 +126,38 @@ impl History {
 
     /// Forgets the oldest batches past the bounds. To be called from time to time: a quiet resource records nothing.
     pub fn forget_old(&mut self, now: Instant) {
-        while let Some(oldest) = self.batches.front() {
+        while let (Some(oldest), Some(newest)) = (self.batches.front(), self.batches.back()) {
+            let is_newest = oldest.what.after() == newest.what.after();
+            // More may come at it, or whoever resumes from it gets it again.
+            let has_to_stay = self.current.version != self.applied || newest.what.is_late();
+            let is_needed = is_newest && *newest.what.after() == self.applied && has_to_stay;
+            if is_needed && !planted!(OldestInsideAnOpenVersion) {
+                break;
+            }
             let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
             let is_full = self.events == self.bounds.events && planted!(HistoryEvictsTooEarly);
             let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size || is_full;
-            if !is_old && (!is_over || self.batches.len() == 1) {
+            if !is_old && (!is_over || is_newest && !planted!(OldestInsideAnOpenVersion)) {
                 break;
             }
-            let (Recorded { what, .. }, end) = (oldest, oldest.end());
-            if what.events() > 1 && planted!(HistoryEvictsHalfABatch) {
+            if oldest.what.events() > 1 && planted!(HistoryEvictsHalfABatch) {
                 self.lose_first_event();
                 continue;
             }
-            self.events -= what.events();
-            self.bytes -= what.bytes();
-            self.oldest = Reached { version: what.after().clone(), offset: end };
-            self.batches.pop_front();
+            let mut version = oldest.what.after().clone();
+            let count = self.batches.partition_point(|recorded| *recorded.what.after() <= version);
+            let count = if planted!(OldestInsideAnOpenVersion) { 1 } else { count };
+            for recorded in self.batches.drain(..count) {
+                self.events -= recorded.what.events();
+                self.bytes -= recorded.what.bytes();
+                self.oldest.offset = recorded.end();
+                if recorded.what.is_late() {
+                    version = recorded.what.after().next();
+                }
+            }
+            // A version that only a relist has closed may be incomplete without it.
+            let relist = self.batches.front().and_then(|next| next.what.relist_from_before(&version));
+            self.oldest.version = relist.map_or(version, |relist| relist.after.clone());
         }
     }
 
@@ -158,7 +181,7 @@ impl History {
 
     /// What came strictly after `version`, from its beginning on.
     pub fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
-        let (oldest, current) = (&self.oldest.version, &self.current.version);
+        let (oldest, current) = (&self.oldest.version, &self.applied);
         if !version.same_lineage(current) && !planted!(LineageIsIgnored) {
             return Err(NotInHistory::Expired);
         }
@@ -174,11 +197,17 @@ impl History {
         if *version < *oldest && !planted!(ResumeBeforeTheOldest) {
             return Err(NotInHistory::Expired);
         }
-        let mut first = self.batches.partition_point(|recorded| recorded.what.after() <= version);
-        let in_gap = |recorded: &Recorded| match &recorded.what {
-            What::Upsert { .. } => false,
-            What::Batch(batch) => batch.is_relist && batch.before < *version,
+        let is_passed = |what: &What| {
+            what.after() < version || what.after() == version && (!what.is_late() || planted!(LateChangesAreForgotten))
         };
+        let mut first = self.batches.partition_point(|recorded| is_passed(&recorded.what));
+        if planted!(ResumeMissesTheRestOfAVersion)
+            && version.next() == self.applied
+            && self.applied != self.current.version
+        {
+            first = self.batches.len();
+        }
+        let in_gap = |recorded: &Recorded| recorded.what.relist_from_before(version).is_some();
         if self.batches.get(first).is_some_and(in_gap) && !planted!(ResumeInsideGap) {
             return Err(NotInHistory::Expired);
         }
@@ -230,7 +259,7 @@ impl What {
     fn new(batch: Arc<Batch>) -> Self {
         match &batch.changes[..] {
             [Change { old, new: Some(new), version, cause: Cause::Change }]
-                if !batch.is_relist && version == new.version() && *version == batch.after =>
+                if !batch.is_relist && !batch.is_open && version == new.version() && *version == batch.after =>
             {
                 Self::Upsert { old: old.clone(), new: Arc::clone(new) }
             }
@@ -244,7 +273,13 @@ impl What {
             Self::Upsert { old, new } => {
                 let (old, version) = (old.clone(), new.version().clone());
                 let change = Change { old, new: Some(Arc::clone(new)), version: version.clone(), cause: Cause::Change };
-                Arc::new(Batch { before: before.clone(), after: version, changes: vec![change], is_relist: false })
+                Arc::new(Batch {
+                    before: before.clone(),
+                    after: version,
+                    changes: vec![change],
+                    is_relist: false,
+                    is_open: false,
+                })
             }
             Self::Batch(batch) => Arc::clone(batch),
         }
@@ -255,6 +290,18 @@ impl What {
             Self::Upsert { new, .. } => new.version(),
             Self::Batch(batch) => &batch.after,
         }
+    }
+
+    /// The relist that this is, if it begins before a version.
+    fn relist_from_before(&self, version: &ResourceVersion) -> Option<&Batch> {
+        match self {
+            Self::Batch(batch) => Some(&**batch).filter(|batch| batch.is_relist && batch.before < *version),
+            Self::Upsert { .. } => None,
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        matches!(self, Self::Batch(batch) if batch.is_late())
     }
 
     fn events(&self) -> usize {
@@ -278,222 +325,4 @@ fn bytes_of(old: Option<&Arc<Object>>) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use bytes::Bytes;
-    use proptest::{collection::vec, prelude::*};
-
-    use super::*;
-
-    const BOUNDS: Retention = Retention { events: 1000, size: 1 << 20, age: Duration::from_secs(300) };
-
-    fn version(number: u128) -> ResourceVersion {
-        ResourceVersion::decimal(number)
-    }
-
-    fn begin(number: u128) -> Reached {
-        Reached { version: version(number), offset: 0 }
-    }
-
-    fn batch(before: u128, after: u128, changes: usize) -> Arc<Batch> {
-        let object = |name: &str| Object::from_json(Bytes::from_static(b"{}"), name, version(after)).unwrap();
-        let change = |at: usize| Change {
-            old: Some(Arc::new(object(&at.to_string()))),
-            new: Some(Arc::new(object(&at.to_string()))),
-            version: version(after),
-            cause: Cause::Change,
-        };
-        let changes = (0..changes).map(change).collect();
-        Arc::new(Batch { before: version(before), after: version(after), changes, is_relist: false })
-    }
-
-    fn relist(before: u128, after: u128, changes: usize) -> Arc<Batch> {
-        Arc::new(Batch { is_relist: true, ..Batch::clone(&batch(before, after, changes)) })
-    }
-
-    /// The versions that the batches after a version lead to.
-    fn after(history: &History, number: u128) -> Result<Vec<u128>, NotInHistory> {
-        let backlog = history.after(&version(number))?;
-        assert!(!backlog.has_more);
-        Ok(backlog.batches.iter().map(|batch| batch.after.number()).collect())
-    }
-
-    /// Invariant 5, and the boundaries of cacher `TestEvents` and `TestMarker`.
-    #[tokio::test]
-    async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
-        let now = Instant::now();
-        let mut history = History::new(BOUNDS, begin(10));
-        history.record(batch(10, 12, 1), now);
-        history.record(relist(12, 20, 2), now);
-        history.record(batch(20, 21, 1), now);
-        assert_eq!(after(&history, 9), Err(NotInHistory::Expired), "older than the window");
-        assert_eq!(after(&history, 10), Ok(vec![12, 20, 21]));
-        assert_eq!(after(&history, 11), Ok(vec![12, 20, 21]), "the upstream's numbers have holes of their own");
-        assert_eq!(after(&history, 12), Ok(vec![20, 21]), "the start of the gap");
-        for inside in 13..20 {
-            assert_eq!(after(&history, inside), Err(NotInHistory::Expired), "{inside}");
-        }
-        assert_eq!(after(&history, 20), Ok(vec![21]), "the end of the gap");
-        assert_eq!(after(&history, 21), Ok(vec![]));
-        assert_eq!(after(&history, 22), Err(NotInHistory::Future));
-        let foreign = "abc.21".parse().unwrap();
-        assert_eq!(history.after(&foreign), Err(NotInHistory::Expired), "another lineage");
-    }
-
-    /// A watch that was parked goes on with the batch that it was in.
-    #[tokio::test]
-    async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
-        let now = Instant::now();
-        let mut history =
-            History::new(Retention { events: 6, ..BOUNDS }, Reached { version: version(10), offset: 100 });
-        history.record(batch(10, 12, 1), now);
-        history.record(batch(12, 13, 3), now);
-        history.record(relist(13, 20, 0), now);
-        history.record(batch(20, 21, 1), now);
-        let after = |history: &History, offset| {
-            let Backlog { batches, first, .. } = history.after_offset(offset)?;
-            Ok((batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>(), first))
-        };
-        assert_eq!(after(&history, 99), Err(NotInHistory::Expired));
-        assert_eq!(after(&history, 100), Ok((vec![12, 13, 20, 21], 100)));
-        for inside in [101, 102, 103] {
-            assert_eq!(after(&history, inside), Ok((vec![13, 20, 21], 101)), "{inside}");
-        }
-        assert_eq!(after(&history, 104), Ok((vec![20, 21], 104)), "perhaps the relist was not passed");
-        assert_eq!(after(&history, 105), Ok((vec![], 105)));
-        assert_eq!(history.current(), &Reached { version: version(21), offset: 105 });
-        history.record(batch(21, 22, 2), now);
-        assert_eq!(after(&history, 100), Err(NotInHistory::Expired));
-        assert_eq!(after(&history, 101).unwrap().1, 101);
-        history.record(batch(22, 23, 1), now);
-        assert_eq!(after(&history, 103), Err(NotInHistory::Expired), "batches go whole");
-        assert_eq!(after(&history, 104).unwrap().0, [20, 21, 22, 23]);
-    }
-
-    #[tokio::test]
-    async fn a_relist_without_changes_leaves_its_gap_and_one_at_the_same_version_leaves_none() {
-        let now = Instant::now();
-        let mut history = History::new(BOUNDS, begin(10));
-        history.record(relist(10, 10, 0), now);
-        assert_eq!(after(&history, 10), Ok(vec![]));
-        history.record(relist(10, 20, 0), now);
-        assert_eq!(after(&history, 15), Err(NotInHistory::Expired));
-        assert_eq!(after(&history, 10), Ok(vec![20]));
-    }
-
-    /// A bookmark moves the version on; what was seen before it can still be resumed from.
-    #[tokio::test]
-    async fn versions_that_nothing_happened_at_can_be_resumed_from() {
-        let now = Instant::now();
-        let mut history = History::new(BOUNDS, begin(10));
-        history.record(batch(10, 77, 0), now);
-        history.record(batch(77, 80, 1), now);
-        for from in [10, 50, 77, 79] {
-            assert_eq!(after(&history, from), Ok(vec![80]), "{from}");
-        }
-    }
-
-    /// cacher `TestEvents` (a ring of 5), `TestEmptyWatchEventCache`; batches go whole.
-    #[tokio::test]
-    async fn the_oldest_batches_go_first_and_whole() {
-        let now = Instant::now();
-        let mut history = History::new(Retention { events: 5, ..BOUNDS }, begin(1));
-        assert_eq!(after(&history, 1), Ok(vec![]));
-        for at in 1..=4 {
-            history.record(batch(at, at + 1, 2), now);
-        }
-        assert_eq!((history.oldest(), history.events()), (&version(3), 4));
-        assert_eq!(after(&history, 2), Err(NotInHistory::Expired));
-        assert_eq!(after(&history, 3), Ok(vec![4, 5]));
-        history.record(batch(5, 6, 100), now);
-        assert_eq!(after(&history, 5), Ok(vec![6]), "larger than the bound, and the newest");
-        assert_eq!(after(&history, 4), Err(NotInHistory::Expired));
-        history.record(batch(6, 7, 1), now);
-        assert_eq!((history.oldest(), history.events()), (&version(6), 1), "no longer the newest");
-
-        let mut history = History::new(Retention { size: 3 * CHANGE_BYTES, ..BOUNDS }, begin(1));
-        for at in 1..=9 {
-            history.record(batch(at, at + 1, 1), now);
-        }
-        assert!(history.bytes() <= 3 * CHANGE_BYTES && history.events() >= 2, "{}", history.bytes());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_too_old_goes_even_when_nothing_happens() {
-        let mut history = History::new(BOUNDS, begin(1));
-        history.record(batch(1, 2, 1), Instant::now());
-        tokio::time::advance(BOUNDS.age).await;
-        history.forget_old(Instant::now());
-        assert_eq!(after(&history, 1), Ok(vec![2]), "exactly at the bound it is kept");
-        tokio::time::advance(Duration::from_millis(1)).await;
-        history.forget_old(Instant::now());
-        assert_eq!(after(&history, 1), Err(NotInHistory::Expired));
-        assert_eq!(after(&history, 2), Ok(vec![]));
-        assert_eq!((history.events(), history.bytes()), (0, 0));
-    }
-
-    #[tokio::test]
-    async fn a_long_backlog_comes_in_parts() {
-        let now = Instant::now();
-        let mut history = History::new(Retention { events: 1 << 20, size: 1 << 30, ..BOUNDS }, begin(0));
-        for at in 0..3000 {
-            history.record(batch(at, at + 1, 1), now);
-        }
-        let (mut from, mut seen, mut parts) = (version(0), Vec::new(), 0);
-        loop {
-            let backlog = history.after(&from).unwrap();
-            seen.extend(backlog.batches.iter().map(|batch| batch.after.number()));
-            from = backlog.batches.last().unwrap().after.clone();
-            parts += 1;
-            if !backlog.has_more {
-                break;
-            }
-        }
-        assert_eq!(seen, (1..=3000).collect::<Vec<_>>());
-        assert_eq!(parts, 3);
-    }
-
-    fn changes() -> impl Strategy<Value = (Vec<u8>, bool)> {
-        (vec(0_u8..4, 0..3), any::<bool>())
-    }
-
-    proptest! {
-        /// However they are kept, batches are told as they were recorded, and their bytes are given back.
-        #[test]
-        fn a_backlog_is_what_was_recorded(recorded in vec(changes(), 1..20), bound in 1_usize..30) {
-            let object = |at: usize, name: usize| {
-                let body = "x".repeat(at * 7);
-                Arc::new(Object::from_json(format!("{body:?}"), &name.to_string(), version(at as u128)).unwrap())
-            };
-            let batches = recorded.iter().enumerate().map(|(at, (kinds, is_relist))| {
-                let change = |(name, kind): (usize, &u8)| Change {
-                    old: (*kind != 0).then(|| object(at, name)),
-                    new: (*kind != 1).then(|| object(at + usize::from(*kind != 2), name)),
-                    version: version(at as u128 + 1),
-                    cause: if *is_relist { Cause::Inferred } else { Cause::Change },
-                };
-                let changes = kinds.iter().enumerate().map(change).collect();
-                let (before, after) = (version(at as u128), version(at as u128 + 1));
-                Arc::new(Batch { before, after, changes, is_relist: *is_relist })
-            });
-            let batches: Vec<_> = batches.collect();
-            let now = Instant::now();
-            let mut history = History::new(Retention { events: bound, ..BOUNDS }, begin(0));
-            for batch in &batches {
-                history.record(Arc::clone(batch), now);
-            }
-            let told = |batch: &&Arc<Batch>| !batch.changes.is_empty() || batch.is_relist;
-            let kept: Vec<_> = batches.iter().filter(told).filter(|batch| batch.before >= *history.oldest()).collect();
-            let backlog = history.after(&history.oldest().clone()).unwrap();
-            // One of a single change begins where the one before it that was kept ends.
-            prop_assert_eq!(backlog.batches.len(), kept.len());
-            for (found, expected) in backlog.batches.iter().zip(&kept) {
-                prop_assert_eq!((&found.after, &found.changes), (&expected.after, &expected.changes));
-                prop_assert!(found.before <= expected.before);
-            }
-            history.forget_old(now + BOUNDS.age + BOUNDS.age);
-            prop_assert_eq!((history.events(), history.bytes()), (0, 0));
-        }
-    }
-}
+mod tests;

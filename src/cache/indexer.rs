@@ -12,7 +12,7 @@ use imbl::{OrdMap, OrdSet};
 
 use super::List;
 use crate::{
-    model::{Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion},
+    model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion},
     planted::planted,
 };
 
@@ -26,7 +26,7 @@ pub struct Indexer {
 /// A resource at one version: immutable, and cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    version: ResourceVersion,
+    applied: Applied,
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// In the order of the indexers; that of the namespaces is empty.
     indexes: Vec<OrdSet<IndexEntry>>,
@@ -53,7 +53,7 @@ impl Indexer {
     /// Fills a store from a first list.
     pub fn new(indexers: Arc<Indexers>, list: List) -> Self {
         let state = Snapshot {
-            version: list.version,
+            applied: Applied::closed(list.version),
             objects: OrdMap::new(),
             indexes: vec![OrdSet::new(); indexers.len()],
             indexers: Arc::clone(&indexers),
@@ -76,27 +76,41 @@ impl Indexer {
 
     /// The applied version.
     pub fn version(&self) -> &ResourceVersion {
-        &self.state.version
+        self.state.applied.version()
     }
 
-    /// Applies one live event. The store decides whether an object is added or modified; another uid under the same key is
+    /// Applies one live event, after which nothing else comes at its version. The store decides whether an object is added or modified; another uid under the same key is
     /// a deletion and an addition; what is unchanged and a deletion of what is not there change nothing.
     pub fn apply(&mut self, event: Event) -> Batch {
-        self.apply_transaction([event])
+        self.apply_events([event], true)
     }
 
-    /// Applies the events of one transaction, one after the other, as one batch at the version of the last (invariant 4).
-    pub fn apply_transaction(&mut self, events: impl IntoIterator<Item = Event>) -> Batch {
-        self.apply_events(events, Cause::Change)
+    /// Applies events, one after the other, as one batch at the version of the last (invariant 4). Unless the batch
+    /// `closes` that version, more may come at it, and the version before it stays the one to resume from (invariant 12).
+    pub fn apply_events(&mut self, events: impl IntoIterator<Item = Event>, closes: bool) -> Batch {
+        let (after, changes) = self.apply_each(events, Cause::Change);
+        let applied = &self.state.applied;
+        // A later version closes the one that was open.
+        let before = match (closes, after == *applied.version()) {
+            (_, true) => applied.safe().clone(),
+            (true, false) => applied.version().clone(),
+            (false, false) => after.previous(),
+        };
+        self.end_batch((before, after), changes, closes)
     }
 
-    /// The same of what a relist of the upstream's own came to, with the cause of its deletions.
+    /// Applies what a relist of the upstream's own came to, as one batch, with the cause of its deletions.
     pub fn apply_relist(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {
-        Batch { is_relist: true, ..self.apply_events(events, deletion) }
+        let (after, changes) = self.apply_each(events, deletion);
+        self.end_relist(after, changes)
     }
 
-    fn apply_events(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {
-        let mut after = self.state.version.clone();
+    fn apply_each(
+        &mut self,
+        events: impl IntoIterator<Item = Event>,
+        deletion: Cause,
+    ) -> (ResourceVersion, Vec<Change>) {
+        let mut after = self.version().clone();
         // Nearly always there is one event, and the history keeps what it becomes.
         let mut changes = Vec::with_capacity(1);
         for event in events {
@@ -117,7 +131,7 @@ impl Indexer {
                 Event::Bookmark(_) => {}
             }
         }
-        self.close_batch(after, changes)
+        (after, changes)
     }
 
     /// Replaces everything by a newer list, as one batch (invariant 4): first what vanished, with [`Cause::Inferred`], then
@@ -146,14 +160,16 @@ impl Indexer {
                 changes.push(self.upsert(old, new));
             }
         }
-        Batch { is_relist: true, ..self.close_batch(after, changes) }
+        self.end_relist(after, changes)
     }
 
     /// An object of a newer list that cannot be in the same history as what is held (invariant 14): where upstream counts
-    /// by itself, whatever the list has from before the applied version is held, at the same version and, if `bodies_prove`,
+    /// by itself, whatever the list has from before the last version that is complete is held, at the same version and, if `bodies_prove`,
     /// with the same bytes. A source that counts for it proves nothing.
     pub fn contradiction<'a>(&self, list: &'a List, bodies_prove: bool) -> Option<&'a ObjectKey> {
-        let is_old = |object: &Object| object.version() <= &self.state.version && object.version().lineage().is_none();
+        let applied = &self.state.applied;
+        let known = if planted!(OpenVersionIsComplete) { applied.version() } else { applied.safe() };
+        let is_old = |object: &Object| object.version() <= known && object.version().lineage().is_none();
         let is_held = |object: &Object| {
             let held = self.state.objects.get(object.key());
             held.is_some_and(|held| is_same(held, object) && (!bodies_prove || held.body() == object.body()))
@@ -161,9 +177,21 @@ impl Indexer {
         list.objects.iter().find(|object| is_old(object) && !is_held(object)).map(|object| object.key())
     }
 
-    fn close_batch(&mut self, after: ResourceVersion, changes: Vec<Change>) -> Batch {
-        let before = std::mem::replace(&mut self.state.version, after.clone());
-        Batch { before, after, changes, is_relist: false }
+    /// Ends a relist, which closes whatever is open and may have what the open version lacks.
+    fn end_relist(&mut self, after: ResourceVersion, changes: Vec<Change>) -> Batch {
+        let before = self.state.applied.safe().clone();
+        Batch { is_relist: true, ..self.end_batch((before, after), changes, true) }
+    }
+
+    fn end_batch(
+        &mut self,
+        (before, after): (ResourceVersion, ResourceVersion),
+        changes: Vec<Change>,
+        closes: bool,
+    ) -> Batch {
+        self.state.applied.advance(&after, closes);
+        let is_open = *self.state.applied.safe() == before;
+        Batch { before, after, changes, is_relist: false, is_open }
     }
 
     fn upsert(&mut self, old: Option<Arc<Object>>, new: Arc<Object>) -> Change {
@@ -245,9 +273,19 @@ fn is_replaced(old: &Object, new: &Object) -> bool {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// The version of this state.
+    /// The version of this state: what it answers is not older.
     pub fn version(&self) -> &ResourceVersion {
-        &self.version
+        self.applied.version()
+    }
+
+    /// The version to watch from: the one before, while more changes may come at the version of this state.
+    pub fn safe_version(&self) -> &ResourceVersion {
+        self.applied.safe()
+    }
+
+    /// Both.
+    pub fn applied(&self) -> &Applied {
+        &self.applied
     }
 
     /// How many objects there are.

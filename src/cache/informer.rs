@@ -313,7 +313,13 @@ impl<F: Frame> Writer<F> {
                 NotInHistory::Future => JoinError::TooLarge { current },
             }
         })?;
-        let cursor = (!backlog.has_more).then(|| live.broadcaster.subscribe(subscribe));
+        let cursor = (!backlog.has_more).then(|| match start {
+            // All of a version that is open here was complete where the client has it from.
+            Start::After(version) if *version == *live.indexer.version() => {
+                live.broadcaster.subscribe_after(subscribe, version)
+            }
+            _ => live.broadcaster.subscribe(subscribe),
+        });
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor, epoch })
     }
@@ -326,10 +332,12 @@ impl<F: Frame> Writer<F> {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
                 Delta::Rewind(list) => self.restart(list, "the upstream says so"),
-                Delta::Changes { events, .. } if planted!(TransactionIsSplit) => {
-                    batches.extend(events.into_iter().filter_map(|event| self.change([event], now)));
+                Delta::Changes { events, closes } if planted!(TransactionIsSplit) => {
+                    batches.extend(events.into_iter().filter_map(|event| self.change([event], closes, now)));
                 }
-                Delta::Changes { events, .. } => batches.extend(self.change(events, now)),
+                Delta::Changes { events, closes } => {
+                    batches.extend(self.change(events, closes || planted!(OpenVersionIsComplete), now));
+                }
                 Delta::Checkpoint(proof) => {
                     let snapshot = self.live.as_ref().map(|live| live.indexer.snapshot());
                     fifo.checkpoints().give(snapshot.map(|snapshot| Checkpoint { snapshot, proof }));
@@ -340,12 +348,17 @@ impl<F: Frame> Writer<F> {
         self.publish(&batches);
     }
 
-    fn change(&mut self, events: impl IntoIterator<Item = Event> + AsRef<[Event]>, now: Instant) -> Option<Arc<Batch>> {
+    fn change(
+        &mut self,
+        events: impl IntoIterator<Item = Event> + AsRef<[Event]>,
+        closes: bool,
+        now: Instant,
+    ) -> Option<Arc<Batch>> {
         // The Reflector lists first, if there is nothing to go on from.
         let live = self.live.as_mut()?;
         let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
         let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
-        let batch = Arc::new(live.indexer.apply_transaction(events));
+        let batch = Arc::new(live.indexer.apply_events(events, closes));
         live.history.record(Arc::clone(&batch), now);
         if batch.changes.is_empty() {
             self.shared.stats.unchanged.fetch_add(said as u64, Ordering::Relaxed);
@@ -416,7 +429,8 @@ impl<F: Frame> Writer<F> {
         self.shared.relisted.store(None);
         let version = list.version.clone();
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-        let offset = live.history.current().offset;
+        // Not those of a batch that somebody is in the middle of.
+        let offset = if planted!(ParkedGoesOnInAnotherHistory) { 0 } else { live.history.current().offset };
         live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
         live.broadcaster.restart(&End::HistoryChanged, version);
     }

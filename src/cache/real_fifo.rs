@@ -238,6 +238,16 @@ impl Delta {
         }
     }
 
+    /// Whether nothing else comes at its version.
+    pub fn closes(&self) -> bool {
+        !matches!(self, Self::Changes { closes: false, .. })
+    }
+
+    /// Whether it is a bookmark, and nothing else.
+    pub fn is_bookmark(&self) -> bool {
+        matches!(self, Self::Changes { events, .. } if matches!(&events[..], [Event::Bookmark(_)]))
+    }
+
     fn weight(&self) -> usize {
         match self {
             Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint(_) => 0,

@@ -22,7 +22,7 @@ use self::state::{Next, Outcome, State};
 use super::{
     Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, WarmStart, Watch,
 };
-use crate::model::ResourceVersion;
+use crate::model::{Applied, ResourceVersion};
 
 /// Drives one [`ListerWatcher`].
 #[derive(Debug)]
@@ -194,7 +194,7 @@ impl<S: ListerWatcher> Reflector<S> {
 
     /// Queues events until the watch ends.
     async fn follow(&mut self, mut watch: Watch, from: ResourceVersion, opened_at: Instant) -> Outcome {
-        let mut reached = from;
+        let mut reached = Applied::closed(from);
         let mut events: u64 = 0;
         let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
         while let Some(item) = self.giving_checkpoints(watch.next()).await {
@@ -202,29 +202,37 @@ impl<S: ListerWatcher> Reflector<S> {
                 Ok(delta) => delta,
                 Err(SourceError::Broken(error)) if !is_very_short(events) => {
                     tracing::warn!(error, "the watch broke");
-                    return Outcome::WatchClosed { reached };
+                    return Outcome::WatchClosed { reached: reached.safe().clone() };
                 }
-                Err(error) => return Outcome::WatchFailed { reached, error },
+                Err(error) => return Outcome::WatchFailed { reached: reached.safe().clone(), error },
             };
             let Some(version) = delta.version().cloned() else { continue };
             events += 1;
             self.stats.events.fetch_add(1, Ordering::Relaxed);
+            if delta.is_bookmark() && version < *reached.version() && version >= *reached.safe() {
+                // The version of the last change is still open.
+                self.health.alive();
+                continue;
+            }
             // Invariant 14: one low event is a broken stream, and proves no rewind. Upstream would go back with it.
-            if version < reached || !version.same_lineage(&reached) {
-                let error = format!("an event at {version} after {reached}");
-                return Outcome::WatchBroken { reached, error };
+            if version < *reached.version() || !version.same_lineage(reached.version()) {
+                let error = format!("an event at {version} after {}", reached.version());
+                return Outcome::WatchBroken { reached: reached.safe().clone(), error };
             }
             self.health.alive();
             tracing::trace!(resource_version = %version, "told");
-            reached = version;
+            reached.advance(&version, delta.closes());
+            if reached.is_open() {
+                self.state.opened(&version);
+            }
             self.fifo.push(delta).await;
             // An upstream that has always more must not keep the informer, which runs on the same thread, from its turn.
             tokio::task::consume_budget().await;
         }
         if is_very_short(events) {
-            return Outcome::WatchTooShort { reached };
+            return Outcome::WatchTooShort { reached: reached.safe().clone() };
         }
-        Outcome::WatchClosed { reached }
+        Outcome::WatchClosed { reached: reached.safe().clone() }
     }
 }
 

@@ -166,7 +166,7 @@ impl SnapshotFile {
         let header = Header {
             resource: self.resource.clone(),
             source: self.identity.clone(),
-            version: snapshot.version().to_string(),
+            version: snapshot.safe_version().to_string(),
             objects: snapshot.len() as u64,
             seen_at_ms: seen_at.map(since_1970_ms),
         };

@@ -99,5 +99,5 @@ pub(super) async fn index_values(
         bytes += value.len();
         values.push(pb::IndexValue { value: value.to_string(), objects });
     }
-    Ok(pb::ListIndexValuesResponse { resource_version: snapshot.version().to_string(), values, next_page_token })
+    Ok(pb::ListIndexValuesResponse { resource_version: snapshot.safe_version().to_string(), values, next_page_token })
 }

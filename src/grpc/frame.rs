@@ -33,12 +33,12 @@ impl Frame for WireFrame {
     type Arena = WireArena;
 
     fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &Notice<'_>) {
-        let Notice { event_type, cause, object, object_version, version, coalesced, relisted } = *notice;
+        let Notice { event_type, cause, object, object_version, version, coalesced, relisted, open } = *notice;
         let object = match &arena.structs {
             Some(structs) => EncodedObject::shared(object, object_version, format, structs),
             None => EncodedObject::new(object, object_version, format),
         };
-        let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced, relisted);
+        let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced).in_batch(relisted, open);
         append_event(&mut arena.buffer, &event);
     }
 
@@ -151,6 +151,7 @@ mod tests {
                 version: &batch,
                 coalesced: 0,
                 relisted: true,
+                open: true,
             };
             WireFrame::encode(&mut arena, PayloadFormat::Raw, &notice);
         }
@@ -161,7 +162,7 @@ mod tests {
         let response = pb::WatchResponse::decode(&second[PREFIX_BYTES..]).unwrap();
         assert_eq!(response.r#type(), pb::EventType::Deleted);
         assert_eq!(response.cause(), pb::Cause::LeftSelection);
-        assert_eq!((response.resource_version.as_str(), response.relisted), ("4", true));
+        assert_eq!((response.resource_version.as_str(), response.relisted, response.open), ("4", true, true));
         let object = response.object.unwrap();
         assert_eq!((&*object.resource_version, object.body), ("5", Some(pb::object::Body::Raw(body))));
     }

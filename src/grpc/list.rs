@@ -242,7 +242,7 @@ impl ListBody {
     fn message(&mut self) -> Chunk {
         self.has_answered = true;
         let rest = pb::ListResponse {
-            resource_version: self.snapshot.version().to_string(),
+            resource_version: self.snapshot.safe_version().to_string(),
             objects: Vec::new(),
             next_page_token: std::mem::take(&mut self.next_page_token),
             source: proto::sync_state(self.source.state).into(),

@@ -299,7 +299,7 @@ impl Service {
         let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
         let report = resource.informer.health().report();
         Ok(pb::GetResponse {
-            resource_version: snapshot.version().to_string(),
+            resource_version: snapshot.safe_version().to_string(),
             object: Some(proto::object(object, object.version(), format)),
             source: proto::sync_state(report.state).into(),
             source_seen_at: report.seen_at.map(proto::timestamp),

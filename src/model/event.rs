@@ -71,6 +71,20 @@ pub struct Batch {
     pub changes: Vec<Change>,
     /// What was found at a relist: nobody knows what else happened between `before` and `after`.
     pub is_relist: bool,
+    /// `after` is not safe to resume from, and `before` still is: further changes at `after` may come, or these came at a
+    /// version that was complete before.
+    pub is_open: bool,
+}
+
+/// The version that a resource has been applied up to, and the last one that is complete.
+///
+/// Kubernetes deletes the objects of an expired lease by the hundred at one version, and its watch sends them one by one: as
+/// long as more of them may come, whoever resumes from that version would miss them. It is *open* until a change at a higher
+/// version or a bookmark closes it, and until then the version before it is the one to resume from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    version: ResourceVersion,
+    safe: ResourceVersion,
 }
 
 /// A place in the changes of a resource that a reader has reached.
@@ -81,6 +95,58 @@ pub struct Reached {
     /// The number of changes up to here, of all that the resource has had in this process, also inside a batch. It never
     /// decreases, even when the upstream's history was rewritten.
     pub offset: u64,
+}
+
+// === impl Batch ===
+
+impl Batch {
+    /// The version to resume from once the whole batch has been seen.
+    pub fn safe(&self) -> &ResourceVersion {
+        if self.is_open { &self.before } else { &self.after }
+    }
+
+    /// Whether its changes came at a version that was complete before.
+    pub fn is_late(&self) -> bool {
+        self.before == self.after && !self.changes.is_empty()
+    }
+}
+
+// === impl Applied ===
+
+impl Applied {
+    /// A version that is complete.
+    pub fn closed(version: ResourceVersion) -> Self {
+        Self { safe: version.clone(), version }
+    }
+
+    /// The version of the last change or bookmark.
+    pub fn version(&self) -> &ResourceVersion {
+        &self.version
+    }
+
+    /// The last version that is complete: safe to resume from.
+    pub fn safe(&self) -> &ResourceVersion {
+        &self.safe
+    }
+
+    /// Whether more changes may come at the version.
+    pub fn is_open(&self) -> bool {
+        self.safe != self.version
+    }
+
+    /// Moves on to a version that is not lower. Without `closes`, more changes may come at it; a version that is closed
+    /// stays so.
+    pub fn advance(&mut self, version: &ResourceVersion, closes: bool) {
+        let is_later = *version != self.version;
+        if is_later {
+            self.version.clone_from(version);
+        }
+        match (closes, is_later) {
+            (true, _) => self.safe.clone_from(version),
+            (false, true) => self.safe = version.previous(),
+            (false, false) => {}
+        }
+    }
 }
 
 // === impl Event ===

@@ -55,6 +55,12 @@ impl ResourceVersion {
         Self { lineage: self.lineage.clone(), number: halves(self.number() + 1) }
     }
 
+    /// The version before it in the same lineage; 0 has none, and is its own.
+    #[must_use]
+    pub fn previous(&self) -> Self {
+        Self { lineage: self.lineage.clone(), number: halves(self.number().saturating_sub(1)) }
+    }
+
     /// Whether both count in the same line of progress, so that they can be compared.
     pub fn same_lineage(&self, other: &Self) -> bool {
         self.lineage == other.lineage

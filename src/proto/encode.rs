@@ -43,6 +43,7 @@ pub struct EncodedEvent<'a> {
     cause: i32,
     coalesced: u32,
     relisted: bool,
+    open: bool,
 }
 
 /// The numbers of the fields of `Object`.
@@ -67,6 +68,7 @@ mod event_field {
     pub(super) const CAUSE: u32 = 4;
     pub(super) const COALESCED: u32 = 8;
     pub(super) const RELISTED: u32 = 9;
+    pub(super) const OPEN: u32 = 10;
 }
 
 // === impl EncodedObject ===
@@ -174,22 +176,28 @@ impl<'a> EncodedEvent<'a> {
         version: Option<&ResourceVersion>,
         object: EncodedObject<'a>,
         coalesced: u32,
-        relisted: bool,
     ) -> Self {
         let version = version.map(ToString::to_string).unwrap_or_default();
         let (event_type, cause) = (proto::event_type(event_type).into(), proto::cause(cause).into());
-        Self { event_type, version, object, cause, coalesced, relisted }
+        Self { event_type, version, object, cause, coalesced, relisted: false, open: false }
+    }
+
+    /// The same in a batch after a relist, or in one that is open.
+    #[must_use]
+    pub fn in_batch(self, relisted: bool, open: bool) -> Self {
+        Self { relisted, open, ..self }
     }
 
     /// How long the message is.
     pub fn len(&self) -> usize {
-        let Self { event_type, version, object, cause, coalesced, relisted } = self;
+        let Self { event_type, version, object, cause, coalesced, relisted, open } = self;
         uint_len(event_field::TYPE, *event_type as u64)
             + text_len(event_field::RESOURCE_VERSION, version)
             + object.field_len(event_field::OBJECT)
             + uint_len(event_field::CAUSE, *cause as u64)
             + uint_len(event_field::COALESCED, u64::from(*coalesced))
             + uint_len(event_field::RELISTED, u64::from(*relisted))
+            + uint_len(event_field::OPEN, u64::from(*open))
     }
 
     /// Never: an event has a type.
@@ -205,6 +213,7 @@ impl<'a> EncodedEvent<'a> {
         put_uint(event_field::CAUSE, self.cause as u64, buffer);
         put_uint(event_field::COALESCED, u64::from(self.coalesced), buffer);
         put_uint(event_field::RELISTED, u64::from(self.relisted), buffer);
+        put_uint(event_field::OPEN, u64::from(self.open), buffer);
     }
 }
 
@@ -278,7 +287,7 @@ mod tests {
             ],
             coalesced in prop_oneof![Just(0u32), any::<u32>()],
             has_version: bool,
-            relisted: bool,
+            (relisted, open) in any::<(bool, bool)>(),
         ) {
             let at = ResourceVersion::decimal(at);
             let version = has_version.then_some(&at);
@@ -290,17 +299,18 @@ mod tests {
                 cause: proto::cause(cause).into(),
                 coalesced,
                 relisted,
+                open,
                 ..Default::default()
             };
             let encoded = EncodedObject::new(&object, &at, format);
-            let event = EncodedEvent::new(event_type, cause, version, encoded, coalesced, relisted);
+            let event = EncodedEvent::new(event_type, cause, version, encoded, coalesced).in_batch(relisted, open);
             let mut written = Vec::new();
             event.write(&mut written);
             prop_assert_eq!(event.len(), written.len());
             prop_assert_eq!(&written, &message.encode_to_vec());
             let shared = Arc::new(object);
             let shared = EncodedObject::shared(&shared, &at, format, &Structs::new(1 << 10));
-            let event = EncodedEvent::new(event_type, cause, version, shared, coalesced, relisted);
+            let event = EncodedEvent::new(event_type, cause, version, shared, coalesced).in_batch(relisted, open);
             let mut again = Vec::new();
             event.write(&mut again);
             prop_assert_eq!((event.len(), &written), (again.len(), &again));

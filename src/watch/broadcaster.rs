@@ -17,9 +17,10 @@ use super::{
     BroadcasterConfig, Cursor, End, Frame, QueueOptions,
     budget::TimeBudget,
     encoding::{Encoding, Share, Span},
-    group::{Group, Log, Mark, Phase},
+    group::{Group, Log, Phase},
     room::Room,
     routes::Routes,
+    run::Mark,
 };
 use crate::{
     model::{Batch, Reached, ResourceVersion, Selection},
@@ -147,6 +148,16 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Joins a client here: it gets what is published from now on, and nothing else.
     pub fn subscribe(&mut self, subscribe: Subscribe<F>) -> Cursor<F> {
+        self.join(subscribe, None)
+    }
+
+    /// Joins a client that has all changes up to a version, to which more may come here: they are left out.
+    pub fn subscribe_after(&mut self, subscribe: Subscribe<F>, version: &ResourceVersion) -> Cursor<F> {
+        let has = (*version > self.reached.version).then_some(version);
+        self.join(subscribe, has)
+    }
+
+    fn join(&mut self, subscribe: Subscribe<F>, has: Option<&ResourceVersion>) -> Cursor<F> {
         let Subscribe { selection, format, queue, initial_events } = subscribe;
         self.remove_vacant();
         let group = Arc::clone(self.group(selection, format));
@@ -156,9 +167,15 @@ impl<F: Frame> Broadcaster<F> {
         let slot = {
             let mut log = group.log.lock();
             log.end.clone_from(&self.stopped);
-            log.subscribe(self.next_slot_id, queue, phase, budget)
+            let slot = log.subscribe(self.next_slot_id, queue, phase, budget);
+            if let Some(version) = has.filter(|_| !planted!(OpenVersionIsSentAgain)) {
+                log.leave_out(slot, version.clone());
+            }
+            slot
         };
-        Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, self.reached.clone())
+        let version = has.unwrap_or(&self.reached.version).clone();
+        let reached = Reached { version, offset: self.reached.offset };
+        Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, reached)
     }
 
     /// Publishes batches as one wake: every group gets its share, and is woken once. Ignored after [`Self::stop`].
@@ -166,7 +183,7 @@ impl<F: Frame> Broadcaster<F> {
     /// Call it only when [`Self::is_blocked`] says no; it never waits by itself.
     pub fn publish<B: Borrow<Batch>>(&mut self, batches: &[B]) {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
-        self.reached.version.clone_from(&last.borrow().after);
+        self.reached.version.clone_from(last.borrow().safe());
         self.remove_vacant();
         let mut encoding = Encoding::new(batches, &mut self.is_gap);
         let events = encoding.changes().len();
@@ -195,6 +212,15 @@ impl<F: Frame> Broadcaster<F> {
                         log.merge(changes[*at].1, *transition);
                     }
                 }
+                let size_of = |count| share[..count].iter().map(|share| share.span.size()).sum();
+                log.pass(share.len(), size_of, |has| {
+                    let is_left_out = |share: &&Share| {
+                        let (batch, _) = changes[share.at];
+                        batch.after <= *has && !batch.is_late()
+                    };
+                    let left_out = share.iter().take_while(is_left_out);
+                    (left_out.clone().count(), left_out.last().map_or(0, |last| offset + last.at as u64 + 1))
+                });
                 push_runs(&mut log, (self.wake, offset), &arenas[&group.format], share);
                 log.trim_below(floor);
                 log.trim_read();

@@ -198,10 +198,10 @@ impl Telling {
             } else {
                 &self.before
             };
-            // Merged changes are not for who has to know of gaps.
-            let relisted = false;
+            // Merged changes are not for who has to know of gaps and open versions.
+            let (relisted, open) = (false, false);
             let (object, object_version) = (&object, &object_version);
-            let notice = Notice { event_type, cause, object, object_version, version, coalesced, relisted };
+            let notice = Notice { event_type, cause, object, object_version, version, coalesced, relisted, open };
             F::encode(&mut arena, format, &notice);
             events += 1;
             if F::size(&arena) >= max_size {

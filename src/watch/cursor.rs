@@ -300,8 +300,15 @@ fn take<F: Frame>(
     }
     let lag = head - position;
     let is_over = lag > queue.length.max(1) as u64 || head_size - position_size > queue_size as u64;
-    if log.slots[index].phase == Phase::CatchingUp && !is_over {
-        log.go_live(index);
+    if log.slots[index].phase == Phase::CatchingUp {
+        let is_leaving_out = log.is_leaving_out(index, reached);
+        // A relist has closed the version that the client had all of. In its batch only a replay gives no lower version.
+        if log.goes_back(position, &reached.version) {
+            return Some(Taken::Parked);
+        }
+        if !is_over && !is_leaving_out {
+            log.go_live(index);
+        }
     }
     let drops = log.slots[index].phase == Phase::Live && queue.policy == FullChannelPolicy::Drop;
     if is_gone && !drops {

@@ -58,6 +58,14 @@ enum Variant {
 /// Past this an arena is frozen and the next begun: a retained slice keeps its whole arena in memory.
 const ARENA_SIZE: usize = 128 << 10;
 
+// === impl Span ===
+
+impl Span {
+    pub(super) fn size(self) -> u64 {
+        (self.end - self.start) as u64
+    }
+}
+
 // === impl Encoding ===
 
 impl<'a, F: Frame> Encoding<'a, F> {
@@ -65,7 +73,8 @@ impl<'a, F: Frame> Encoding<'a, F> {
     pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B], is_gap: &mut bool) -> Self {
         let (mut changes, mut relisted) = (Vec::new(), Vec::new());
         for batch in batches.iter().map(Borrow::borrow) {
-            *is_gap |= batch.is_relist && !planted!(RelistIsUntold);
+            // One that does not move the version leaves no gap.
+            *is_gap |= batch.is_relist && batch.before != batch.after && !planted!(RelistIsUntold);
             let first = changes.len();
             changes.extend(batch.changes.iter().map(|change| (batch, change)));
             if *is_gap {
@@ -83,7 +92,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
     }
 
     /// What a group is told of these changes. The last event of a batch in its selection carries the batch's version, and
-    /// those before it the version before the batch: there is no point to resume from inside a batch.
+    /// those before it the version before the batch: there is no point to resume from inside a batch. Of an open batch all do.
     pub(super) fn share(
         &mut self,
         selection: &Selection,
@@ -100,10 +109,12 @@ impl<'a, F: Frame> Encoding<'a, F> {
         let mut share = Vec::new();
         while let Some((at, transition)) = told.next() {
             let (batch, change) = all[at];
-            let closes = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
+            let is_last = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
+            let closes = is_last && !batch.is_open;
             let version = if closes || planted!(VersionInsideABatch) { &batch.after } else { &batch.before };
             let Some(notice) = Notice::new(change, transition, version) else { continue };
-            let notice = Notice { relisted: relisted.get(at).is_some_and(|relisted| *relisted), ..notice };
+            let relisted = relisted.get(at).is_some_and(|relisted| *relisted);
+            let notice = Notice { relisted, open: batch.is_open, ..notice };
             let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)

@@ -50,6 +50,8 @@ pub struct Notice<'a> {
     pub coalesced: u32,
     /// There was a relist between the version that was told before and this one.
     pub relisted: bool,
+    /// More changes at the version of this one may come: [`Batch::is_open`](crate::model::Batch::is_open).
+    pub open: bool,
 }
 
 /// One event, as a user of the library gets it.
@@ -93,7 +95,7 @@ impl<'a> Notice<'a> {
                 (new, new.version())
             }
         };
-        Some(Self { event_type, cause, object, object_version, version, coalesced: 0, relisted: false })
+        Some(Self { event_type, cause, object, object_version, version, coalesced: 0, relisted: false, open: false })
     }
 }
 

@@ -13,7 +13,12 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    Frame, Frames, FullChannelPolicy, QueueOptions, budget::TimeBudget, coalesce::Generation, policy::End, room::Room,
+    Frame, Frames, FullChannelPolicy, QueueOptions,
+    budget::TimeBudget,
+    coalesce::Generation,
+    policy::End,
+    room::Room,
+    run::{Mark, Run},
 };
 use crate::{
     model::{Change, Reached, ResourceVersion, Selection, Transition},
@@ -51,6 +56,18 @@ pub(super) struct Log<F: Frame> {
     low: Option<Low>,
     /// Slots that merge what is pushed.
     coalescing: Vec<usize>,
+    leaving_out: Vec<LeavingOut>,
+}
+
+/// A slot at the head whose client has all changes up to a version, to which more may come here.
+#[derive(Debug)]
+struct LeavingOut {
+    slot: usize,
+    version: ResourceVersion,
+    /// After what was left out ([`Reached::offset`]).
+    offset: u64,
+    /// Something else has come.
+    is_over: bool,
 }
 
 /// Lower bounds over the slots under BLOCK and COALESCE, which decide whether a scan for full ones is worth it.
@@ -59,33 +76,6 @@ struct Low {
     position: u64,
     size: u64,
     length: u64,
-}
-
-/// Events that lie next to each other in one arena.
-#[derive(Debug)]
-pub(super) struct Run<F> {
-    pub(super) first: u64,
-    /// [`Log::head_size`] before the first event.
-    pub(super) size_before: u64,
-    /// The wake that it was published in: what the retention counts by.
-    pub(super) wake: u64,
-    /// The offset of its first change ([`Reached::offset`]).
-    pub(super) offset: u64,
-    pub(super) frame: F,
-    /// Whether the frame has its memory to itself. Otherwise it lies in an arena, which the retention counts.
-    is_detached: bool,
-    pub(super) marks: Box<[Mark]>,
-}
-
-/// The end of one event in its run.
-#[derive(Debug, Clone)]
-pub(super) struct Mark {
-    /// Relative to the run's frame.
-    pub(super) end: u32,
-    /// The number of changes, of all selections, from the run's first one up to this one.
-    pub(super) changes: u32,
-    /// The version to resume from once this event has been seen.
-    pub(super) version: ResourceVersion,
 }
 
 /// One reader.
@@ -152,6 +142,7 @@ impl<F: Frame> Group<F> {
             trim_above: MIN_TRIM_RUNS,
             low: None,
             coalescing: Vec::new(),
+            leaving_out: Vec::new(),
         };
         Self { id, selection, format, log: Mutex::new(log), room }
     }
@@ -288,6 +279,48 @@ impl<F: Frame> Log<F> {
         run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= room) as u64
     }
 
+    /// From now on leaves out, for a slot that has just been subscribed, the changes up to a version.
+    pub(super) fn leave_out(&mut self, slot: usize, version: ResourceVersion) {
+        self.leaving_out.push(LeavingOut { slot, version, offset: 0, is_over: false });
+    }
+
+    /// Moves slots past those of the events, which are about to be pushed, that they leave out: `count` gives for a version how
+    /// many those are, from the first on, and the offset after them. Who has something to read leaves out nothing more.
+    pub(super) fn pass(
+        &mut self,
+        events: usize,
+        size_of: impl Fn(usize) -> u64,
+        count: impl Fn(&ResourceVersion) -> (usize, u64),
+    ) {
+        let Self { leaving_out, slots, head, head_size, .. } = self;
+        for leaving_out in leaving_out.iter_mut().filter(|leaving_out| !leaving_out.is_over) {
+            let (count, offset) = count(&leaving_out.version);
+            leaving_out.is_over = count < events;
+            if let Some(slot) = slots.get_mut(leaving_out.slot).filter(|_| count > 0) {
+                leaving_out.offset = offset;
+                (slot.position, slot.position_size) = (*head + count as u64, *head_size + size_of(count));
+            }
+        }
+    }
+
+    /// Moves what a slot has reached past what it has left out. Whether it still leaves something out.
+    pub(super) fn is_leaving_out(&mut self, index: usize, reached: &mut Reached) -> bool {
+        let Some(at) = self.leaving_out.iter().position(|leaving_out| leaving_out.slot == index) else { return false };
+        reached.offset = reached.offset.max(self.leaving_out[at].offset);
+        let is_over = self.leaving_out[at].is_over;
+        if is_over {
+            self.leaving_out.swap_remove(at);
+        }
+        !is_over
+    }
+
+    /// Whether what lies at a position carries a lower version than this one.
+    pub(super) fn goes_back(&self, position: u64, version: &ResourceVersion) -> bool {
+        let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position));
+        let mark = run.and_then(|run| run.marks.get(position.checked_sub(run.first)? as usize));
+        mark.is_some_and(|mark| mark.version < *version)
+    }
+
     pub(super) fn park(&mut self, index: usize, waker: &Waker) -> Option<Waker> {
         let slot = &mut self.slots[index];
         match &slot.waker {
@@ -318,6 +351,7 @@ impl<F: Frame> Log<F> {
     pub(super) fn unsubscribe(&mut self, index: usize) -> Slot<F> {
         let slot = self.slots.remove(index);
         self.coalescing.retain(|coalescing| *coalescing != index);
+        self.leaving_out.retain(|leaving_out| leaving_out.slot != index);
         // Indexes of slots that have gone may stay in the list: waking takes the waker, so neither they nor a slot that
         // reuses the index are woken twice. They are only kept from piling up.
         if self.parked.len() > 2 * self.slots.len() + MIN_TRIM_RUNS {
@@ -448,16 +482,6 @@ impl<F: Frame> Log<F> {
     }
 }
 
-// === impl Mark ===
-
-impl Mark {
-    /// Moves what is reached to this event, in a run that begins at this offset.
-    fn reach(&self, offset: u64, reached: &mut Reached) {
-        reached.version.clone_from(&self.version);
-        reached.offset = offset + u64::from(self.changes);
-    }
-}
-
 // === impl Low ===
 
 impl Low {
@@ -471,18 +495,5 @@ impl Low {
             size: self.size.min(other.size),
             length: self.length.min(other.length),
         }
-    }
-}
-
-// === impl Run ===
-
-impl<F> Run<F> {
-    pub(super) fn end(&self) -> u64 {
-        self.first + self.marks.len() as u64
-    }
-
-    /// Where an event of the run begins in its frame.
-    pub(super) fn start_of(&self, at: usize) -> usize {
-        at.checked_sub(1).map_or(0, |previous| self.marks[previous].end as usize)
     }
 }

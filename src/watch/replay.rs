@@ -73,29 +73,33 @@ impl Replay {
             if F::size(arena) >= max_size {
                 break;
             }
-            self.is_gap |= batch.is_relist && !planted!(ReplayedRelistIsUntold);
+            let leaves_gap = batch.is_relist && batch.before != batch.after;
+            self.is_gap |= leaves_gap && !planted!(ReplayedRelistIsUntold);
             let Some(change) = batch.changes.get(self.at) else {
-                let told = self.tell::<F>(&batch, &batch.after, format, arena);
+                let end = if planted!(ReplayedOpenVersionIsComplete) { &batch.after } else { batch.safe() };
+                let end = self.not_before(end);
+                let told = self.tell::<F>(&batch, &end, format, arena);
                 self.is_gap &= told == 0;
                 encoded += told;
-                self.version.clone_from(&batch.after);
+                self.version = end;
                 self.batches.pop_front();
                 (self.first, self.at) = (self.first + batch.changes.len() as u64, 0);
                 continue;
             };
             if let Some(transition) = selection.transition(change) {
-                // A client may come back in between the versions of two batches: it never goes back.
-                let before = if batch.before < self.version && !planted!(ReplayGoesBack) {
-                    self.version.clone()
-                } else {
-                    batch.before.clone()
-                };
+                let before = self.not_before(&batch.before);
                 encoded += self.tell::<F>(&batch, &before, format, arena);
                 self.held = Some((self.at, transition));
             }
             self.at += 1;
         }
         encoded
+    }
+
+    /// A version, unless the client is past it: it may come back in between the versions of two batches, and never goes back.
+    fn not_before(&self, version: &ResourceVersion) -> ResourceVersion {
+        let is_past = *version < self.version && !planted!(ReplayGoesBack);
+        if is_past { self.version.clone() } else { version.clone() }
     }
 
     /// Encodes the event that was held back, at a version.
@@ -111,7 +115,7 @@ impl Replay {
         if *version == batch.after && planted!(ReplayForgetsTheLast) {
             return 0;
         }
-        let notice = Notice { relisted: self.is_gap, ..notice };
+        let notice = Notice { relisted: self.is_gap, open: batch.is_open, ..notice };
         F::encode(arena, format, &notice);
         if planted!(ReplayRepeats) {
             F::encode(arena, format, &notice);

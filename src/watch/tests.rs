@@ -60,7 +60,7 @@ impl World {
     fn batch(&mut self, change: impl FnOnce(&mut Self) -> Vec<Change>) -> Batch {
         let before = version(self.version);
         let changes = change(self);
-        Batch { before, after: version(self.version), changes, is_relist: false }
+        Batch { before, after: version(self.version), changes, is_relist: false, is_open: false }
     }
 
     /// A batch of one change.

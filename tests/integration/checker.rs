@@ -79,6 +79,9 @@ struct Totals {
     relists: u64,
     relist_gaps: u64,
     transactions: u64,
+    /// Changes after the first at a version at which more may come, those that came late, and converted objects.
+    open_changes: u64,
+    late_changes: u64,
     parked: u64,
     replayed: u64,
     expired_versions: u64,
@@ -114,6 +117,9 @@ impl Totals {
         self.relists += batches().filter(|batch| batch.is_relist).count() as u64;
         self.relist_gaps += batches().filter(|batch| batch.is_relist && batch.before < batch.after).count() as u64;
         self.transactions += batches().filter(|batch| !batch.is_relist && batch.changes.len() > 2).count() as u64;
+        let open = || batches().filter(|batch| batch.is_open && !batch.changes.is_empty());
+        self.open_changes += open().filter(|batch| !batch.is_late()).count() as u64;
+        self.late_changes += open().filter(|batch| batch.is_late()).count() as u64;
         self.rewinds += run.truth.epochs.len() as u64 - 1;
         self.parked += run.parked;
         self.replayed += run.replayed;
@@ -134,6 +140,8 @@ impl Totals {
             relists,
             relist_gaps,
             transactions,
+            open_changes,
+            late_changes,
             parked,
             expired_versions,
             rewinds,
@@ -148,6 +156,8 @@ impl Totals {
             ("relist", relists),
             ("relist gap", relist_gaps),
             ("transaction", transactions),
+            ("change at an open version", open_changes),
+            ("late change", late_changes),
             ("park", parked),
             ("expired version", expired_versions),
             ("rewind", rewinds),

@@ -252,6 +252,37 @@ async fn what_breaks_is_taken_up_without_a_list() {
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
 }
 
+/// Invariant 12: several changes at one version, one by one. Each server applies them at once, and nobody resumes inside.
+#[tokio::test]
+async fn an_open_version_is_passed_on_as_it_is() {
+    let origin = Sandbox::start(["a", "b", "c"].map(|name| pod("shop", name, "")).into()).await;
+    let wire = Wire::to(origin.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    take(&mut stream, 3).await;
+    let gone = |name| {
+        let events = [Event::Deleted(pod_at("shop", name, "", &version(9)))].into_iter().collect();
+        Delta::Changes { events, closes: false }
+    };
+    origin.say(gone("a")).await;
+    relay.reached(&version(9)).await;
+    let first = take(&mut stream, 1).await.remove(0);
+    assert_eq!((words(&first).as_str(), first.open), ("DELETED a @8", true));
+    // The relay comes back inside the version, and so does a client of the relay.
+    wire.cut();
+    origin.say(gone("b")).await;
+    let second = take(&mut stream, 1).await.remove(0);
+    assert_eq!((words(&second).as_str(), second.open), ("DELETED b @8", true));
+    let told: Vec<String> = take(&mut watch(&relay, after("8")).await, 2).await.iter().map(words).collect();
+    assert_eq!(told, ["DELETED a @8", "DELETED b @8"]);
+    origin.say(gone("c")).await;
+    assert_eq!(words(&take(&mut stream, 1).await[0]), "DELETED c @8");
+    origin.say(Delta::event(Event::Bookmark(version(9)))).await;
+    origin.say(Delta::event(Event::Added(pod_at("shop", "d", "", &version(12))))).await;
+    assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED d @12");
+    assert_eq!((relay.lists(), relay.informer.snapshot().unwrap().len()), (1, 1));
+}
+
 /// The whole servers: a directory, a relay of it, and a relay of that; then the first one is started again.
 #[tokio::test]
 async fn a_directory_is_told_on() {

@@ -192,10 +192,10 @@ fn the_applied_version_follows_events_bookmarks_and_lists() {
 fn a_transaction_is_one_batch_at_its_version() {
     let mut indexer = empty();
     indexer.apply(put("a", "x", 10));
-    let batch = indexer.apply_transaction([put("b", "y", 20), delete("a", 20), put("c", "z", 20)]);
+    let batch = indexer.apply_events([put("b", "y", 20), delete("a", 20), put("c", "z", 20)], true);
     assert_eq!(told(&batch), ["+b 20", "-a 20", "+c 20"]);
     assert_eq!((batch.before, batch.after), (version(10), version(20)));
-    let repeated = indexer.apply_transaction([put("b", "y", 20), delete("a", 20), put("c", "z", 20)]);
+    let repeated = indexer.apply_events([put("b", "y", 20), delete("a", 20), put("c", "z", 20)], true);
     assert_eq!(told(&repeated), [""; 0]);
 }
 
@@ -231,6 +231,46 @@ fn another_uid_under_the_same_key_is_a_deletion_and_an_addition() {
 
     let unknown = indexer.apply(Event::Modified(pod("a", "", "z", version(10))));
     assert_eq!(told(&unknown), ["~a 10"], "without a uid nobody can tell");
+}
+
+/// Invariant 12: objects on a shared lease expire by the hundred at one version.
+#[test]
+fn a_version_is_safe_once_it_is_closed() {
+    let held = ["a", "b", "c"].map(|name| pod(name, "", "", version(1))).into();
+    let mut indexer = Indexer::new(indexers(), list(held, 5));
+    let at = |indexer: &Indexer| (indexer.version().number(), indexer.snapshot().safe_version().number());
+    let bounds = |batch: &Batch| (batch.before.number(), batch.after.number(), batch.is_open);
+    let first = indexer.apply_events([delete("a", 9)], false);
+    assert_eq!((told(&first), bounds(&first), at(&indexer)), (vec!["-a 9".to_owned()], (8, 9, true), (9, 8)));
+    assert_eq!(told(&indexer.apply_events([delete("a", 9)], false)), [""; 0], "told again after a reconnection");
+    let second = indexer.apply_events([delete("b", 9)], false);
+    assert_eq!((bounds(&second), at(&indexer)), ((8, 9, true), (9, 8)));
+    let listed = list(vec![pod("c", "", "", version(1)), pod("z", "", "", version(9))], 9);
+    assert_eq!(indexer.contradiction(&listed, false), None, "it may come at the open version");
+    let end = indexer.apply(Event::Bookmark(version(9)));
+    assert_eq!((bounds(&end), at(&indexer)), ((8, 9, false), (9, 9)));
+    let contradiction = indexer.contradiction(&listed, false).map(ToString::to_string);
+    assert_eq!(contradiction.as_deref(), Some("z"), "now it would have come");
+    let late = indexer.apply_events([delete("c", 9)], false);
+    assert_eq!((bounds(&late), late.is_late(), at(&indexer)), ((9, 9, true), true, (9, 9)));
+    let next = indexer.apply_events([put("d", "", 12)], false);
+    assert_eq!((bounds(&next), at(&indexer)), ((11, 12, true), (12, 11)));
+    let next = indexer.apply(put("e", "", 13));
+    assert_eq!((bounds(&next), at(&indexer)), ((12, 13, false), (13, 13)), "a later version closes it");
+}
+
+/// What the open version lacks may be in the list, or missing from it.
+#[test]
+fn a_relist_closes_an_open_version_and_begins_before_it() {
+    for to in [9, 12] {
+        let held = ["a", "b"].map(|name| pod(name, "", "", version(1))).into();
+        let mut indexer = Indexer::new(indexers(), list(held, 5));
+        indexer.apply_events([delete("a", 9)], false);
+        let relist = indexer.replace(list(Vec::new(), to));
+        assert_eq!(told(&relist), [format!("-b {to} inferred")]);
+        assert_eq!((relist.before, relist.after, relist.is_open), (version(8), version(to), false));
+        assert_eq!(indexer.snapshot().safe_version(), &version(to));
+    }
 }
 
 // === Relist ===

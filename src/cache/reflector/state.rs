@@ -9,7 +9,10 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct State {
     first_list: ListVersion,
+    /// Where it watches again.
     last: Option<ResourceVersion>,
+    /// A version after `last` at which more changes may come: no list may be older.
+    open: Option<ResourceVersion>,
     /// The last list at `last` failed as expired or too large: only the most recent state will do.
     is_last_unavailable: bool,
 }
@@ -57,12 +60,17 @@ pub(super) enum Request {
 
 impl State {
     pub(super) fn new(first_list: ListVersion) -> Self {
-        Self { first_list, last: None, is_last_unavailable: false }
+        Self { first_list, last: None, open: None, is_last_unavailable: false }
     }
 
     /// An earlier start was there.
     pub(super) fn resume(&mut self, version: ResourceVersion) {
         self.last = Some(version);
+    }
+
+    /// A change has come at a version that is still open. A watch that begins again before it repeats the change.
+    pub(super) fn opened(&mut self, version: &ResourceVersion) {
+        self.open = Some(version.clone());
     }
 
     pub(super) fn start(&self) -> Next {
@@ -130,7 +138,10 @@ impl State {
     fn list_version(&self) -> ListVersion {
         match &self.last {
             _ if self.is_last_unavailable => ListVersion::MostRecent,
-            Some(last) => ListVersion::NotOlderThan(last.clone()),
+            Some(last) => {
+                let open = self.open.as_ref().filter(|open| *open > last);
+                ListVersion::NotOlderThan(open.unwrap_or(last).clone())
+            }
             None => self.first_list.clone(),
         }
     }
@@ -252,6 +263,18 @@ mod tests {
         for error in [expired(), too_large(), busy(), unavailable()] {
             assert_eq!(state.step(Outcome::ListFailed(error)), list(ListVersion::MostRecent, true));
         }
+    }
+
+    /// A list that lacks what was applied at an open version would go back in time.
+    #[test]
+    fn an_open_version_is_watched_again_from_before_it_and_listed_not_older_than_it() {
+        let mut state = State::new(ListVersion::Any);
+        state.step(Outcome::Listed(version(5)));
+        state.opened(&version(9));
+        assert_eq!(state.step(Outcome::WatchClosed { reached: version(8) }), watch(8, false));
+        let failed = |reached| Outcome::WatchFailed { reached: version(reached), error: unavailable() };
+        assert_eq!(state.step(failed(8)), list(ListVersion::NotOlderThan(version(9)), true));
+        assert_eq!(state.step(failed(12)), list(ListVersion::NotOlderThan(version(12)), true), "it was closed");
     }
 
     /// `TestNoRelistOnTooManyRequests`, `TestBackoffOnTooManyRequests`, `TestReflectorListAndWatchInitConnBackoff`.

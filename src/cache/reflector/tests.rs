@@ -28,6 +28,8 @@ enum Answer {
 enum Beat {
     After(Duration),
     Event(u128),
+    /// More may come at its version.
+    Open(u128),
     Transaction(u128),
     Bookmark(u128),
     Fail(SourceError),
@@ -36,7 +38,7 @@ enum Beat {
 }
 
 use Answer::{FailList, List as Listed, Refuse, Watch as Watched};
-use Beat::{After, Bookmark, Event as Put, Fail, StayOpen, Transaction};
+use Beat::{After, Bookmark, Event as Put, Fail, Open, StayOpen, Transaction};
 
 #[derive(Debug)]
 struct Scripted {
@@ -88,6 +90,10 @@ async fn play(beat: Beat) -> Option<Result<Delta, SourceError>> {
         After(time) => {
             tokio::time::sleep(time).await;
             None
+        }
+        Open(number) => {
+            let events = [Event::Deleted(object(number))].into_iter().collect();
+            Some(Ok(Delta::Changes { events, closes: false }))
         }
         Put(number) => Some(Ok(Delta::event(Event::Modified(object(number))))),
         Bookmark(number) => Some(Ok(Delta::event(Event::Bookmark(version(number))))),
@@ -182,6 +188,22 @@ async fn a_watch_that_breaks_is_taken_up_at_once_if_it_had_lasted() {
     let run = run.await;
     assert_eq!(run.calls, ["0 list 0", "0 watch 5", "0 watch 6", "1000 watch 6", "1800 watch 6"]);
     assert_eq!(run.queued, ["replace 5", "put 6", "put 7"]);
+}
+
+/// Invariant 12: what was applied at an open version is told again, and recognised by the store.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_breaks_at_an_open_version_begins_again_before_it() {
+    let broken = || Fail(SourceError::Broken("reset".into()));
+    let run = run(vec![
+        Listed(5),
+        Watched(vec![Open(9), Open(9), broken()]),
+        // A relay hears that everything before the open version is known.
+        Watched(vec![Open(9), Open(9), Bookmark(8), Open(9), Bookmark(9), broken()]),
+        Watched(vec![Put(12), StayOpen]),
+    ]);
+    let run = run.await;
+    assert_eq!(run.calls, ["0 list 0", "0 watch 5", "0 watch 8", "0 watch 9"]);
+    assert_eq!(run.queued, ["replace 5", "put 9", "put 9", "put 9", "put 9", "put 9", "bookmark 9", "put 12"]);
 }
 
 /// Invariant 14, and a transaction as one element.

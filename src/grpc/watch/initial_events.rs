@@ -43,7 +43,7 @@ impl InitialEvents {
             let Some(object) = objects.next() else { return (buffer, events, true) };
             if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
                 let object = EncodedObject::shared(object, object.version(), format, structs);
-                let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0, false);
+                let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
                 frame::append_event(&mut buffer, &event);
                 events += 1;
             }

@@ -11,7 +11,7 @@
 //! - While somebody waits for a version, the stream is one with bookmarks at the shortest interval; it takes the place of
 //!   the other one, and is given up when nobody has waited for a heartbeat.
 
-use std::{fmt, sync::Arc};
+use std::{collections::VecDeque, fmt, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -39,6 +39,8 @@ pub(super) struct Live {
     deletion: Cause,
     /// There was a relist upstream on the way from the position.
     is_relisted: bool,
+    /// Of the same message as what was handed out last.
+    ready: VecDeque<Delta>,
     heard_at: Instant,
     /// Of a stream in a hurry: when somebody was last seen to wait.
     wanted_at: Option<Instant>,
@@ -57,6 +59,7 @@ impl Live {
             gathered: Vec::new(),
             deletion: Cause::Change,
             is_relisted: false,
+            ready: VecDeque::new(),
             heard_at: Instant::now(),
             wanted_at: None,
         }
@@ -77,6 +80,9 @@ impl Live {
     /// Nothing is lost when it is dropped: what was received stays, or is told again.
     pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
         loop {
+            if let Some(delta) = self.ready.pop_front() {
+                return Ok(delta);
+            }
             if self.wanted_at.is_some_and(|at| at.elapsed() > self.shared.config.heartbeat) {
                 self.reopen(None).await?;
             }
@@ -116,6 +122,7 @@ impl Live {
         let interval = if wanted_at.is_some() { config.progress_interval } else { config.heartbeat };
         (self.messages, self.check) = self.shared.open_after(&self.position, interval).await?;
         self.gathered.clear();
+        self.ready.clear();
         (self.deletion, self.is_relisted) = (Cause::Change, false);
         (self.wanted_at, self.heard_at) = (wanted_at, Instant::now());
         Ok(())
@@ -143,8 +150,11 @@ impl Live {
         match message.r#type() {
             EventType::Added | EventType::Modified | EventType::Deleted => {
                 let version = self.not_before(&version)?;
-                let is_inferred = message.cause() == pb::Cause::Inferred;
+                let (is_inferred, is_open) = (message.cause() == pb::Cause::Inferred, message.open);
                 let event = message::event(message)?;
+                if is_open {
+                    return self.take_open(version, event, is_inferred).map(Some);
+                }
                 // What is at a later version than the message is in a batch that goes on.
                 if *event.version() <= version && version != self.position.version {
                     self.gather(event, is_inferred);
@@ -162,6 +172,31 @@ impl Live {
                 self.bookmark(message.bookmark.unwrap_or_default(), version).map(Some)
             }
             _ => Err(self.shared.upstream.not_an_event(message)),
+        }
+    }
+
+    /// An event of a batch that is open is applied at once, as it was upstream. The position is still before it.
+    fn take_open(&mut self, version: ResourceVersion, event: Event, is_inferred: bool) -> Result<Delta, SourceError> {
+        let progress = self.progress(version)?;
+        if !self.gathered.is_empty() {
+            return Err(self.shared.upstream.contract("an open batch inside another"));
+        }
+        self.is_relisted = false;
+        let version = &self.position.version;
+        // What came at a version that was complete before does not move it.
+        let end = (event.version() < version).then(|| Event::Bookmark(version.clone()));
+        let events = [event].into_iter().chain(end);
+        let delta = if is_inferred {
+            Delta::Relist(events.collect(), Cause::Inferred)
+        } else {
+            Delta::Changes { events: events.collect(), closes: false }
+        };
+        match progress {
+            None => Ok(delta),
+            Some(progress) => {
+                self.ready.push_back(delta);
+                Ok(progress)
+            }
         }
     }
 

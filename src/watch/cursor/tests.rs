@@ -14,7 +14,7 @@ use crate::{
 /// There is one for each event of each group.
 #[test]
 fn a_mark_is_no_larger_than_a_version_and_a_place() {
-    assert!(std::mem::size_of::<crate::watch::group::Mark>() <= 32);
+    assert!(std::mem::size_of::<crate::watch::run::Mark>() <= 32);
 }
 
 fn broadcaster() -> Broadcaster<Deliveries> {
@@ -31,7 +31,7 @@ fn publish(broadcaster: &mut Broadcaster<Deliveries>) {
     let version = before.next();
     let object = Object::from_json(Bytes::from_static(b"{}"), "a", version.clone()).unwrap();
     let change = Change { old: None, new: Some(Arc::new(object)), version: version.clone(), cause: Cause::Change };
-    broadcaster.publish(&[Batch { before, after: version, changes: vec![change], is_relist: false }]);
+    broadcaster.publish(&[Batch { before, after: version, changes: vec![change], is_relist: false, is_open: false }]);
 }
 
 fn poll(cursor: &mut Cursor<Deliveries>, waker: &Waker) -> Poll<Taken<Deliveries>> {

@@ -44,6 +44,7 @@ fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<Batch>> {
             after: after.clone(),
             changes: changes.iter().filter_map(change).collect(),
             is_relist: false,
+            is_open: false,
         }));
         at += 2;
     }

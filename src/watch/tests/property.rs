@@ -216,6 +216,7 @@ impl Reader {
                 version,
                 coalesced: 0,
                 relisted: false,
+                open: false,
             };
             let line = text::line(Letter(self.client.format), &notice);
             lines.insert(line.clone());

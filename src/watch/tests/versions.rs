@@ -31,7 +31,7 @@ fn inside_a_batch_only_the_last_event_of_a_selection_carries_the_batch_version()
     let batch = world.batch(|world| {
         vec![world.put("a", "web"), world.put("b", "db"), world.put("c", "web"), world.put("d", "none")]
     });
-    let empty = Batch { before: version(5), after: version(9), changes: Vec::new(), is_relist: false };
+    let empty = Batch { before: version(5), after: version(9), changes: Vec::new(), is_relist: false, is_open: false };
     broadcaster.publish(&[single, batch, empty]);
     assert_eq!(broadcaster.version(), &version(9));
     let resume = |cursor: &mut Cursor<Deliveries>| -> Vec<(String, u128)> {
@@ -47,6 +47,34 @@ fn inside_a_batch_only_the_last_event_of_a_selection_carries_the_batch_version()
     for cursor in [&all, &web, &db] {
         assert_eq!(cursor.version(), &version(5));
     }
+}
+
+/// Invariant 12: nobody waits for the version to be closed, and nobody resumes from it.
+#[test]
+fn an_open_batch_is_delivered_before_its_version_and_left_out_for_who_has_all_of_it() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    broadcaster.publish(&[world.one("z", "web")]);
+    let mut open =
+        |name: &str| Batch { before: version(8), after: version(9), is_open: true, ..world.one(name, "web") };
+    let (first, second, third) = (open("a"), open("b"), open("c"));
+    let mut all = broadcaster.subscribe(live(everything(), REPLAY));
+    broadcaster.publish(&[first]);
+    assert_eq!(broadcaster.version(), &version(8));
+    let mut has_it = broadcaster.subscribe_after(live(everything(), queue(FullChannelPolicy::Drop, 1)), &version(9));
+    assert_eq!(has_it.version(), &version(9));
+    broadcaster.publish(&[second]);
+    assert!(deliveries(&mut has_it).is_empty() && has_it.is_at_head());
+    let next = Batch { before: version(9), after: version(12), ..world.one("d", "web") };
+    broadcaster.publish(&[third, next]);
+    let told = |cursor: &mut Cursor<Deliveries>| -> Vec<(String, u128)> {
+        let of = |d: &Delivery| (d.object.key().name().to_owned(), d.version.number());
+        deliveries(cursor).iter().map(of).collect()
+    };
+    let event = |name: &str, version| (name.to_owned(), version);
+    assert_eq!(told(&mut all), [event("a", 8), event("b", 8), event("c", 8), event("d", 12)]);
+    assert_eq!(told(&mut has_it), [event("d", 12)]);
+    assert_eq!((has_it.version(), has_it.reached().offset), (&version(12), 5));
 }
 
 #[test]
@@ -212,7 +240,13 @@ fn only_groups_with_a_share_are_woken() {
     assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, false], "it was woken already");
     broadcaster.publish(&[world.one("a", "db")]);
     assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, true]);
-    broadcaster.publish(&[Batch { before: version(3), after: version(4), changes: Vec::new(), is_relist: false }]);
+    broadcaster.publish(&[Batch {
+        before: version(3),
+        after: version(4),
+        changes: Vec::new(),
+        is_relist: false,
+        is_open: false,
+    }]);
     broadcaster.stop(&End::Stopped);
     assert_eq!(flags.each_ref().map(|flag| flag.is_set()), [false, false]);
 }

@@ -44,7 +44,8 @@ pub(crate) struct Answers {
 #[derive(Debug, Clone, Copy)]
 struct Page {
     epoch: usize,
-    version: u64,
+    /// How many of its batches the snapshot has.
+    batches: usize,
     /// Objects up to its end.
     sent: usize,
     /// When a token was given out, if there is more.
@@ -120,27 +121,27 @@ fn answer(
             tally.gets += 1;
             let [(message, _)] = &*call.messages else { return Err("it is not one message".to_owned()) };
             let response = pb::GetResponse::decode(message.clone()).map_err(|error| error.to_string())?;
-            let state = truth.epochs[moment.epoch].state_at(moment.applied, Selection::All);
+            let state = truth.epochs[moment.epoch].state_at(moment.batches, Selection::All);
             let held = state.get(key).ok_or("there is no such object")?;
-            announced(truth, &response.resource_version, moment.epoch, moment.applied)?;
+            announced(truth, &response.resource_version, moment.epoch, moment.safe)?;
             object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.has_bodies)?;
             Ok(None)
         }
         What::Until { .. } => Ok(None),
         What::List { query, page_size, .. } => {
-            let (epoch, version, sent) = match page {
-                None => (moment.epoch, moment.applied, 0),
+            let (epoch, batches, sent) = match page {
+                None => (moment.epoch, moment.batches, 0),
                 Some(PageOf { twist: Twist::None, previous, .. }) => {
-                    let Page { epoch, version, sent, .. } = pages[*previous].ok_or("there was no page before it")?;
+                    let Page { epoch, batches, sent, .. } = pages[*previous].ok_or("there was no page before it")?;
                     tally.pages += 1;
-                    tally.past_pages += u64::from((epoch, version) != (moment.epoch, moment.applied));
-                    (epoch, version, sent)
+                    tally.past_pages += u64::from((epoch, batches) != (moment.epoch, moment.batches));
+                    (epoch, batches, sent)
                 }
                 Some(_) => return Err("a token that is not of this query was accepted".to_owned()),
             };
             tally.lists += u64::from(page.is_none());
-            let sent = list(truth, call, *query, *page_size, (epoch, version, sent))?;
-            Ok(sent.map(|(sent, issued)| Page { epoch, version, sent, issued }))
+            let sent = list(truth, call, *query, *page_size, (epoch, batches, sent))?;
+            Ok(sent.map(|(sent, issued)| Page { epoch, batches, sent, issued }))
         }
     }
 }
@@ -166,9 +167,10 @@ fn list(
     call: &CallRecord,
     query: Query,
     page_size: u32,
-    (epoch, version, sent): (usize, u64, usize),
+    (epoch, batches, sent): (usize, usize, usize),
 ) -> Result<Option<(usize, Option<Moment>)>, String> {
-    let state = truth.epochs[epoch].state_at(version, query.selection);
+    let history = &truth.epochs[epoch];
+    let (state, version) = (history.state_at(batches, query.selection), history.safe_at(batches));
     let limit = if page_size == 0 { usize::MAX } else { page_size as usize };
     let mut due = state.values().skip(sent).take(limit);
     let (mut end, mut last) = (sent, None);
@@ -253,7 +255,7 @@ pub(super) fn refusal(
         }
         ("DRAINING", 14) => moment.is_draining && reached == Some(false) && status.has_retry_delay,
         ("OBJECT_NOT_FOUND", 5) => {
-            let state = truth.epochs[moment.epoch].state_at(moment.applied, Selection::All);
+            let state = truth.epochs[moment.epoch].state_at(moment.batches, Selection::All);
             reached == Some(true) && matches!(call.ask.what, What::Get(key) if !state.contains_key(&key))
         }
         _ => false,
@@ -269,10 +271,10 @@ fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Res
     let (Some(used), Some(of)) = (call.answered, pages[*previous]) else { return Ok(()) };
     let is_expired = matches!(&call.end, End::Status(status, _) if status.reason == "PAGE_TOKEN_EXPIRED");
     tally.expired_pages += u64::from(is_expired);
-    let snapshot = |page: &Page| (page.epoch, page.version);
+    let snapshot = |page: &Page| (page.epoch, page.batches);
     let issued =
         |page: &Page| page.issued.filter(|issued| issued.turn < used.turn).map(|issued| (issued, snapshot(page)));
-    let issued: Vec<(Moment, (usize, u64))> = pages.iter().flatten().filter_map(issued).collect();
+    let issued: Vec<(Moment, (usize, usize))> = pages.iter().flatten().filter_map(issued).collect();
     let token = of.issued.ok_or("it has no token")?;
     if token.server != used.server {
         tally.foreign_pages += 1;

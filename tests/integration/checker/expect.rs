@@ -20,18 +20,24 @@ pub(crate) struct Expected {
     /// The bounds of its batch.
     pub(crate) before: u64,
     pub(crate) after: u64,
+    /// Where one resumes who has seen all of its batch.
+    pub(crate) safe: u64,
+    /// How many batches have been applied with its own.
+    pub(crate) batch: usize,
     /// The first and the last of its batch in the selection.
     pub(crate) opens: bool,
-    pub(crate) closes: bool,
+    pub(crate) ends: bool,
+    /// More may come at its version.
+    is_open: bool,
     /// How many further events it stands for.
     coalesced: u32,
 }
 
 impl Expected {
-    /// Everything that comes after a version.
-    pub(crate) fn after(epoch: &Epoch, selection: Selection, version: u64) -> Vec<Self> {
+    /// Everything that comes after so many batches.
+    pub(crate) fn after(epoch: &Epoch, selection: Selection, batches: usize) -> Vec<Self> {
         let mut all = Vec::new();
-        for batch in epoch.batches.iter().filter(|batch| batch.after > version) {
+        for (at, batch) in epoch.batches.iter().enumerate().skip(batches) {
             let first = all.len();
             for change in &batch.changes {
                 let matches = |held: &Option<Rc<Held>>| held.as_ref().map(|held| selection.matches(&held.pod));
@@ -53,13 +59,16 @@ impl Expected {
                     object_version: change.version,
                     before: batch.before,
                     after: batch.after,
+                    safe: batch.safe(),
+                    batch: at + 1,
                     opens: all.len() == first,
-                    closes: false,
+                    ends: false,
+                    is_open: batch.is_open,
                     coalesced: 0,
                 });
             }
             if let Some(last) = all[first..].last_mut() {
-                last.closes = true;
+                last.ends = true;
             }
         }
         all
@@ -87,7 +96,7 @@ impl Expected {
                 *of_type.find(|event| is_of(held, event)).expect("it came or went")
             };
             let told = |event_type: EventType, cause: Cause, held: &Rc<Held>, object_version: u64| {
-                let after = events.last().expect("there is one").after;
+                let Self { after, safe, batch, .. } = *events.last().expect("there is one");
                 let (held, before) = (Rc::clone(held), events[0].before);
                 Self {
                     event_type,
@@ -96,8 +105,11 @@ impl Expected {
                     object_version,
                     before,
                     after,
+                    safe,
+                    batch,
                     opens: false,
-                    closes: false,
+                    ends: false,
+                    is_open: false,
                     coalesced: 0,
                 }
             };
@@ -122,6 +134,16 @@ impl Expected {
             last.coalesced += vanished;
         }
         all
+    }
+
+    /// The version that it carries for a client that has been given one.
+    pub(crate) fn version_after(&self, position: u64) -> u64 {
+        if self.ends { self.safe.max(position) } else { self.before.max(position) }
+    }
+
+    /// Whether it came at a version that was complete before.
+    pub(crate) fn is_late(&self) -> bool {
+        self.before == self.after
     }
 
     /// What it tells.
@@ -154,6 +176,7 @@ impl Expected {
         compare("type", message.r#type().as_str_name().into(), self.event_type.as_str_name().into());
         compare("cause", message.cause().as_str_name().into(), self.cause.as_str_name().into());
         compare("resource_version", message.resource_version.clone(), text(version));
+        compare("open", message.open.to_string(), self.is_open.to_string());
         compare("coalesced", message.coalesced.to_string(), self.coalesced.to_string());
         let object = message.object.clone().unwrap_or_default();
         for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), has_bodies) {

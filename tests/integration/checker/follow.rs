@@ -77,11 +77,11 @@ impl<'a> Follower<'a> {
     pub(crate) fn new(truth: &'a Truth, plan: &'a Plan, segment: &'a Segment, joined: Moment) -> Self {
         let epoch = &truth.epochs[joined.epoch];
         let (position, stage) = match &segment.start {
-            Start::InitialEvents => (None, Stage::InitialEvents(epoch.state_at(joined.applied, plan.selection))),
+            Start::InitialEvents => (None, Stage::InitialEvents(epoch.state_at(joined.batches, plan.selection))),
             Start::Bookmark => (None, Stage::FirstBookmark),
             Start::After(version) => (truth.number(joined.epoch, version), Stage::Live),
         };
-        let begins = position.unwrap_or(joined.applied);
+        let begins = position.map_or(joined.batches, |position| epoch.passed(position));
         Self {
             truth,
             plan,
@@ -187,7 +187,7 @@ impl<'a> Follower<'a> {
     fn untold(&self, moment: &Moment) -> &[Expected] {
         let is_past = self.epoch_at != moment.epoch;
         let rest = self.expected.get(self.next..).unwrap_or_default();
-        &rest[..rest.partition_point(|expected| is_past || expected.after <= moment.applied)]
+        &rest[..rest.partition_point(|expected| is_past || expected.batch <= moment.batches)]
     }
 
     fn event(&mut self, message: &pb::WatchResponse) -> Verdict {
@@ -195,8 +195,7 @@ impl<'a> Follower<'a> {
         let Some(due) = self.expected.get(self.next) else {
             return Err("nothing more has happened to the selection".to_owned());
         };
-        let inside = due.before.max(self.position.unwrap_or_default());
-        let version = if due.closes { due.after } else { inside };
+        let version = due.version_after(self.position.unwrap_or_default());
         let differences = due.differences(message, self.plan.has_bodies, version, text);
         if differences.is_empty() {
             due.apply(&mut self.held);
@@ -232,7 +231,7 @@ impl<'a> Follower<'a> {
                 if let Some((namespace, name)) = missing.keys().next() {
                     return Err(format!("{namespace}/{name} and in all {} initial events are missing", missing.len()));
                 }
-                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.applied);
+                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.safe);
                 self.stage = Stage::Live;
                 self.expect_version(message, joined, "of the state that was sent")?;
                 self.position = Some(joined);
@@ -242,7 +241,7 @@ impl<'a> Follower<'a> {
             Stage::InitialEvents(_) if is_closing && message.resource_version.is_empty() => Ok(()),
             Stage::InitialEvents(_) => Err("the initial events are not complete".to_owned()),
             Stage::FirstBookmark => {
-                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.applied);
+                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.safe);
                 self.stage = Stage::Live;
                 self.expect_version(message, joined, "at which it joined")?;
                 self.position = Some(joined);
@@ -268,8 +267,8 @@ impl<'a> Follower<'a> {
         if version < position {
             return Err(format!("it goes back behind {}", self.position_text()));
         }
-        if !is_past && version > moment.applied {
-            return Err(format!("it is ahead of what has happened, {}", self.text(moment.applied)));
+        if !is_past && version > moment.safe.max(position) {
+            return Err(format!("it is ahead of what is complete, {}", self.text(moment.safe)));
         }
         if !self.generation.is_empty() && version != position {
             return Err("it lies inside a generation".to_owned());
@@ -281,7 +280,7 @@ impl<'a> Follower<'a> {
             self.waits(moment, tally)?;
         }
         if let Some(due) = self.expected.get(self.next) {
-            if version >= due.after {
+            if version >= due.after && !due.is_late() {
                 return Err(format!("it is ahead of an event that was not told: {}", due.words()));
             }
             if !due.opens && version != position && self.next > 0 {
@@ -297,8 +296,8 @@ impl<'a> Follower<'a> {
         if !is_closing && is_past {
             return Err("the history has changed, and the stream goes on".to_owned());
         }
-        if !is_closing && !message.relisted && version != moment.applied {
-            return Err(format!("nothing is missing up to {}, and it says less", self.text(moment.applied)));
+        if !is_closing && !message.relisted && version != moment.safe.max(position) {
+            return Err(format!("nothing is missing up to {}, and it says less", self.text(moment.safe)));
         }
         self.position = Some(version);
         Ok(())
@@ -328,10 +327,10 @@ impl<'a> Follower<'a> {
                 dropped.count
             ));
         };
-        if self.epoch_at == moment.epoch && last.after > moment.applied {
+        if self.epoch_at == moment.epoch && last.batch > moment.batches {
             return Err(format!("the hole ends with what has not happened: {}", last.words()));
         }
-        if !last.closes {
+        if !last.ends {
             return Err(format!("the stream goes on inside a batch; the last event of the hole is {}", last.words()));
         }
         // A client that came back may have joined later than where it was, with nothing in between.
@@ -340,7 +339,7 @@ impl<'a> Follower<'a> {
         if begins.is_none() || begins != self.position && !begins.is_some_and(is_between) {
             return Err(format!("the hole begins after {:?}", self.position_text()));
         }
-        let after = last.after;
+        let after = last.version_after(self.position.unwrap_or_default());
         self.expect_version(message, after, "after the hole")?;
         (self.position, self.next) = (Some(after), end);
         Ok(())
@@ -443,11 +442,12 @@ impl<'a> Follower<'a> {
 
     /// Writes have stopped, and everything was read: nothing may be left.
     pub(crate) fn settled(&self, moment: &Moment) -> Verdict {
-        if let Some(due) = self.expected.get(self.next).filter(|due| due.after <= moment.applied) {
+        if let Some(due) = self.expected.get(self.next).filter(|due| due.batch <= moment.batches) {
             return Err(format!("the client waits, and was never told: {}", due.words()));
         }
-        if !matches!(self.stage, Stage::Live) || self.position != Some(moment.applied) {
-            let (at, position) = (self.text(moment.applied), self.position_text());
+        let at = self.position.unwrap_or_default().max(moment.safe);
+        if !matches!(self.stage, Stage::Live) || self.position != Some(at) {
+            let (at, position) = (self.text(at), self.position_text());
             return Err(format!("the client waits at {position:?}, and no BOOKMARK tells it that it is at {at:?}"));
         }
         Ok(())

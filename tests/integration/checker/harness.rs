@@ -25,7 +25,7 @@ use super::{
     client::Client,
     record::{CallRecord, Moment, Plan, Record, Start},
     script::{BOOKMARK_INTERVAL, CALLS, Config, PLACES, Script, Step, Whence},
-    truth::{Held, SERVERS, Truth, Upstream},
+    truth::{Held, SERVERS, Truth, Upstream, Write},
 };
 
 /// What a run leaves behind.
@@ -98,6 +98,11 @@ impl Harness {
 
     /// Starts one more server: it knows the present, and is told what comes.
     async fn start_server(&mut self) {
+        if self.truth.is_open() {
+            // A list is of a version that is complete.
+            let closed = self.truth.say(&Write::Close, 0);
+            self.push(closed).await;
+        }
         let epoch = self.truth.epochs.len() - 1;
         let server = Server::start(&self.config, epoch);
         server.push(self.delta(self.truth.list())).await;
@@ -129,6 +134,18 @@ impl Harness {
             Step::SayAtOnce(writes, step) => {
                 let upstream = self.truth.say_at_once(writes, *step);
                 self.push(upstream).await;
+            }
+            Step::SayOpen(writes, step) => {
+                for write in writes {
+                    if let Some(upstream) = self.truth.say_open(write, *step) {
+                        self.push(upstream).await;
+                    }
+                }
+            }
+            Step::Reconnect => {
+                for upstream in self.truth.say_again() {
+                    self.push(upstream).await;
+                }
             }
             Step::Relist(unseen, step) => {
                 for (write, step) in unseen {
@@ -274,7 +291,7 @@ impl Harness {
         for place in 0..PLACES {
             self.read(place, MANY).await;
         }
-        let said = (self.truth.epochs.len() - 1, self.truth.seen_version());
+        let said = (self.truth.epochs.len() - 1, self.truth.seen_version(), self.truth.safe_version());
         for (at, server) in self.servers.iter().enumerate() {
             if server.applied() != said {
                 return Some(format!("everybody has read everything, {said:?} was said, and {:?}", self.moment(at)));
@@ -335,16 +352,35 @@ impl Harness {
         self.turn += 1;
         assert_eq!(self.began.elapsed(), self.waited, "only the script moves the clock");
         for (at, server) in self.servers.iter().enumerate() {
-            let (epoch, applied) = server.applied();
-            self.truth.applied(at, epoch, applied, self.waited);
+            let (epoch, ..) = server.applied();
+            let batches = self.batches(at);
+            self.truth.applied(at, epoch, batches, self.waited);
         }
     }
 
+    /// How many batches of its history a server has applied.
+    fn batches(&self, at: usize) -> usize {
+        let (epoch, applied, safe) = self.servers[at].applied();
+        self.truth.batches_at(at, epoch, (applied, safe, self.servers[at].changes()))
+    }
+
     fn moment(&self, server: usize) -> Moment {
-        let (epoch, applied) = self.servers[server].applied();
+        let (epoch, applied, _) = self.servers[server].applied();
+        let batches = self.batches(server);
+        let safe = self.truth.epochs[epoch].safe_at(batches);
         let is_draining = self.servers[server].is_draining();
         let is_drained = is_draining && self.config.drain_period.is_zero();
-        Moment { at: self.began.elapsed(), server, epoch, applied, is_draining, is_drained, turn: self.turn }
+        Moment {
+            at: self.began.elapsed(),
+            server,
+            epoch,
+            applied,
+            batches,
+            safe,
+            is_draining,
+            is_drained,
+            turn: self.turn,
+        }
     }
 
     /// Says it to all servers.
@@ -366,10 +402,11 @@ impl Harness {
             Upstream::Put(held) => Event::Modified(object(&held, held.version)),
             Upstream::Deleted(held, at) => Event::Deleted(object(&held, at)),
             Upstream::Bookmark(at) => Event::Bookmark(version(at)),
-            Upstream::Transaction(_) | Upstream::List(..) => unreachable!("it is not one event"),
+            Upstream::Transaction(_) | Upstream::Open(_) | Upstream::List(..) => unreachable!("it is not one event"),
         };
         match upstream {
             Upstream::Put(_) | Upstream::Deleted(..) | Upstream::Bookmark(_) => Delta::event(event(upstream)),
+            Upstream::Open(said) => Delta::Changes { events: [event(*said)].into_iter().collect(), closes: false },
             Upstream::Transaction(told) => Delta::transaction(told.into_iter().map(event)),
             Upstream::List(held, at) => Delta::Replace(List {
                 objects: held.iter().map(|held| object(held, held.version)).collect(),

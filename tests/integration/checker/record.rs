@@ -85,6 +85,9 @@ pub(crate) struct Moment {
     pub(crate) server: usize,
     pub(crate) epoch: usize,
     pub(crate) applied: u64,
+    /// How many batches of its history, and the last version that is complete.
+    pub(crate) batches: usize,
+    pub(crate) safe: u64,
     pub(crate) is_draining: bool,
     /// It drains, and gives nobody any time.
     pub(crate) is_drained: bool,

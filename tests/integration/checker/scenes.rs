@@ -9,7 +9,7 @@ use super::{
     ask::{Query, Twist},
     record::Plan,
     script::{
-        Asked, CALLS, KEYS, PLACES, Question, Step, Whence, any_list, any_next_page, any_plan, any_step,
+        Asked, CALLS, KEYS, PLACES, Question, Step, Whence, any_list, any_next_page, any_open, any_plan, any_step,
         any_transaction, any_until, any_write,
     },
     selection::Selection,
@@ -27,6 +27,8 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         10 => parked_past(),
         20 => torn(),
         20 => between(),
+        20 => opens(),
+        8 => unchanged(),
         10 => stall(),
         10 => quiet(),
         15 => lags(),
@@ -117,6 +119,37 @@ fn torn() -> Scene {
 fn between() -> Scene {
     let scene = (any_place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
         vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
+    });
+    scene.boxed()
+}
+
+/// Clients come back in the middle of a version at which more comes, to one server or the other.
+fn opens() -> Scene {
+    let elsewhere = prop_oneof![2 => Just(None), 1 => Just(Some(Step::Elsewhere))];
+    let ends = prop_oneof![
+        Just(Step::Say(vec![(Write::Close, 0)])),
+        say(1..3),
+        (vec(any_write(), 0..3), 0_u64..3).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
+    ];
+    let from = prop_oneof![3 => Just(Whence::Last), 1 => (0_u64..2).prop_map(Whence::Old)];
+    let scene = (any_place(), any_plan(), [any_open(), any_open(), any_open()], any::<bool>(), elsewhere, ends, from);
+    let scene = scene.prop_map(|(place, plan, [first, second, third], reconnects, elsewhere, ends, from)| {
+        let reads = |pieces| Step::Read(place, pieces);
+        let comes_back = [Step::Leave(place, 0)].into_iter().chain(elsewhere).chain([Step::Resume(place, from)]);
+        let reconnects = reconnects.then_some(Step::Reconnect);
+        let then = [first, reads(1)].into_iter().chain(comes_back).chain(reconnects);
+        let then = then.chain([second, reads(1), third, reads(9), ends, reads(9)]);
+        opened(place, plan).into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// A list in which nothing is new, which a relay hears of with the next bookmark.
+fn unchanged() -> Scene {
+    let scene = (any_place(), any_plan(), say(1..3), 2_u64..4).prop_map(|(place, plan, before, step)| {
+        let lists =
+            [before, Step::Read(place, 9), Step::Relist(Vec::new(), step), Step::Wait(1000), Step::Read(place, 9)];
+        opened(place, replays_all(&plan)).into_iter().chain(lists).collect()
     });
     scene.boxed()
 }

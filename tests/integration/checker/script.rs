@@ -48,6 +48,10 @@ pub(crate) enum Step {
     Say(Vec<(Write, u64)>),
     /// Said as one transaction.
     SayAtOnce(Vec<Write>, u64),
+    /// Said one by one at one version, at which more may come.
+    SayOpen(Vec<Write>, u64),
+    /// What was said at a version at which more may come is said again, as to a Reflector that reconnects.
+    Reconnect,
     /// A list, after what nobody was told of.
     Relist(Vec<(Write, u64)>, u64),
     Rewind(u64, u8),
@@ -160,6 +164,7 @@ pub(super) fn any_write() -> impl Strategy<Value = (Write, u64)> {
         3 => key().prop_map(Write::Recreate),
         1 => key().prop_map(Write::Convert),
         1 => Just(Write::Bookmark),
+        1 => Just(Write::Close),
         1 => Just(Write::Repeat),
     ];
     (write, select(vec![1_u64, 1, 1, 3]))
@@ -170,6 +175,14 @@ pub(super) fn any_transaction() -> impl Strategy<Value = Step> {
     (vec(any_write(), 2..6), select(vec![1_u64, 3])).prop_map(|(writes, step)| {
         let writes = writes.into_iter().map(|(write, _)| write);
         Step::SayAtOnce(writes.collect(), step)
+    })
+}
+
+/// Some of what an upstream does at one version, one by one.
+pub(super) fn any_open() -> impl Strategy<Value = Step> {
+    (vec(any_write(), 1..4), select(vec![1_u64, 1, 3])).prop_map(|(writes, step)| {
+        let writes = writes.into_iter().map(|(write, _)| write);
+        Step::SayOpen(writes.collect(), step)
     })
 }
 
@@ -261,6 +274,8 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         20 => vec(any_write(), 1..5).prop_map(Step::Say),
         5 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
         4 => any_transaction(),
+        4 => any_open(),
+        1 => Just(Step::Reconnect),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
         16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),

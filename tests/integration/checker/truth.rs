@@ -55,6 +55,8 @@ pub(crate) struct Batch {
     pub(crate) after: u64,
     pub(crate) changes: Vec<Change>,
     pub(crate) is_relist: bool,
+    /// More may come at its version, or it came at one that was complete before.
+    pub(crate) is_open: bool,
     /// When each server was seen to have applied it.
     applied_at: [Option<Duration>; SERVERS],
 }
@@ -76,6 +78,8 @@ pub(crate) enum Upstream {
     Bookmark(u64),
     /// All at one version.
     Transaction(Vec<Self>),
+    /// More may come at its version.
+    Open(Box<Self>),
     List(Vec<Rc<Held>>, u64),
 }
 
@@ -92,6 +96,8 @@ pub(crate) enum Write {
     Convert(Key),
     /// Nothing but a version.
     Bookmark,
+    /// A bookmark at the last version: all of it has been said.
+    Close,
     /// Says the last thing once more.
     Repeat,
 }
@@ -109,14 +115,16 @@ pub(crate) struct Truth {
     has_lineage: bool,
     pub(crate) bounds: Bounds,
     pub(crate) epochs: Vec<Epoch>,
-    /// In which history and at which version each server began.
-    servers: Vec<(usize, u64)>,
+    /// In which history, at which version and after how many of its batches each server began.
+    servers: Vec<(usize, u64, usize)>,
     /// The upstream's own state; ahead of what it has said while a relist is due.
     world: State,
     version: u64,
     /// What it has said.
     seen: State,
     last: Upstream,
+    /// What was said at the last version, as long as more may come at it.
+    open: Vec<Upstream>,
     serial: u32,
     uid: u32,
     padding: usize,
@@ -159,6 +167,7 @@ impl Truth {
             version: 1,
             seen: State::new(),
             last: Upstream::Bookmark(FIRST_VERSION),
+            open: Vec::new(),
             serial: 0,
             uid: 0,
             padding,
@@ -197,6 +206,7 @@ impl Truth {
         match write {
             Write::Repeat => return self.last.clone(),
             Write::Convert(_) => return self.say(&Write::Bookmark, step),
+            Write::Close => return self.close(),
             _ => {}
         }
         let before = self.seen_version();
@@ -223,9 +233,50 @@ impl Truth {
         self.tell(before, changes, Upstream::Transaction(told))
     }
 
+    /// Writes, and says so at a version at which more may come: at that which is open, or else at the next. Nothing for an
+    /// object that was written at it before.
+    pub(crate) fn say_open(&mut self, write: &Write, step: u64) -> Option<Upstream> {
+        let (Write::Put(key, ..) | Write::Delete(key) | Write::Recreate(key)) = write else { return None };
+        let key_of = |said: &Upstream| match said {
+            Upstream::Open(said) => match &**said {
+                Upstream::Put(held) | Upstream::Deleted(held, _) => Some(held.pod.key),
+                _ => None,
+            },
+            _ => None,
+        };
+        if self.open.iter().any(|said| key_of(said) == Some(*key)) {
+            return None;
+        }
+        let step = if self.open.is_empty() { step.max(1) } else { 0 };
+        let upstream = self.write(write, step);
+        let changes = self.see(&upstream);
+        let (before, said) = (self.version - 1, Upstream::Open(Box::new(upstream)));
+        self.push(Batch { is_open: true, ..Batch::new(before, self.version, changes) });
+        self.open.push(said.clone());
+        self.last = said.clone();
+        Some(said)
+    }
+
+    /// What a Reflector that reconnects at an open version is told once more.
+    pub(crate) fn say_again(&self) -> Vec<Upstream> {
+        self.open.clone()
+    }
+
+    /// Whether more may come at the last version.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Says that there is nothing more at the last version.
+    fn close(&mut self) -> Upstream {
+        let before = self.safe_version();
+        self.tell(before, Vec::new(), Upstream::Bookmark(self.seen_version()))
+    }
+
     fn tell(&mut self, before: u64, changes: Vec<Change>, upstream: Upstream) -> Upstream {
-        self.push(Batch { before, after: self.version, changes, is_relist: false, applied_at: [None; SERVERS] });
+        self.push(Batch::new(before, self.version, changes));
         self.last = upstream.clone();
+        self.open.clear();
         upstream
     }
 
@@ -243,13 +294,14 @@ impl Truth {
                 let old = self.seen.remove(&last.pod.key);
                 old.map(|old| change(Some(old), None, *version)).into_iter().collect()
             }
-            Upstream::Bookmark(_) | Upstream::Transaction(_) | Upstream::List(..) => Vec::new(),
+            Upstream::Bookmark(_) | Upstream::Transaction(_) | Upstream::Open(_) | Upstream::List(..) => Vec::new(),
         }
     }
 
     /// Writes what nobody is told of.
     pub(crate) fn write(&mut self, write: &Write, step: u64) -> Upstream {
-        self.version += step;
+        // Who converts writes nothing.
+        self.version += if matches!(write, Write::Convert(_)) { 0 } else { step };
         self.serial += 1;
         match write {
             Write::Put(key, app, node) => {
@@ -275,13 +327,13 @@ impl Truth {
                 }
                 Upstream::Bookmark(self.version)
             }
-            Write::Bookmark | Write::Repeat => Upstream::Bookmark(self.version),
+            Write::Bookmark | Write::Close | Write::Repeat => Upstream::Bookmark(self.version),
         }
     }
 
     /// Lists, after what nobody was told of.
     pub(crate) fn relist(&mut self, step: u64) -> Upstream {
-        let (before, after) = (self.seen_version(), self.version + step);
+        let (before, after) = (self.safe_version(), self.version + step);
         self.version = after;
         let deletion =
             |old: &Rc<Held>| Change { old: Some(Rc::clone(old)), new: None, version: after, is_inferred: true };
@@ -307,7 +359,9 @@ impl Truth {
             }
         }
         self.seen = self.world.clone();
-        self.push(Batch { before, after, changes, is_relist: true, applied_at: [None; SERVERS] });
+        // Without a version of its own it comes at one that was complete before.
+        self.push(Batch { is_relist: true, is_open: before == after, ..Batch::new(before, after, changes) });
+        self.open.clear();
         self.last = Upstream::Bookmark(after);
         Upstream::List(listed, after)
     }
@@ -336,15 +390,42 @@ impl Truth {
         epoch.batches.last().map_or(epoch.start, |batch| batch.after)
     }
 
+    /// The last version that all has been said of.
+    pub(crate) fn safe_version(&self) -> u64 {
+        self.current().safe_at(self.current().batches.len())
+    }
+
     /// One more server begins here.
     pub(crate) fn begin_server(&mut self) {
-        self.servers.push((self.epochs.len() - 1, self.seen_version()));
+        self.servers.push((self.epochs.len() - 1, self.seen_version(), self.current().batches.len()));
+    }
+
+    /// How many batches a server has applied that is at a version, with so many changes in all, and would have others resume
+    /// from `safe`. Of one version, only the changes show how many.
+    pub(crate) fn batches_at(&self, server: usize, epoch: usize, (version, safe, changes): (u64, u64, u64)) -> usize {
+        let (began, _, first) = self.servers[server];
+        let count = |batches: &[Batch]| batches.iter().map(|batch| batch.changes.len() as u64).sum::<u64>();
+        let first_of = |at: usize| if at == began { first } else { 0 };
+        let mut total: u64 = (began..epoch).map(|at| count(&self.epochs[at].batches[first_of(at)..])).sum();
+        let batches = &self.epochs[epoch].batches;
+        let mut applied = 0;
+        for (at, batch) in batches.iter().enumerate() {
+            let is_known = at < first_of(epoch);
+            total += if is_known { 0 } else { batch.changes.len() as u64 };
+            let is_beside = |at: usize| batches.get(at).is_some_and(|other| other.after == batch.after);
+            let is_one_of_several = is_beside(at + 1) || at.checked_sub(1).is_some_and(is_beside);
+            let is_missing = is_one_of_several && !is_known && (total > changes || batch.safe() > safe);
+            if batch.after > version || is_missing {
+                break;
+            }
+            applied = at + 1;
+        }
+        applied
     }
 
     /// Takes note of how far a server has got.
-    pub(crate) fn applied(&mut self, server: usize, epoch: usize, version: u64, now: Duration) {
-        let reached = |batch: &&mut Batch| batch.after <= version;
-        for batch in self.epochs[epoch].batches.iter_mut().take_while(reached) {
+    pub(crate) fn applied(&mut self, server: usize, epoch: usize, batches: usize, now: Duration) {
+        for batch in &mut self.epochs[epoch].batches[..batches] {
             batch.applied_at[server].get_or_insert(now);
         }
     }
@@ -352,17 +433,23 @@ impl Truth {
     /// Whether somebody who was told everything up to `version` may be told that it is expired, and whether it must be.
     pub(crate) fn expiry(&self, version: u64, moment: &Moment) -> (bool, bool) {
         let epoch = &self.epochs[moment.epoch];
-        let start = match self.servers[moment.server] {
-            (began, start) if began == moment.epoch => start,
-            _ => epoch.start,
+        let (start, first) = match self.servers[moment.server] {
+            (began, start, first) if began == moment.epoch => (start, first),
+            _ => (epoch.start, 0),
         };
-        let is_in_gap = epoch.is_in_gap(version, moment.applied);
-        let is_before = |bounds| version < epoch.oldest(bounds, start, moment);
+        let is_in_gap = epoch.is_in_gap(version, moment.batches);
+        let is_before = |bounds| version < epoch.oldest(bounds, (start, first), moment);
         let lazy = Bounds { age: self.bounds.age + SWEEP_INTERVAL, ..self.bounds };
-        (is_in_gap || is_before(self.bounds), is_in_gap || is_before(lazy))
+        let (mut may_be, mut must_be) = (is_in_gap || is_before(self.bounds), is_in_gap || is_before(lazy));
+        // What came late keeps what it came after, if that was still there.
+        if epoch.batches[first.min(moment.batches)..moment.batches].iter().any(Batch::is_late) {
+            (may_be, must_be) = (true, is_in_gap);
+        }
+        (may_be, must_be)
     }
 
     fn begin(&mut self) {
+        self.open.clear();
         self.seen = self.world.clone();
         self.last = Upstream::Bookmark(self.version);
         self.epochs.push(Epoch { start: self.version, state: self.seen.clone(), batches: Vec::new() });
@@ -388,11 +475,38 @@ impl Truth {
     }
 }
 
+impl Batch {
+    fn new(before: u64, after: u64, changes: Vec<Change>) -> Self {
+        Self { before, after, changes, is_relist: false, is_open: false, applied_at: [None; SERVERS] }
+    }
+
+    /// Where one resumes who has seen all of it.
+    pub(crate) fn safe(&self) -> u64 {
+        if self.is_open { self.before } else { self.after }
+    }
+
+    /// It came at a version that was complete before.
+    pub(crate) fn is_late(&self) -> bool {
+        self.before == self.after && !self.changes.is_empty()
+    }
+}
+
 impl Epoch {
-    /// The state at a version, restricted to a selection.
-    pub(crate) fn state_at(&self, version: u64, selection: Selection) -> State {
+    /// How many batches somebody has who was told everything up to a version. What came late may be missing.
+    pub(crate) fn passed(&self, version: u64) -> usize {
+        let is_passed = |batch: &Batch| batch.after < version || batch.after == version && !batch.is_late();
+        self.batches.iter().take_while(|batch| is_passed(batch)).count()
+    }
+
+    /// The last version that is complete after so many batches.
+    pub(crate) fn safe_at(&self, batches: usize) -> u64 {
+        batches.checked_sub(1).map_or(self.start, |last| self.batches[last].safe())
+    }
+
+    /// The state after so many batches, restricted to a selection.
+    pub(crate) fn state_at(&self, batches: usize, selection: Selection) -> State {
         let mut state = self.state.clone();
-        for change in self.batches.iter().take_while(|batch| batch.after <= version).flat_map(|batch| &batch.changes) {
+        for change in self.batches[..batches].iter().flat_map(|batch| &batch.changes) {
             match (&change.old, &change.new) {
                 (_, Some(new)) => drop(state.insert(new.pod.key, Rc::clone(new))),
                 (Some(old), None) => drop(state.remove(&old.pod.key)),
@@ -403,18 +517,22 @@ impl Epoch {
         state
     }
 
-    /// The oldest version that is kept by the letter of the bounds by a server that began at `start`.
-    fn oldest(&self, bounds: Bounds, start: u64, moment: &Moment) -> u64 {
+    /// The oldest version that is kept by the letter of the bounds by a server that began at `start`, after the `first`
+    /// batches. All of one version goes together, and one at which more may come stays.
+    fn oldest(&self, bounds: Bounds, (start, first): (u64, usize), moment: &Moment) -> u64 {
         let is_kept = |batch: &&Batch| !batch.changes.is_empty() || (batch.is_relist && batch.before != batch.after);
-        let is_known = |batch: &&Batch| start < batch.after && batch.after <= moment.applied;
-        let kept: Vec<&Batch> = self.batches.iter().filter(is_known).filter(is_kept).collect();
+        let kept: Vec<&Batch> =
+            self.batches[first.min(moment.batches)..moment.batches].iter().filter(is_kept).collect();
         let mut oldest = start;
-        for (at, batch) in kept.iter().enumerate() {
-            let newer: usize = kept[at..].iter().map(|batch| batch.changes.len()).sum();
+        let mut rest = &kept[..];
+        while let Some(batch) = rest.first() {
+            let newer: usize = rest.iter().map(|batch| batch.changes.len()).sum();
             let age = batch.applied_at[moment.server].map_or(Duration::ZERO, |at| moment.at.saturating_sub(at));
-            let is_newest = at + 1 == kept.len();
+            rest = &rest[rest.iter().take_while(|other| other.after == batch.after).count()..];
+            let is_newest = rest.is_empty();
+            let is_needed = is_newest && batch.after > moment.safe;
             // Only age drops the newest, however large it is.
-            if age > bounds.age || (!is_newest && newer > bounds.events) {
+            if !is_needed && (age > bounds.age || (!is_newest && newer > bounds.events)) {
                 oldest = batch.after;
             }
         }
@@ -422,8 +540,8 @@ impl Epoch {
     }
 
     /// Strictly inside a relist: an object that was created and deleted there is in neither state.
-    fn is_in_gap(&self, version: u64, applied: u64) -> bool {
+    fn is_in_gap(&self, version: u64, batches: usize) -> bool {
         let is_around = |batch: &Batch| batch.is_relist && batch.before < version && version < batch.after;
-        self.batches.iter().take_while(|batch| batch.after <= applied).any(is_around)
+        self.batches[..batches].iter().any(is_around)
     }
 }

@@ -47,13 +47,13 @@ pub(super) fn verify(
     };
     let epoch = &truth.epochs[joined.epoch];
     let (state, events) =
-        (epoch.state_at(joined.applied, selection), Expected::after(epoch, selection, joined.applied));
+        (epoch.state_at(joined.batches, selection), Expected::after(epoch, selection, joined.batches));
     let all = state.values().map(Seen::Initial).chain([Seen::Synced]).chain(events.iter().map(Seen::Event));
     let met = met(conditions, state.len(), all);
     let is_met_at = |moment: &Moment| {
         let happened = |seen: &Seen<'_>| match seen {
             Seen::Initial(_) | Seen::Synced => true,
-            Seen::Event(event) => moment.epoch != joined.epoch || event.after <= moment.applied,
+            Seen::Event(event) => moment.epoch != joined.epoch || event.batch <= moment.batches,
         };
         met.as_ref().is_some_and(happened)
     };
@@ -75,7 +75,7 @@ pub(super) fn verify(
             ("HISTORY_CHANGED", 11) => moment.epoch != joined.epoch,
             ("", 4) => answers::is_late(call, moment),
             // At best it was told of nothing since it joined.
-            ("RESOURCE_VERSION_EXPIRED", 11) => moment.epoch == joined.epoch && truth.expiry(joined.applied, moment).0,
+            ("RESOURCE_VERSION_EXPIRED", 11) => moment.epoch == joined.epoch && truth.expiry(joined.safe, moment).0,
             _ => false,
         };
         return if is_right { Ok(()) } else { Err("it ended so".to_owned()) };
@@ -90,9 +90,8 @@ pub(super) fn verify(
     let wrong = met.differences(&event, joined, call.ask.has_bodies, |version| truth.text(joined.epoch, version));
     if let Seen::Event(event) = met {
         tally.met_later += 1;
-        tally.met_in_a_batch += u64::from(!event.closes);
-        tally.met_slowly +=
-            u64::from(epoch.batches.iter().any(|batch| event.after < batch.after && batch.after <= moment.applied));
+        tally.met_in_a_batch += u64::from(!event.ends);
+        tally.met_slowly += u64::from(event.batch < moment.batches);
     }
     if wrong.is_empty() {
         Ok(())
@@ -149,7 +148,7 @@ impl Seen<'_> {
         let mut wrong = Vec::new();
         match self {
             Seen::Event(due) => {
-                let version = if due.closes { due.after } else { due.before };
+                let version = due.version_after(joined.safe);
                 return due.differences(message, has_bodies, version, text);
             }
             Seen::Initial(held) => {
@@ -168,8 +167,8 @@ impl Seen<'_> {
                 if !message.bookmark.as_ref().is_some_and(|bookmark| bookmark.initial_events_end) {
                     wrong.push("it is not the end of the initial events".to_owned());
                 }
-                if message.resource_version != text(joined.applied) {
-                    wrong.push(format!("its version is not {:?}", text(joined.applied)));
+                if message.resource_version != text(joined.safe) {
+                    wrong.push(format!("its version is not {:?}", text(joined.safe)));
                 }
             }
         }

@@ -78,7 +78,7 @@ fn follow(
         }
         if let Some((_, moment)) = segment.settled.as_ref().filter(|(settled, _)| *settled == at) {
             follower.settled(moment).map_err(|what| (at, what))?;
-            let state = truth.epochs[moment.epoch].state_at(moment.applied, record.plan.selection);
+            let state = truth.epochs[moment.epoch].state_at(moment.batches, record.plan.selection);
             joined.converged(truth, &state, record.plan.has_bodies).map_err(|what| (at, what))?;
         }
         if at < count {
@@ -178,7 +178,7 @@ fn may_be_expired(truth: &Truth, segment: &Segment, moment: Moment) -> bool {
 fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<(), String> {
     let number = |key: &str| refusal.metadata.get(key).and_then(|text| truth.number(moment.epoch, text));
     let is_kept = |oldest| !truth.expiry(oldest, &moment).1;
-    if number("current") != Some(moment.applied) || !number("oldest").is_some_and(is_kept) {
+    if number("current") != Some(moment.safe) || !number("oldest").is_some_and(is_kept) {
         return Err(format!("{:?} is not what can be resumed from at {moment:?}", refusal.metadata));
     }
     Ok(())
@@ -194,7 +194,7 @@ impl Joined {
             }
             // Whoever does not want the state has it.
             Start::Bookmark => {
-                let state = truth.epochs[moment.epoch].state_at(moment.applied, record.plan.selection);
+                let state = truth.epochs[moment.epoch].state_at(moment.batches, record.plan.selection);
                 self.view = Some(view_of(truth, moment.epoch, &state, record.plan.has_bodies));
                 self.hole_after = None;
                 None

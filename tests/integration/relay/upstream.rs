@@ -62,8 +62,8 @@ async fn other_bytes_at_the_same_version_are_no_other_history() {
     replica.reached(&version(6)).await;
     wire.lead_to(replica.address());
     wire.cut();
-    let told: Vec<String> = take(&mut stream, 1).await.iter().map(words).collect();
-    assert_eq!(told, ["ADDED c @6"]);
+    let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
+    assert_eq!(told, ["MODIFIED a @1", "ADDED c @6"], "and they are served");
     assert_eq!(relay.lists(), 2);
 }
 

@@ -62,7 +62,7 @@ impl Follower<'_> {
     }
 
     pub(super) fn version_in_generation(&self, due: &Expected, is_last: bool) -> u64 {
-        if is_last { due.after } else { self.position.unwrap_or_default() }
+        if is_last { due.safe.max(self.position.unwrap_or_default()) } else { self.position.unwrap_or_default() }
     }
 
     pub(super) fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {

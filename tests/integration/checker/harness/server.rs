@@ -7,9 +7,9 @@ use std::{
 };
 
 use informerd::{
-    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, SourceHealth},
+    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, Snapshot, SourceHealth},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
-    model::{IndexFunc, Indexers, Path},
+    model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
@@ -119,11 +119,18 @@ impl Server {
         self.lifecycle.draining.is_cancelled()
     }
 
-    /// The history and the version that it has got to.
-    pub(super) fn applied(&self) -> (usize, u64) {
-        let applied = self.informer.snapshot().map_or(0, |snapshot| snapshot.version().number());
+    /// The history and the version that it has got to, and the one that it would have others resume from.
+    pub(super) fn applied(&self) -> (usize, u64, u64) {
+        let number = |version: &ResourceVersion| u64::try_from(version.number()).unwrap();
+        let versions = |snapshot: Arc<Snapshot>| (number(snapshot.version()), number(snapshot.safe_version()));
+        let (version, safe) = self.informer.snapshot().map_or((0, 0), versions);
         let rewinds = self.informer.stats().rewinds.load(Ordering::Relaxed) as usize;
-        (self.first_epoch + rewinds, u64::try_from(applied).unwrap())
+        (self.first_epoch + rewinds, version, safe)
+    }
+
+    /// How many changes it has applied.
+    pub(super) fn changes(&self) -> u64 {
+        self.informer.stats().changes.load(Ordering::Relaxed)
     }
 
     /// How many watches are open.

@@ -1,0 +1,275 @@
+//! What can be resumed from, and what comes after it: gaps, bounds, open versions, and any batches.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+const BOUNDS: Retention = Retention { events: 1000, size: 1 << 20, age: Duration::from_secs(300) };
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+fn begin(number: u128) -> Reached {
+    Reached { version: version(number), offset: 0 }
+}
+
+fn batch(before: u128, after: u128, changes: usize) -> Arc<Batch> {
+    let object = |name: &str| Object::from_json(Bytes::from_static(b"{}"), name, version(after)).unwrap();
+    let change = |at: usize| Change {
+        old: Some(Arc::new(object(&at.to_string()))),
+        new: Some(Arc::new(object(&at.to_string()))),
+        version: version(after),
+        cause: Cause::Change,
+    };
+    let changes = (0..changes).map(change).collect();
+    Arc::new(Batch { before: version(before), after: version(after), changes, is_relist: false, is_open: false })
+}
+
+fn relist(before: u128, after: u128, changes: usize) -> Arc<Batch> {
+    Arc::new(Batch { is_relist: true, ..Batch::clone(&batch(before, after, changes)) })
+}
+
+/// The versions that the batches after a version lead to.
+fn after(history: &History, number: u128) -> Result<Vec<u128>, NotInHistory> {
+    let backlog = history.after(&version(number))?;
+    assert!(!backlog.has_more);
+    Ok(backlog.batches.iter().map(|batch| batch.after.number()).collect())
+}
+
+/// Invariant 5, and the boundaries of cacher `TestEvents` and `TestMarker`.
+#[tokio::test]
+async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
+    let now = Instant::now();
+    let mut history = History::new(BOUNDS, begin(10));
+    history.record(batch(10, 12, 1), now);
+    history.record(relist(12, 20, 2), now);
+    history.record(batch(20, 21, 1), now);
+    assert_eq!(after(&history, 9), Err(NotInHistory::Expired), "older than the window");
+    assert_eq!(after(&history, 10), Ok(vec![12, 20, 21]));
+    assert_eq!(after(&history, 11), Ok(vec![12, 20, 21]), "the upstream's numbers have holes of their own");
+    assert_eq!(after(&history, 12), Ok(vec![20, 21]), "the start of the gap");
+    for inside in 13..20 {
+        assert_eq!(after(&history, inside), Err(NotInHistory::Expired), "{inside}");
+    }
+    assert_eq!(after(&history, 20), Ok(vec![21]), "the end of the gap");
+    assert_eq!(after(&history, 21), Ok(vec![]));
+    assert_eq!(after(&history, 22), Err(NotInHistory::Future));
+    let foreign = "abc.21".parse().unwrap();
+    assert_eq!(history.after(&foreign), Err(NotInHistory::Expired), "another lineage");
+}
+
+/// A watch that was parked goes on with the batch that it was in.
+#[tokio::test]
+async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 6, ..BOUNDS }, Reached { version: version(10), offset: 100 });
+    history.record(batch(10, 12, 1), now);
+    history.record(batch(12, 13, 3), now);
+    history.record(relist(13, 20, 0), now);
+    history.record(batch(20, 21, 1), now);
+    let after = |history: &History, offset| {
+        let Backlog { batches, first, .. } = history.after_offset(offset)?;
+        Ok((batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>(), first))
+    };
+    assert_eq!(after(&history, 99), Err(NotInHistory::Expired));
+    assert_eq!(after(&history, 100), Ok((vec![12, 13, 20, 21], 100)));
+    for inside in [101, 102, 103] {
+        assert_eq!(after(&history, inside), Ok((vec![13, 20, 21], 101)), "{inside}");
+    }
+    assert_eq!(after(&history, 104), Ok((vec![20, 21], 104)), "perhaps the relist was not passed");
+    assert_eq!(after(&history, 105), Ok((vec![], 105)));
+    assert_eq!(history.current(), &Reached { version: version(21), offset: 105 });
+    history.record(batch(21, 22, 2), now);
+    assert_eq!(after(&history, 100), Err(NotInHistory::Expired));
+    assert_eq!(after(&history, 101).unwrap().1, 101);
+    history.record(batch(22, 23, 1), now);
+    assert_eq!(after(&history, 103), Err(NotInHistory::Expired), "batches go whole");
+    assert_eq!(after(&history, 104).unwrap().0, [20, 21, 22, 23]);
+}
+
+#[tokio::test]
+async fn a_relist_without_changes_leaves_its_gap_and_one_at_the_same_version_leaves_none() {
+    let now = Instant::now();
+    let mut history = History::new(BOUNDS, begin(10));
+    history.record(relist(10, 10, 0), now);
+    assert_eq!(after(&history, 10), Ok(vec![]));
+    history.record(relist(10, 20, 0), now);
+    assert_eq!(after(&history, 15), Err(NotInHistory::Expired));
+    assert_eq!(after(&history, 10), Ok(vec![20]));
+}
+
+/// One of a version at which more may come, or came though it was complete.
+fn open(before: u128, after: u128) -> Arc<Batch> {
+    Arc::new(Batch { is_open: true, ..Batch::clone(&batch(before, after, 1)) })
+}
+
+/// Invariant 12.
+#[tokio::test]
+async fn all_of_an_open_version_comes_after_the_one_before_it_and_stays() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 2, ..BOUNDS }, begin(5));
+    history.record(batch(5, 6, 1), now);
+    for _ in 0..3 {
+        history.record(open(8, 9), now);
+    }
+    assert_eq!((history.oldest(), &history.current().version), (&version(6), &version(8)));
+    for from in [6, 7, 8] {
+        assert_eq!(after(&history, from), Ok(vec![9, 9, 9]), "{from}");
+    }
+    assert_eq!(after(&history, 9), Ok(vec![]), "who has it has all of it");
+    assert_eq!(after(&history, 10), Err(NotInHistory::Future));
+    history.forget_old(now + BOUNDS.age + BOUNDS.age);
+    assert_eq!(after(&history, 8), Ok(vec![9, 9, 9]), "it is what is safe to resume from");
+    history.record(batch(8, 9, 0), now);
+    assert_eq!((after(&history, 8), &history.current().version), (Ok(vec![9, 9, 9]), &version(9)));
+    history.record(batch(9, 10, 1), now);
+    assert_eq!((history.oldest(), after(&history, 8)), (&version(9), Err(NotInHistory::Expired)), "all of it goes");
+}
+
+/// An API that breaks its rule, or a list at a known version with other bytes.
+#[tokio::test]
+async fn what_comes_late_comes_again_after_its_version() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 3, ..BOUNDS }, begin(5));
+    history.record(batch(5, 9, 1), now);
+    history.record(open(9, 9), now);
+    assert_eq!((after(&history, 8), after(&history, 9)), (Ok(vec![9, 9]), Ok(vec![9])));
+    history.forget_old(now + BOUNDS.age + BOUNDS.age);
+    assert_eq!(after(&history, 9), Ok(vec![9]), "as long as the version is the newest");
+    history.record(batch(9, 10, 1), now);
+    assert_eq!((after(&history, 9), after(&history, 10)), (Ok(vec![9, 10]), Ok(vec![])));
+    history.record(batch(10, 11, 1), now);
+    assert_eq!((history.oldest(), after(&history, 9)), (&version(10), Err(NotInHistory::Expired)));
+    assert_eq!(after(&history, 10), Ok(vec![11]));
+}
+
+/// The version that it closes is none to resume from without it.
+#[tokio::test]
+async fn the_oldest_version_is_not_inside_a_relist_that_closed_an_open_one() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 2, ..BOUNDS }, begin(5));
+    history.record(open(8, 9), now);
+    history.record(open(8, 9), now);
+    history.record(relist(8, 12, 1), now);
+    assert_eq!((history.oldest(), after(&history, 12)), (&version(12), Ok(vec![])));
+    assert_eq!(after(&history, 9), Err(NotInHistory::Expired));
+}
+
+/// A bookmark moves the version on; what was seen before it can still be resumed from.
+#[tokio::test]
+async fn versions_that_nothing_happened_at_can_be_resumed_from() {
+    let now = Instant::now();
+    let mut history = History::new(BOUNDS, begin(10));
+    history.record(batch(10, 77, 0), now);
+    history.record(batch(77, 80, 1), now);
+    for from in [10, 50, 77, 79] {
+        assert_eq!(after(&history, from), Ok(vec![80]), "{from}");
+    }
+}
+
+/// cacher `TestEvents` (a ring of 5), `TestEmptyWatchEventCache`; batches go whole.
+#[tokio::test]
+async fn the_oldest_batches_go_first_and_whole() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 5, ..BOUNDS }, begin(1));
+    assert_eq!(after(&history, 1), Ok(vec![]));
+    for at in 1..=4 {
+        history.record(batch(at, at + 1, 2), now);
+    }
+    assert_eq!((history.oldest(), history.events()), (&version(3), 4));
+    assert_eq!(after(&history, 2), Err(NotInHistory::Expired));
+    assert_eq!(after(&history, 3), Ok(vec![4, 5]));
+    history.record(batch(5, 6, 100), now);
+    assert_eq!(after(&history, 5), Ok(vec![6]), "larger than the bound, and the newest");
+    assert_eq!(after(&history, 4), Err(NotInHistory::Expired));
+    history.record(batch(6, 7, 1), now);
+    assert_eq!((history.oldest(), history.events()), (&version(6), 1), "no longer the newest");
+
+    let mut history = History::new(Retention { size: 3 * CHANGE_BYTES, ..BOUNDS }, begin(1));
+    for at in 1..=9 {
+        history.record(batch(at, at + 1, 1), now);
+    }
+    assert!(history.bytes() <= 3 * CHANGE_BYTES && history.events() >= 2, "{}", history.bytes());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_too_old_goes_even_when_nothing_happens() {
+    let mut history = History::new(BOUNDS, begin(1));
+    history.record(batch(1, 2, 1), Instant::now());
+    tokio::time::advance(BOUNDS.age).await;
+    history.forget_old(Instant::now());
+    assert_eq!(after(&history, 1), Ok(vec![2]), "exactly at the bound it is kept");
+    tokio::time::advance(Duration::from_millis(1)).await;
+    history.forget_old(Instant::now());
+    assert_eq!(after(&history, 1), Err(NotInHistory::Expired));
+    assert_eq!(after(&history, 2), Ok(vec![]));
+    assert_eq!((history.events(), history.bytes()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_long_backlog_comes_in_parts() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 1 << 20, size: 1 << 30, ..BOUNDS }, begin(0));
+    for at in 0..3000 {
+        history.record(batch(at, at + 1, 1), now);
+    }
+    let (mut from, mut seen, mut parts) = (version(0), Vec::new(), 0);
+    loop {
+        let backlog = history.after(&from).unwrap();
+        seen.extend(backlog.batches.iter().map(|batch| batch.after.number()));
+        from = backlog.batches.last().unwrap().after.clone();
+        parts += 1;
+        if !backlog.has_more {
+            break;
+        }
+    }
+    assert_eq!(seen, (1..=3000).collect::<Vec<_>>());
+    assert_eq!(parts, 3);
+}
+
+fn changes() -> impl Strategy<Value = (Vec<u8>, bool)> {
+    (vec(0_u8..4, 0..3), any::<bool>())
+}
+
+proptest! {
+    /// However they are kept, batches are told as they were recorded, and their bytes are given back.
+    #[test]
+    fn a_backlog_is_what_was_recorded(recorded in vec(changes(), 1..20), bound in 1_usize..30) {
+        let object = |at: usize, name: usize| {
+            let body = "x".repeat(at * 7);
+            Arc::new(Object::from_json(format!("{body:?}"), &name.to_string(), version(at as u128)).unwrap())
+        };
+        let batches = recorded.iter().enumerate().map(|(at, (kinds, is_relist))| {
+            let change = |(name, kind): (usize, &u8)| Change {
+                old: (*kind != 0).then(|| object(at, name)),
+                new: (*kind != 1).then(|| object(at + usize::from(*kind != 2), name)),
+                version: version(at as u128 + 1),
+                cause: if *is_relist { Cause::Inferred } else { Cause::Change },
+            };
+            let changes = kinds.iter().enumerate().map(change).collect();
+            let (before, after) = (version(at as u128), version(at as u128 + 1));
+            Arc::new(Batch { before, after, changes, is_relist: *is_relist, is_open: false })
+        });
+        let batches: Vec<_> = batches.collect();
+        let now = Instant::now();
+        let mut history = History::new(Retention { events: bound, ..BOUNDS }, begin(0));
+        for batch in &batches {
+            history.record(Arc::clone(batch), now);
+        }
+        let told = |batch: &&Arc<Batch>| !batch.changes.is_empty() || batch.is_relist;
+        let kept: Vec<_> = batches.iter().filter(told).filter(|batch| batch.before >= *history.oldest()).collect();
+        let backlog = history.after(&history.oldest().clone()).unwrap();
+        // One of a single change begins where the one before it that was kept ends.
+        prop_assert_eq!(backlog.batches.len(), kept.len());
+        for (found, expected) in backlog.batches.iter().zip(&kept) {
+            prop_assert_eq!((&found.after, &found.changes), (&expected.after, &expected.changes));
+            prop_assert!(found.before <= expected.before);
+        }
+        history.forget_old(now + BOUNDS.age + BOUNDS.age);
+        prop_assert_eq!((history.events(), history.bytes()), (0, 0));
+    }
+}

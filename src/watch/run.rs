@@ -1,0 +1,53 @@
+//! Events of a group that lie next to each other in one arena, and where each of them ends.
+
+use crate::model::{Reached, ResourceVersion};
+
+/// Events that lie next to each other in one arena.
+#[derive(Debug)]
+pub(super) struct Run<F> {
+    pub(super) first: u64,
+    /// [`Log::head_size`](super::group::Log::head_size) before the first event.
+    pub(super) size_before: u64,
+    /// The wake that it was published in: what the retention counts by.
+    pub(super) wake: u64,
+    /// The offset of its first change ([`Reached::offset`]).
+    pub(super) offset: u64,
+    pub(super) frame: F,
+    /// Whether the frame has its memory to itself. Otherwise it lies in an arena, which the retention counts.
+    pub(super) is_detached: bool,
+    pub(super) marks: Box<[Mark]>,
+}
+
+/// The end of one event in its run.
+#[derive(Debug, Clone)]
+pub(super) struct Mark {
+    /// Relative to the run's frame.
+    pub(super) end: u32,
+    /// The number of changes, of all selections, from the run's first one up to this one.
+    pub(super) changes: u32,
+    /// The version to resume from once this event has been seen.
+    pub(super) version: ResourceVersion,
+}
+
+// === impl Run ===
+
+impl<F> Run<F> {
+    pub(super) fn end(&self) -> u64 {
+        self.first + self.marks.len() as u64
+    }
+
+    /// Where an event of the run begins in its frame.
+    pub(super) fn start_of(&self, at: usize) -> usize {
+        at.checked_sub(1).map_or(0, |previous| self.marks[previous].end as usize)
+    }
+}
+
+// === impl Mark ===
+
+impl Mark {
+    /// Moves what is reached to this event, in a run that begins at this offset.
+    pub(super) fn reach(&self, offset: u64, reached: &mut Reached) {
+        reached.version.clone_from(&self.version);
+        reached.offset = offset + u64::from(self.changes);
+    }
+}
