@@ -28,10 +28,13 @@ mod catalog;
 mod decode;
 mod engine;
 mod live;
+mod lookup;
+mod missing;
 mod notices;
 mod read;
 mod root;
 mod scan;
+mod unfinished;
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,8 @@
 //!   waiting object that takes over from an equal one, changes nothing.
 //! - Every event is one version after the event before it; the first application is version 1 as a whole.
 //! - An unusable file changes nothing but the list of unusable files.
+//! - A file that is missing keeps its objects until it is gone, but of two objects with one key that of a file that is there
+//!   is served: a file that was moved and changed is served as it is at once.
 //!
 //! Not here: how files are found (`scan`), read and decoded (`decode`); the report of problems (`source::problems`).
 
@@ -20,6 +22,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 
+use super::root::FileId;
 use crate::model::{Event, Lineage, Object, ObjectKey, ResourceVersion};
 
 /// The state of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
@@ -62,8 +65,17 @@ pub(super) struct FileChange {
 #[derive(Debug)]
 pub(super) enum Finding {
     /// The file was read. A `None` stamp is one that cannot be trusted: the next scan reads the file again.
-    Read(Option<Stamp>, Content),
-    /// The file is not there any more.
+    Read {
+        /// Which file it is; `None` if it could not be opened.
+        id: Option<FileId>,
+        stamp: Option<Stamp>,
+        content: Content,
+    },
+    /// The file was not found. Its objects are served, unless a file that is there has them too.
+    Missing,
+    /// The file was missing, and is there again as it was.
+    Found,
+    /// The file is deleted, and its objects with it.
     Gone,
 }
 
@@ -82,13 +94,18 @@ pub(super) enum Content {
 
 #[derive(Debug, Default)]
 struct FileRecord {
+    id: Option<FileId>,
     stamp: Option<Stamp>,
+    is_missing: bool,
     objects: Vec<Arc<Object>>,
 }
 
+/// The claim of a file on a key. Their order is the order of precedence.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     key: ObjectKey,
+    /// Of the file.
+    is_missing: bool,
     path: Arc<str>,
     position: usize,
 }
@@ -143,6 +160,12 @@ impl Catalog {
         self.files.get_key_value(path).map(|(path, record)| (path, record.stamp.as_ref()))
     }
 
+    /// Which file a known path was when it was last read, and how many objects it has.
+    pub(super) fn read_as(&self, path: &str) -> Option<(FileId, usize)> {
+        let record = self.files.get(path)?;
+        record.id.map(|id| (id, record.objects.len()))
+    }
+
     /// Whether these are the objects that are known of a file. A scan may read all files again, and need not keep what it has
     /// read until the end of it.
     pub(super) fn holds(&self, path: &str, objects: &[Object]) -> bool {
@@ -177,9 +200,9 @@ impl Catalog {
     /// that waits.
     pub(super) fn duplicates(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<str>, &Arc<str>)> {
         self.contested.iter().flat_map(move |key| {
-            let mut claims = self.claims_of(key);
-            let served = claims.next().map(|claim| &claim.path);
-            served.into_iter().flat_map(move |served| self.claims_of(key).skip(1).map(move |c| (key, served, &c.path)))
+            let served = self.claims_of(key).next().map(|claim| &claim.path);
+            let waiting = || self.claims_of(key).skip(1).filter(|claim| !claim.is_missing);
+            served.into_iter().flat_map(move |served| waiting().map(move |claim| (key, served, &claim.path)))
         })
     }
 
@@ -228,8 +251,10 @@ impl Catalog {
 
     fn take_over(&mut self, change: FileChange, before: &mut Before) {
         let FileChange { path, finding } = change;
-        let (stamp, content) = match finding {
-            Finding::Read(stamp, content) => (stamp, content),
+        let (id, stamp, content) = match finding {
+            Finding::Read { id, stamp, content } => (id, stamp, content),
+            Finding::Missing => return self.set_missing(&path, true, before),
+            Finding::Found => return self.set_missing(&path, false, before),
             Finding::Gone => {
                 self.unusable.remove(&path);
                 self.replace(&path, Vec::new(), before);
@@ -237,6 +262,7 @@ impl Catalog {
                 return;
             }
         };
+        self.set_missing(&path, false, before);
         let has_objects = self.files.get(&path).is_some_and(|record| !record.objects.is_empty());
         let objects = match content {
             Content::Objects(objects) => Ok(Some(objects)),
@@ -245,7 +271,8 @@ impl Catalog {
             Content::Blank => Ok(Some(Vec::new())),
             Content::Unusable(reason) => Err(reason),
         };
-        self.files.entry(path.clone()).or_default().stamp = stamp;
+        let record = self.files.entry(path.clone()).or_default();
+        (record.id, record.stamp) = (id.or(record.id), stamp);
         match objects {
             Ok(objects) => {
                 self.unusable.remove(&path);
@@ -259,15 +286,37 @@ impl Catalog {
         }
     }
 
-    /// Puts `new` in the place of a file's objects, and remembers what was served under the keys of both.
-    fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, before: &mut Before) {
-        let old = self.files.get(path).map(|record| record.objects.clone()).unwrap_or_default();
-        for object in old.iter().map(|object| &**object).chain(&new) {
-            if let Entry::Vacant(entry) = before.entry(object.key().clone()) {
-                entry.insert(self.claims_of(object.key()).next().and_then(|claim| self.claimed(claim)).cloned());
+    /// Moves a file's claims behind those of the files that are there, or back among them.
+    fn set_missing(&mut self, path: &Arc<str>, is_missing: bool, before: &mut Before) {
+        let Some(record) = self.files.get_mut(path).filter(|record| record.is_missing != is_missing) else { return };
+        record.is_missing = is_missing;
+        let objects = record.objects.clone();
+        self.remember(objects.iter().map(|object| object.key()), before);
+        for (position, object) in objects.iter().enumerate() {
+            let claim = |is_missing| Claim { key: object.key().clone(), is_missing, path: path.clone(), position };
+            self.claims.remove(&claim(!is_missing));
+            self.claims.insert(claim(is_missing));
+        }
+    }
+
+    /// Remembers what is served under these keys, unless it is remembered already.
+    fn remember<'k>(&self, keys: impl Iterator<Item = &'k ObjectKey>, before: &mut Before) {
+        for key in keys {
+            if let Entry::Vacant(entry) = before.entry(key.clone()) {
+                entry.insert(self.claims_of(key).next().and_then(|claim| self.claimed(claim)).cloned());
             }
         }
-        let claim = |position, object: &Object| Claim { key: object.key().clone(), path: path.clone(), position };
+    }
+
+    /// Puts `new` in the place of a file's objects, and remembers what was served under the keys of both.
+    fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, before: &mut Before) {
+        let (old, is_missing) = match self.files.get(path) {
+            Some(record) => (record.objects.clone(), record.is_missing),
+            None => (Vec::new(), false),
+        };
+        self.remember(old.iter().map(|object| object.key()).chain(new.iter().map(Object::key)), before);
+        let claim =
+            |position, object: &Object| Claim { key: object.key().clone(), is_missing, path: path.clone(), position };
         for (position, object) in old.iter().enumerate() {
             self.claims.remove(&claim(position, object));
             self.count_kind(object.kind(), false);
@@ -302,7 +351,7 @@ impl Catalog {
 
     /// The claims on a key, the served one first.
     fn claims_of<'c>(&'c self, key: &'c ObjectKey) -> impl Iterator<Item = &'c Claim> {
-        let first = Claim { key: key.clone(), path: Arc::from(""), position: 0 };
+        let first = Claim { key: key.clone(), is_missing: false, path: Arc::from(""), position: 0 };
         self.claims.range(first..).take_while(move |claim| claim.key == *key)
     }
 

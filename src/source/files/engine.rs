@@ -6,7 +6,9 @@
 //! Invariants:
 //! - A scan counts as a whole or not at all: if the directory was not there, or not the same any more at the end of it,
 //!   nothing is taken over, and so nothing is deleted.
-//! - What was cancelled has changed nothing.
+//! - Additions and modifications count at once, a deletion only when it is certain (`missing`). Another directory at the
+//!   path, such as the mount point of a volume that was unmounted, counts as unavailable as long as it has no manifests.
+//! - A cancelled scan has changed nothing.
 //!
 //! Not here: when to scan (`live`).
 
@@ -16,15 +18,19 @@ use std::{
     sync::Arc,
 };
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     FilesConfig,
     catalog::{Catalog, FileChange, Finding},
-    notices::Notices,
+    lookup::{Lookup, look_up},
+    missing::{Missing, Patience},
+    notices::{DirtySet, Notices},
     root::Root,
-    scan::{Probe, Scan, ScanError, Scanner},
+    scan::{Probe, Scan, ScanError, Scanner, may_hold},
     text::{escaped, one_line},
+    unfinished::{MAX_RESCANS, Shrunk, Signs},
 };
 use crate::{
     cache::{List, Problem, ProblemReason, SourceHealth},
@@ -41,6 +47,12 @@ pub(super) struct Engine {
     problems: Problems,
     /// What the last walk found wrong that does not lie in a file's content.
     found: BTreeMap<String, String>,
+    /// The directory that the catalog is of. Another one is taken over once no file is missing in it.
+    settled: Option<Root>,
+    missing: Missing,
+    /// The last walk met not all files that were there: the directory changed meanwhile, and only another walk can tell.
+    is_torn: bool,
+    shrunk: Shrunk,
     /// Whether the last walk met a symbolic link: then one file can be several, and nothing is looked at alone.
     links: bool,
     /// Why the directory itself cannot be served, while it cannot.
@@ -58,13 +70,32 @@ pub(super) enum Failure {
     Outage(String),
 }
 
+/// What a look has found.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) events: Vec<Event>,
+    /// When to look again, because a file was not found and it is not certain yet that it was deleted. Until then the state
+    /// is not proved to be that of the directory.
+    pub(super) again_at: Option<Instant>,
+}
+
 /// What became of looking at single paths.
 #[derive(Debug)]
 pub(super) enum Refresh {
     /// All of them were dealt with.
-    Done(Vec<Event>),
+    Done(Looked),
     /// Only a scan of everything can tell.
     Unclear,
+}
+
+/// A walk of everything.
+struct Walked {
+    root: Root,
+    scan: Scan,
+    /// The known files that are not there.
+    absent: BTreeSet<Arc<str>>,
+    /// A known file was not met by the walk, and is there: the directory changed meanwhile.
+    is_torn: bool,
 }
 
 /// How many kinds the advice shows flags for.
@@ -79,6 +110,10 @@ impl Engine {
             catalog: Catalog::new(lineage),
             problems: Problems::new("files", config.resource.clone(), health.clone()),
             found: BTreeMap::new(),
+            settled: None,
+            missing: Missing::default(),
+            is_torn: false,
+            shrunk: Shrunk::default(),
             links: false,
             outage: None,
             warned: Vec::new(),
@@ -104,7 +139,7 @@ impl Engine {
         &mut self,
         notices: Option<&mut Notices>,
         cancelled: &CancellationToken,
-    ) -> Result<Vec<Event>, Failure> {
+    ) -> Result<Looked, Failure> {
         if cancelled.is_cancelled() {
             return Err(Failure::Cancelled);
         }
@@ -114,30 +149,60 @@ impl Engine {
             Err(Failure::Outage(reason)) => self.failed(reason),
             Err(Failure::Cancelled) => {}
         }
-        let Scan { mut changes, seen, unknown, problems, links } = outcome?;
-        let is_gone = |path: &&Arc<str>| !seen.contains(*path) && !super::scan::may_hold(&unknown, path);
-        let gone = self.catalog.paths().filter(is_gone);
-        changes.extend(gone.map(|path| FileChange { path: path.clone(), finding: Finding::Gone }).collect::<Vec<_>>());
+        let Walked { root, scan, absent, is_torn } = outcome?;
+        let Scan { mut changes, shrunk, problems, links, .. } = scan;
+        let now = Instant::now();
+        self.shrunk.retain(&shrunk.iter().map(|(path, _)| path.clone()).collect());
+        for (path, stamp) in shrunk {
+            self.shrunk.insert(path, stamp, now);
+        }
+        let found = self.missing.retain(&absent);
+        let is_other = !self.is_settled(&root);
+        let is_new = |change: &FileChange| self.catalog.file(&change.path).is_none();
+        if is_other && (!found.is_empty() || changes.iter().any(is_new)) {
+            self.missing.disturb(now);
+        }
+        changes.extend(found.into_iter().map(|path| FileChange { path, finding: Finding::Found }));
+        for path in &absent {
+            if self.missing.insert(path, now) {
+                changes.push(FileChange { path: path.clone(), finding: Finding::Missing });
+            }
+        }
+        let patience = self.patience(is_other);
         self.found = problems;
         self.links = links;
-        Ok(self.take_over(changes))
+        let mut looked = self.take_over(changes, patience, now);
+        if self.missing.is_empty() {
+            self.settled = Some(root);
+        } else if is_other {
+            let (resource, missing) = (&self.config.resource, self.missing.paths().count());
+            tracing::info!(source = "files", resource, missing, "directory replaced; deletions wait for the next scans");
+        }
+        // A directory that changes during each walk is walked at the interval.
+        let was_torn = std::mem::replace(&mut self.is_torn, is_torn);
+        if is_torn {
+            let pause = if was_torn { self.config.rescan } else { self.config.quiet };
+            looked.again_at.get_or_insert(now + pause);
+        }
+        Ok(looked)
     }
 
     /// Looks at single paths, and returns what has changed.
     pub(super) fn refresh(
         &mut self,
         paths: &BTreeSet<PathBuf>,
+        notices: &DirtySet,
         cancelled: &CancellationToken,
     ) -> Result<Refresh, Failure> {
         if cancelled.is_cancelled() {
             return Err(Failure::Cancelled);
         }
-        if self.links || self.outage.is_some() {
-            return Ok(Refresh::Unclear);
-        }
-        let Ok(root) = Root::open(&self.config.path) else { return Ok(Refresh::Unclear) };
-        let mut scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), cancelled);
+        let Some(root) = self.settled_root().filter(|_| !self.links) else { return Ok(Refresh::Unclear) };
+        let now = Instant::now();
         let mut changes = Vec::new();
+        let (mut absent, mut unfinished) = (Vec::new(), Vec::new());
+        let signs = Signs { notices: Some(notices), shrunk: &self.shrunk, rescan: self.config.rescan, now };
+        let mut scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), signs, cancelled);
         for path in paths {
             let Some(path) = path.strip_prefix(&root.path).ok().and_then(|path| path.to_str()) else {
                 return Ok(Refresh::Unclear);
@@ -147,6 +212,8 @@ impl Engine {
                 // What the last walk said about this path may not hold any more.
                 _ if self.found.contains_key(&*escaped(path)) => return Ok(Refresh::Unclear),
                 Probe::File(change) => changes.push(change),
+                Probe::Unfinished(path, stamp) => unfinished.push((path, stamp)),
+                Probe::Absent(path) => absent.push(path),
                 Probe::Unclear => return Ok(Refresh::Unclear),
             }
         }
@@ -154,10 +221,70 @@ impl Engine {
         if Root::open(&self.config.path).as_ref() != Ok(&root) {
             return Ok(Refresh::Unclear);
         }
-        Ok(Refresh::Done(self.take_over(changes)))
+        for (path, stamp) in unfinished {
+            if self.missing.remove(&path) {
+                changes.push(FileChange { path: path.clone(), finding: Finding::Found });
+            }
+            if let Some(stamp) = stamp {
+                self.shrunk.insert(path, stamp, now);
+            }
+        }
+        for change in &changes {
+            self.missing.remove(&change.path);
+            self.shrunk.remove(&change.path);
+        }
+        for path in absent {
+            if self.missing.insert(&path, now) {
+                changes.push(FileChange { path, finding: Finding::Missing });
+            }
+        }
+        Ok(Refresh::Done(self.take_over(changes, self.patience(false), now)))
     }
 
-    fn walk(&mut self, notices: Option<&mut Notices>, cancelled: &CancellationToken) -> Result<Scan, Failure> {
+    /// Looks for the missing files again, and returns what has changed.
+    pub(super) fn look_for_missing(&mut self, cancelled: &CancellationToken) -> Result<Refresh, Failure> {
+        let Some(root) = self.settled_root() else { return Ok(Refresh::Unclear) };
+        for path in self.missing.paths() {
+            if cancelled.is_cancelled() {
+                return Err(Failure::Cancelled);
+            }
+            if look_up(&root, path) != Lookup::Absent {
+                return Ok(Refresh::Unclear);
+            }
+        }
+        if Root::open(&self.config.path).as_ref() != Ok(&root) {
+            return Ok(Refresh::Unclear);
+        }
+        Ok(Refresh::Done(self.take_over(Vec::new(), self.patience(false), Instant::now())))
+    }
+
+    /// Takes note that the directory is changing at this moment, so that no deletion is certain.
+    pub(super) fn disturb(&mut self) {
+        self.missing.disturb(Instant::now());
+    }
+
+    /// The directory, if it is the one that the catalog is of, and single files of it can be looked at.
+    fn settled_root(&self) -> Option<Root> {
+        if self.outage.is_some() || self.is_torn {
+            return None;
+        }
+        Root::open(&self.config.path).ok().filter(|root| self.is_settled(root))
+    }
+
+    fn is_settled(&self, root: &Root) -> bool {
+        self.settled.as_ref().is_none_or(|settled| settled.is_same_directory(root))
+    }
+
+    fn patience(&self, is_other: bool) -> Patience {
+        let FilesConfig { rescan, quiet, .. } = *self.config;
+        if is_other {
+            Patience { unchanged: rescan, at_most: rescan.saturating_mul(MAX_RESCANS) }
+        } else {
+            Patience { unchanged: quiet, at_most: rescan }
+        }
+    }
+
+    fn walk(&mut self, mut notices: Option<&mut Notices>, cancelled: &CancellationToken) -> Result<Walked, Failure> {
         let outage = |reason: String| Failure::Outage(one_line(&reason));
         let root = match Root::open(&self.config.path) {
             Ok(root) => root,
@@ -168,28 +295,69 @@ impl Engine {
                 return Err(outage(error.to_string()));
             }
         };
-        if let Some(Err(reason)) = notices.map(|notices| notices.follow(&root)) {
+        if let Some(Err(reason)) = notices.as_mut().map(|notices| notices.follow(&root)) {
             let (resource, rescan) = (&self.config.resource, self.config.rescan);
             tracing::warn!(source = "files", resource, ?rescan, reason, "changes are found by the periodic scan only");
         }
-        let scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), cancelled);
+        let signs = Signs {
+            notices: notices.as_ref().map(|notices| &**notices.dirty()),
+            shrunk: &self.shrunk,
+            rescan: self.config.rescan,
+            now: Instant::now(),
+        };
+        let scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), signs, cancelled);
         let scan = scanner.walk().map_err(|error| match error {
             ScanError::Cancelled => Failure::Cancelled,
             ScanError::Root(error) => outage(format!("the directory {} cannot be read: {error}", root.path.display())),
         })?;
+        let (absent, is_torn) = self.absent(&root, &scan, cancelled)?;
         match Root::open(&self.config.path) {
-            Ok(now) if now == root => Ok(scan),
-            Ok(_) => Err(outage(format!("the directory {} was replaced while it was read", root.path.display()))),
-            Err(error) => Err(outage(error.to_string())),
+            Ok(now) if now == root => {}
+            Ok(_) => {
+                return Err(outage(format!("the directory {} was replaced while it was read", root.path.display())));
+            }
+            Err(error) => return Err(outage(error.to_string())),
         }
+        if scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root) {
+            return Err(outage(format!(
+                "the directory {} was replaced by one without manifests, as when a volume is unmounted: mount it or \
+                 create the files again; if they were deleted on purpose, restart informerd",
+                root.path.display()
+            )));
+        }
+        Ok(Walked { root, scan, absent, is_torn })
     }
 
-    fn take_over(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
+    /// The known files that a walk has not met and that are not there; and whether one of them is there after all.
+    fn absent(
+        &self,
+        root: &Root,
+        scan: &Scan,
+        cancelled: &CancellationToken,
+    ) -> Result<(BTreeSet<Arc<str>>, bool), Failure> {
+        let (mut absent, mut is_torn) = (BTreeSet::new(), false);
+        let is_seen = |path: &Arc<str>| scan.seen.contains(path) || may_hold(&scan.unknown, path);
+        for path in self.catalog.paths().filter(|path| !is_seen(path)) {
+            if cancelled.is_cancelled() {
+                return Err(Failure::Cancelled);
+            }
+            match look_up(root, path) {
+                Lookup::Absent => drop(absent.insert(path.clone())),
+                Lookup::Present | Lookup::Unclear => is_torn = true,
+            }
+        }
+        Ok((absent, is_torn))
+    }
+
+    /// Takes over changes, and the deletions that are certain by now.
+    fn take_over(&mut self, mut changes: Vec<FileChange>, patience: Patience, now: Instant) -> Looked {
+        let certain = self.missing.take_certain(patience, now);
+        changes.extend(certain.into_iter().map(|path| FileChange { path, finding: Finding::Gone }));
         let events = self.catalog.apply(changes);
         let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
         self.problems.replace(&[ProblemReason::FileInvalid], self.standing().into_iter().map(problem).collect());
         self.warn_of_kinds();
-        events
+        Looked { events, again_at: self.missing.next_look(patience) }
     }
 
     /// One reason for each path: what is wrong with the file comes before what is wrong with its place among others.
@@ -256,16 +424,4 @@ fn plural(kind: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn several_kinds_are_told_with_the_flags_to_use() {
-        let kinds = ["Gateway", "Ingress", "NetworkPolicy", "Pod"].map(str::to_owned);
-        assert_eq!(
-            kinds_advice(&kinds, std::path::Path::new("./m")),
-            "several kinds in one resource; serve each as its own: --files gateways=./m@Gateway \
-             --files ingresses=./m@Ingress --files networkpolicies=./m@NetworkPolicy --files pods=./m@Pod"
-        );
-    }
-}
+mod tests;

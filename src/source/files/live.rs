@@ -6,7 +6,8 @@
 //! Invariants:
 //! - At most one scan runs; its events are handed out before the next one begins. That is the bound of the queue: one
 //!   event for each object that has changed, sharing the object with the catalog.
-//! - A bookmark follows every scan that was complete, and nothing else: no bookmark comes while the directory is away.
+//! - A bookmark follows every scan that was complete, as soon as no file is missing whose deletion is not certain: no
+//!   bookmark comes while the directory is away or being replaced.
 //! - A burst of changes is looked at once: after a quiet period, or when it has lasted [`BURST`] quiet periods.
 //! - The first step is a scan, which finds what has changed since the list.
 
@@ -18,10 +19,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     FilesConfig, SharedEngine,
-    engine::{Failure, Refresh},
+    engine::{Failure, Looked, Refresh},
     notices::{Dirty, Notices},
 };
-use crate::{cache::SourceError, model::Event};
+use crate::{
+    cache::SourceError,
+    model::{Event, ResourceVersion},
+};
 
 /// The longest that a burst of changes delays itself, in quiet periods.
 const BURST: u32 = 5;
@@ -38,6 +42,10 @@ pub(super) struct Live {
     _guard: DropGuard,
     ready: VecDeque<Event>,
     next_scan: Instant,
+    /// When to look for missing files again.
+    again_at: Option<Instant>,
+    /// A bookmark is due when no file is missing any more.
+    owes_bookmark: bool,
 }
 
 /// What woke the watch.
@@ -46,6 +54,8 @@ enum Wake {
     /// Another list or watch has taken over.
     Cancelled,
     Notices,
+    /// It is time to look for missing files again.
+    Missing,
     Interval,
 }
 
@@ -67,6 +77,8 @@ impl Live {
             cancelled,
             ready: VecDeque::new(),
             next_scan: Instant::now(),
+            again_at: None,
+            owes_bookmark: false,
         }
     }
 
@@ -86,9 +98,10 @@ impl Live {
             let looked = match self.wait().await {
                 Wake::Cancelled => return None,
                 Wake::Notices => {
-                    self.settle().await;
-                    self.look().await
+                    let is_quiet = self.settle().await;
+                    self.look(is_quiet).await
                 }
+                Wake::Missing => self.look_for_missing().await,
                 Wake::Interval => self.scan().await,
             };
             match looked {
@@ -106,41 +119,64 @@ impl Live {
             }
         };
         tokio::select! {
-            // The end comes first; notices come before the interval, whose scan would meet a burst half-way.
+            // The end comes first; notices come before the times, whose looks would meet a burst half-way.
             biased;
-            // Cancel-safe, all three of them.
+            // Cancel-safe, all of them.
             () = self.cancelled.cancelled() => Wake::Cancelled,
             () = marked => Wake::Notices,
             () = sleep_until(self.next_scan) => Wake::Interval,
+            () = sleep_until(self.again_at.unwrap_or(self.next_scan)) => Wake::Missing,
         }
     }
 
-    /// Waits until the burst of changes is over.
-    async fn settle(&self) {
-        let Some(notices) = &self.notices else { return };
+    /// Waits until the burst of changes is over, or has lasted long enough. Whether it is over.
+    async fn settle(&self) -> bool {
+        let Some(notices) = &self.notices else { return true };
         let end = Instant::now() + self.config.quiet * BURST;
         loop {
             let quiet = (Instant::now() + self.config.quiet).min(end);
             // Cancel-safe: a mark that comes while nobody waits is kept.
             if timeout_at(quiet, notices.dirty().marked()).await.is_err() {
-                return;
+                return quiet < end;
             }
         }
     }
 
     /// Looks at what the notices tell, path by path if possible.
-    async fn look(&mut self) -> Result<(), Failure> {
-        let dirty = self.notices.as_ref().map(|notices| notices.dirty().take());
-        let Some(Dirty::Paths(paths)) = dirty else { return self.scan().await };
-        if Instant::now() >= self.next_scan {
-            return self.scan().await;
+    async fn look(&mut self, is_quiet: bool) -> Result<(), Failure> {
+        let Some(notices) = &self.notices else { return self.scan().await };
+        let notices = notices.dirty().clone();
+        let dirty = notices.take();
+        if !is_quiet {
+            let engine = self.engine.clone();
+            blocking(move || engine.lock().disturb()).await?;
         }
+        let paths = match dirty {
+            Dirty::Paths(paths) if Instant::now() < self.next_scan => paths,
+            Dirty::Paths(_) | Dirty::Everything => return self.scan().await,
+        };
         let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
-        let refresh = blocking(move || engine.lock().refresh(&paths, &cancelled)).await?;
-        match refresh? {
+        let refresh = blocking(move || engine.lock().refresh(&paths, &notices, &cancelled)).await?;
+        self.refreshed(refresh?).await
+    }
+
+    /// Looks for the missing files again.
+    async fn look_for_missing(&mut self) -> Result<(), Failure> {
+        let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
+        let refresh = blocking(move || engine.lock().look_for_missing(&cancelled)).await?;
+        self.refreshed(refresh?).await
+    }
+
+    async fn refreshed(&mut self, refresh: Refresh) -> Result<(), Failure> {
+        match refresh {
             Refresh::Unclear => self.scan().await,
-            Refresh::Done(events) => {
+            Refresh::Done(Looked { events, again_at }) => {
                 self.ready.extend(events);
+                self.again_at = again_at;
+                if again_at.is_none() && self.owes_bookmark {
+                    let engine = self.engine.clone();
+                    self.bookmark(blocking(move || engine.lock().version()).await?);
+                }
                 Ok(())
             }
         }
@@ -156,16 +192,23 @@ impl Live {
         }
         let scanned = blocking(move || {
             let mut engine = engine.lock();
-            let outcome = engine.scan(notices.as_mut(), &cancelled).map(|events| (events, engine.version()));
+            let outcome = engine.scan(notices.as_mut(), &cancelled).map(|looked| (looked, engine.version()));
             (notices, outcome)
         });
         let (notices, outcome) = scanned.await?;
         self.notices = notices;
         self.next_scan = Instant::now() + self.config.rescan;
-        let (events, version) = outcome?;
+        (self.again_at, self.owes_bookmark) = (None, false);
+        let (Looked { events, again_at }, version) = outcome?;
         self.ready.extend(events);
-        self.ready.push_back(Event::Bookmark(version));
+        self.again_at = again_at;
+        if again_at.is_none() { self.bookmark(version) } else { self.owes_bookmark = true }
         Ok(())
+    }
+
+    fn bookmark(&mut self, version: ResourceVersion) {
+        self.owes_bookmark = false;
+        self.ready.push_back(Event::Bookmark(version));
     }
 }
 

@@ -7,12 +7,13 @@
 //! - The set is bounded: past [`MAX_PATHS`] it only says that anything may have changed.
 //! - Nothing is lost between two readings: a mark that comes while the set is being dealt with is in the next one.
 //! - A notice is a hint. What has changed, a scan finds out; what no notice told, the periodic scan finds.
+//! - A file counts as being written from its first modification to its close, of at most [`MAX_PATHS`] files.
 //!
-//! Not here: waiting for writers to finish (`live`), and what a path means (`scan`).
+//! Not here: what follows from a file that is being written (`unfinished`), and what a path means (`scan`).
 
 use std::{
     any::Any,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -20,7 +21,7 @@ use std::{
 
 use notify::{
     ErrorKind, EventKind, RecursiveMode, Watcher,
-    event::{AccessKind, AccessMode},
+    event::{AccessKind, AccessMode, ModifyKind, RemoveKind},
 };
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
@@ -46,6 +47,8 @@ pub(super) enum Dirty {
 #[derive(Debug)]
 pub(super) struct DirtySet {
     marks: Mutex<Dirty>,
+    /// The files that were modified and not closed since, and their first modification.
+    written: Mutex<BTreeMap<PathBuf, Instant>>,
     wake: Notify,
 }
 
@@ -79,7 +82,8 @@ enum State {
 
 impl DirtySet {
     fn new() -> Self {
-        Self { marks: Mutex::new(Dirty::Paths(BTreeSet::new())), wake: Notify::new() }
+        let marks = Mutex::new(Dirty::Paths(BTreeSet::new()));
+        Self { marks, written: Mutex::default(), wake: Notify::new() }
     }
 
     /// Marks one path.
@@ -101,6 +105,36 @@ impl DirtySet {
     pub(super) fn mark_everything(&self) {
         *self.marks.lock() = Dirty::Everything;
         self.wake.notify_one();
+    }
+
+    /// Marks a file that somebody writes.
+    pub(super) fn mark_written(&self, path: PathBuf) {
+        {
+            let mut written = self.written.lock();
+            if written.len() >= MAX_PATHS && !written.contains_key(&path) {
+                // The one that has been open longest has probably counted for as long as it may.
+                let oldest = written.iter().min_by_key(|(_, begin)| **begin).map(|(path, _)| path.clone());
+                oldest.and_then(|oldest| written.remove(&oldest));
+            }
+            written.entry(path.clone()).or_insert_with(Instant::now);
+        }
+        self.mark(path);
+    }
+
+    /// Marks a file that is not written any more: it was closed, or something else has its path.
+    pub(super) fn mark_finished(&self, path: PathBuf) {
+        self.written.lock().remove(&path);
+        self.mark(path);
+    }
+
+    /// Since when the file at this absolute path is being written; `None` if it is not.
+    pub(super) fn written_since(&self, path: &Path) -> Option<Instant> {
+        self.written.lock().get(path).copied()
+    }
+
+    /// Counts no file as being written: the notice of a close may have been lost.
+    fn forget_written(&self) {
+        self.written.lock().clear();
     }
 
     /// Waits for a mark since the last call.
@@ -145,6 +179,7 @@ impl Notices {
         };
         // The old subscription ends before the new one begins: both at once could be one too many.
         self.state = State::Idle;
+        self.dirty.forget_written();
         match (self.subscribe)(&root.path, self.dirty.clone()) {
             Ok(subscription) => {
                 self.state = State::Subscribed { root: root.clone(), _subscription: subscription };
@@ -175,9 +210,19 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
     let handle = move |event: notify::Result<notify::Event>| match event {
         Ok(event) if !changes(event.kind) => {}
         Ok(event) if event.need_rescan() || event.paths.is_empty() || event.paths.contains(&base) => {
+            dirty.forget_written();
             dirty.mark_everything();
         }
-        Ok(event) => event.paths.into_iter().for_each(|path| dirty.mark(path)),
+        Ok(event) => {
+            let mark = match event.kind {
+                EventKind::Modify(ModifyKind::Data(_)) => DirtySet::mark_written,
+                EventKind::Modify(ModifyKind::Name(_))
+                | EventKind::Remove(RemoveKind::File)
+                | EventKind::Access(AccessKind::Close(AccessMode::Write)) => DirtySet::mark_finished,
+                _ => DirtySet::mark,
+            };
+            event.paths.into_iter().for_each(|path| mark(&dirty, path));
+        }
         // New directories go unnoticed from now on, until the periodic scan.
         Err(error) => {
             tracing::warn!(source = "files", %error, "changes may be noticed late; {}", advice(&error.kind));
@@ -245,6 +290,28 @@ mod tests {
         set.mark_everything();
         assert_ready!(task::spawn(set.marked()).poll());
         assert_pending!(task::spawn(set.marked()).poll());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_is_written_from_its_first_modification_until_it_is_closed() {
+        let set = DirtySet::new();
+        let begin = Instant::now();
+        set.mark_written("/a".into());
+        tokio::time::advance(RETRY).await;
+        set.mark_written("/a".into());
+        assert_eq!(set.written_since(Path::new("/a")), Some(begin));
+        set.mark_finished("/a".into());
+        assert_eq!(set.written_since(Path::new("/a")), None);
+        assert_eq!(set.take(), Dirty::Paths(BTreeSet::from(["/a".into()])));
+        set.mark_written("/first".into());
+        for n in 0..MAX_PATHS {
+            tokio::time::advance(Duration::from_nanos(1)).await;
+            set.mark_written(format!("/{n}").into());
+        }
+        assert_eq!(set.written.lock().len(), MAX_PATHS, "bounded");
+        assert_eq!(set.written_since(Path::new("/first")), None, "the oldest goes first");
+        set.forget_written();
+        assert_eq!(set.written_since(Path::new("/1")), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::catalog::Stamp;
+use super::{catalog::Stamp, root::FileId};
 
 /// The largest file that is read, in bytes: room for a List of two dozen objects of the largest size.
 pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -38,8 +38,10 @@ pub(super) struct Reader {
 /// What became of reading a file.
 #[derive(Debug)]
 pub(super) enum Outcome<'r> {
-    /// All of its bytes. Without a stamp they have to be read again next time.
-    Bytes(Option<Stamp>, &'r [u8]),
+    /// All of its bytes. Unless the stamp is trusted they have to be read again next time.
+    Bytes { stamp: Stamp, is_trusted: bool, bytes: &'r [u8] },
+    /// The file changed while it was read: the bytes may be of two contents.
+    Torn,
     /// It is not to be used.
     Refused(Option<Stamp>, String),
     /// It is no regular file.
@@ -64,7 +66,8 @@ impl Reader {
         if !is_inside(root, &file, path) {
             return Ok(Outcome::Refused(None, "the file was moved out of the directory; not read".into()));
         }
-        let stamp = Stamp::of(&metadata).if_trusted(now);
+        let stamp = Stamp::of(&metadata);
+        let is_trusted = stamp.is_trusted(now);
         let mut size = metadata.len();
         if size <= MAX_FILE_BYTES {
             self.buffer.reserve(size as usize + 1);
@@ -72,9 +75,12 @@ impl Reader {
         }
         if size > MAX_FILE_BYTES {
             let reason = format!("the file has more than the {MAX_FILE_BYTES} bytes that are read; split it");
-            return Ok(Outcome::Refused(stamp, reason));
+            return Ok(Outcome::Refused(is_trusted.then_some(stamp), reason));
         }
-        Ok(Outcome::Bytes(stamp, &self.buffer))
+        if Stamp::of(&file.metadata()?) != stamp {
+            return Ok(Outcome::Torn);
+        }
+        Ok(Outcome::Bytes { stamp, is_trusted, bytes: &self.buffer })
     }
 }
 
@@ -92,12 +98,19 @@ impl Stamp {
         }
     }
 
-    /// The stamp, unless the file was changed so recently that it proves nothing. A time of change in the future (the
+    /// The identity of the file alone.
+    pub(super) fn id(&self) -> FileId {
+        FileId { dev: self.dev, ino: self.ino }
+    }
+
+    /// Whether the file was not changed so recently that the stamp proves nothing. A time of change in the future (the
     /// clock of a file server) is recent; a modification time in the future was set by hand.
-    fn if_trusted(self, now: SystemTime) -> Option<Self> {
-        let now = now.duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_nanos()).ok())?;
-        let settled = now.saturating_sub(RACY_NANOS);
-        (self.ctime < settled && self.mtime.abs_diff(now) > RACY_NANOS.unsigned_abs()).then_some(self)
+    fn is_trusted(&self, now: SystemTime) -> bool {
+        let now = now.duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_nanos()).ok());
+        now.is_some_and(|now| {
+            let settled = now.saturating_sub(RACY_NANOS);
+            self.ctime < settled && self.mtime.abs_diff(now) > RACY_NANOS.unsigned_abs()
+        })
     }
 }
 
@@ -138,7 +151,7 @@ mod tests {
             (0, 90, true),
         ] {
             let stamp = Stamp { dev: 1, ino: 1, size: 1, mtime: second(mtime), ctime: second(ctime) };
-            assert_eq!(stamp.if_trusted(now).is_some(), trusted, "{mtime} {ctime}");
+            assert_eq!(stamp.is_trusted(now), trusted, "{mtime} {ctime}");
         }
     }
 

@@ -1,11 +1,12 @@
 //! The directory itself: whether it can be served, and whether it is still the same one.
 //!
-//! Used by `FilesSource::check` before the service starts, and by `engine` around every scan.
+//! Used by `FilesSource::check` before the service starts, and by `engine` around every scan and from one to the next.
 
 use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 /// Why a directory cannot be served; the text says what to do.
@@ -33,13 +34,15 @@ pub(super) struct Root {
     /// Absolute and without symbolic links: what a link inside may not leave.
     pub(super) path: PathBuf,
     pub(super) id: FileId,
+    /// Where the file system records it. ext4 gives the inode number of a deleted directory to the next one at once.
+    created: Option<SystemTime>,
 }
 
 /// Which file it is, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileId {
-    dev: u64,
-    ino: u64,
+    pub(super) dev: u64,
+    pub(super) ino: u64,
 }
 
 // === impl FileId ===
@@ -68,13 +71,39 @@ impl Root {
         fs::read_dir(&canonical).map_err(error)?;
         // A directory that can be listed and not entered shows names whose files nobody can open.
         fs::metadata(canonical.join(".")).map_err(error)?;
-        Ok(Self { path: canonical, id: FileId::of(&metadata) })
+        Ok(Self { path: canonical, id: FileId::of(&metadata), created: metadata.created().ok() })
+    }
+
+    /// Whether both are the same directory, under whatever path: not a mount in the place of its mount point, nor a
+    /// directory that was deleted and created again.
+    pub(super) fn is_same_directory(&self, other: &Self) -> bool {
+        (self.id, self.created) == (other.id, other.created)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_was_created_again_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("root");
+        let create = || {
+            fs::create_dir(&path).unwrap();
+            Root::open(&path).unwrap()
+        };
+        let mut known = create();
+        // Some file systems give it the same inode number each time.
+        for _ in 0..100 {
+            fs::remove_dir(&path).unwrap();
+            let next = create();
+            assert!(!next.is_same_directory(&known), "{next:?}");
+            known = next;
+        }
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        assert!(Root::open(&dir.path().join("moved")).unwrap().is_same_directory(&known));
+    }
 
     #[test]
     fn an_unfit_path_is_told_with_what_to_do() {

@@ -6,6 +6,7 @@
 //! - Only regular files are opened, and only to be read (`read`).
 //! - A symbolic link counts only while its target is inside the root.
 //! - A file or directory that cannot be looked at is not taken for deleted.
+//! - A file that may still be written is there, and its content does not count yet (`unfinished`).
 //! - The walk ends: by depth, by number of entries, at a symbolic link to one of the directories above it, or when it is
 //!   cancelled.
 //!
@@ -27,6 +28,7 @@ use super::{
     read::{Outcome, Reader},
     root::{FileId, Root},
     text::escaped,
+    unfinished::Signs,
 };
 use crate::model::ResourceVersion;
 
@@ -39,10 +41,12 @@ const MAX_ENTRIES: usize = 1_000_000;
 /// What a walk has found.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// Files that are there and may have changed, and known ones that vanished during the walk.
+    /// Files that are there and may have changed.
     pub(super) changes: Vec<FileChange>,
     /// Every file that is there.
     pub(super) seen: HashSet<Arc<str>, RandomState>,
+    /// Of these, the ones that have fewer objects than before and may be half-written.
+    pub(super) shrunk: Vec<(Arc<str>, Stamp)>,
     /// The directories that could not be looked into, with a trailing `/`; empty text for the root. What is known to be
     /// in them stays.
     pub(super) unknown: BTreeSet<String>,
@@ -68,8 +72,21 @@ pub(super) enum Probe {
     Nothing,
     /// This file, and no other, may have changed.
     File(FileChange),
+    /// This file may be half-written; with the stamp if it has fewer objects than before.
+    Unfinished(Arc<str>, Option<Stamp>),
+    /// This file, which is known, is not there.
+    Absent(Arc<str>),
     /// More than this file may have changed: walk.
     Unclear,
+}
+
+/// What became of reading one file.
+enum Reading {
+    Found(Finding),
+    /// Its content does not count yet; with the stamp if it has fewer objects than before.
+    Unfinished(Option<Stamp>),
+    /// It is gone, or no regular file.
+    Nothing,
 }
 
 /// Reads files on behalf of a walk or of a single look.
@@ -78,6 +95,7 @@ pub(super) struct Scanner<'a> {
     pub(super) catalog: &'a Catalog,
     pub(super) kind: Option<&'a str>,
     pub(super) cancelled: &'a CancellationToken,
+    signs: Signs<'a>,
     version: ResourceVersion,
     reader: Reader,
     entries: usize,
@@ -94,6 +112,7 @@ impl<'a> Scanner<'a> {
         root: &'a Root,
         catalog: &'a Catalog,
         kind: Option<&'a str>,
+        signs: Signs<'a>,
         cancelled: &'a CancellationToken,
     ) -> Self {
         Self {
@@ -101,6 +120,7 @@ impl<'a> Scanner<'a> {
             catalog,
             kind,
             cancelled,
+            signs,
             version: catalog.next_version(),
             reader: Reader::default(),
             entries: 0,
@@ -142,12 +162,13 @@ impl<'a> Scanner<'a> {
             (Some(format), Some(metadata)) if metadata.is_file() => {
                 let path = known.unwrap_or_else(|| path.into());
                 match self.read(&path, &absolute, format) {
-                    Some(finding) => Probe::File(FileChange { path, finding }),
-                    None => Probe::Unclear,
+                    Reading::Found(finding) => Probe::File(FileChange { path, finding }),
+                    Reading::Unfinished(stamp) => Probe::Unfinished(path, stamp),
+                    Reading::Nothing => Probe::Unclear,
                 }
             }
             _ => match known {
-                Some(path) => Probe::File(FileChange { path, finding: Finding::Gone }),
+                Some(path) => Probe::Absent(path),
                 // A directory that was deleted or renamed leaves its files behind in the catalog.
                 None if self.catalog.paths().any(|file| is_below(file, path)) => Probe::Unclear,
                 None => Probe::Nothing,
@@ -304,34 +325,61 @@ impl<'a> Scanner<'a> {
             Some((path, _)) => path.clone(),
             None => relative.into(),
         };
-        if let Some(finding) = self.read(&path, absolute().as_ref(), format) {
-            self.found.seen.insert(path.clone());
-            self.found.changes.push(FileChange { path, finding });
+        let absolute = absolute();
+        match self.read(&path, absolute.as_ref(), format) {
+            Reading::Found(finding) => {
+                self.found.seen.insert(path.clone());
+                self.found.changes.push(FileChange { path, finding });
+            }
+            Reading::Unfinished(stamp) => {
+                if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.rescan) {
+                    let longest = self.signs.longest();
+                    let problem = format!("is still open for writing; read when it is closed, or after {longest:?}");
+                    self.problem(relative, &problem);
+                }
+                self.found.shrunk.extend(stamp.map(|stamp| (path.clone(), stamp)));
+                self.found.seen.insert(path);
+            }
+            Reading::Nothing => {}
         }
     }
 
-    /// Reads one file; `None` when it has gone, or is no regular file, after all.
-    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> Option<Finding> {
-        let (stamp, content) = match self.reader.read(&self.root.path, absolute) {
-            Ok(Outcome::Bytes(stamp, bytes)) => {
+    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> Reading {
+        let outcome = self.reader.read(&self.root.path, absolute);
+        // Looked at after the bytes were read: who began to write meanwhile counts too.
+        if outcome.is_ok() && self.signs.is_written(absolute).is_some() {
+            return Reading::Unfinished(None);
+        }
+        let (id, stamp, content) = match outcome {
+            Ok(Outcome::Bytes { stamp, is_trusted, bytes }) => {
                 let content = if decode::is_blank(bytes) {
                     Content::Blank
                 } else {
                     match decode::decode(path, format, bytes, self.kind, &self.version) {
                         Ok(objects) if self.catalog.holds(path, &objects) => Content::Same,
+                        Ok(objects) if self.has_just_shrunk(path, objects.len(), &stamp) => {
+                            return Reading::Unfinished(Some(stamp));
+                        }
                         Ok(objects) => Content::Objects(objects),
                         Err(reason) => Content::Unusable(reason),
                     }
                 };
-                (stamp, content)
+                (Some(stamp.id()), is_trusted.then_some(stamp), content)
             }
-            Ok(Outcome::Refused(stamp, reason)) => (stamp, Content::Unusable(reason)),
-            Ok(Outcome::NotAFile) => return None,
-            Err(error) if is_absent(&error) => return None,
-            // The reason may lie outside the file: its stamp does not tell when it is mended.
-            Err(error) => (None, Content::Unusable(format!("cannot be read: {error}"))),
+            Ok(Outcome::Torn) => return Reading::Unfinished(None),
+            Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Unusable(reason)),
+            Ok(Outcome::NotAFile) => return Reading::Nothing,
+            Err(error) if is_absent(&error) => return Reading::Nothing,
+            // The reason may lie outside the file: its stamp does not show when it is mended.
+            Err(error) => (None, None, Content::Unusable(format!("cannot be read: {error}"))),
         };
-        Some(Finding::Read(stamp, content))
+        Reading::Found(Finding::Read { id, stamp, content })
+    }
+
+    fn has_just_shrunk(&self, path: &str, objects: usize, stamp: &Stamp) -> bool {
+        let before = self.catalog.read_as(path);
+        before.is_some_and(|(id, before)| id == stamp.id() && objects < before)
+            && self.signs.has_just_shrunk(path, stamp)
     }
 
     /// Counts an entry; past the bound nothing more is looked at, and what is known stays.
@@ -375,7 +423,7 @@ pub(super) fn may_hold(unknown: &BTreeSet<String>, path: &str) -> bool {
     unknown.contains("") || directories.any(|directory| unknown.contains(directory))
 }
 
-fn is_absent(error: &io::Error) -> bool {
+pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 

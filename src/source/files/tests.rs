@@ -4,6 +4,8 @@ mod layout;
 mod live;
 mod outage;
 mod problems;
+mod replaced;
+mod unfinished;
 
 use std::{
     collections::BTreeMap,

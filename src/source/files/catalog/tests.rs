@@ -11,6 +11,8 @@ enum Step {
     Write(Manifest),
     Blank,
     Break,
+    Miss,
+    Find,
     Remove,
 }
 
@@ -25,7 +27,11 @@ fn object(name: &str, value: u8, version: ResourceVersion) -> Object {
 
 fn read(catalog: &Catalog, path: &str, manifest: &[(&str, u8)]) -> FileChange {
     let objects = manifest.iter().map(|(name, value)| object(name, *value, catalog.next_version())).collect();
-    FileChange { path: path.into(), finding: Finding::Read(None, Content::Objects(objects)) }
+    FileChange { path: path.into(), finding: finding(Content::Objects(objects)) }
+}
+
+fn finding(content: Content) -> Finding {
+    Finding::Read { id: None, stamp: None, content }
 }
 
 fn gone(path: &str) -> FileChange {
@@ -90,9 +96,24 @@ fn the_same_bytes_from_another_file_are_no_change() {
 }
 
 #[test]
+fn a_missing_file_keeps_its_objects_behind_those_that_are_there() {
+    let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1)]), ("b.yaml", &[("z", 1)])]);
+    let missing = |finding| FileChange { path: "a.yaml".into(), finding };
+    assert_eq!(catalog.apply(vec![missing(Finding::Missing)]), []);
+    assert_eq!(catalog.objects().len(), 3);
+    let events = catalog.apply(vec![read(&catalog, "c.yaml", &[("x", 2)])]);
+    assert_eq!(shown(&events), ["~x=2@abc.2"], "moved and changed");
+    assert_eq!(catalog.duplicates().count(), 0);
+    assert_eq!(shown(&catalog.apply(vec![missing(Finding::Found)])), ["~x=1@abc.3"]);
+    assert_eq!(catalog.duplicates().count(), 1);
+    catalog.apply(vec![missing(Finding::Missing)]);
+    assert_eq!(shown(&catalog.apply(vec![gone("a.yaml")])), ["-y=1@abc.5"]);
+}
+
+#[test]
 fn an_unusable_or_emptied_file_keeps_its_last_good_objects() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1)])]);
-    let finding = |content| FileChange { path: "a.yaml".into(), finding: Finding::Read(None, content) };
+    let finding = |content| FileChange { path: "a.yaml".into(), finding: finding(content) };
     assert_eq!(catalog.apply(vec![finding(Content::Blank)]), []);
     assert_eq!(
         catalog.unusable().map(|(path, reason, kept)| (&**path, reason, kept)).collect::<Vec<_>>(),
@@ -128,31 +149,46 @@ fn step() -> impl Strategy<Value = (&'static str, Step)> {
         6 => manifest().prop_map(Step::Write),
         1 => Just(Step::Blank),
         1 => Just(Step::Break),
+        2 => Just(Step::Miss),
+        1 => Just(Step::Find),
         2 => Just(Step::Remove),
     ];
     (prop::sample::select(&PATHS[..]), step)
 }
 
-/// The rules again, as simply as can be: the last good content of every file, and the first of each key.
+/// The rules again, as simply as can be: the last good content of every file, and the first of each key, of the files that
+/// are there before those that are missing.
 #[derive(Default)]
-struct Model(BTreeMap<&'static str, Manifest>);
+struct Model(BTreeMap<&'static str, (bool, Manifest)>);
 
 impl Model {
     fn apply(&mut self, path: &'static str, step: &Step) {
         match step {
             Step::Write(manifest) => {
-                self.0.insert(path, manifest.clone());
+                self.0.insert(path, (false, manifest.clone()));
             }
             Step::Remove => {
                 self.0.remove(path);
             }
-            Step::Blank | Step::Break => {}
+            Step::Blank | Step::Break | Step::Miss | Step::Find => {
+                if let Some((is_missing, _)) = self.0.get_mut(path) {
+                    *is_missing = matches!(step, Step::Miss);
+                }
+            }
         }
     }
 
     fn served(&self) -> BTreeMap<String, u8> {
-        let all = self.0.values().rev().flat_map(|manifest| manifest.iter().rev());
+        let all = |missing| self.0.values().rev().filter(move |(is_missing, _)| *is_missing == missing);
+        let all = all(true).chain(all(false)).flat_map(|(_, manifest)| manifest.iter().rev());
         all.map(|(name, value)| ((*name).to_owned(), *value)).collect()
+    }
+
+    /// The objects of files that are there and wait for another one.
+    fn waiting(&self) -> usize {
+        let mut keys = std::collections::BTreeSet::new();
+        let present = self.0.values().filter(|(is_missing, _)| !is_missing);
+        present.flat_map(|(_, manifest)| manifest).filter(|(name, _)| !keys.insert(*name)).count()
     }
 }
 
@@ -178,11 +214,11 @@ proptest! {
                     Step::Write(manifest) => {
                         let mut change = read(&catalog, path, manifest);
                         // As a scan does it, which meets a path once.
-                        if let Finding::Read(None, Content::Objects(objects)) = &change.finding
+                        if let Finding::Read { content: Content::Objects(objects), .. } = &change.finding
                             && !changes.iter().any(|earlier: &FileChange| *earlier.path == *path)
                             && catalog.holds(path, objects)
                         {
-                            change.finding = Finding::Read(None, Content::Same);
+                            change.finding = finding(Content::Same);
                         }
                         changes.push(change);
                         continue;
@@ -191,10 +227,15 @@ proptest! {
                         changes.push(gone(path));
                         continue;
                     }
+                    Step::Miss | Step::Find => {
+                        let finding = if matches!(step, Step::Miss) { Finding::Missing } else { Finding::Found };
+                        changes.push(FileChange { path: path.into(), finding });
+                        continue;
+                    }
                     Step::Blank => Content::Blank,
                     Step::Break => Content::Unusable("broken".into()),
                 };
-                changes.push(FileChange { path: path.into(), finding: Finding::Read(None, content) });
+                changes.push(FileChange { path: path.into(), finding: finding(content) });
             }
             let before = catalog.version();
             let events = catalog.apply(changes);
@@ -224,8 +265,8 @@ proptest! {
             }
             prop_assert_eq!(folded.values().cloned().collect::<Vec<_>>(), objects.clone());
             prop_assert_eq!(served(&objects), model.served());
-            let winners = objects.len();
-            prop_assert_eq!(winners + catalog.duplicates().count(), catalog.claims.len());
+            let all: usize = catalog.files.values().map(|record| record.objects.len()).sum();
+            prop_assert_eq!((catalog.claims.len(), catalog.duplicates().count()), (all, model.waiting()));
         }
     }
 }

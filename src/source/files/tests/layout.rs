@@ -150,6 +150,7 @@ fn past_the_bound_on_entries_what_is_known_stays() {
         catalog::Catalog,
         root::Root,
         scan::{Scanner, may_hold},
+        unfinished::{Shrunk, Signs},
     };
     let rig = Rig::new();
     for n in 0..5 {
@@ -157,10 +158,12 @@ fn past_the_bound_on_entries_what_is_known_stays() {
     }
     let (root, catalog) = (Root::open(&rig.path("")).unwrap(), Catalog::new("a".into()));
     let token = tokio_util::sync::CancellationToken::new();
-    let scan = Scanner::new(&root, &catalog, None, &token).with_max_entries(3).walk().unwrap();
+    let now = tokio::time::Instant::now();
+    let signs = Signs { notices: None, shrunk: &Shrunk::default(), rescan: NEVER, now };
+    let scan = Scanner::new(&root, &catalog, None, signs, &token).with_max_entries(3).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (3, 1));
     assert!(may_hold(&scan.unknown, "any.json"));
-    let scan = Scanner::new(&root, &catalog, None, &token).with_max_entries(5).walk().unwrap();
+    let scan = Scanner::new(&root, &catalog, None, signs, &token).with_max_entries(5).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (5, 0));
     assert!(!may_hold(&scan.unknown, "any.json"));
 }

@@ -42,6 +42,7 @@ async fn a_file_that_is_too_large_is_not_read() {
     let mut follower = rig.follow().await;
     let file = fs::OpenOptions::new().write(true).open(rig.path("a.json")).unwrap();
     file.set_len(100 << 20).unwrap();
+    drop(file);
     follower.until(|_| rig.health.report().problems == 1).await;
     let expected =
         "a.json: the file has more than the 67108864 bytes that are read; split it; its last good objects are kept";
@@ -77,7 +78,7 @@ async fn only_objects_of_the_kind_count() {
     rig.write("a.yaml", "kind: Pod\nmetadata: {name: x}\n---\nkind: Service\nmetadata: {name: x}\n");
     let mut follower = rig.follow().await;
     assert_eq!(follower.state.keys().collect::<Vec<_>>(), ["x"]);
-    rig.write("a.yaml", "kind: Service\nmetadata: {name: x}\n");
+    rig.replace("a.yaml", "kind: Service\nmetadata: {name: x}\n");
     assert_eq!(follower.changes(1).await, ["-x"]);
     assert_eq!(rig.health.report().problems, 0);
 }
@@ -97,6 +98,8 @@ async fn objects_without_a_name_are_keyed_by_their_path() {
     rig.write("dir/flags.yaml", "on: true\n---\nmetadata: {name: named, namespace: shop}\n---\n[1]\n");
     rig.write("raw.json", " [1, 2] \n");
     assert_eq!(rig.keys().await, ["dir/flags.yaml", "dir/flags.yaml#2", "raw.json", "shop/named"]);
+    let mut follower = rig.follow().await;
     fs::remove_dir_all(rig.path("dir")).unwrap();
+    follower.changes(3).await;
     assert_eq!(rig.body().await, "[1, 2]", "JSON is served as it is written");
 }

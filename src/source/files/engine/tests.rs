@@ -1,0 +1,200 @@
+//! What follows from each look, step by step: the directory changes between two looks, or between a walk and its end.
+
+use std::{fs, path::Path, time::Duration};
+
+use tempfile::TempDir;
+use tokio::time::advance;
+
+use super::*;
+use crate::source::files::DEFAULT_QUIET;
+
+/// A directory, and its state after a first look.
+struct Rig {
+    dir: TempDir,
+    engine: Engine,
+}
+
+const RESCAN: Duration = Duration::from_secs(5);
+const QUIET: Duration = DEFAULT_QUIET;
+
+impl Rig {
+    fn new(files: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir(&root).unwrap();
+        let config = Arc::new(FilesConfig::new(root, "test"));
+        assert_eq!((config.rescan, config.quiet), (RESCAN, QUIET));
+        let engine = Engine::new(config, "abc".into(), SourceHealth::new(RESCAN, RESCAN));
+        let mut rig = Self { dir, engine };
+        for file in files {
+            rig.write(file);
+        }
+        assert_eq!(rig.scan(), "");
+        rig
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    /// Writes a file with one object of its name.
+    fn write(&self, path: &str) {
+        let path = self.root().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        fs::write(&path, format!(r#"{{"metadata":{{"name":"{name}"}}}}"#)).unwrap();
+    }
+
+    fn remove(&self, path: &str) {
+        fs::remove_file(self.root().join(path)).unwrap();
+    }
+
+    /// The events of a scan; with a `?` if it is not certain yet that there are no more, or the outage.
+    fn scan(&mut self) -> String {
+        match self.engine.scan(None, &CancellationToken::new()) {
+            Ok(looked) => shown(&looked),
+            Err(Failure::Outage(reason)) => reason,
+            Err(Failure::Cancelled) => unreachable!("nobody cancels"),
+        }
+    }
+
+    /// The same of a look for missing files, when it is time to.
+    fn look(&mut self) -> String {
+        match self.engine.look_for_missing(&CancellationToken::new()).unwrap() {
+            Refresh::Done(looked) => shown(&looked),
+            Refresh::Unclear => format!("scan:{}", self.scan()),
+        }
+    }
+}
+
+fn shown(looked: &Looked) -> String {
+    let show = |event: &Event| match event {
+        Event::Added(object) => format!("+{}", object.key()),
+        Event::Modified(object) => format!("~{}", object.key()),
+        Event::Deleted(object) => format!("-{}", object.key()),
+        Event::Bookmark(_) => unreachable!("the engine makes no bookmarks"),
+    };
+    let again = looked.again_at.map(|_| "?".to_owned());
+    looked.events.iter().map(show).chain(again).collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_single_deletion_is_certain_after_the_quiet_period() {
+    let mut rig = Rig::new(&["a.json", "b.json"]);
+    rig.remove("a.json");
+    assert_eq!(rig.scan(), "?");
+    assert_eq!(rig.look(), "?", "too soon");
+    advance(QUIET).await;
+    assert_eq!(rig.look(), "-a");
+    // A path that is there again meanwhile is no deletion.
+    rig.remove("b.json");
+    assert_eq!(rig.scan(), "?");
+    rig.write("b.json");
+    advance(QUIET).await;
+    assert_eq!(rig.look(), "scan:");
+}
+
+/// A look in the midst of `rm -rf DIRECTORY` sees the same directory with fewer and fewer files.
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_is_being_removed_and_is_created_again_changes_by_the_difference() {
+    let mut rig = Rig::new(&["a.json", "b.json", "sub/c.json", "d.json"]);
+    rig.remove("a.json");
+    assert_eq!(rig.scan(), "?");
+    advance(QUIET / 2).await;
+    rig.remove("b.json");
+    assert_eq!(rig.scan(), "?");
+    advance(QUIET / 2).await;
+    assert_eq!(rig.look(), "?", "it goes on");
+    fs::remove_dir_all(rig.root()).unwrap();
+    advance(QUIET).await;
+    assert!(rig.look().ends_with("does not exist; create it, or correct the path"));
+    // The clone: its files come one after the other.
+    fs::create_dir(rig.root()).unwrap();
+    assert!(rig.scan().contains("without manifests, as when a volume is unmounted"), "kept for ever");
+    rig.write("sub/new.json");
+    assert_eq!(rig.scan(), "+new ?");
+    advance(RESCAN).await;
+    rig.write("a.json");
+    assert_eq!(rig.scan(), "?", "it is not the same as a rescan ago");
+    rig.write("sub/c.json");
+    advance(RESCAN - QUIET).await;
+    assert_eq!(rig.scan(), "?");
+    advance(RESCAN).await;
+    assert_eq!(rig.look(), "scan:-b -d");
+    rig.remove("a.json");
+    assert_eq!(rig.scan(), "?");
+    advance(QUIET).await;
+    assert_eq!(rig.look(), "-a", "the new directory is the one that is served now");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_changes_all_the_time_delays_deletions_for_a_bounded_time() {
+    let mut rig = Rig::new(&["a.json", "b.json"]);
+    rig.remove("a.json");
+    assert_eq!(rig.scan(), "?");
+    for _ in 0..10 {
+        advance(RESCAN / 11).await;
+        rig.engine.disturb();
+        assert_eq!(rig.look(), "?");
+    }
+    advance(RESCAN / 11 + QUIET / 2).await;
+    rig.engine.disturb();
+    assert_eq!(rig.look(), "-a");
+
+    fs::rename(rig.root(), rig.dir.path().join("old")).unwrap();
+    rig.write("0.json");
+    assert_eq!(rig.scan(), "+0 ?");
+    for n in 1..MAX_RESCANS {
+        advance(RESCAN).await;
+        rig.write(&format!("{n}.json"));
+        assert_eq!(rig.scan(), format!("+{n} ?"));
+    }
+    advance(RESCAN).await;
+    assert_eq!(rig.scan(), "-b");
+}
+
+/// The walk comes to a link before it is swapped, and reads what it leads to after that has been deleted.
+#[tokio::test(start_paused = true)]
+async fn a_linked_directory_that_is_swapped_during_the_walk_deletes_nothing() {
+    let mut rig = Rig::new(&["..1/sub/a.json", "..1/sub/b.json", "..2/sub/a.json", "..2/sub/b.json"]);
+    let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, rig.root().join(name)).unwrap();
+    link("..1", "..data");
+    link("..data/sub", "sub");
+    assert_eq!(rig.scan(), "+a +b");
+    let cancelled = CancellationToken::new();
+    let root = Root::open(&rig.root()).unwrap();
+    fs::remove_file(rig.root().join("..data/sub/b.json")).unwrap();
+    let signs = Signs { notices: None, shrunk: &Shrunk::default(), rescan: RESCAN, now: Instant::now() };
+    let scan = Scanner::new(&root, &rig.engine.catalog, None, signs, &cancelled).walk().unwrap();
+    assert_eq!(scan.seen.len(), 1);
+    fs::remove_file(rig.root().join("..data")).unwrap();
+    std::os::unix::fs::symlink("..2", rig.root().join("..data")).unwrap();
+    assert_eq!(rig.engine.absent(&root, &scan, &cancelled).unwrap(), (BTreeSet::new(), true));
+    // What is there in no version is absent.
+    fs::remove_file(rig.root().join("..2/sub/b.json")).unwrap();
+    let absent = BTreeSet::from(["sub/b.json".into()]);
+    assert_eq!(rig.engine.absent(&root, &scan, &cancelled).unwrap(), (absent, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_walk_that_missed_files_everything_is_looked_at_again() {
+    let mut rig = Rig::new(&["a.json"]);
+    rig.engine.is_torn = true;
+    rig.remove("a.json");
+    assert_eq!(rig.look(), "scan:?");
+    let paths = BTreeSet::from([Path::new("a.json").to_owned()]);
+    rig.engine.is_torn = true;
+    let notices = Notices::new(|_, _| Err("none".into()));
+    let refresh = rig.engine.refresh(&paths, notices.dirty(), &CancellationToken::new());
+    assert!(matches!(refresh, Ok(Refresh::Unclear)), "{refresh:?}");
+}
+
+#[test]
+fn several_kinds_are_told_with_the_flags_to_use() {
+    let kinds = ["Gateway", "Ingress", "NetworkPolicy", "Pod"].map(str::to_owned);
+    assert_eq!(
+        kinds_advice(&kinds, std::path::Path::new("./m")),
+        "several kinds in one resource; serve each as its own: --files gateways=./m@Gateway \
+         --files ingresses=./m@Ingress --files networkpolicies=./m@NetworkPolicy --files pods=./m@Pod"
+    );
+}

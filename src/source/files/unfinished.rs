@@ -1,0 +1,129 @@
+//! Files whose content may be half of what it will be: the last good content is served meanwhile.
+//!
+//! Asked by `scan` for each file that it has read. Most of the time a prefix of a YAML file is YAML too, so that the text
+//! alone does not show that somebody is still writing it. Two signs do:
+//!
+//! - The file was modified and has not been closed since, as `notices` have it.
+//! - The file has fewer objects than before, and is the same file: a writer that puts a new file in its place has finished
+//!   it. The objects are taken from it when a look at least a rescan later finds it unchanged.
+//!
+//! Both end after [`MAX_RESCANS`]: a process may keep a file open for ever, or write it again and again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{catalog::Stamp, notices::DirtySet};
+
+/// How long a sign counts, in rescans.
+pub(super) const MAX_RESCANS: u32 = 6;
+
+/// The signs at one moment.
+#[derive(Clone, Copy)]
+pub(super) struct Signs<'a> {
+    /// `None` for a list, which is made without notices.
+    pub(super) notices: Option<&'a DirtySet>,
+    pub(super) shrunk: &'a Shrunk,
+    pub(super) rescan: Duration,
+    pub(super) now: Instant,
+}
+
+/// The files that have fewer objects than before.
+#[derive(Debug, Default)]
+pub(super) struct Shrunk {
+    files: BTreeMap<Arc<str>, Sight>,
+}
+
+#[derive(Debug)]
+struct Sight {
+    stamp: Stamp,
+    /// Since when the file has this stamp.
+    since: Instant,
+    /// Since when the file has fewer objects.
+    begin: Instant,
+}
+
+// === impl Signs ===
+
+impl Signs<'_> {
+    /// How long the file at this absolute path has been written, if it is still being written.
+    pub(super) fn is_written(&self, absolute: &Path) -> Option<Duration> {
+        let begin = self.notices?.written_since(absolute)?;
+        let lasts = self.now.saturating_duration_since(begin);
+        (lasts < self.longest()).then_some(lasts)
+    }
+
+    /// Whether a file with fewer objects than before has to be found with them once more.
+    pub(super) fn has_just_shrunk(&self, path: &str, stamp: &Stamp) -> bool {
+        let Some(sight) = self.shrunk.files.get(path) else { return true };
+        let since = |begin: Instant| self.now.saturating_duration_since(begin);
+        let is_unchanged = sight.stamp == *stamp && since(sight.since) >= self.rescan;
+        !is_unchanged && since(sight.begin) < self.longest()
+    }
+
+    /// The longest time that a sign counts.
+    pub(super) fn longest(&self) -> Duration {
+        self.rescan.saturating_mul(MAX_RESCANS)
+    }
+}
+
+// === impl Shrunk ===
+
+impl Shrunk {
+    /// Takes a file over that has fewer objects than before.
+    pub(super) fn insert(&mut self, path: Arc<str>, stamp: Stamp, now: Instant) {
+        let sight = self.files.entry(path).or_insert(Sight { stamp, since: now, begin: now });
+        if sight.stamp != stamp {
+            (sight.stamp, sight.since) = (stamp, now);
+        }
+    }
+
+    /// Removes a file, whose content counts now.
+    pub(super) fn remove(&mut self, path: &str) {
+        self.files.remove(path);
+    }
+
+    /// Removes all files but these.
+    pub(super) fn retain(&mut self, paths: &BTreeSet<Arc<str>>) {
+        self.files.retain(|path, _| paths.contains(path));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESCAN: Duration = Duration::from_secs(5);
+
+    fn stamp(mtime: i64) -> Stamp {
+        Stamp { dev: 1, ino: 1, size: 1, mtime, ctime: mtime }
+    }
+
+    #[test]
+    fn fewer_objects_count_when_they_are_found_again_a_rescan_later_or_at_last() {
+        let base = Instant::now();
+        let mut shrunk = Shrunk::default();
+        let just = |shrunk: &Shrunk, seconds: u64, mtime: i64| {
+            let now = base + Duration::from_secs(seconds);
+            Signs { notices: None, shrunk, rescan: RESCAN, now }.has_just_shrunk("a", &stamp(mtime))
+        };
+        assert!(just(&shrunk, 0, 1), "never seen before");
+        shrunk.insert("a".into(), stamp(1), base);
+        assert!(just(&shrunk, 4, 1));
+        assert!(!just(&shrunk, 5, 1));
+        assert!(just(&shrunk, 5, 2), "it has changed again");
+        for seconds in 5..30 {
+            let mtime = seconds as i64;
+            assert!(just(&shrunk, seconds, mtime));
+            shrunk.insert("a".into(), stamp(mtime), base + Duration::from_secs(seconds));
+        }
+        assert!(!just(&shrunk, 30, 30), "it changes all the time");
+        shrunk.retain(&BTreeSet::new());
+        assert!(just(&shrunk, 30, 30));
+    }
+}
