@@ -54,7 +54,7 @@ impl Connector<'_> {
                 self.connect(writer, resource, "files", source, health)
             }
             SourceConfig::Stream { path } => {
-                let stream = StreamConfig { path: stream_path(path.as_deref()), resource: resource.name.clone() };
+                let stream = StreamConfig::new(stream_path(path.as_deref()), &resource.name);
                 let health = SourceHealth::new(stream::HEARTBEAT, stale_after);
                 let source = StreamSource::new(stream, health.clone());
                 self.connect(writer, resource, "stream", source, health)

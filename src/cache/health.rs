@@ -61,6 +61,8 @@ struct Shared {
     lost: AtomicBool,
     /// At a relay: the upstream has said that its own is gone.
     stale_upstream: AtomicBool,
+    /// The source is not certain that all of its objects exist.
+    unconfirmed: AtomicBool,
     /// When it turns STALE, unless it is alive before. Read without the lock, by every watch that is idle.
     stale_micros: AtomicU64,
     record: Mutex<Record>,
@@ -92,6 +94,7 @@ impl SourceHealth {
             synced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             stale_upstream: AtomicBool::new(false),
+            unconfirmed: AtomicBool::new(false),
             stale_micros: AtomicU64::new(0),
             record: Mutex::default(),
             demand: Demand::default(),
@@ -119,6 +122,11 @@ impl SourceHealth {
     pub fn relayed(&self, state: SyncState, seen_at: Option<SystemTime>) {
         self.shared.stale_upstream.store(state != SyncState::Synced, Ordering::Relaxed);
         self.shared.record.lock().origin_seen_at = seen_at;
+    }
+
+    /// Sets whether the upstream has yet to confirm that the objects exist: STALE while it has, however alive it is.
+    pub fn set_unconfirmed(&self, is_unconfirmed: bool) {
+        self.shared.unconfirmed.store(is_unconfirmed, Ordering::Relaxed);
     }
 
     /// A list or a watch failed: the problem [`ProblemReason::UpstreamUnreachable`], until the upstream is alive. The state
@@ -205,7 +213,8 @@ impl SourceHealth {
     /// The state alone.
     pub fn state(&self) -> SyncState {
         let has_said = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let is_lost = has_said(&self.shared.lost) || has_said(&self.shared.stale_upstream);
+        let flags = [&self.shared.lost, &self.shared.stale_upstream, &self.shared.unconfirmed];
+        let is_lost = flags.into_iter().any(has_said);
         let is_stale =
             is_lost || self.shared.micros_after(Duration::ZERO) >= self.shared.stale_micros.load(Ordering::Relaxed);
         match (has_said(&self.shared.synced), is_stale) {
@@ -328,6 +337,17 @@ mod tests {
         assert_eq!(health.state(), SyncState::Synced);
         tokio::time::advance(HEARTBEAT + STALE_AFTER + Duration::from_millis(1)).await;
         assert_eq!(health.state(), SyncState::Stale, "the upstream itself is silent");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_with_unconfirmed_objects_is_stale_however_alive_it_is() {
+        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
+        health.synced();
+        health.set_unconfirmed(true);
+        health.alive();
+        assert_eq!(health.state(), SyncState::Stale);
+        health.set_unconfirmed(false);
+        assert_eq!(health.state(), SyncState::Synced);
     }
 
     #[tokio::test(start_paused = true)]

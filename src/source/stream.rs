@@ -14,7 +14,8 @@
 //! - Versions are `<lineage>.<n>`, the lineage new at each start, `n` one more with each event.
 //! - Reading waits for whoever takes the events; nothing is read ahead but one chunk of the input.
 //! - What cannot be read or keyed is not applied: it is reported, for as long as the source lives, and reading goes on.
-//! - The end of the stream is STALE, and deletes nothing. A named pipe goes on with its next writer.
+//! - The end of the stream is STALE, and deletes nothing. A named pipe goes on with its next writer, which repeats all that
+//!   there is; what it does not confirm is deleted, as by a relist (`reader`).
 //! - A watch never ends, and a list is what all events up to then add up to: no list takes anything away from the cache.
 //!
 //! Deliberately not here: a file that grows. What follows it writes to a pipe (`tail -n +1 -F FILE | informerd …`).
@@ -22,6 +23,7 @@
 mod decode;
 mod framing;
 mod input;
+mod known;
 mod reader;
 
 #[cfg(test)]
@@ -38,16 +40,22 @@ use parking_lot::Mutex;
 use tokio_stream::StreamExt;
 
 pub use self::input::StreamPath;
-use self::reader::{Known, Lease, Reader};
+use self::{
+    known::Known,
+    reader::{Lease, Reader},
+};
 use super::lineage::new_lineage;
 use crate::{
     cache::{Delta, List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
-    model::{Event, ResourceVersion},
+    model::ResourceVersion,
     watch::StreamWatcher,
 };
 
 /// A stream may be silent for ever: only its end is a sign.
 pub const HEARTBEAT: Duration = Duration::MAX;
+
+/// How long the next writer of a pipe may be without confirming an object, unless configured.
+pub const DEFAULT_CONFIRM_AFTER: Duration = Duration::from_secs(10);
 
 /// What a [`StreamSource`] reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +64,11 @@ pub struct StreamConfig {
     pub path: StreamPath,
     /// The name of the resource, for the log.
     pub resource: String,
+    /// How long the next writer of a named pipe may go without an event of an object that was there before it. After it, the
+    /// objects that it has sent no event of are deleted, as by a relist. Time counts from the writer's first event on, and
+    /// only while the pipe is empty and somebody waits for it. `None` for writers that do not begin with all objects: what was
+    /// deleted between two of them stays.
+    pub confirm_after: Option<Duration>,
 }
 
 /// A stream of watch events as an upstream.
@@ -107,6 +120,15 @@ struct Live {
     watcher: StreamWatcher<Lease>,
 }
 
+// === impl StreamConfig ===
+
+impl StreamConfig {
+    /// Serves `path` as `resource`, with the defaults for everything else.
+    pub fn new(path: StreamPath, resource: impl Into<String>) -> Self {
+        Self { path, resource: resource.into(), confirm_after: Some(DEFAULT_CONFIRM_AFTER) }
+    }
+}
+
 // === impl StreamSource ===
 
 impl StreamSource {
@@ -140,7 +162,8 @@ impl StreamSource {
         let mut slot = shared.slot.lock();
         if matches!(*slot, Slot::Closed) {
             let resource = shared.config.resource.clone();
-            let reader = Reader::new(input, resource, Arc::clone(&shared.known), shared.health.clone());
+            let (known, health) = (Arc::clone(&shared.known), shared.health.clone());
+            let reader = Reader::new(input, resource, known, health, shared.config.confirm_after);
             *slot = Slot::Idle(Box::new(reader));
         }
         Ok(())
@@ -164,7 +187,7 @@ impl ListerWatcher for StreamSource {
         }
         let live = Live { shared: Arc::clone(&self.shared), watcher: StreamWatcher::new(lease) };
         Ok(Box::pin(futures_util::stream::unfold(live, |mut live| async move {
-            live.next().await.map(|item| (item.map(Delta::event), live))
+            live.next().await.map(|item| (item, live))
         })))
     }
 
@@ -176,7 +199,7 @@ impl ListerWatcher for StreamSource {
 // === impl Live ===
 
 impl Live {
-    async fn next(&mut self) -> Option<Result<Event, SourceError>> {
+    async fn next(&mut self) -> Option<Result<Delta, SourceError>> {
         loop {
             if let Some(item) = self.watcher.next().await {
                 return Some(item.map_err(|error| SourceError::Undecodable(error.to_string())));

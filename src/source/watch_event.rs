@@ -19,6 +19,9 @@ pub(super) enum Said<'a, T> {
     Failure(&'a str),
 }
 
+/// The annotation of the bookmark that ends the initial events of a watch with `sendInitialEvents`; its value is "true".
+pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
 #[derive(Deserialize)]
 struct WatchEvent<'a> {
     #[serde(rename = "type", borrow, default)]

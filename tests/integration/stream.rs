@@ -166,9 +166,12 @@ async fn a_pipe_is_watched_while_its_writers_come_and_go() {
     let mut second = writer(&served.path("events"));
     second.write_all(event("ADDED", "b", 1).as_bytes()).unwrap();
     assert_eq!(next_event(&mut watch).await, "ADDED b");
-    client.until(|resource| resource.state() == pb::SyncState::Synced && resource.last_error.is_empty()).await;
+    let is_unconfirmed =
+        |resource: &pb::Resource| resource.problems.iter().any(|of| of.reason == "OBJECTS_UNCONFIRMED");
+    client.until(|resource| resource.state() == pb::SyncState::Stale && is_unconfirmed(resource)).await;
     second.write_all(event("DELETED", "a", 1).as_bytes()).unwrap();
     assert_eq!(next_event(&mut watch).await, "DELETED a");
+    client.until(|resource| resource.state() == pb::SyncState::Synced && resource.last_error.is_empty()).await;
     assert_eq!(client.list().await.into_keys().collect::<Vec<_>>(), ["b"]);
     served.stop().await;
 }

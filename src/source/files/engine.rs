@@ -176,7 +176,12 @@ impl Engine {
             self.settled = Some(root);
         } else if is_other {
             let (resource, missing) = (&self.config.resource, self.missing.paths().count());
-            tracing::info!(source = "files", resource, missing, "directory replaced; deletions wait for the next scans");
+            tracing::info!(
+                source = "files",
+                resource,
+                missing,
+                "directory replaced; deletions wait for the next scans"
+            );
         }
         // A directory that changes during each walk is walked at the interval.
         let was_torn = std::mem::replace(&mut self.is_torn, is_torn);

@@ -202,7 +202,11 @@ impl Live {
         let (Looked { events, again_at }, version) = outcome?;
         self.ready.extend(events);
         self.again_at = again_at;
-        if again_at.is_none() { self.bookmark(version) } else { self.owes_bookmark = true }
+        if again_at.is_none() {
+            self.bookmark(version)
+        } else {
+            self.owes_bookmark = true
+        }
         Ok(())
     }
 

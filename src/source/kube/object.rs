@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::{
     cache::{Problem, ProblemReason},
     model::{FieldCut, JsonText, Object, ObjectError, ObjectKey, ObjectParts, ResourceVersion},
-    source::problems::subject_of,
+    source::{problems::subject_of, watch_event::INITIAL_EVENTS_END},
 };
 
 /// One object, as it was read.
@@ -73,7 +73,6 @@ struct BareMetadata<'a> {
 
 /// Until it is counted.
 const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 // === impl ItemReader ===
 

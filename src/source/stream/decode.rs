@@ -3,9 +3,13 @@
 //! Called by `reader` with the bytes that `framing` found; pure, without IO. An object's body is the bytes that came, in an
 //! allocation of its own.
 
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
 use crate::{
     model::{EventType, Object, ResourceVersion},
-    source::watch_event::{self, status_text},
+    source::watch_event::{self, INITIAL_EVENTS_END, status_text},
 };
 
 /// What has been read.
@@ -14,9 +18,23 @@ pub(super) enum Said {
     /// An object came, changed or went.
     Change(EventType, Object),
     /// BOOKMARK: the upstream is alive.
-    Alive,
+    Alive {
+        /// Every object that exists has been written before it (`sendInitialEvents` of the Kubernetes API).
+        is_initial_end: bool,
+    },
     /// ERROR: the upstream of the stream has failed, in its own words.
     Failure(String),
+}
+
+/// The part of a bookmark that counts.
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: Annotated,
+}
+
+#[derive(Deserialize)]
+struct Annotated {
+    annotations: BTreeMap<String, String>,
 }
 
 /// Reads one event, whose object gets this version.
@@ -29,8 +47,15 @@ pub(super) fn decode(event: &[u8], version: &ResourceVersion) -> Result<Said, St
     let object = |text| Object::from_json(text, "", version.clone());
     Ok(match watch_event::decode(event, object)? {
         watch_event::Said::Change(event_type, object) => Said::Change(event_type, object),
-        watch_event::Said::Bookmark(_) => Said::Alive,
+        watch_event::Said::Bookmark(object) => Said::Alive { is_initial_end: is_initial_end(object) },
         watch_event::Said::Failure(status) => Said::Failure(status_text(status)),
+    })
+}
+
+fn is_initial_end(object: &str) -> bool {
+    // Of a bookmark without annotations, nothing else counts.
+    serde_json::from_str(object).is_ok_and(|Bookmark { metadata: Annotated { annotations } }| {
+        annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true")
     })
 }
 
@@ -69,8 +94,21 @@ mod tests {
             let event = format!(r#"{{"object":{{"metadata":{{"name":"a"}}}},"at":[1],"type":"{name}"}}"#);
             assert_eq!(change(&event).0, expected);
         }
-        assert_eq!(decoded(r#"{"type":"BOOKMARK","object":{"kind":"Pod"}}"#), Ok(Said::Alive));
-        assert_eq!(decoded(r#"{"type":"BOOKMARK"}"#), Ok(Said::Alive));
+        for (object, is_initial_end) in [
+            (r#","object":{"kind":"Pod"}"#, false),
+            ("", false),
+            (
+                r#","object":{"metadata":{"resourceVersion":"5","annotations":{"k8s.io/initial-events-end":"false"}}}"#,
+                false,
+            ),
+            (
+                r#","object":{"metadata":{"resourceVersion":"5","annotations":{"k8s.io/initial-events-end":"true"}}}"#,
+                true,
+            ),
+        ] {
+            let event = format!(r#"{{"type":"BOOKMARK"{object}}}"#);
+            assert_eq!(decoded(&event), Ok(Said::Alive { is_initial_end }), "{event}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! - A line that is JSON from end to end is one event, and need not be followed.
 //! - An event is one map at the outermost level. Its bytes are kept up to [`MAX_EVENT_BYTES`], and never one more; of a
 //!   larger one only the end is looked for.
+//! - No more than [`MAX_DEPTH`] brackets are open: what nests deeper is no event.
 //! - After what is no event, reading goes on at the next line that begins with `{`.
 //!
 //! Not here: whether a scalar is a good one and what the event says (`decode`).
@@ -17,6 +18,9 @@ use crate::model::MAX_OBJECT_BYTES;
 
 /// The largest event: an object of the largest size, and what stands around it.
 pub(super) const MAX_EVENT_BYTES: usize = MAX_OBJECT_BYTES + (64 << 10);
+
+/// How many maps and lists may be open at once. Go's `encoding/json` reads no more, so that no client of Kubernetes writes it.
+pub(super) const MAX_DEPTH: usize = 10_000;
 
 /// What the memory for events shrinks to after a large one.
 const USUAL_EVENT_BYTES: usize = 64 << 10;
@@ -52,6 +56,8 @@ pub(super) enum Found {
     Event(Position),
     /// An event that began here is larger than [`MAX_EVENT_BYTES`].
     TooLarge(Position),
+    /// An event that began here nests deeper than [`MAX_DEPTH`].
+    TooDeep(Position),
     /// What is no event begins here.
     Garbage(Position),
     /// An event that began at the first position breaks off at the second.
@@ -125,7 +131,10 @@ impl Framer {
         if self.state != State::Between || bytes.first() != Some(&b'{') {
             return None;
         }
-        memchr::memchr(b'\n', bytes).map(|end| &bytes[..end])
+        let line = memchr::memchr(b'\n', bytes).map(|end| &bytes[..end])?;
+        // JSON has two bytes for each level, so that short lines need not be counted.
+        let is_shallow = line.len() < 2 * MAX_DEPTH || memchr::memchr2_iter(b'{', b'[', line).nth(MAX_DEPTH).is_none();
+        is_shallow.then_some(line)
     }
 
     /// Takes what [`Framer::line`] has found for one event. How many bytes that were, and where it begins.
@@ -211,8 +220,9 @@ impl Framer {
             (self.state, self.is_complete) = (State::Between, !is_told);
             Found::Event(self.begin)
         } else {
+            let is_too_deep = self.open.len() == MAX_DEPTH && opens(self.state, bytes.get(used));
             self.state = State::Lost;
-            Found::Broken(self.begin, self.position)
+            if is_too_deep { Found::TooDeep(self.begin) } else { Found::Broken(self.begin, self.position) }
         };
         if !self.is_complete {
             self.forget();
@@ -290,6 +300,9 @@ impl Framer {
             b'"' => return Some(State::Text { is_key: false }),
             _ => return is_scalar(byte).then_some(State::Scalar),
         };
+        if self.open.len() == MAX_DEPTH {
+            return None;
+        }
         self.open.push(bracket);
         Some(next)
     }
@@ -304,6 +317,11 @@ impl Framer {
     fn is_bom(&self, byte: u8) -> bool {
         usize::try_from(self.position.offset).ok().and_then(|at| BOM.get(at)) == Some(&byte)
     }
+}
+
+/// Whether a map or a list would begin with this byte.
+fn opens(state: State, byte: Option<&u8>) -> bool {
+    matches!((state, byte), (State::FirstValue | State::Value, Some(b'{' | b'[')))
 }
 
 /// In a text: neither its end nor an escape nor a control character.

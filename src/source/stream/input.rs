@@ -40,6 +40,18 @@ pub(super) enum Input {
     Ended,
 }
 
+/// The outcome of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Received {
+    /// So many bytes.
+    Bytes(usize),
+    /// There are no more; see [`Input::reopen`].
+    End,
+    /// No bytes: a writer of the pipe has gone, and the next one came before that was noticed. What was read since the pipe was
+    /// found empty may be of either.
+    NextWriter,
+}
+
 /// A named pipe between two ends.
 #[derive(Debug)]
 pub(super) struct Pipe {
@@ -86,18 +98,18 @@ impl StreamPath {
 // === impl Input ===
 
 impl Input {
-    /// Reads what there is, or waits for it; 0 at the end.
+    /// Reads what there is, or waits for it.
     ///
     /// # Cancel safety
     ///
     /// When the future is dropped before it is ready, nothing was read.
-    pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
         match self {
             Self::File(file) => loop {
                 // Cancel-safe: what a thread has read for a future that was dropped, the file keeps.
                 match file.read(buffer).await {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(NOT_YET).await,
-                    read => return read,
+                    read => return read.map(Received::of),
                 }
             },
             Self::Pipe(pipe) => {
@@ -105,8 +117,13 @@ impl Input {
                 pipe.has_failed |= read.is_err();
                 read
             }
-            Self::Ended => Ok(0),
+            Self::Ended => Ok(Received::End),
         }
+    }
+
+    /// Whether more may come after an end, of another writer.
+    pub(super) fn has_next_writer(&self) -> bool {
+        matches!(self, Self::Pipe(_))
     }
 
     /// Waits until there may be more after an end; for ever, unless it is a named pipe. Every failure is told, and tried
@@ -138,6 +155,14 @@ impl Input {
     }
 }
 
+// === impl Received ===
+
+impl Received {
+    fn of(count: usize) -> Self {
+        if count == 0 { Self::End } else { Self::Bytes(count) }
+    }
+}
+
 // === impl Pipe ===
 
 impl Pipe {
@@ -147,13 +172,13 @@ impl Pipe {
         Ok(Self { path: path.to_owned(), receiver, probe, has_read: false, has_failed: false })
     }
 
-    async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    async fn read(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
         loop {
             if self.has_read {
                 // Linux announces no end of a pipe whose last writer had gone before it was opened; reading it tells.
                 match self.probe.read(buffer) {
                     Err(error) if is_not_yet(&error) => {}
-                    read => return read,
+                    read => return read.map(Received::of),
                 }
             }
             let ready = self.receiver.ready(Interest::READABLE).await?;
@@ -162,11 +187,12 @@ impl Pipe {
                 // runtime: it would call this one ready for ever. To be told of it anew, it is registered anew.
                 Err(error) if is_not_yet(&error) && ready.is_read_closed() => {
                     self.receiver = Receiver::from_owned_fd(self.probe.as_fd().try_clone_to_owned()?)?;
+                    return Ok(Received::NextWriter);
                 }
                 Err(error) if is_not_yet(&error) => {}
                 read => {
                     self.has_read |= read.as_ref().is_ok_and(|read| *read > 0);
-                    return read;
+                    return read.map(Received::of);
                 }
             }
         }
@@ -204,18 +230,19 @@ mod tests {
 
         let mut first = writer(&path);
         first.write_all(b"one").unwrap();
-        assert_eq!(pipe.read(&mut buffer).await.unwrap(), 3);
+        assert_eq!(pipe.read(&mut buffer).await.unwrap(), Received::Bytes(3));
         drop(first);
         while !pipe.receiver.ready(Interest::READABLE).await.unwrap().is_read_closed() {
             tokio::task::yield_now().await;
         }
 
         let mut second = writer(&path);
+        assert_eq!(pipe.read(&mut buffer).await.unwrap(), Received::NextWriter);
         let mut read = task::spawn(pipe.read(&mut buffer));
         assert_pending!(read.poll(), "nothing is there, and somebody writes");
         second.write_all(b"second").unwrap();
-        assert_eq!(read.await.unwrap(), 6);
+        assert_eq!(read.await.unwrap(), Received::Bytes(6));
         drop(second);
-        assert_eq!(pipe.read(&mut buffer).await.unwrap(), 0);
+        assert_eq!(pipe.read(&mut buffer).await.unwrap(), Received::End);
     }
 }

@@ -1,7 +1,7 @@
 //! Reads the input, and makes events of it: the stream's decoder.
 //!
 //! ```text
-//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ Known (what it all adds up to) ──▶ Event
+//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ Known (what it all adds up to) ──▶ Delta
 //!                         └────────── what is not applied ──▶ Problems ──▶ SourceHealth
 //! ```
 //!
@@ -11,40 +11,29 @@
 //! Invariants:
 //! - What cannot be applied is told, and reading goes on after it: a stream does not come again.
 //! - Nothing is read ahead of the one chunk, so that whoever does not ask for events holds the writer back.
+//! - After one writer of a pipe the resource stays STALE until the next one has confirmed every object, or has shown that it
+//!   does not: it has sent the end of its initial events, or no unconfirmed object for `confirm_after`. The rest is then
+//!   deleted as by a relist.
 
-use std::{
-    borrow::Borrow,
-    collections::HashSet,
-    hash::{Hash, Hasher},
-    ops::Range,
-    sync::Arc,
-};
+use std::{io, ops::Range, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Shared, Slot, StreamError,
     decode::{Said, decode},
-    framing::{Found, Framer, MAX_EVENT_BYTES, Position},
-    input::Input,
+    framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
+    input::{Input, Received},
+    known::Known,
 };
 use crate::{
-    cache::{List, Problem, ProblemReason, SourceHealth},
-    model::{Event, EventType, Object, ObjectKey, ResourceVersion},
+    cache::{Delta, Problem, ProblemReason, SourceHealth},
+    model::{Cause, Event},
     source::problems::Problems,
     watch::{DecodeError, Decoder},
 };
-
-/// What all events up to now add up to, for a list.
-#[derive(Debug)]
-pub(super) struct Known {
-    pub(super) version: ResourceVersion,
-    objects: HashSet<ByKey, foldhash::fast::RandomState>,
-}
-
-/// An object, told from others by its key.
-#[derive(Debug)]
-struct ByKey(Arc<Object>);
 
 /// The one reader of an input that is open.
 #[derive(Debug)]
@@ -59,6 +48,25 @@ pub(super) struct Reader {
     problems: Problems,
     /// The input has ended, and nothing has come since.
     is_lost: bool,
+    /// `None` if a writer need not confirm the objects of the one before it.
+    confirm_after: Option<Duration>,
+    /// What the present writer, or the next one, has not confirmed yet.
+    unconfirmed: Option<Unconfirmed>,
+    /// The version when the input was last found empty: all of it was of the writer that was there.
+    drained_at: u128,
+}
+
+/// The objects that were there before the present writer, and have had no event of it.
+#[derive(Debug)]
+struct Unconfirmed {
+    /// The version that the writers before it have led to.
+    since: u128,
+    /// Objects.
+    count: usize,
+    /// The writer has sent an event.
+    has_begun: bool,
+    /// The time in which the input was empty since an object was confirmed last.
+    waited: Duration,
 }
 
 /// The reader, in the hands of one watch.
@@ -69,70 +77,23 @@ pub(super) struct Lease {
     reader: Option<Box<Reader>>,
 }
 
+/// How many steps the time to confirm objects has. No step counts for more than its length, however late it is polled.
+const STEPS: u32 = 10;
+
 /// As much as a pipe holds.
 const CHUNK_BYTES: usize = 64 << 10;
-
-// === impl Known ===
-
-impl Known {
-    /// Nothing, at this version.
-    pub(super) fn new(version: ResourceVersion) -> Self {
-        Self { version, objects: HashSet::default() }
-    }
-
-    pub(super) fn list(&self) -> List {
-        List {
-            objects: self.objects.iter().map(|ByKey(object)| Arc::clone(object)).collect(),
-            version: self.version.clone(),
-        }
-    }
-
-    fn apply(&mut self, event_type: EventType, object: Object) -> Event {
-        self.version.clone_from(object.version());
-        if event_type == EventType::Deleted {
-            self.objects.remove(object.key());
-            return Event::Deleted(Arc::new(object));
-        }
-        let old = self.objects.get(object.key()).map(|ByKey(old)| old);
-        // The cache keeps the old one of two equal objects; so that there is one body, this does too.
-        let is_new = old.is_none_or(|old| old.body() != object.body());
-        let object = Arc::new(match old {
-            Some(old) => object.keyed_as(old),
-            None => object,
-        });
-        if is_new {
-            self.objects.replace(ByKey(Arc::clone(&object)));
-        }
-        if event_type == EventType::Added { Event::Added(object) } else { Event::Modified(object) }
-    }
-}
-
-// === impl ByKey ===
-
-impl Borrow<ObjectKey> for ByKey {
-    fn borrow(&self) -> &ObjectKey {
-        self.0.key()
-    }
-}
-
-impl Hash for ByKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.key().hash(state);
-    }
-}
-
-impl PartialEq for ByKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.key() == other.0.key()
-    }
-}
-
-impl Eq for ByKey {}
 
 // === impl Reader ===
 
 impl Reader {
-    pub(super) fn new(input: Input, resource: String, known: Arc<Mutex<Known>>, health: SourceHealth) -> Self {
+    pub(super) fn new(
+        input: Input,
+        resource: String,
+        known: Arc<Mutex<Known>>,
+        health: SourceHealth,
+        confirm_after: Option<Duration>,
+    ) -> Self {
+        let drained_at = known.lock().version.number();
         Self {
             input,
             chunk: vec![0; CHUNK_BYTES].into(),
@@ -142,18 +103,31 @@ impl Reader {
             problems: Problems::new("stream", resource, health.clone()),
             health,
             is_lost: false,
+            confirm_after,
+            unconfirmed: None,
+            drained_at,
         }
     }
 
-    async fn next(&mut self) -> Result<Event, DecodeError> {
+    async fn next(&mut self) -> Result<Delta, DecodeError> {
         loop {
-            if let Some(event) = self.next_in_chunk() {
-                return Ok(event);
+            if let Some(delta) = self.next_in_chunk() {
+                return Ok(delta);
             }
-            match self.input.read(&mut self.chunk).await {
-                Ok(0) => return Err(self.end()),
-                Ok(read) => self.unread = 0..read,
-                Err(error) => {
+            match self.receive().await {
+                None => {
+                    if let Some(relist) = self.confirmed() {
+                        return Ok(relist);
+                    }
+                    continue;
+                }
+                Some(Ok(Received::End)) => return Err(self.end()),
+                Some(Ok(Received::NextWriter)) => {
+                    self.expect_confirmation(self.drained_at);
+                    continue;
+                }
+                Some(Ok(Received::Bytes(count))) => self.unread = 0..count,
+                Some(Err(error)) => {
                     self.health.failed(format!("the stream cannot be read: {error}"));
                     self.end();
                     return Err(DecodeError::Io(error));
@@ -166,7 +140,35 @@ impl Reader {
         }
     }
 
-    fn next_in_chunk(&mut self) -> Option<Event> {
+    /// Reads what there is, or waits for it. `None` when the writer has had its time to confirm objects.
+    async fn receive(&mut self) -> Option<io::Result<Received>> {
+        loop {
+            // Without a budget: that there is nothing must mean that there is nothing.
+            let at_once = tokio::task::unconstrained(self.input.read(&mut self.chunk)).now_or_never();
+            if at_once.is_some() {
+                return at_once;
+            }
+            self.drained_at = self.known.lock().version.number();
+            let received = self.input.read(&mut self.chunk);
+            let confirming = self.unconfirmed.as_mut().filter(|unconfirmed| unconfirmed.has_begun);
+            let (Some(unconfirmed), Some(confirm_after)) = (confirming, self.confirm_after) else {
+                return Some(received.await);
+            };
+            if unconfirmed.waited >= confirm_after {
+                return None;
+            }
+            // A step at a time: when nobody has polled this for longer, the input may have been full for most of it.
+            let (began, step) = (Instant::now(), confirm_after / STEPS);
+            // Cancel-safe: nothing was read when the time is over.
+            let received = timeout(step, received).await;
+            unconfirmed.waited += began.elapsed().min(step);
+            if let Ok(received) = received {
+                return Some(received);
+            }
+        }
+    }
+
+    fn next_in_chunk(&mut self) -> Option<Delta> {
         while !self.unread.is_empty() {
             let unread = &self.chunk[self.unread.clone()];
             let next = self.known.lock().version.next();
@@ -176,16 +178,24 @@ impl Reader {
                 let (used, begin) = self.framer.pass(line);
                 self.unread.start += used;
                 match self.take(said, begin) {
-                    Some(event) => return Some(event),
+                    Some(delta) => return Some(delta),
                     None => continue,
                 }
             }
             let (used, found) = self.framer.feed(unread);
             self.unread.start += used;
-            let event = match found? {
+            let delta = match found? {
                 Found::Event(begin) => self.event(begin),
                 Found::TooLarge(begin) => {
                     self.skipped(begin, &format!("the event has more than {MAX_EVENT_BYTES} bytes"));
+                    None
+                }
+                Found::TooDeep(begin) => {
+                    let problem = format!(
+                        "the event nests deeper than {MAX_DEPTH} maps and lists; going on at the next line that begins \
+                         with `{{`"
+                    );
+                    self.skipped(begin, &problem);
                     None
                 }
                 Found::Garbage(begin) => {
@@ -201,14 +211,14 @@ impl Reader {
                     None
                 }
             };
-            if event.is_some() {
-                return event;
+            if delta.is_some() {
+                return delta;
             }
         }
         None
     }
 
-    fn event(&mut self, begin: Position) -> Option<Event> {
+    fn event(&mut self, begin: Position) -> Option<Delta> {
         let next = self.known.lock().version.next();
         match decode(self.framer.event(), &next) {
             Ok(said) => self.take(said, begin),
@@ -219,16 +229,66 @@ impl Reader {
         }
     }
 
-    fn take(&mut self, said: Said, begin: Position) -> Option<Event> {
+    fn take(&mut self, said: Said, begin: Position) -> Option<Delta> {
         match said {
-            Said::Change(event_type, object) => Some(self.known.lock().apply(event_type, object)),
-            Said::Alive => Some(Event::Bookmark(self.known.lock().version.clone())),
+            Said::Change(event_type, object) => {
+                let (event, before) = self.known.lock().apply(event_type, object);
+                self.confirm(before);
+                Some(Delta::event(event))
+            }
+            Said::Alive { is_initial_end: true } if self.unconfirmed.is_some() => self.confirmed(),
+            Said::Alive { .. } => {
+                self.confirm(None);
+                Some(Delta::event(Event::Bookmark(self.known.lock().version.clone())))
+            }
             Said::Failure(failure) => {
                 tracing::warn!(failure, line = begin.line, "the upstream of the stream has failed");
                 self.health.failed(format!("{}: ERROR: {failure}", place(begin)));
                 None
             }
         }
+    }
+
+    /// Waits, from now on, for a next writer to confirm the objects up to this version.
+    fn expect_confirmation(&mut self, since: u128) {
+        let (count, version) = {
+            let known = self.known.lock();
+            (known.count_silent_since(since), known.version.number())
+        };
+        let Some(confirm_after) = self.confirm_after.filter(|_| self.input.has_next_writer() && count > 0) else {
+            return;
+        };
+        self.unconfirmed = Some(Unconfirmed { since, count, has_begun: version > since, waited: Duration::ZERO });
+        self.health.set_unconfirmed(true);
+        let message = format!(
+            "{count} objects may not exist any more: the next writer of the pipe has to begin with all objects; what it \
+             leaves out is deleted {confirm_after:?} after the last that it confirms"
+        );
+        self.problems.set(&Problem::new(ProblemReason::ObjectsUnconfirmed, "", message));
+    }
+
+    /// Takes note of an event of the present writer, of an object whose last event had this version.
+    fn confirm(&mut self, before: Option<u128>) {
+        let Some(unconfirmed) = &mut self.unconfirmed else { return };
+        unconfirmed.has_begun = true;
+        if before.is_some_and(|before| before <= unconfirmed.since) {
+            unconfirmed.count -= 1;
+            unconfirmed.waited = Duration::ZERO;
+        }
+        if unconfirmed.count == 0 {
+            // Nothing is left to delete.
+            self.confirmed();
+        }
+    }
+
+    /// Ends the confirmation. Returns the deletions of what was not confirmed, if there are any.
+    fn confirmed(&mut self) -> Option<Delta> {
+        let unconfirmed = self.unconfirmed.take()?;
+        self.health.set_unconfirmed(false);
+        self.health.clear_problem(ProblemReason::ObjectsUnconfirmed, "");
+        let deletions = self.known.lock().remove_silent_since(unconfirmed.since);
+        tracing::info!(deleted = deletions.len(), "objects confirmed by the next writer");
+        (!deletions.is_empty()).then(|| Delta::Relist(deletions, Cause::Inferred))
     }
 
     fn end(&mut self) -> DecodeError {
@@ -243,6 +303,8 @@ impl Reader {
             self.health.failed("the stream has ended");
         }
         self.health.lost();
+        let since = self.known.lock().version.number();
+        self.expect_confirmation(since);
         if cut.is_some() { DecodeError::UnexpectedEnd } else { DecodeError::End }
     }
 
@@ -279,9 +341,9 @@ impl Lease {
 }
 
 impl Decoder for Lease {
-    type Event = Event;
+    type Event = Delta;
 
-    async fn decode(&mut self) -> Result<Event, DecodeError> {
+    async fn decode(&mut self) -> Result<Delta, DecodeError> {
         match &mut self.reader {
             Some(reader) => reader.next().await,
             None => Err(DecodeError::End),

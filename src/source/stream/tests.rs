@@ -1,5 +1,7 @@
 //! The source as a Reflector sees it, over real files and pipes.
 
+mod writers;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -16,7 +18,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::{
     cache::{ProblemReason, SyncState},
-    model::MAX_OBJECT_BYTES,
+    model::{Cause, Event, MAX_OBJECT_BYTES},
     source::tests::sole_event,
 };
 
@@ -36,8 +38,13 @@ struct Rig {
 
 impl Rig {
     async fn open(path: impl Into<PathBuf>) -> Self {
+        Self::with(path, |_| {}).await
+    }
+
+    async fn with(path: impl Into<PathBuf>, change: impl FnOnce(&mut StreamConfig)) -> Self {
         let health = SourceHealth::new(HEARTBEAT, Duration::from_secs(15));
-        let config = StreamConfig { path: StreamPath::Path(path.into()), resource: "test".into() };
+        let mut config = StreamConfig::new(StreamPath::Path(path.into()), "test");
+        change(&mut config);
         let source = StreamSource::new(config, health.clone());
         let list = source.list(ListVersion::MostRecent).await.unwrap();
         assert!(list.objects.is_empty());
@@ -50,8 +57,20 @@ impl Rig {
 
     async fn next(&mut self) -> String {
         let delta = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").unwrap().unwrap();
-        let event = sole_event(delta);
         self.health.alive();
+        let event = match delta {
+            Delta::Relist(events, cause) => {
+                assert_eq!(cause, Cause::Inferred);
+                self.version = self.version.next();
+                assert!(events.iter().all(|event| *event.version() == self.version), "one batch");
+                let deleted = events.iter().map(|event| match event {
+                    Event::Deleted(object) => format!(" -{}", object.key()),
+                    other => panic!("{other:?}"),
+                });
+                return format!("relist{}", deleted.collect::<String>());
+            }
+            delta => sole_event(delta),
+        };
         let sign = match &event {
             Event::Added(object) => format!("+{} {}", object.key(), String::from_utf8_lossy(object.body())),
             Event::Modified(object) => format!("~{} {}", object.key(), String::from_utf8_lossy(object.body())),
@@ -290,14 +309,14 @@ async fn what_is_no_stream_is_refused_with_what_to_do() {
         let checked = StreamSource::check(&path).unwrap_err().to_string();
         assert!(checked.contains(hint), "{checked}");
         let health = SourceHealth::new(HEARTBEAT, Duration::ZERO);
-        let source = StreamSource::new(StreamConfig { path, resource: "test".into() }, health);
+        let source = StreamSource::new(StreamConfig::new(path, "test"), health);
         let Err(SourceError::Unavailable(error)) = source.list(ListVersion::Any).await else { panic!("not listed") };
         assert_eq!(error, checked);
         assert!(source.watch("a.1".parse().unwrap()).await.is_err());
     }
     // A file that comes later is read.
     let health = SourceHealth::new(HEARTBEAT, Duration::ZERO);
-    let config = StreamConfig { path: StreamPath::Path(missing.clone()), resource: "test".into() };
+    let config = StreamConfig::new(StreamPath::Path(missing.clone()), "test");
     let source = StreamSource::new(config, health);
     source.list(ListVersion::Any).await.unwrap_err();
     fs::write(&missing, "").unwrap();

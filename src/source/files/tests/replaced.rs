@@ -92,7 +92,9 @@ async fn a_directory_that_is_cloned_again_changes_by_the_difference() {
     fs::remove_file(repository.join("dir3/3.json")).unwrap();
     fs::rename(repository.join("dir4"), repository.join("moved")).unwrap();
     fs::write(repository.join("new.json"), pod("pod-new", 1)).unwrap();
-    git("cd \"$repository\"; git add -A .; git commit -qm two; rm -rf \"$root\"; git clone -q \"$repository\" \"$root\"");
+    git(
+        "cd \"$repository\"; git add -A .; git commit -qm two; rm -rf \"$root\"; git clone -q \"$repository\" \"$root\"",
+    );
     assert_eq!(follower.changes(4).await, ["~pod-001", "+pod-new", "-pod-002", "-pod-003"]);
     follower.bookmark().await;
     assert_eq!(follower.seen, [""; 0]);

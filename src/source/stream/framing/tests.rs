@@ -8,6 +8,7 @@ fn words(framer: &Framer, found: Found) -> String {
     match found {
         Found::Event(begin) => format!("{} {}", place(begin), String::from_utf8_lossy(framer.event())),
         Found::TooLarge(begin) => format!("{} too large", place(begin)),
+        Found::TooDeep(begin) => format!("{} too deep", place(begin)),
         Found::Garbage(begin) => format!("{} garbage", place(begin)),
         Found::Broken(begin, end) => format!("{} broken at {}", place(begin), place(end)),
     }
@@ -164,9 +165,34 @@ fn an_event_that_is_too_large_is_told_once_and_passed_over() {
 }
 
 #[test]
-fn deep_brackets_are_counted_and_not_recursed_into() {
-    let deep = format!("{{\"a\":{}{}}}", "[".repeat(1 << 20), "]".repeat(1 << 20));
-    assert_eq!(framed(&deep).len(), 1);
+fn the_depth_of_an_event_and_its_memory_are_bounded() {
+    let deep = |levels: usize| format!("{{\"a\":{}{}}}\n", "[".repeat(levels - 1), "]".repeat(levels - 1));
+    let small = r#"{"b":1}"#;
+    let (deepest, deeper, huge) = (deep(MAX_DEPTH), deep(MAX_DEPTH + 1), deep(1 << 20));
+    for piece in [1 << 20, 64 << 10, 7919] {
+        let found = |event: &str| frames(format!("{event}{small}").as_bytes().chunks(piece));
+        let last = |event: &str| format!("2:{} {small}", event.len());
+        assert_eq!(found(&deepest), [format!("1:0 {}", deepest.trim_end()), last(&deepest)]);
+        for event in [&deeper, &huge] {
+            assert_eq!(found(event), ["1:0 too deep".to_owned(), last(event)]);
+        }
+    }
+    // A line that can be read at once is counted as well.
+    for event in [&deepest, &deeper] {
+        assert_eq!(frames_by_lines(event.as_bytes()), frames([event.as_bytes()]));
+    }
+    // One that has no end, and is too large besides.
+    let mut framer = Framer::new();
+    framer.feed(b"{\"a\":");
+    let text = format!("{{\"a\":\"{}\",\"b\":", "x".repeat(MAX_EVENT_BYTES));
+    for bytes in [vec![b'['; 1 << 20], b"\n".to_vec(), text.into_bytes(), vec![b'['; 1 << 20]] {
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let (used, _) = framer.feed(rest);
+            rest = &rest[used..];
+            assert!(framer.open.capacity() <= 2 * MAX_DEPTH, "{} brackets are remembered", framer.open.len());
+        }
+    }
 }
 
 fn any_part() -> impl Strategy<Value = Vec<u8>> {

@@ -1,0 +1,152 @@
+//! The objects that all events up to now add up to, and the last event of each.
+//!
+//! Written by `reader` with each event, read by every list. An object that the writer of a pipe has not confirmed is one whose
+//! last event is older than that writer.
+
+use std::{
+    borrow::Borrow,
+    collections::HashMap,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use crate::{
+    cache::List,
+    model::{Event, EventType, Object, ObjectKey, ResourceVersion},
+};
+
+/// The state of a stream.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) version: ResourceVersion,
+    /// With the version of the last event of each, which may have changed nothing.
+    objects: HashMap<ByKey, u128, foldhash::fast::RandomState>,
+}
+
+/// An object, identified by its key.
+#[derive(Debug)]
+struct ByKey(Arc<Object>);
+
+// === impl Known ===
+
+impl Known {
+    /// No objects, at this version.
+    pub(super) fn new(version: ResourceVersion) -> Self {
+        Self { version, objects: HashMap::default() }
+    }
+
+    /// All objects.
+    pub(super) fn list(&self) -> List {
+        let objects = self.objects.keys().map(|ByKey(object)| Arc::clone(object)).collect();
+        List { objects, version: self.version.clone() }
+    }
+
+    /// Applies one event. Returns it, and the version of the last event of the same object before it.
+    pub(super) fn apply(&mut self, event_type: EventType, object: Object) -> (Event, Option<u128>) {
+        self.version.clone_from(object.version());
+        let now = self.version.number();
+        if event_type == EventType::Deleted {
+            let before = self.objects.remove(object.key());
+            return (Event::Deleted(Arc::new(object)), before);
+        }
+        let old = self.objects.get_key_value(object.key()).map(|(ByKey(old), before)| (Arc::clone(old), *before));
+        let object = Arc::new(match &old {
+            Some((old, _)) => object.keyed_as(old),
+            None => object,
+        });
+        match &old {
+            // The cache keeps the old one of two equal objects; so that there is one body, this does too.
+            Some((old, _)) if old.body() == object.body() => {}
+            // A map keeps the key that it has.
+            Some((old, _)) => drop(self.objects.remove(old.key())),
+            None => {}
+        }
+        self.objects.entry(ByKey(Arc::clone(&object))).and_modify(|at| *at = now).or_insert(now);
+        let event = if event_type == EventType::Added { Event::Added(object) } else { Event::Modified(object) };
+        (event, old.map(|(_, before)| before))
+    }
+
+    /// How many objects have had no event after this version.
+    pub(super) fn count_silent_since(&self, version: u128) -> usize {
+        self.objects.values().filter(|at| **at <= version).count()
+    }
+
+    /// Removes the objects that have had no event after this version. Returns their deletions, by key and all at one version.
+    pub(super) fn remove_silent_since(&mut self, version: u128) -> Vec<Event> {
+        let removed = self.objects.extract_if(|_, at| *at <= version);
+        let mut removed: Vec<_> = removed.map(|(ByKey(object), _)| object).collect();
+        if removed.is_empty() {
+            return Vec::new();
+        }
+        removed.sort_unstable_by(|a, b| a.key().cmp(b.key()));
+        self.version = self.version.next();
+        removed.iter().map(|object| Event::Deleted(Arc::new(object.at_version(self.version.clone())))).collect()
+    }
+}
+
+// === impl ByKey ===
+
+impl Borrow<ObjectKey> for ByKey {
+    fn borrow(&self) -> &ObjectKey {
+        self.0.key()
+    }
+}
+
+impl Hash for ByKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key().hash(state);
+    }
+}
+
+impl PartialEq for ByKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key() == other.0.key()
+    }
+}
+
+impl Eq for ByKey {}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn event(known: &mut Known, event_type: EventType, name: &str, value: u8) -> Option<u128> {
+        let body = format!(r#"{{"metadata":{{"name":"{name}"}},"value":{value}}}"#);
+        let object = Object::from_json(Bytes::from(body), "", known.version.next()).unwrap();
+        known.apply(event_type, object).1
+    }
+
+    fn bodies(known: &Known) -> Vec<String> {
+        let mut bodies: Vec<_> =
+            known.list().objects.iter().map(|object| String::from_utf8(object.body().to_vec()).unwrap()).collect();
+        bodies.sort_unstable();
+        bodies
+    }
+
+    #[test]
+    fn what_has_no_event_after_a_version_is_removed_as_a_whole() {
+        let mut known = Known::new("a.1".parse().unwrap());
+        for name in ["c", "a", "b", "d"] {
+            assert_eq!(event(&mut known, EventType::Added, name, 1), None);
+        }
+        let silent = known.version.number();
+        assert_eq!(silent, 5);
+        assert_eq!(event(&mut known, EventType::Added, "b", 1), Some(4), "the same bytes confirm it");
+        assert_eq!(event(&mut known, EventType::Deleted, "d", 1), Some(5));
+        assert_eq!(known.count_silent_since(silent), 2);
+        assert_eq!(event(&mut known, EventType::Modified, "b", 2), Some(6));
+        let events = known.remove_silent_since(silent);
+        let shown: Vec<_> = events
+            .iter()
+            .map(|event| match event {
+                Event::Deleted(object) => format!("{}@{}", object.key(), object.version()),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(shown, ["a@a.9", "c@a.9"]);
+        assert_eq!(bodies(&known), [r#"{"metadata":{"name":"b"},"value":2}"#]);
+        assert_eq!((known.remove_silent_since(silent).len(), known.version.number()), (0, 9));
+    }
+}
