@@ -205,6 +205,30 @@ pub struct KubeResource {
     pub drop_fields: FieldCut,
 }
 
+/// JSON and YAML files below a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilesResource {
+    /// The directory; what was relative in a configuration file is relative to that file's directory.
+    pub path: PathBuf,
+    /// Only objects of this kind, such as `Pod`; with `None`, all of them.
+    pub kind: Option<String>,
+    /// The interval of full scans, 100 ms to 1 h; by default 5 s.
+    pub rescan: Duration,
+    /// How long the directory has to be quiet before a burst of changes is read, 10 ms to 10 s and at most `rescan`; by default
+    /// 100 ms.
+    pub quiet: Duration,
+}
+
+/// Watch events as JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamResource {
+    /// A file or a named pipe, relative as in [`FilesResource`]; with `None`, standard input, which one resource at most has.
+    pub path: Option<PathBuf>,
+    /// How long the next writer of a named pipe may go without repeating an object of the writers before it, 100 ms to 1 h; by
+    /// default 10 s. With `None`, nothing is deleted that it does not repeat.
+    pub confirm_after: Option<Duration>,
+}
+
 /// A resource of another informerd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayResource {
@@ -222,23 +246,33 @@ pub struct RelayResource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceConfig {
     /// JSON and YAML files below a directory.
-    Files {
-        /// The directory; what was relative in a configuration file is relative to that file's directory.
-        path: PathBuf,
-        /// Only objects of this kind, such as `Pod`; with `None`, all of them.
-        kind: Option<String>,
-    },
+    Files(FilesResource),
     /// Watch events as JSON.
-    Stream {
-        /// A file or a named pipe, relative as above; with `None`, standard input, which one resource at most has.
-        path: Option<PathBuf>,
-    },
+    Stream(StreamResource),
     /// Keys of an etcd cluster.
     Etcd(EtcdResource),
     /// Objects of a Kubernetes API.
     Kube(KubeResource),
     /// A resource of another informerd.
     Informerd(RelayResource),
+}
+
+// === impl FilesResource ===
+
+impl FilesResource {
+    /// A directory, with the defaults for everything else.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), kind: None, rescan: DEFAULT_RESCAN, quiet: DEFAULT_QUIET }
+    }
+}
+
+// === impl StreamResource ===
+
+impl StreamResource {
+    /// A file or a named pipe, or standard input, with the defaults for everything else.
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self { path, confirm_after: Some(DEFAULT_CONFIRM_AFTER) }
+    }
 }
 
 // === impl Config ===
@@ -341,6 +375,9 @@ const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr
 const DEFAULT_ADMIN_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 const DEFAULT_STALE_AFTER: Duration = Duration::from_secs(15);
 const DEFAULT_STATE_INTERVAL: Duration = Duration::from_secs(60);
+const DEFAULT_RESCAN: Duration = Duration::from_secs(5);
+const DEFAULT_QUIET: Duration = Duration::from_millis(100);
+const DEFAULT_CONFIRM_AFTER: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

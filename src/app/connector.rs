@@ -8,7 +8,7 @@ use tracing::{Instrument, info_span};
 use super::{
     Ended, infallible,
     keeper::Keeper,
-    sources::{etcd_config, kube_config, relay_config, stream_path},
+    sources::{etcd_config, files_config, kube_config, relay_config, stream_config},
     writer::WriterThread,
 };
 use crate::{
@@ -20,10 +20,10 @@ use crate::{
     grpc::ServedResource,
     source::{
         etcd::EtcdSource,
-        files::{FilesConfig, FilesSource},
+        files::FilesSource,
         kube::{KubeClients, KubeSource},
         relay::RelaySource,
-        stream::{self, StreamConfig, StreamSource},
+        stream::{self, StreamSource},
     },
     telemetry::ObservedResource,
 };
@@ -47,14 +47,14 @@ impl Connector<'_> {
     pub(super) fn resource(&mut self, writer: &WriterThread, resource: &ResourceConfig) -> ObservedResource {
         let stale_after = self.config.stale_after;
         match &resource.source {
-            SourceConfig::Files { path, kind } => {
-                let files = FilesConfig { kind: kind.clone(), ..FilesConfig::new(path, &resource.name) };
+            SourceConfig::Files(files) => {
+                let files = files_config(&resource.name, files);
                 let health = SourceHealth::new(files.rescan, stale_after);
                 let source = FilesSource::new(files, health.clone());
                 self.connect(writer, resource, "files", source, health)
             }
-            SourceConfig::Stream { path } => {
-                let stream = StreamConfig::new(stream_path(path.as_deref()), &resource.name);
+            SourceConfig::Stream(stream) => {
+                let stream = stream_config(&resource.name, stream);
                 let health = SourceHealth::new(stream::HEARTBEAT, stale_after);
                 let source = StreamSource::new(stream, health.clone());
                 self.connect(writer, resource, "stream", source, health)

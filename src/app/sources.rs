@@ -1,16 +1,17 @@
 //! What the configuration says of a source, as the source has it.
 
-use std::path::Path;
-
 use super::AppError;
 use crate::{
-    config::{EtcdResource, EtcdTlsConfig, KubeResource, RelayResource, ResourceConfig, SourceConfig},
+    config::{
+        EtcdResource, EtcdTlsConfig, FilesResource, KubeResource, RelayResource, ResourceConfig, SourceConfig,
+        StreamResource,
+    },
     source::{
         etcd::{EtcdConfig, EtcdSource, EtcdTls},
-        files::FilesSource,
+        files::{FilesConfig, FilesSource},
         kube::{KubeCluster, KubeConfig, KubeSource},
         relay::{RelayConfig, RelaySource, RelayTls},
-        stream::{StreamPath, StreamSource},
+        stream::{StreamConfig, StreamPath, StreamSource},
     },
 };
 
@@ -19,11 +20,11 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
     let ResourceConfig { name, source, .. } = config;
     let resource = || name.clone();
     match source {
-        SourceConfig::Files { path, .. } => {
-            FilesSource::check(path).map_err(|error| AppError::Directory { resource: resource(), error })?;
+        SourceConfig::Files(files) => {
+            FilesSource::check(&files.path).map_err(|error| AppError::Directory { resource: resource(), error })?;
         }
-        SourceConfig::Stream { path } => {
-            let checked = StreamSource::check(&stream_path(path.as_deref()));
+        SourceConfig::Stream(stream) => {
+            let checked = StreamSource::check(&stream_config(name, stream).path);
             checked.map_err(|error| AppError::Stream { resource: resource(), error })?;
         }
         SourceConfig::Etcd(etcd) => {
@@ -40,6 +41,17 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
         }
     }
     Ok(())
+}
+
+pub(super) fn files_config(resource: &str, config: &FilesResource) -> FilesConfig {
+    let FilesResource { path, kind, rescan, quiet } = config.clone();
+    FilesConfig { path, kind, resource: resource.to_owned(), rescan, quiet }
+}
+
+pub(super) fn stream_config(resource: &str, config: &StreamResource) -> StreamConfig {
+    let StreamResource { path, confirm_after } = config.clone();
+    let path = path.map_or(StreamPath::Stdin, StreamPath::Path);
+    StreamConfig { path, resource: resource.to_owned(), confirm_after }
 }
 
 pub(super) fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
@@ -77,8 +89,4 @@ pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
 pub(super) fn relay_config(config: &RelayResource) -> RelayConfig {
     let RelayResource { endpoint, resource, ca, identity } = config.clone();
     RelayConfig { tls: RelayTls { ca, identity }, ..RelayConfig::new(&endpoint, &resource) }
-}
-
-pub(super) fn stream_path(path: Option<&Path>) -> StreamPath {
-    path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.to_owned()))
 }

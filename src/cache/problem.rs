@@ -19,6 +19,8 @@ pub enum ProblemReason {
     ObjectInvalid,
     /// A file is not served as it is.
     FileInvalid,
+    /// A directory has had no manifest since the start.
+    DirectoryEmpty,
     /// The operating system does not report changes of files; only the periodic scan finds them.
     NotificationsUnavailable,
     /// A namespace of the configuration does not exist upstream.
@@ -98,6 +100,7 @@ impl ProblemReason {
             Self::ObjectTooLarge => "OBJECT_TOO_LARGE",
             Self::ObjectInvalid => "OBJECT_INVALID",
             Self::FileInvalid => "FILE_INVALID",
+            Self::DirectoryEmpty => "DIRECTORY_EMPTY",
             Self::NotificationsUnavailable => "NOTIFICATIONS_UNAVAILABLE",
             Self::NamespaceNotFound => "NAMESPACE_NOT_FOUND",
             Self::ObjectsUnconfirmed => "OBJECTS_UNCONFIRMED",

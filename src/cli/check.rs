@@ -8,7 +8,7 @@ use std::{
 use super::{FAILED, complain, load};
 use crate::{
     app,
-    config::{Config, KubeResource, ServeFlags, SourceConfig},
+    config::{Config, FilesResource, KubeResource, ServeFlags, SourceConfig, StreamResource},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -41,12 +41,14 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
     }
     for resource in config.resources.values() {
         let source = match &resource.source {
-            SourceConfig::Files { path, kind } => {
+            SourceConfig::Files(FilesResource { path, kind, .. }) => {
                 let kind = kind.as_deref().map(|kind| format!(" of kind {kind}")).unwrap_or_default();
                 format!("files below {}{kind}", path.display())
             }
-            SourceConfig::Stream { path: Some(path) } => format!("watch events of {}", path.display()),
-            SourceConfig::Stream { path: None } => "watch events of standard input".to_owned(),
+            SourceConfig::Stream(StreamResource { path: Some(path), .. }) => {
+                format!("watch events of {}", path.display())
+            }
+            SourceConfig::Stream(StreamResource { path: None, .. }) => "watch events of standard input".to_owned(),
             SourceConfig::Etcd(etcd) => format!("keys of {} in etcd at {}", etcd.prefix, etcd.endpoints.join(", ")),
             SourceConfig::Kube(kube) => kube_text(kube),
             SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint),

@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 60] = [
+const KEYS: [Key; 63] = [
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -61,9 +61,24 @@ const KEYS: [Key; 60] = [
         "a directory of .json, .yaml and .yml files; relative to the configuration file",
     ),
     no_default("resources.<name>.source.files.kind", "only objects of this kind; all of them if left out"),
+    key(
+        "resources.<name>.source.files.rescan",
+        "5s",
+        "the interval of full scans, which find what the operating system does not report; 100ms to 1h",
+    ),
+    key(
+        "resources.<name>.source.files.quiet",
+        "100ms",
+        "how long the directory has to be quiet before changes are read; 10ms to 10s, at most rescan",
+    ),
     no_default(
         "resources.<name>.source.stream.path",
         "a file or named pipe of JSON watch events, relative to the configuration file; or - for standard input",
+    ),
+    key(
+        "resources.<name>.source.stream.confirm_after",
+        "10s",
+        "when the next writer of a pipe has repeated no object for so long, the rest is deleted; 100ms to 1h, or none",
     ),
     no_default(
         "resources.<name>.source.etcd.endpoints",

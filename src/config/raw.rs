@@ -212,6 +212,8 @@ pub(super) struct RawSource {
 pub(super) struct RawFiles {
     pub(super) path: Option<Value>,
     pub(super) kind: Option<Value>,
+    pub(super) rescan: Option<Value>,
+    pub(super) quiet: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -219,6 +221,7 @@ pub(super) struct RawFiles {
 #[serde(default)]
 pub(super) struct RawStream {
     pub(super) path: Option<Value>,
+    pub(super) confirm_after: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -7,13 +7,14 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use serde_json::Value;
 
 use super::{
     Config, DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, DEFAULT_STALE_AFTER, DEFAULT_STATE_INTERVAL, DrainConfig,
-    LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig, WatchConfig,
+    FilesResource, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, StreamResource, TlsConfig, WatchConfig,
     error::ConfigErrors,
     etcd, keys, kube,
     raw::{
@@ -266,13 +267,13 @@ fn flagged_sources(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'stat
     let mut sources = Vec::new();
     for text in &flags.files {
         if let Some(flag) = errors.check("--files", value::parse_files_flag(text)) {
-            let source = SourceConfig::Files { path: flag.path, kind: flag.kind };
+            let source = SourceConfig::Files(FilesResource { kind: flag.kind, ..FilesResource::new(flag.path) });
             sources.push(("--files", flag.name.to_owned(), source));
         }
     }
     for text in &flags.stream {
         if let Some(flag) = errors.check("--stream", value::parse_stream_flag(text)) {
-            sources.push(("--stream", flag.name.to_owned(), SourceConfig::Stream { path: flag.path }));
+            sources.push(("--stream", flag.name.to_owned(), SourceConfig::Stream(StreamResource::new(flag.path))));
         }
     }
     sources.extend(etcd::flagged(flags, errors));
@@ -283,7 +284,8 @@ fn flagged_sources(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'stat
 
 /// There is one standard input.
 fn check_stdin(resources: &BTreeMap<String, ResourceConfig>, errors: &mut ConfigErrors) {
-    let is_stdin = |resource: &&ResourceConfig| resource.source == SourceConfig::Stream { path: None };
+    let is_stdin =
+        |resource: &&ResourceConfig| matches!(&resource.source, SourceConfig::Stream(stream) if stream.path.is_none());
     let mut readers = resources.values().filter(is_stdin).map(|resource| &resource.name);
     if let (Some(first), Some(second)) = (readers.next(), readers.next()) {
         let problem = format!("both `{first}` and `{second}` read standard input (`-`); give one of them a file");
@@ -362,7 +364,21 @@ fn resolve_files(key: &str, raw: &RawFiles, directory: &Path, errors: &mut Confi
     let path = errors.read(&format!("{key}.path"), raw.path.as_ref(), value::path)?;
     // Without the dots that were written in between.
     let path: PathBuf = directory.join(path).components().collect();
-    Some(SourceConfig::Files { path, kind })
+    let default = FilesResource::new(path);
+    let bounds = (Duration::from_millis(100), Duration::from_secs(3600));
+    let rescan =
+        errors.read(&format!("{key}.rescan"), raw.rescan.as_ref(), |value| value::duration_within(value, bounds));
+    let rescan = rescan.unwrap_or(default.rescan);
+    let bounds = (Duration::from_millis(10), Duration::from_secs(10));
+    let quiet = errors.read(&format!("{key}.quiet"), raw.quiet.as_ref(), |value| value::duration_within(value, bounds));
+    let quiet = quiet.unwrap_or(default.quiet);
+    if quiet > rescan {
+        errors.add(
+            &format!("{key}.quiet"),
+            format!("is longer than `rescan` ({}); write a shorter one", value::text_of(rescan)),
+        );
+    }
+    Some(SourceConfig::Files(FilesResource { kind, rescan, quiet, ..default }))
 }
 
 fn resolve_stream(key: &str, raw: &RawStream, directory: &Path, errors: &mut ConfigErrors) -> Option<SourceConfig> {
@@ -371,7 +387,15 @@ fn resolve_stream(key: &str, raw: &RawStream, directory: &Path, errors: &mut Con
         errors.add(&format!("{key}.path"), problem);
     }
     let path = errors.read(&format!("{key}.path"), raw.path.as_ref(), value::stream_path)?;
-    Some(SourceConfig::Stream { path: path.map(|path| directory.join(path).components().collect()) })
+    let default = StreamResource::new(path.map(|path| directory.join(path).components().collect()));
+    let bounds = (Duration::from_millis(100), Duration::from_secs(3600));
+    let confirm_after = errors.read(&format!("{key}.confirm_after"), raw.confirm_after.as_ref(), |value| {
+        if value.as_str() == Some("none") { Ok(None) } else { value::duration_within(value, bounds).map(Some) }
+    });
+    Some(SourceConfig::Stream(StreamResource {
+        confirm_after: confirm_after.unwrap_or(default.confirm_after),
+        ..default
+    }))
 }
 
 fn resolve_indexes(

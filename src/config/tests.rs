@@ -42,7 +42,7 @@ fn problems(yaml: &str) -> String {
 }
 
 fn files(path: impl Into<PathBuf>, kind: Option<&str>) -> SourceConfig {
-    SourceConfig::Files { path: path.into(), kind: kind.map(str::to_owned) }
+    SourceConfig::Files(FilesResource { kind: kind.map(str::to_owned), ..FilesResource::new(path) })
 }
 
 #[test]
@@ -107,9 +107,13 @@ fn the_reference_tells_the_defaults() {
         writeln!(yaml, " {text}").unwrap();
         let mut expected = default.clone();
         if key.path.starts_with("resources") {
-            yaml.push_str("    source: { files: { path: /x } }\n");
-            let other =
-                ResourceConfig { source: files("/x", None), name: "other".into(), ..default.resources["pods"].clone() };
+            let (rest, source) = match key.path.split('.').nth(3) {
+                Some("files") => ("        path: /x\n", files("/x", None)),
+                Some("stream") => ("        path: /x\n", SourceConfig::Stream(StreamResource::new(Some("/x".into())))),
+                _ => ("    source: { files: { path: /x } }\n", files("/x", None)),
+            };
+            yaml.push_str(rest);
+            let other = ResourceConfig { source, name: "other".into(), ..default.resources["pods"].clone() };
             expected.resources.insert("other".into(), other);
         }
         assert_eq!(load(&yaml, &["--files=pods=."]), Ok(expected), "{yaml}");
@@ -301,8 +305,45 @@ fn relative_paths_are_relative_to_the_file() {
 }
 
 #[test]
+fn how_files_and_streams_are_read() {
+    let load = |section: &str| load(&format!("resources: {{ x: {{ source: {{ {section} }} }} }}"), &[]);
+    let config = load("files: { path: /x, rescan: 1m, quiet: 2s }").unwrap();
+    let expected =
+        FilesResource { rescan: Duration::from_secs(60), quiet: Duration::from_secs(2), ..FilesResource::new("/x") };
+    assert_eq!(config.resources["x"].source, SourceConfig::Files(expected));
+    for (text, confirm_after) in [("none", None), ("1m30s", Some(Duration::from_secs(90)))] {
+        let config = load(&format!("stream: {{ path: /x, confirm_after: {text} }}")).unwrap();
+        let expected = StreamResource { path: Some("/x".into()), confirm_after };
+        assert_eq!(config.resources["x"].source, SourceConfig::Stream(expected));
+    }
+    for (section, problem) in [
+        (
+            "files: { path: /x, rescan: 99ms }",
+            "files.rescan: expected a duration from 100ms to 1h, found the text \"99ms\"",
+        ),
+        (
+            "files: { path: /x, rescan: 61m }",
+            "files.rescan: expected a duration from 100ms to 1h, found the text \"61m\"",
+        ),
+        ("files: { path: /x, quiet: 0 }", "files.quiet: expected a duration from 10ms to 10s, found the number 0"),
+        (
+            "files: { path: /x, quiet: 2s, rescan: 1s }",
+            "files.quiet: is longer than `rescan` (1s); write a shorter one",
+        ),
+        (
+            "stream: { path: /x, confirm_after: 0 }",
+            "stream.confirm_after: expected a duration from 100ms to 1h, found the number 0",
+        ),
+        ("stream: { path: /x, confirm_after: never }", "stream.confirm_after: expected a duration such as 500ms"),
+    ] {
+        let found = load(section).unwrap_err().to_string();
+        assert!(found.starts_with(&format!("resources.x.source.{problem}")), "{found}");
+    }
+}
+
+#[test]
 fn streams() {
-    let stream = |path: Option<PathBuf>| SourceConfig::Stream { path };
+    let stream = |path: Option<PathBuf>| SourceConfig::Stream(StreamResource::new(path));
     let yaml =
         "resources: { a: { source: { stream: { path: ../a.jsonl } } }, b: { source: { stream: { path: '-' } } } }";
     let (directory, flags) = file(yaml, &["--stream=c=c.jsonl", "--files=d=.", "--stream", "e=/dev/fd/3"]);

@@ -141,6 +141,24 @@ pub(super) fn positive_duration(value: &Value) -> Result<Duration, ValueError> {
     Ok(duration)
 }
 
+/// A duration from the first to the second of these.
+pub(super) fn duration_within(value: &Value, (least, most): (Duration, Duration)) -> Result<Duration, ValueError> {
+    let duration = duration(value)?;
+    if duration < least || duration > most {
+        let what = format!("a duration from {} to {}", text_of(least), text_of(most));
+        return Err(ValueError::expected(&what, found(value)));
+    }
+    Ok(duration)
+}
+
+/// As it would be written, in the largest unit that it is a multiple of.
+pub(super) fn text_of(duration: Duration) -> String {
+    let milliseconds = duration.as_millis();
+    let unit = MILLISECONDS.iter().rev().find(|(_, unit)| milliseconds.is_multiple_of(u128::from(*unit)));
+    let (name, unit) = unit.copied().unwrap_or(("ms", 1));
+    format!("{}{name}", milliseconds / u128::from(unit))
+}
+
 /// For which every change may have to wait.
 pub(super) fn window(value: &Value) -> Result<Duration, ValueError> {
     let duration = duration(value)?;

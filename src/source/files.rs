@@ -4,8 +4,8 @@
 //!             directory ──notify──▶ notices ─┐
 //!                 │                          ▼
 //!                 └──▶ scan ◀── engine ◀── live ──▶ Watch
-//!         root, read, decode      │  ▲
-//!                          catalog ┘ └ Problems ──▶ SourceHealth
+//!   root, read, decode, lookup    │  ▲
+//!    catalog, missing, unfinished ┘ └ Problems ──▶ SourceHealth
 //! ```
 //!
 //! Made by the application from its configuration, one for each resource; driven by the resource's Reflector, and
@@ -17,7 +17,8 @@
 //!   keeps its own.
 //! - What notices tell is looked at when it has been quiet; everything is looked at at an interval.
 //! - Nothing is deleted but by a deletion: a file that cannot be parsed, or a directory that is away, keeps its objects
-//!   and is reported.
+//!   and is reported. A deletion counts when it is certain (`missing`), a file that is being written when it is closed
+//!   (`unfinished`).
 //! - Only one list or watch is active; the next one ends the one before it.
 //!
 //! Unix only: identity and stamps of files are inode numbers and times of change.
@@ -81,10 +82,11 @@ pub struct FilesConfig {
     pub kind: Option<String>,
     /// The name of the resource, for the log.
     pub resource: String,
-    /// How often the whole directory is looked at; at least 10 ms.
+    /// How often the whole directory is looked at; at least 10 ms. A file that stays open for writing is read after six of
+    /// these.
     pub rescan: Duration,
-    /// How long a burst of changes has to be over before it is looked at. A burst that lasts five times as long is
-    /// looked at in its midst.
+    /// How long a burst of changes has to be over before it is looked at; at most `rescan`. A burst that lasts five times as
+    /// long is looked at in its midst. A file that is missing then is deleted when it is missing for as long again.
     pub quiet: Duration,
 }
 
@@ -130,6 +132,7 @@ impl FilesSource {
 
     fn with_subscribe(mut config: FilesConfig, health: SourceHealth, subscribe: Subscribe) -> Self {
         config.rescan = config.rescan.max(MIN_RESCAN);
+        config.quiet = config.quiet.min(config.rescan);
         let config = Arc::new(config);
         let engine = Arc::new(Mutex::new(Engine::new(config.clone(), new_lineage(), health)));
         Self { config, engine, active: Mutex::new(CancellationToken::new()), subscribe }

@@ -27,7 +27,7 @@ use super::{
     lookup::{Lookup, look_up},
     missing::{Missing, Patience},
     notices::{DirtySet, Notices},
-    root::Root,
+    root::{DirectoryId, Root},
     scan::{Probe, Scan, ScanError, Scanner, may_hold},
     text::{escaped, one_line},
     unfinished::{MAX_RESCANS, Shrunk, Signs},
@@ -48,13 +48,17 @@ pub(super) struct Engine {
     /// What the last walk found wrong that does not lie in a file's content.
     found: BTreeMap<String, String>,
     /// The directory that the catalog is of. Another one is taken over once no file is missing in it.
-    settled: Option<Root>,
+    settled: Option<DirectoryId>,
     missing: Missing,
     /// The last walk met not all files that were there: the directory changed meanwhile, and only another walk can tell.
     is_torn: bool,
     shrunk: Shrunk,
+    /// The directories below the root where another file system was mounted, with a trailing `/`.
+    mounts: BTreeMap<String, DirectoryId>,
     /// Whether the last walk met a symbolic link: then one file can be several, and nothing is looked at alone.
     links: bool,
+    /// Whether there has been a manifest since the start.
+    has_had_files: bool,
     /// Why the directory itself cannot be served, while it cannot.
     outage: Option<String>,
     /// The kinds that were warned of.
@@ -114,7 +118,9 @@ impl Engine {
             missing: Missing::default(),
             is_torn: false,
             shrunk: Shrunk::default(),
+            mounts: BTreeMap::new(),
             links: false,
+            has_had_files: false,
             outage: None,
             warned: Vec::new(),
             config,
@@ -150,7 +156,7 @@ impl Engine {
             Err(Failure::Cancelled) => {}
         }
         let Walked { root, scan, absent, is_torn } = outcome?;
-        let Scan { mut changes, shrunk, problems, links, .. } = scan;
+        let Scan { mut changes, shrunk, problems, links, mounts, .. } = scan;
         let now = Instant::now();
         self.shrunk.retain(&shrunk.iter().map(|(path, _)| path.clone()).collect());
         for (path, stamp) in shrunk {
@@ -171,9 +177,11 @@ impl Engine {
         let patience = self.patience(is_other);
         self.found = problems;
         self.links = links;
+        self.mounts = mounts;
         let mut looked = self.take_over(changes, patience, now);
+        self.report_empty();
         if self.missing.is_empty() {
-            self.settled = Some(root);
+            self.settled = Some(root.id);
         } else if is_other {
             let (resource, missing) = (&self.config.resource, self.missing.paths().count());
             tracing::info!(
@@ -277,7 +285,7 @@ impl Engine {
     }
 
     fn is_settled(&self, root: &Root) -> bool {
-        self.settled.as_ref().is_none_or(|settled| settled.is_same_directory(root))
+        self.settled.is_none_or(|settled| settled == root.id)
     }
 
     fn patience(&self, is_other: bool) -> Patience {
@@ -300,9 +308,16 @@ impl Engine {
                 return Err(outage(error.to_string()));
             }
         };
-        if let Some(Err(reason)) = notices.as_mut().map(|notices| notices.follow(&root)) {
-            let (resource, rescan) = (&self.config.resource, self.config.rescan);
-            tracing::warn!(source = "files", resource, ?rescan, reason, "changes are found by the periodic scan only");
+        if let Some(notices) = &mut notices {
+            let message = |reason| {
+                format!(
+                    "not all changes are reported, and found by a scan every {:?} only: {reason}",
+                    self.config.rescan
+                )
+            };
+            let problem = |reason| Problem::new(ProblemReason::NotificationsUnavailable, "", message(reason));
+            let found = notices.follow(&root).err().map(problem);
+            self.problems.replace(&[ProblemReason::NotificationsUnavailable], found.into_iter().collect());
         }
         let signs = Signs {
             notices: notices.as_ref().map(|notices| &**notices.dirty()),
@@ -311,10 +326,11 @@ impl Engine {
             now: Instant::now(),
         };
         let scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), signs, cancelled);
-        let scan = scanner.walk().map_err(|error| match error {
+        let mut scan = scanner.walk().map_err(|error| match error {
             ScanError::Cancelled => Failure::Cancelled,
             ScanError::Root(error) => outage(format!("the directory {} cannot be read: {error}", root.path.display())),
         })?;
+        self.keep_unmounted(&root, &mut scan);
         let (absent, is_torn) = self.absent(&root, &scan, cancelled)?;
         match Root::open(&self.config.path) {
             Ok(now) if now == root => {}
@@ -331,6 +347,22 @@ impl Engine {
             )));
         }
         Ok(Walked { root, scan, absent, is_torn })
+    }
+
+    /// Keeps the files of a volume below the root that is not mounted any more, as long as its mount point is empty.
+    fn keep_unmounted(&self, root: &Root, scan: &mut Scan) {
+        let is_other = |(directory, id): &(&String, &DirectoryId)| scan.mounts.get(*directory) != Some(*id);
+        for (directory, id) in self.mounts.iter().filter(is_other).collect::<Vec<_>>() {
+            let is_below = |path: &Arc<str>| path.starts_with(directory.as_str());
+            let is_empty = !scan.seen.iter().any(is_below) && root.path.join(directory).is_dir();
+            if is_empty && self.catalog.paths().any(is_below) {
+                let problem = "a volume was mounted here and is not any more; its objects are kept: mount it, create the \
+                               files again, or delete the directory";
+                scan.problems.insert(escaped(directory).into_owned(), problem.to_owned());
+                scan.unknown.insert(directory.clone());
+                scan.mounts.insert(directory.clone(), *id);
+            }
+        }
     }
 
     /// The known files that a walk has not met and that are not there; and whether one of them is there after all.
@@ -363,6 +395,17 @@ impl Engine {
         self.problems.replace(&[ProblemReason::FileInvalid], self.standing().into_iter().map(problem).collect());
         self.warn_of_kinds();
         Looked { events, again_at: self.missing.next_look(patience) }
+    }
+
+    /// Reports a directory that has had no manifest since the start: perhaps its volume is mounted later.
+    fn report_empty(&mut self) {
+        self.has_had_files |= self.catalog.len() > 0;
+        let message = || {
+            let directory = self.config.path.display();
+            format!("the directory {directory} has no .json, .yaml or .yml file: mount its volume, or correct the path")
+        };
+        let found = (!self.has_had_files).then(|| Problem::new(ProblemReason::DirectoryEmpty, "", message()));
+        self.problems.replace(&[ProblemReason::DirectoryEmpty], found.into_iter().collect());
     }
 
     /// One reason for each path: what is wrong with the file comes before what is wrong with its place among others.

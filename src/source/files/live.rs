@@ -203,9 +203,9 @@ impl Live {
         self.ready.extend(events);
         self.again_at = again_at;
         if again_at.is_none() {
-            self.bookmark(version)
+            self.bookmark(version);
         } else {
-            self.owes_bookmark = true
+            self.owes_bookmark = true;
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ pub(super) fn look_up(root: &Root, path: &str) -> Lookup {
 
 /// Whether a regular file inside the root is reached, by the rules of `scan`.
 fn follow(root: &Root, path: &str) -> io::Result<bool> {
-    let mut above = vec![root.id];
+    let mut above = vec![root.id.file];
     let mut absolute = root.path.clone();
     let mut parts = path.split('/').peekable();
     while let Some(part) = parts.next() {

@@ -104,7 +104,7 @@ mod tests {
     const PATIENCE: Patience = Patience { unchanged: Duration::from_secs(1), at_most: Duration::from_secs(5) };
 
     fn certain(missing: &mut Missing, now: Instant) -> Vec<String> {
-        missing.take_certain(PATIENCE, now).iter().map(|path| path.to_string()).collect()
+        missing.take_certain(PATIENCE, now).iter().map(ToString::to_string).collect()
     }
 
     #[test]

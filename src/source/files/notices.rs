@@ -49,6 +49,8 @@ pub(super) struct DirtySet {
     marks: Mutex<Dirty>,
     /// The files that were modified and not closed since, and their first modification.
     written: Mutex<BTreeMap<PathBuf, Instant>>,
+    /// Why not everything below the directory is watched; what to do about it.
+    fault: Mutex<Option<String>>,
     wake: Notify,
 }
 
@@ -70,11 +72,13 @@ enum State {
     Idle,
     Subscribed {
         root: Root,
+        at: Instant,
         _subscription: Subscription,
     },
     Failed {
         root: Root,
         at: Instant,
+        reason: String,
     },
 }
 
@@ -83,7 +87,7 @@ enum State {
 impl DirtySet {
     fn new() -> Self {
         let marks = Mutex::new(Dirty::Paths(BTreeSet::new()));
-        Self { marks, written: Mutex::default(), wake: Notify::new() }
+        Self { marks, written: Mutex::default(), fault: Mutex::default(), wake: Notify::new() }
     }
 
     /// Marks one path.
@@ -137,6 +141,12 @@ impl DirtySet {
         self.written.lock().clear();
     }
 
+    /// Takes note that the watch has become incomplete.
+    fn set_fault(&self, reason: String) {
+        *self.fault.lock() = Some(reason);
+        self.mark_everything();
+    }
+
     /// Waits for a mark since the last call.
     ///
     /// # Cancel safety
@@ -169,25 +179,32 @@ impl Notices {
     ///
     /// # Errors
     ///
-    /// When notices cannot be had, once: it is tried again by later calls, which tell nothing.
+    /// When not all changes are noticed: why, and what to do. It is tried again once a minute.
     pub(super) fn follow(&mut self, root: &Root) -> Result<(), String> {
-        let told = match &self.state {
-            State::Subscribed { root: known, .. } if known == root => return Ok(()),
-            State::Idle | State::Subscribed { .. } => false,
-            State::Failed { root: known, at } if known == root && at.elapsed() < RETRY => return Ok(()),
-            State::Failed { .. } => true,
-        };
+        match &self.state {
+            State::Subscribed { root: known, at, .. } if known == root => match &*self.dirty.fault.lock() {
+                None => return Ok(()),
+                Some(reason) if at.elapsed() < RETRY => return Err(reason.clone()),
+                Some(_) => {}
+            },
+            State::Failed { root: known, at, reason } if known == root && at.elapsed() < RETRY => {
+                return Err(reason.clone());
+            }
+            State::Idle | State::Subscribed { .. } | State::Failed { .. } => {}
+        }
         // The old subscription ends before the new one begins: both at once could be one too many.
         self.state = State::Idle;
         self.dirty.forget_written();
+        *self.dirty.fault.lock() = None;
+        let (root, at) = (root.clone(), Instant::now());
         match (self.subscribe)(&root.path, self.dirty.clone()) {
             Ok(subscription) => {
-                self.state = State::Subscribed { root: root.clone(), _subscription: subscription };
+                self.state = State::Subscribed { root, at, _subscription: subscription };
                 Ok(())
             }
-            Err(error) => {
-                self.state = State::Failed { root: root.clone(), at: Instant::now() };
-                if told { Ok(()) } else { Err(error) }
+            Err(reason) => {
+                self.state = State::Failed { root, at, reason: reason.clone() };
+                Err(reason)
             }
         }
     }
@@ -224,10 +241,7 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
             event.paths.into_iter().for_each(|path| mark(&dirty, path));
         }
         // New directories go unnoticed from now on, until the periodic scan.
-        Err(error) => {
-            tracing::warn!(source = "files", %error, "changes may be noticed late; {}", advice(&error.kind));
-            dirty.mark_everything();
-        }
+        Err(error) => dirty.set_fault(explained(&error)),
     };
     // Links are followed by the scan, which knows which ones may be: their targets are below the root themselves.
     let config = notify::Config::default().with_follow_symlinks(false);
@@ -315,17 +329,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failure_is_told_once_and_tried_again_later() {
+    async fn a_failure_stands_until_a_later_try_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::open(dir.path()).unwrap();
         let mut notices = Notices::new(|_, _| Err("no".into()));
-        notices.follow(&root).unwrap_err();
-        notices.follow(&root).unwrap();
+        assert_eq!(notices.follow(&root), Err("no".into()));
         notices.subscribe = |_, _| Ok(Box::new(()));
-        notices.follow(&root).unwrap();
-        assert!(matches!(notices.state, State::Failed { .. }));
+        assert_eq!(notices.follow(&root), Err("no".into()), "not tried again yet");
         tokio::time::advance(RETRY).await;
-        notices.follow(&root).unwrap();
-        assert!(matches!(notices.state, State::Subscribed { .. }));
+        assert_eq!(notices.follow(&root), Ok(()));
+        // The limit is reached with a new directory.
+        notices.dirty().set_fault("full".into());
+        assert_eq!(notices.dirty().take(), Dirty::Everything);
+        assert_eq!(notices.follow(&root), Err("full".into()));
+        tokio::time::advance(RETRY).await;
+        assert_eq!(notices.follow(&root), Ok(()));
     }
 }

@@ -33,8 +33,16 @@ pub enum DirectoryError {
 pub(super) struct Root {
     /// Absolute and without symbolic links: what a link inside may not leave.
     pub(super) path: PathBuf,
-    pub(super) id: FileId,
-    /// Where the file system records it. ext4 gives the inode number of a deleted directory to the next one at once.
+    pub(super) id: DirectoryId,
+}
+
+/// Which directory it is, whatever its path: not a mount in the place of its mount point, nor a directory that was deleted and
+/// created again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DirectoryId {
+    pub(super) file: FileId,
+    /// Where the file system records it. ext4 gives the inode number of a deleted directory to the next one at once, and the
+    /// kernel the number of a file system that was unmounted.
     created: Option<SystemTime>,
 }
 
@@ -50,6 +58,14 @@ pub(super) struct FileId {
 impl FileId {
     pub(super) fn of(metadata: &fs::Metadata) -> Self {
         Self { dev: metadata.dev(), ino: metadata.ino() }
+    }
+}
+
+// === impl DirectoryId ===
+
+impl DirectoryId {
+    pub(super) fn of(metadata: &fs::Metadata) -> Self {
+        Self { file: FileId::of(metadata), created: metadata.created().ok() }
     }
 }
 
@@ -71,13 +87,7 @@ impl Root {
         fs::read_dir(&canonical).map_err(error)?;
         // A directory that can be listed and not entered shows names whose files nobody can open.
         fs::metadata(canonical.join(".")).map_err(error)?;
-        Ok(Self { path: canonical, id: FileId::of(&metadata), created: metadata.created().ok() })
-    }
-
-    /// Whether both are the same directory, under whatever path: not a mount in the place of its mount point, nor a
-    /// directory that was deleted and created again.
-    pub(super) fn is_same_directory(&self, other: &Self) -> bool {
-        (self.id, self.created) == (other.id, other.created)
+        Ok(Self { path: canonical, id: DirectoryId::of(&metadata) })
     }
 }
 
@@ -98,11 +108,11 @@ mod tests {
         for _ in 0..100 {
             fs::remove_dir(&path).unwrap();
             let next = create();
-            assert!(!next.is_same_directory(&known), "{next:?}");
+            assert_ne!(next.id, known.id);
             known = next;
         }
         fs::rename(&path, dir.path().join("moved")).unwrap();
-        assert!(Root::open(&dir.path().join("moved")).unwrap().is_same_directory(&known));
+        assert_eq!(Root::open(&dir.path().join("moved")).unwrap().id, known.id);
     }
 
     #[test]

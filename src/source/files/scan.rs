@@ -26,7 +26,7 @@ use super::{
     catalog::{Catalog, Content, FileChange, Finding, Stamp},
     decode::{self, Format},
     read::{Outcome, Reader},
-    root::{FileId, Root},
+    root::{DirectoryId, FileId, Root},
     text::escaped,
     unfinished::Signs,
 };
@@ -54,6 +54,8 @@ pub(super) struct Scan {
     pub(super) problems: BTreeMap<String, String>,
     /// Whether there is any symbolic link that counts.
     pub(super) links: bool,
+    /// The directories where another file system is mounted, with a trailing `/`.
+    pub(super) mounts: BTreeMap<String, DirectoryId>,
 }
 
 /// Why a walk has no result.
@@ -139,7 +141,7 @@ impl<'a> Scanner<'a> {
     pub(super) fn walk(mut self) -> Result<Scan, ScanError> {
         self.found.seen.reserve(self.catalog.len());
         let root = self.root;
-        self.above.push(root.id);
+        self.above.push(root.id.file);
         self.directory(&root.path, &mut String::new())?;
         Ok(self.found)
     }
@@ -298,8 +300,12 @@ impl<'a> Scanner<'a> {
         if !self.count(relative) {
             return Ok(());
         }
-        self.above.push(FileId::of(metadata));
+        let id = FileId::of(metadata);
         relative.push('/');
+        if self.above.last().is_some_and(|above| above.dev != id.dev) {
+            self.found.mounts.insert(relative.clone(), DirectoryId::of(metadata));
+        }
+        self.above.push(id);
         let outcome = self.directory(absolute, relative);
         self.above.pop();
         outcome

@@ -24,7 +24,7 @@ use super::{
     notices::{self, Subscribe},
 };
 use crate::{
-    cache::{ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{ListVersion, ListerWatcher, Problem, ProblemReason, SourceError, SourceHealth, Watch},
     model::{Event, Object, ResourceVersion},
     source::tests::sole_event,
 };
@@ -121,9 +121,14 @@ impl Rig {
     }
 
     fn problem(&self) -> String {
-        let report = self.health.report();
-        assert_eq!(report.problems, 1, "{:?}", report.last_error);
-        report.last_error.unwrap()
+        let mut invalid = self.invalid();
+        assert_eq!(invalid.len(), 1, "{invalid:?}");
+        invalid.remove(0)
+    }
+
+    /// The files that are not served as they are.
+    fn invalid(&self) -> Vec<String> {
+        self.health.problems_of(&[ProblemReason::FileInvalid]).iter().map(Problem::to_string).collect()
     }
 
     /// Lists, watches, and waits until the watch stands.

@@ -117,8 +117,7 @@ mod tests {
         assert!(just(&shrunk, 4, 1));
         assert!(!just(&shrunk, 5, 1));
         assert!(just(&shrunk, 5, 2), "it has changed again");
-        for seconds in 5..30 {
-            let mtime = seconds as i64;
+        for (seconds, mtime) in (5..30).zip(5..30) {
             assert!(just(&shrunk, seconds, mtime));
             shrunk.insert("a".into(), stamp(mtime), base + Duration::from_secs(seconds));
         }

@@ -117,7 +117,7 @@ async fn a_directory_that_is_being_removed_and_is_created_again_changes_by_the_d
     rig.write("a.json");
     assert_eq!(rig.scan(), "?", "it is not the same as a rescan ago");
     rig.write("sub/c.json");
-    advance(RESCAN - QUIET).await;
+    advance(RESCAN / 2).await;
     assert_eq!(rig.scan(), "?");
     advance(RESCAN).await;
     assert_eq!(rig.look(), "scan:-b -d");

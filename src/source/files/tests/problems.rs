@@ -24,15 +24,45 @@ async fn what_cannot_be_parsed_keeps_the_last_good_objects() {
     ] {
         let mended = fs::read(rig.path(path)).unwrap();
         rig.write(path, text);
-        follower.until(|_| rig.health.report().problems == 1).await;
+        follower.until(|_| rig.invalid().len() == 1).await;
         let problem = rig.problem();
         assert!(problem.starts_with(&format!("{path}: ")) && problem.ends_with("objects are kept"), "{problem}");
         assert!(!problem.contains('\n') && problem.len() < 400, "{problem}");
         rig.write(path, mended);
-        follower.until(|_| rig.health.report().problems == 0).await;
+        follower.until(|_| rig.invalid().is_empty()).await;
     }
     assert_eq!(follower.seen.len(), 0, "{:?}", follower.seen);
     assert_eq!(rig.keys().await, ["a", "b"]);
+}
+
+#[tokio::test]
+async fn a_directory_without_manifests_is_reported_until_it_has_one() {
+    let rig = Rig::with(SOON, |_| {}, notices::subscribe);
+    rig.write("README.md", "none");
+    let mut follower = rig.follow().await;
+    let error = rig.health.report().last_error.unwrap();
+    assert!(error.ends_with("has no .json, .yaml or .yml file: mount its volume, or correct the path"), "{error}");
+    // As when its volume is mounted at last.
+    fs::rename(rig.path(""), rig.dir.path().join("below")).unwrap();
+    rig.write("a.json", pod("a", 1));
+    assert_eq!(follower.changes(1).await, ["+a"]);
+    follower.bookmark().await;
+    assert_eq!(rig.health.problems(), []);
+    rig.remove("a.json");
+    assert_eq!(follower.changes(1).await, ["-a"]);
+    follower.bookmark().await;
+    assert_eq!(rig.health.problems(), [], "deletions made it empty");
+}
+
+#[tokio::test]
+async fn notices_that_cannot_be_had_are_reported() {
+    let rig = Rig::scanning(SOON);
+    rig.write("a.json", pod("a", 1));
+    rig.follow().await;
+    let problems = rig.health.problems();
+    assert_eq!((problems.len(), problems[0].reason), (1, ProblemReason::NotificationsUnavailable));
+    let message = "not all changes are reported, and found by a scan every 50ms only: no notices here";
+    assert_eq!(problems[0].message, message);
 }
 
 #[tokio::test]
@@ -43,7 +73,7 @@ async fn a_file_that_is_too_large_is_not_read() {
     let file = fs::OpenOptions::new().write(true).open(rig.path("a.json")).unwrap();
     file.set_len(100 << 20).unwrap();
     drop(file);
-    follower.until(|_| rig.health.report().problems == 1).await;
+    follower.until(|_| rig.invalid().len() == 1).await;
     let expected =
         "a.json: the file has more than the 67108864 bytes that are read; split it; its last good objects are kept";
     assert_eq!(rig.problem(), expected);
@@ -64,11 +94,11 @@ async fn of_two_objects_with_one_key_the_first_path_wins_until_it_goes() {
     rig.remove("a.json");
     assert_eq!(follower.changes(1).await, ["~x"]);
     assert_eq!(follower.body("x"), pod("x", "second"));
-    assert_eq!(rig.health.report().problems, 0);
+    assert_eq!(rig.invalid().len(), 0);
     rig.write("0.json", pod("x", "third"));
     assert_eq!(follower.changes(1).await, ["~x"]);
     rig.remove("b.json");
-    follower.until(|_| rig.health.report().problems == 0).await;
+    follower.until(|_| rig.invalid().is_empty()).await;
     assert_eq!(follower.seen.len(), 0);
 }
 
@@ -80,7 +110,7 @@ async fn only_objects_of_the_kind_count() {
     assert_eq!(follower.state.keys().collect::<Vec<_>>(), ["x"]);
     rig.replace("a.yaml", "kind: Service\nmetadata: {name: x}\n");
     assert_eq!(follower.changes(1).await, ["-x"]);
-    assert_eq!(rig.health.report().problems, 0);
+    assert_eq!(rig.invalid().len(), 0);
 }
 
 #[tokio::test]

@@ -43,6 +43,37 @@ async fn a_volume_that_is_unmounted_deletes_nothing() {
 }
 
 #[tokio::test]
+async fn a_volume_below_the_directory_that_is_unmounted_deletes_nothing() {
+    let rig = Rig::with(SOON, |_| {}, notices::subscribe);
+    rig.write("a.json", pod("a", 1));
+    let volume = rig.path("volume");
+    fs::create_dir(&volume).unwrap();
+    let mount = || Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&volume).status();
+    let unmount = || assert!(Command::new("umount").arg("-l").arg(&volume).status().unwrap().success());
+    if !mount().is_ok_and(|status| status.success()) {
+        eprintln!("not tested: mounting is not allowed here");
+        return;
+    }
+    rig.write("volume/b.json", pod("b", 1));
+    rig.write("volume/sub/c.json", pod("c", 1));
+    let mut follower = rig.follow().await;
+    unmount();
+    nothing_happens(&mut follower, 10).await;
+    assert!(rig.problem().starts_with("volume/: a volume was mounted here and is not any more"), "{}", rig.problem());
+    // Another volume, which is empty at first.
+    assert!(mount().unwrap().success());
+    nothing_happens(&mut follower, 10).await;
+    rig.write("volume/b.json", pod("b", 2));
+    assert_eq!(follower.changes(2).await, ["~b", "-c"]);
+    follower.bookmark().await;
+    assert_eq!(rig.invalid(), [""; 0]);
+    unmount();
+    nothing_happens(&mut follower, 10).await;
+    fs::remove_dir(&volume).unwrap();
+    assert_eq!(follower.changes(1).await, ["-b"]);
+}
+
+#[tokio::test]
 async fn an_empty_directory_in_the_place_of_the_one_that_was_served_deletes_nothing() {
     let rig = Rig::with(SOON, |_| {}, notices::subscribe);
     rig.write("a.json", pod("a", 1));
@@ -102,7 +133,7 @@ async fn a_directory_that_is_cloned_again_changes_by_the_difference() {
     assert_eq!(follower.changes(1).await, ["-pod-new"]);
 }
 
-/// Writes a version of a volume and swaps its link, as the kubelet's AtomicWriter does: a link beside, a rename, and the old
+/// Writes a version of a volume and swaps its link, as the kubelet's `AtomicWriter` does: a link beside, a rename, and the old
 /// directory goes.
 fn swap(root: &Path, below: &str, at: u32, files: u32) {
     let data = root.join(format!("..{at}")).join(below);
@@ -122,21 +153,19 @@ fn swap(root: &Path, below: &str, at: u32, files: u32) {
 async fn swapped(rig: &Rig, below: &'static str, files: u32, swaps: u32) -> Vec<String> {
     let mut follower = rig.follow().await;
     assert_eq!(follower.state.len(), files as usize);
-    let root = rig.path("");
-    let writer = std::thread::spawn(move || {
-        for at in 1..=swaps {
-            swap(&root, below, at, files);
-            std::thread::sleep(Duration::from_millis(u64::from(at % 7)));
+    for at in 1..=swaps {
+        let root = rig.path("");
+        let swapping = tokio::task::spawn_blocking(move || swap(&root, below, at, files));
+        while !swapping.is_finished() {
+            drop(timeout(Duration::from_millis(20), follower.next()).await);
         }
-    });
-    while !writer.is_finished() {
-        drop(timeout(Duration::from_millis(20), follower.next()).await);
+        swapping.await.unwrap();
+        drop(timeout(Duration::from_millis(u64::from(at % 7)), follower.next()).await);
     }
-    writer.join().unwrap();
     follower.seen
 }
 
-/// A volume of a ConfigMap with `items: [{path: sub/..}]`: one link, to a directory. How often that happens in the midst of a
+/// A volume of a `ConfigMap` with `items: [{path: sub/..}]`: one link, to a directory. How often that happens in the midst of a
 /// walk is a matter of luck; `engine` has a test of it without.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_that_is_swapped_while_it_is_read_deletes_nothing() {

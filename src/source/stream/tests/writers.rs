@@ -45,9 +45,9 @@ async fn what_the_next_writer_does_not_repeat_is_deleted_when_it_has_had_its_tim
         second.write_all(event("MODIFIED", "a", 2).as_bytes()).unwrap();
         assert!(rig.next().await.starts_with("~a"));
         assert_eq!((rig.health.state(), rig.objects().await.len()), (SyncState::Stale, 4));
-        match timeout(A_PAUSE, rig.next()).await {
-            Ok(relist) => break assert_eq!(relist, "relist -b -d"),
-            Err(_) => continue,
+        if let Ok(relist) = timeout(A_PAUSE, rig.next()).await {
+            assert_eq!(relist, "relist -b -d");
+            break;
         }
     }
     let steps = DEFAULT_CONFIRM_AFTER..DEFAULT_CONFIRM_AFTER * 11 / 10;
