@@ -31,6 +31,9 @@ use super::root::Root;
 /// The paths that are remembered one by one. Looking at more of them costs about as much as looking at everything.
 const MAX_PATHS: usize = 1024;
 
+/// Whether the system reports that a file was closed after it was written: inotify does.
+const REPORTS_CLOSE: bool = cfg!(any(target_os = "linux", target_os = "android"));
+
 /// How long to do without notices after they could not be had, before asking for them again.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -232,7 +235,7 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
         }
         Ok(event) => {
             let mark = match event.kind {
-                EventKind::Modify(ModifyKind::Data(_)) => DirtySet::mark_written,
+                EventKind::Modify(ModifyKind::Data(_)) if REPORTS_CLOSE => DirtySet::mark_written,
                 EventKind::Modify(ModifyKind::Name(_))
                 | EventKind::Remove(RemoveKind::File)
                 | EventKind::Access(AccessKind::Close(AccessMode::Write)) => DirtySet::mark_finished,

@@ -73,6 +73,27 @@ async fn a_volume_below_the_directory_that_is_unmounted_deletes_nothing() {
     assert_eq!(follower.changes(1).await, ["-b"]);
 }
 
+/// A single file of a `ConfigMap` (`subPath`): the mount point is an empty file.
+#[tokio::test]
+async fn a_single_file_that_is_unmounted_deletes_nothing() {
+    let rig = Rig::with(SOON, |_| {}, notices::subscribe);
+    let (source, file) = (rig.dir.path().join("source.json"), rig.path("a.json"));
+    fs::write(&source, pod("a", 1)).unwrap();
+    fs::write(&file, "").unwrap();
+    let mounted = Command::new("mount").arg("--bind").args([&source, &file]).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("not tested: mounting is not allowed here");
+        return;
+    }
+    let mut follower = rig.follow().await;
+    assert_eq!(follower.state.len(), 1);
+    fs::write(&source, pod("a", 2)).unwrap();
+    assert_eq!(follower.changes(1).await, ["~a"]);
+    assert!(Command::new("umount").arg("-l").arg(&file).status().unwrap().success());
+    nothing_happens(&mut follower, 10).await;
+    assert!(rig.problem().starts_with("a.json: the file is empty"), "{}", rig.problem());
+}
+
 #[tokio::test]
 async fn an_empty_directory_in_the_place_of_the_one_that_was_served_deletes_nothing() {
     let rig = Rig::with(SOON, |_| {}, notices::subscribe);
