@@ -13,7 +13,7 @@ pub struct Key {
     pub meaning: &'static str,
 }
 
-const KEYS: [Key; 63] = [
+const KEYS: &[Key] = &[
     key("listen", "127.0.0.1:50051", "where gRPC listens: IP:PORT or unix:/path/of/socket"),
     key("admin.listen", "127.0.0.1:9464", "where HTTP for probes and metrics listens: IP:PORT or none"),
     key("insecure", "false", "allow gRPC in plain text on an address that is not loopback"),
@@ -157,7 +157,7 @@ const MAX_SHOWN_CHARS: usize = 80;
 
 /// Every key of the configuration file, in the order of the reference.
 pub fn reference() -> &'static [Key] {
-    &KEYS
+    KEYS
 }
 
 /// A key as one text: names as they are, unless they would be misread.
