@@ -149,6 +149,9 @@ pub struct ResourceConfig {
     pub indexers: Arc<Indexers>,
     /// Whether the server is ready without it; by default it is not.
     pub optional: bool,
+    /// Whether its state is written to [`Config::state_dir`]; `None` leaves Secrets out. Never true for files and streams,
+    /// which have no state that a later start can begin with.
+    pub snapshot: Option<bool>,
     /// Instead of [`WatchConfig::full_channel_policy`]; one of the allowed ones.
     pub full_channel_policy: Option<FullChannelPolicy>,
     /// Instead of [`WatchConfig::queue_length`], within the same bounds.

@@ -107,7 +107,7 @@ impl Connector<'_> {
             .keeper
             .as_mut()
             .zip(identity)
-            .and_then(|(keeper, identity)| keeper.keep(name, &identity, &fifo, &handle));
+            .and_then(|(keeper, identity)| keeper.keep(resource, &identity, &fifo, &handle));
 
         let begins_with = kept.clone();
         let (begun, has_begun) = oneshot::channel();

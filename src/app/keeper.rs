@@ -4,8 +4,13 @@
 //! One task for all resources, which writes one file at a time, and not in a thread that serves. A state is written soon after
 //! it was first listed and after its history has changed, then at intervals if objects have changed, and a last time when the server
 //! drains. It is an optimisation: whatever goes wrong is reported, and everything else goes on.
+//!
+//! A state is in plain text, so that Secrets are kept only where the configuration has `snapshot: true`: a kube resource of
+//! Secrets has no file, and the state of a relay with a Secret among its objects is neither written nor used. A file that must
+//! not be there any more is removed at start.
 
 use std::{
+    borrow::Borrow,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -19,8 +24,9 @@ use crate::{
         Informer, InformerHandle, ListerWatcher, Problem, ProblemReason, RealFifo, Reflector, SavedState,
         SnapshotDirectory, SnapshotFile, SourceHealth,
     },
-    config::Config,
+    config::{Config, KubeResource, ResourceConfig, SourceConfig},
     grpc::WireFrame,
+    model::Object,
 };
 
 /// The states that are kept.
@@ -38,8 +44,20 @@ pub(super) struct Kept {
     shared: Arc<Shared>,
 }
 
+/// Contents of a resource's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    /// Everything.
+    All,
+    /// Everything, unless there is a Secret among the objects.
+    NoSecrets,
+    /// There is no state.
+    None,
+}
+
 #[derive(Debug)]
 struct Shared {
+    contents: Contents,
     resource: String,
     file: SnapshotFile,
     fifo: Arc<RealFifo>,
@@ -74,10 +92,10 @@ impl Keeper {
         Some(Self { directory, interval: config.state_interval, kept: Vec::new() })
     }
 
-    /// Keeps one more resource, whose source says what its objects depend upon.
+    /// Keeps one more resource, whose source says what its objects depend upon. `None` when its state is not kept.
     pub(super) fn keep(
         &mut self,
-        resource: &str,
+        resource: &ResourceConfig,
         identity: &str,
         fifo: &Arc<RealFifo>,
         informer: &InformerHandle<WireFrame>,
@@ -89,9 +107,15 @@ impl Keeper {
                 return None;
             }
         };
+        let (contents, file) = (Contents::of(resource), directory.file(&resource.name, identity));
+        if contents == Contents::None {
+            remove(&file, &resource.name);
+            return None;
+        }
         let shared = Shared {
-            resource: resource.to_owned(),
-            file: directory.file(resource, identity),
+            contents,
+            resource: resource.name.clone(),
+            file,
             fifo: Arc::clone(fifo),
             informer: informer.clone(),
             written: Mutex::default(),
@@ -135,10 +159,14 @@ impl Kept {
 
     /// Lets informer and Reflector begin with what an earlier start has left, if there is something. Blocks.
     pub(super) fn begin<S: ListerWatcher>(&self, informer: &mut Informer<WireFrame>, reflector: &mut Reflector<S>) {
-        let Shared { file, informer: handle, written, .. } = &*self.shared;
+        let Shared { contents, resource, file, informer: handle, written, .. } = &*self.shared;
         let (started, path) = (Instant::now(), file.path().display());
         let resumed = file.read().map_err(|error| error.to_string()).and_then(|saved| {
             let Some(SavedState { list, proof, seen_at }) = saved else { return Ok(()) };
+            if !contents.allow(&list.objects) {
+                remove(file, resource);
+                return Ok(());
+            }
             reflector.resume(list.version.clone(), &proof)?;
             handle.health().resumed(seen_at);
             *written.lock() = Some(self.changes());
@@ -153,7 +181,7 @@ impl Kept {
 
     /// Writes the state if objects have changed. Whether it tried.
     async fn write(&self) -> bool {
-        let Shared { resource, file, fifo, informer, written } = &*self.shared;
+        let Shared { contents, resource, file, fifo, informer, written } = &*self.shared;
         // Before the state is taken: what is counted meanwhile is written again, and not forgotten.
         let changes = self.changes();
         if informer.snapshot().is_none() || *written.lock() == Some(changes) {
@@ -162,6 +190,11 @@ impl Kept {
         let Ok(Some(checkpoint)) = time::timeout(CHECKPOINT_TIMEOUT, fifo.checkpoints().take()).await else {
             return false;
         };
+        if !contents.allow(checkpoint.snapshot.objects(None, None)) {
+            remove(file, resource);
+            *written.lock() = Some(changes);
+            return true;
+        }
         let (file, seen_at) = (file.clone(), informer.health().report().seen_at);
         let writing = tokio::task::spawn_blocking(move || {
             let written = file.write(&checkpoint, seen_at);
@@ -194,5 +227,93 @@ fn report(health: &SourceHealth, problem: Option<String>) {
     match problem {
         Some(problem) => drop(health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", problem))),
         None => drop(health.clear_problem(ProblemReason::SnapshotNotWritten, "")),
+    }
+}
+
+/// Removes a state that must not be kept.
+fn remove(file: &SnapshotFile, resource: &str) {
+    let path = file.path().display();
+    match file.remove() {
+        Ok(true) => tracing::info!(resource, file = %path, "state file removed: this state is not to be kept"),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(
+            resource, file = %path, %error,
+            "state file not removed, although this state is not to be kept: remove it"
+        ),
+    }
+}
+
+// === impl Contents ===
+
+impl Contents {
+    fn of(resource: &ResourceConfig) -> Self {
+        match (resource.snapshot, &resource.source) {
+            (Some(false), _) => Self::None,
+            (None, SourceConfig::Kube(KubeResource { group, plural, .. }))
+                if group.is_empty() && plural == "secrets" =>
+            {
+                Self::None
+            }
+            // Its objects are what its origin follows.
+            (None, SourceConfig::Informerd(_)) => Self::NoSecrets,
+            _ => Self::All,
+        }
+    }
+
+    fn allow<O: Borrow<Arc<Object>>>(self, objects: impl IntoIterator<Item = O>) -> bool {
+        let is_secret = |object: &O| {
+            let object = Borrow::<Arc<Object>>::borrow(object);
+            (object.api_version(), object.kind()) == ("v1", "Secret")
+        };
+        self == Self::All || !objects.into_iter().any(|object| is_secret(&object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{EtcdResource, RelayResource};
+
+    #[test]
+    fn secrets_are_kept_where_it_is_requested() {
+        let kube = |group: &str, plural: &str| {
+            SourceConfig::Kube(KubeResource { group: group.into(), plural: plural.into(), ..KubeResource::default() })
+        };
+        let relay = SourceConfig::Informerd(RelayResource {
+            endpoint: "http://127.0.0.1:1".into(),
+            resource: "x".into(),
+            ca: None,
+            identity: None,
+        });
+        let etcd = SourceConfig::Etcd(EtcdResource {
+            endpoints: Vec::new(),
+            prefix: String::new(),
+            credentials: None,
+            tls: crate::config::EtcdTlsConfig::default(),
+        });
+        for (source, expected) in [
+            (kube("", "secrets"), Contents::None),
+            (kube("", "pods"), Contents::All),
+            (kube("example.com", "secrets"), Contents::All),
+            (relay, Contents::NoSecrets),
+            (etcd, Contents::All),
+        ] {
+            let of = |snapshot| {
+                Contents::of(&ResourceConfig {
+                    name: "x".into(),
+                    source: source.clone(),
+                    indexers: Arc::default(),
+                    optional: false,
+                    snapshot,
+                    full_channel_policy: None,
+                    queue_length: None,
+                })
+            };
+            assert_eq!(
+                [of(None), of(Some(true)), of(Some(false))],
+                [expected, Contents::All, Contents::None],
+                "{source:?}"
+            );
+        }
     }
 }

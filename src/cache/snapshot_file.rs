@@ -134,6 +134,22 @@ impl SnapshotFile {
         &self.stats
     }
 
+    /// Removes the state that is there, and what a start that was killed has left of another one. Returns whether there was a
+    /// state. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// When it is there still.
+    pub fn remove(&self) -> io::Result<bool> {
+        let remove = |path: &Path| match fs::remove_file(path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        };
+        remove(&self.path.with_extension("tmp"))?;
+        remove(&self.path)
+    }
+
     /// Writes a state, in place of the one that is there. Blocks until it is durable; returns how many bytes it has.
     ///
     /// # Errors

@@ -143,6 +143,10 @@ const KEYS: &[Key] = &[
         "index by what a CEL expression over `object` gives: a scalar, or a list of them",
     ),
     key("resources.<name>.optional", "false", "be ready without it"),
+    no_default(
+        "resources.<name>.snapshot",
+        "true writes its state to state_dir, false does not; true if left out, but false for Secrets",
+    ),
     no_default("resources.<name>.full_channel_policy", "instead of watch.full_channel_policy"),
     no_default("resources.<name>.queue_length", "instead of watch.queue_length"),
 ];

@@ -190,6 +190,7 @@ pub(super) struct RawResource {
     pub(super) source: Section<RawSource>,
     pub(super) indexes: Section<BTreeMap<String, Section<RawIndex>>>,
     pub(super) optional: Option<Value>,
+    pub(super) snapshot: Option<Value>,
     pub(super) full_channel_policy: Option<Value>,
     pub(super) queue_length: Option<Value>,
     pub(super) drop_fields: Option<Value>,

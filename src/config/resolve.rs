@@ -249,6 +249,7 @@ fn resolve_resources(
             source,
             indexers: Arc::default(),
             optional: false,
+            snapshot: None,
             full_channel_policy: None,
             queue_length: None,
         };
@@ -303,6 +304,7 @@ fn resolve_resource(
 ) -> Option<ResourceConfig> {
     let at = |leaf: &str| format!("{key}.{leaf}");
     let optional = errors.read(&at("optional"), raw.optional.as_ref(), value::boolean).unwrap_or(false);
+    let snapshot = errors.read(&at("snapshot"), raw.snapshot.as_ref(), value::boolean);
     let policy = errors.read(&at("full_channel_policy"), raw.full_channel_policy.as_ref(), value::policy);
     let queue_length = errors.read(&at("queue_length"), raw.queue_length.as_ref(), value::count);
     check_queue(key, policy, queue_length, watch, errors);
@@ -353,7 +355,10 @@ fn resolve_resource(
             return None;
         }
     };
-    Some(ResourceConfig { name, source, indexers, optional, full_channel_policy: policy, queue_length })
+    if snapshot == Some(true) && matches!(source, SourceConfig::Files { .. } | SourceConfig::Stream { .. }) {
+        errors.add(&at("snapshot"), "is for `kube`, `etcd` and `informerd` sources alone; remove it");
+    }
+    Some(ResourceConfig { name, source, indexers, optional, snapshot, full_channel_policy: policy, queue_length })
 }
 
 fn resolve_files(key: &str, raw: &RawFiles, directory: &Path, errors: &mut ConfigErrors) -> Option<SourceConfig> {

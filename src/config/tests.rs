@@ -53,6 +53,7 @@ fn defaults() {
         source: files("./manifests", Some("Pod")),
         indexers: Arc::default(),
         optional: false,
+        snapshot: None,
         full_channel_policy: None,
         queue_length: None,
     };
@@ -140,6 +141,7 @@ resources:
     source: { files: { path: ./pods/./a, kind: Pod } }
     indexes: { node: { path: .spec.nodeName }, app: { label: app } }
     optional: true
+    snapshot: false
     full_channel_policy: drop
     queue_length: 5
   flags: { source: { files: { path: /flags } }, indexes: }
@@ -186,6 +188,7 @@ resources:
         source: files(directory.path().join("pods/a"), Some("Pod")),
         indexers: Arc::new(indexers.unwrap()),
         optional: true,
+        snapshot: Some(false),
         full_channel_policy: Some(FullChannelPolicy::Drop),
         queue_length: Some(5),
     };
@@ -509,4 +512,19 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_state_is_kept_of_sources_that_a_later_start_can_begin_with() {
+    let resource = |source: &str, snapshot: &str| {
+        format!("resources: {{ a: {{ source: {{ {source} }}, snapshot: {snapshot} }} }}")
+    };
+    let etcd = "etcd: { endpoints: [\"http://127.0.0.1:1\"], prefix: /a/ }";
+    assert_eq!(load(&resource(etcd, "true"), &[]).unwrap().resources["a"].snapshot, Some(true));
+    assert_eq!(load(&resource("files: { path: . }", "false"), &[]).unwrap().resources["a"].snapshot, Some(false));
+    for source in ["files: { path: . }", "stream: { path: x }"] {
+        let problem = "resources.a.snapshot: is for `kube`, `etcd` and `informerd` sources alone; remove it";
+        assert_eq!(problems(&resource(source, "true")), problem);
+    }
+    assert!(problems(&resource(etcd, "1")).starts_with("resources.a.snapshot: expected true or false"));
 }

@@ -230,3 +230,36 @@ async fn a_relay_goes_on_where_its_earlier_start_was() {
     relay.until(is_at("3")).await;
     relay.stop().await;
 }
+
+/// A state is in plain text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_of_a_relay_are_written_only_where_it_is_requested() {
+    let secret = r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"key"},"data":{"tls.key":"c2VjcmV0"}}"#;
+    let secret = Object::from_json(secret, "", ResourceVersion::decimal(1)).unwrap();
+    let origin = Sandbox::start(vec![Arc::new(secret)]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("state/pods.state");
+    let start = async |snapshot: &str| {
+        let source = format!("source: {{ informerd: {{ endpoint: {:?} }} }}", origin.address());
+        let config = format!("state_dir: ./state\nresources: {{ pods: {{ {source}{snapshot} }} }}");
+        let path = directory.path().join("config.yaml");
+        fs::write(&path, config).unwrap();
+        let flags = ServeFlags { config: Some(path), ..ServeFlags::default() };
+        let served = Served::start(tempfile::tempdir().unwrap(), flags).await;
+        served.until(|resource| resource.objects == 1).await;
+        served
+    };
+    for forbidden in ["", ", snapshot: false"] {
+        start(forbidden).await.stop().await;
+        assert!(!file.exists(), "{forbidden}");
+        start(", snapshot: true").await.stop().await;
+        assert!(file.exists(), "as requested");
+        // What an earlier configuration has left is neither used nor there any more.
+        let served = start(forbidden).await;
+        assert!(!file.exists(), "{forbidden}");
+        let (_, metrics) = served.get("/metrics").await;
+        assert!(metrics.contains("reflector_lists_total{resource=\"pods\"} 1\n"), "{metrics}");
+        served.stop().await;
+        assert!(!file.exists(), "{forbidden}");
+    }
+}

@@ -94,7 +94,7 @@ resources:
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
             "resources.pods.indexes.\"a.b\".z: unknown key; known here: path, label, expression",
             "resources.pods.ttl: `ttl` is not supported by this version; remove it",
-            "resources.7.x: unknown key; known here: source, drop_fields, indexes, optional, full_channel_policy, queue_length",
+            "resources.7.x: unknown key; known here: source, drop_fields, indexes, optional, snapshot, full_channel_policy, queue_length",
         ])
     );
 }
