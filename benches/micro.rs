@@ -70,7 +70,7 @@ fn ingest(micro: &mut Micro, pods: &[Arc<Object>]) {
         ("app".to_owned(), IndexFunc::Label("app".to_owned())),
         ("node".to_owned(), path(".spec.nodeName")),
     ]);
-    let list = List { objects: pods.to_vec(), version };
+    let list = List::new(pods.to_vec(), version);
     let mut indexer = Indexer::new(Arc::new(indexers.unwrap()), list);
     micro.measure("cache: a snapshot", || indexer.snapshot());
 

@@ -41,6 +41,8 @@ pub enum Bug {
     RelistLosesADeletion,
     /// INFERRED is lost.
     InferredIsDeleted,
+    /// An object that exists and cannot be served is deleted.
+    NotServedIsDeleted,
     /// A relist tells of everything, changed or not.
     RelistRepeatsTheUnchanged,
     /// Other bytes at the same version are not served.
@@ -191,6 +193,8 @@ pub enum Bug {
     UntilSeesTheLastOfAFrame,
     /// What has left the selection is still counted.
     UntilCountsWhatLeft,
+    /// What can no longer be served is DELETED, and not counted any more.
+    UntilCountsNoNotServed,
     /// The number of objects is told before all of them are known.
     UntilCountsTooEarly,
     /// A call goes on after its deadline.
@@ -217,6 +221,7 @@ impl Bug {
         Self::HistoryEvictsTooEarly,
         Self::RelistLosesADeletion,
         Self::InferredIsDeleted,
+        Self::NotServedIsDeleted,
         Self::RelistRepeatsTheUnchanged,
         Self::BodiesAreNotCompared,
         Self::AnotherUidIsModified,
@@ -290,6 +295,7 @@ impl Bug {
         Self::MinVersionIsNotAwaited,
         Self::UntilSeesTheLastOfAFrame,
         Self::UntilCountsWhatLeft,
+        Self::UntilCountsNoNotServed,
         Self::UntilCountsTooEarly,
         Self::DeadlineIsIgnored,
         Self::BlockedQueueIsForgotten,

@@ -113,6 +113,7 @@ pub fn cause(cause: Cause) -> pb::Cause {
         Cause::EnteredSelection => pb::Cause::EnteredSelection,
         Cause::LeftSelection => pb::Cause::LeftSelection,
         Cause::Inferred => pb::Cause::Inferred,
+        Cause::NotServed => pb::Cause::NotServed,
     }
 }
 

@@ -154,6 +154,11 @@ impl Family<'_, '_> {
         self.counter("cache_unchanged_events", "Events of the upstream that changed nothing", |r| {
             load(&r.observed.resource.informer.stats().unchanged)
         })?;
+        self.counter(
+            "cache_objects_not_served",
+            "Objects that still exist upstream and could no longer be served",
+            |r| load(&r.observed.resource.informer.stats().not_served),
+        )?;
         self.counter("cache_replaces", "Lists applied", |r| load(&r.observed.resource.informer.stats().replaces))?;
         self.gauge("history_events", "Events kept for watches that resume", |r| {
             load(&r.observed.resource.informer.stats().history_events) as f64

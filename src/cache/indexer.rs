@@ -5,7 +5,12 @@
 //! disappears with its last key (kubernetes #84959), and the objects of a value come sorted by key. The entries of a value
 //! share its text, and a key is shared with its object. The order of the store is the index of the namespaces.
 
-use std::{cmp::Ordering, collections::HashSet, ops::Bound, sync::Arc};
+use std::{
+    cmp::Ordering,
+    collections::{HashMap, HashSet},
+    ops::Bound,
+    sync::Arc,
+};
 
 use equivalent::{Comparable, Equivalent};
 use imbl::{OrdMap, OrdSet};
@@ -128,16 +133,26 @@ impl Indexer {
                     let old = self.state.objects.get(last.key()).cloned();
                     changes.extend(old.and_then(|old| self.delete(&old, &after, deletion)));
                 }
+                Event::NotServed(new) => {
+                    let old = self.state.objects.get(new.key()).cloned();
+                    changes.extend(old.and_then(|old| {
+                        let cause = if is_replaced(&old, &new) { deletion } else { not_served() };
+                        self.delete(&old, &after, cause)
+                    }));
+                }
                 Event::Bookmark(_) => {}
             }
         }
         (after, changes)
     }
 
-    /// Replaces everything by a newer list, as one batch (invariant 4): first what vanished, with [`Cause::Inferred`], then
-    /// additions and modifications in the list's order; what is unchanged produces nothing.
+    /// Replaces everything by a newer list, as one batch (invariant 4): first what vanished, with [`Cause::Inferred`] (or
+    /// [`Cause::NotServed`], if it still exists), then additions and modifications in the list's order; what is unchanged
+    /// produces nothing.
     pub fn replace(&mut self, list: List) -> Batch {
-        let List { objects, version: after } = list;
+        let List { objects, version: after, not_served: existing } = list;
+        let existing: HashMap<&ObjectKey, &Arc<Object>> =
+            existing.iter().map(|object| (object.key(), object)).collect();
         let mut listed: HashSet<ObjectKey, foldhash::fast::RandomState> =
             HashSet::with_capacity_and_hasher(objects.len(), foldhash::fast::RandomState::default());
         // Of two objects with one key the last wins, so the list is read from its end.
@@ -151,7 +166,12 @@ impl Indexer {
         let replaced = objects.iter().filter_map(|new| held.get(new.key()).filter(|old| is_replaced(old, new)));
         let mut changes = Vec::new();
         for old in vanished.chain(replaced) {
-            let cause = if planted!(InferredIsDeleted) { Cause::Change } else { Cause::Inferred };
+            let still_exists = existing.get(old.key()).is_some_and(|new| !is_replaced(old, new));
+            let cause = match still_exists {
+                true => not_served(),
+                false if planted!(InferredIsDeleted) => Cause::Change,
+                false => Cause::Inferred,
+            };
             changes.extend(self.delete(old, &after, cause));
         }
         for new in objects {
@@ -235,6 +255,11 @@ impl Indexer {
             }
         }
     }
+}
+
+/// The cause of a DELETED of what still exists.
+fn not_served() -> Cause {
+    if planted!(NotServedIsDeleted) { Cause::Change } else { Cause::NotServed }
 }
 
 /// The text of a value as its other entries have it.

@@ -28,7 +28,7 @@ use super::{
     Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState,
 };
 use crate::{
-    model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
+    model::{Batch, Cause, Change, Event, Indexers, Reached, ResourceVersion, in_one_wake},
     planted::planted,
     watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
 };
@@ -121,6 +121,8 @@ pub struct InformerStats {
     pub unchanged: AtomicU64,
     /// Relists applied, the first list included.
     pub replaces: AtomicU64,
+    /// Changes of objects that still exist upstream and can no longer be served.
+    pub not_served: AtomicU64,
     /// Lists that proved that the upstream went back in time.
     pub rewinds: AtomicU64,
     /// Events that the history holds now.
@@ -447,6 +449,9 @@ impl<F: Frame> Writer<F> {
         self.shared.applied.notify_waiters();
 
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
+        let is_not_served = |change: &&Change| change.cause == Cause::NotServed;
+        let not_served = batches.iter().flat_map(|batch| &batch.changes).filter(is_not_served).count();
+        self.shared.stats.not_served.fetch_add(not_served as u64, Ordering::Relaxed);
         self.shared.stats.changes.fetch_add(changes as u64, Ordering::Relaxed);
     }
 }

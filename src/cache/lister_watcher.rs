@@ -84,6 +84,17 @@ pub struct List {
     pub objects: Vec<Arc<Object>>,
     /// A watch from here has neither gap nor overlap.
     pub version: ResourceVersion,
+    /// Objects that exist and cannot be served, by their keys and uids alone: one that was served before is DELETED with
+    /// [`Cause::NotServed`](crate::model::Cause::NotServed) instead of
+    /// [`Cause::Inferred`](crate::model::Cause::Inferred).
+    pub not_served: Vec<Arc<Object>>,
+}
+
+impl List {
+    /// Makes a list of objects that can all be served.
+    pub fn new(objects: Vec<Arc<Object>>, version: ResourceVersion) -> Self {
+        Self { objects, version, not_served: Vec::new() }
+    }
 }
 
 /// Why an upstream list or watch failed, by what the Reflector does next (SEMANTICS 1.25-1.27).

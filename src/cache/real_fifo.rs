@@ -283,7 +283,7 @@ mod tests {
     }
 
     fn replace(version: u128) -> Delta {
-        Delta::Replace(List { objects: Vec::new(), version: ResourceVersion::decimal(version) })
+        Delta::Replace(List::new(Vec::new(), ResourceVersion::decimal(version)))
     }
 
     fn versions(batch: &[Delta]) -> Vec<String> {

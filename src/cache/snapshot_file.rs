@@ -244,7 +244,7 @@ impl SnapshotFile {
             return Err(SnapshotFileError::Foreign { found, expected });
         }
         let seen_at = header.seen_at_ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
-        Ok(Some(SavedState { list: List { objects, version }, proof, seen_at }))
+        Ok(Some(SavedState { list: List::new(objects, version), proof, seen_at }))
     }
 }
 

@@ -151,7 +151,7 @@ mod tests {
     };
 
     fn snapshot(version: u128) -> Arc<Snapshot> {
-        let list = List { objects: Vec::new(), version: ResourceVersion::decimal(version) };
+        let list = List::new(Vec::new(), ResourceVersion::decimal(version));
         Arc::new(Indexer::new(Arc::new(Indexers::default()), list).snapshot())
     }
 

@@ -4,7 +4,7 @@
 //! and refused exactly as one that watches; only its frames are decoded here instead of by a client. Dropping the call drops
 //! the watch.
 
-use std::convert::Infallible;
+use std::{collections::HashSet, convert::Infallible};
 
 use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
@@ -31,6 +31,8 @@ struct Waiting {
     conditions: Until<Condition>,
     /// The objects that the watch has given so far.
     count: u64,
+    /// Those of them that still exist and can no longer be served: each was an event of this watch.
+    not_served: HashSet<(String, String)>,
     is_synced: bool,
 }
 
@@ -53,7 +55,7 @@ pub(super) async fn until(
         Ok((resource, format, self::conditions(service, resource, &conditions).await?))
     };
     let (resource, format, conditions) = observer.result(checked.await)?;
-    let mut waiting = Waiting { conditions, count: 0, is_synced: false };
+    let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
 
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: resource.queue.length };
     let request = pb::WatchRequest { format: pb::PayloadFormat::Raw.into(), ..request };
@@ -88,18 +90,26 @@ pub(super) async fn until(
 // === impl Waiting ===
 
 impl Waiting {
-    /// Whether the event meets the last condition. What is neither an event nor the end of the initial events is not tested.
+    /// Whether the event meets the last condition. What is neither an event nor the end of the initial events is not tested,
+    /// nor is an object that can no longer be served.
     fn see(&mut self, event: &pb::WatchResponse) -> bool {
+        let key = || event.object.as_ref().map(|object| (object.namespace.clone(), object.name.clone()));
         let event_type = match event.r#type() {
             pb::EventType::Bookmark if event.bookmark.as_ref().is_some_and(|bookmark| bookmark.initial_events_end) => {
                 self.is_synced = true;
                 EventView::SYNCED
             }
             pb::EventType::Added => {
-                self.count += 1;
+                let is_back = !self.not_served.is_empty() && key().is_some_and(|key| self.not_served.remove(&key));
+                self.count += u64::from(!is_back);
                 EventView::ADDED
             }
             pb::EventType::Modified => EventView::MODIFIED,
+            // It still exists.
+            pb::EventType::Deleted if event.cause() == pb::Cause::NotServed && !planted!(UntilCountsNoNotServed) => {
+                self.not_served.extend(key());
+                return false;
+            }
             pb::EventType::Deleted if event.cause() == pb::Cause::LeftSelection && planted!(UntilCountsWhatLeft) => {
                 EventView::DELETED
             }

@@ -29,6 +29,9 @@ pub enum Cause {
     LeftSelection,
     /// DELETED: the deletion was missed, and found at a relist; the object is its last known state.
     Inferred,
+    /// DELETED: the object still exists upstream, and its newest state cannot be served, usually because it is larger than
+    /// [`MAX_OBJECT_BYTES`](super::MAX_OBJECT_BYTES); the object is the last state that was served.
+    NotServed,
 }
 
 /// One event of an upstream watch. The end of a watch, with or without an error, is the end of its stream.
@@ -42,6 +45,8 @@ pub enum Event {
     Modified(Arc<Object>),
     /// The object's last state, at the version of the deletion.
     Deleted(Arc<Object>),
+    /// The object exists, and its new state cannot be served: its key, uid and version alone.
+    NotServed(Arc<Object>),
     /// Nothing changed up to this version; it is safe to resume from.
     Bookmark(ResourceVersion),
 }
@@ -55,7 +60,8 @@ pub struct Change {
     pub new: Option<Arc<Object>>,
     /// The version of the change: for a deletion, of the deletion.
     pub version: ResourceVersion,
-    /// [`Cause::Inferred`] for a deletion found at a relist, else [`Cause::Change`].
+    /// [`Cause::Inferred`] for a deletion found at a relist, [`Cause::NotServed`] for an object that still exists and can
+    /// no longer be served, else [`Cause::Change`].
     pub cause: Cause,
 }
 
@@ -155,7 +161,9 @@ impl Event {
     /// The version that is reached with this event.
     pub fn version(&self) -> &ResourceVersion {
         match self {
-            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => object.version(),
+            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) | Self::NotServed(object) => {
+                object.version()
+            }
             Self::Bookmark(version) => version,
         }
     }
@@ -164,7 +172,7 @@ impl Event {
     pub fn weight(&self) -> usize {
         match self {
             Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => object.body().len(),
-            Self::Bookmark(_) => 0,
+            Self::NotServed(_) | Self::Bookmark(_) => 0,
         }
     }
 }

@@ -247,7 +247,7 @@ impl Shared {
                     let position = Position { version: version.clone(), history: bookmark.history.into(), mark };
                     let mut state = self.state.lock();
                     (state.position, state.listed, state.behind) = (Some(position), Some(messages), None);
-                    return Ok(List { objects, version });
+                    return Ok(List::new(objects, version));
                 }
                 _ => return Err(self.upstream.not_an_event(message)),
             }

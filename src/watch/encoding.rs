@@ -175,7 +175,7 @@ impl Variant {
         match transition.cause {
             Cause::EnteredSelection => Self::Entered,
             Cause::LeftSelection => Self::Left,
-            Cause::Change | Cause::Initial | Cause::Inferred => Self::AsItIs,
+            Cause::Change | Cause::Initial | Cause::Inferred | Cause::NotServed => Self::AsItIs,
         }
     }
 }

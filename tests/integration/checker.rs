@@ -51,6 +51,7 @@ use std::{cell::RefCell, time::Instant};
 
 #[cfg(debug_assertions)]
 use informerd::planted::{self, Bug};
+use informerd::proto::pb;
 use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner},
@@ -88,6 +89,9 @@ struct Totals {
     future_versions: u64,
     settled: u64,
     rewinds: u64,
+    /// Objects that could no longer be served, live and at a relist.
+    not_served: u64,
+    not_listed: u64,
     told: Tally,
     answers: Answers,
 }
@@ -121,6 +125,10 @@ impl Totals {
         self.open_changes += open().filter(|batch| !batch.is_late()).count() as u64;
         self.late_changes += open().filter(|batch| batch.is_late()).count() as u64;
         self.rewinds += run.truth.epochs.len() as u64 - 1;
+        for batch in batches() {
+            let not_served = batch.changes.iter().filter(|change| change.cause == pb::Cause::NotServed).count() as u64;
+            *(if batch.is_relist { &mut self.not_listed } else { &mut self.not_served }) += not_served;
+        }
         self.parked += run.parked;
         self.replayed += run.replayed;
         self.expired_versions += count(&|segment| refused("RESOURCE_VERSION_EXPIRED", segment));
@@ -145,6 +153,8 @@ impl Totals {
             parked,
             expired_versions,
             rewinds,
+            not_served,
+            not_listed,
             told,
             answers,
             ..
@@ -162,6 +172,8 @@ impl Totals {
             ("expired version", expired_versions),
             ("rewind", rewinds),
             ("stream that was told of a rewind", &told.rewinds),
+            ("object that can no longer be served", not_served),
+            ("object that can no longer be served, found at a relist", not_listed),
             ("drop", &told.drops),
             ("cut batch", &told.cut_batches),
             ("eviction under BLOCK", &told.evictions),

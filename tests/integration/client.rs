@@ -146,7 +146,7 @@ async fn a_history_that_changed_meanwhile_is_compared() {
     wire.cut();
     let version = ResourceVersion::decimal(1);
     let other = vec![pod_at("shop", "a", r#""is":"another""#, &version)];
-    sandbox.say(Delta::Rewind(List { objects: other, version })).await;
+    sandbox.say(Delta::Rewind(List::new(other, version))).await;
     let next_version = ResourceVersion::decimal(2);
     sandbox.push(Event::Bookmark(next_version.clone())).await;
     sandbox.reached(&next_version).await;

@@ -135,13 +135,10 @@ async fn every_hop_tells_the_same() {
         Delta::event(gone(&at("c", "", 5), 6)),
         Delta::event(Event::Bookmark(version(8))),
         // A relist, whose objects have versions of their own: one is gone, one is changed, one is new.
-        Delta::Replace(List { objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9)], version: version(20) }),
+        Delta::Replace(List::new(vec![at("a", r#""x":3"#, 11), at("d", "", 9)], version(20))),
         Delta::event(Event::Added(at("e", "", 21))),
         // A relist that nothing is told of, and an ordinary deletion.
-        Delta::Replace(List {
-            objects: vec![at("a", r#""x":3"#, 11), at("d", "", 9), at("e", "", 21)],
-            version: version(30),
-        }),
+        Delta::Replace(List::new(vec![at("a", r#""x":3"#, 11), at("d", "", 9), at("e", "", 21)], version(30))),
         Delta::event(gone(&at("e", "", 21), 31)),
     ] {
         origin.say(delta).await;
@@ -179,6 +176,50 @@ async fn every_hop_tells_the_same() {
     let paths = [resources(&servers[0]).await, resources(&servers[1]).await, resources(&servers[2]).await];
     assert_eq!(paths.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 3]);
     assert!(paths[2].starts_with(&paths[1]) && paths[1].starts_with(&paths[0]), "{paths:?}");
+    assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
+}
+
+/// An object that grows beyond what can be served still exists: live, in a transaction and at a relist.
+#[tokio::test]
+async fn what_can_no_longer_be_served_is_not_deleted_at_any_hop() {
+    let servers = chain(["a", "b", "c", "d"].map(|name| pod("shop", name, "")).to_vec()).await;
+    let mut streams = Vec::new();
+    for server in &servers {
+        streams.push(watch(server, watch_pods()).await);
+    }
+    for stream in &mut streams {
+        take(stream, 4).await;
+    }
+    for delta in [
+        Delta::event(Event::NotServed(at("a", "", 2))),
+        Delta::transaction([Event::NotServed(at("b", "", 3)), Event::Modified(at("a", "", 3))]),
+        Delta::Replace(List { not_served: vec![at("c", "", 9)], ..List::new(vec![at("a", "", 3)], version(10)) }),
+        Delta::event(Event::Deleted(at("c", "", 11))),
+        Delta::event(Event::Added(at("c", "", 12))),
+    ] {
+        servers[0].say(delta).await;
+    }
+    let expected = [
+        "DELETED NOT_SERVED a @2",
+        "DELETED NOT_SERVED b @2",
+        "ADDED a @3",
+        "DELETED NOT_SERVED c @3",
+        "DELETED INFERRED d @10",
+        "ADDED c @12",
+    ];
+    for (stream, server) in streams.iter_mut().zip(&servers) {
+        let told = take(stream, 6).await;
+        assert_eq!(told.iter().map(words).collect::<Vec<_>>(), expected);
+        let last = told[0].object.as_ref().unwrap();
+        assert_eq!(
+            (last.resource_version.as_str(), last.body.is_some()),
+            ("2", true),
+            "the last state that was served"
+        );
+        let resumed = take(&mut watch(server, after("1")).await, 6).await;
+        assert_eq!(resumed, told, "from the history");
+        assert_eq!(server.informer.stats().not_served.load(Ordering::Relaxed), 3);
+    }
     assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
 }
 

@@ -216,7 +216,7 @@ impl Sandbox {
     /// Lists at a version, and waits until it has been applied.
     pub(crate) async fn list(&self, objects: Vec<Arc<Object>>, version: u128) {
         let version = self.numbered(version);
-        self.fifo.push(Delta::Replace(List { objects, version: version.clone() })).await;
+        self.fifo.push(Delta::Replace(List::new(objects, version.clone()))).await;
         self.reached(&version).await;
     }
 

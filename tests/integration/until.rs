@@ -5,6 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use informerd::{
     cache::BackoffConfig,
     client::{Client, ClientError, Query, UntilOptions},
+    model::Event,
     proto::pb,
 };
 use tokio::task::JoinHandle;
@@ -50,6 +51,23 @@ async fn no_watchers(sandbox: &Sandbox) {
         }
     };
     tokio::time::timeout(DEADLINE, gone).await.expect("nothing is left behind");
+}
+
+/// An object that can no longer be served still exists: it is not DELETED, and counts.
+#[tokio::test]
+async fn what_can_no_longer_be_served_is_not_absent() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let at = |number| pod_at("shop", "a", "", &informerd::model::ResourceVersion::decimal(number));
+    let absent = waiting(&sandbox, request(watch_pods(), &["type == 'SYNCED'", "count == 0"])).await;
+    let deleted = waiting(&sandbox, request(watch_pods(), &["type == 'DELETED'"])).await;
+    for event in [Event::NotServed(at(2)), Event::Modified(at(3)), Event::NotServed(at(4)), Event::Added(at(5))] {
+        sandbox.push(event).await;
+    }
+    sandbox.push(Event::Deleted(at(6))).await;
+    for call in [absent, deleted] {
+        let met = end(call).await.unwrap();
+        assert_eq!(words(&met), "DELETED a @6");
+    }
 }
 
 /// apimachinery `TestUntil`, `TestUntilMultipleConditions`.

@@ -34,7 +34,7 @@ fn kept() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let version = ResourceVersion::decimal;
     let object = |name: &str, at| Arc::new(Object::from_json(format!("{{\"at\":{at}}}"), name, version(at)).unwrap());
-    let list = List { objects: vec![object("a", 3), object("b", 7)], version: version(10) };
+    let list = List::new(vec![object("a", 3), object("b", 7)], version(10));
     let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[]}"#.into();
     let checkpoint = Checkpoint { snapshot: Indexer::new(Arc::default(), list).snapshot(), proof };
     let file = state_of(&directory, "/s/");
@@ -151,13 +151,13 @@ async fn what_cannot_be_used_is_ignored() {
             fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
         }),
         ("another prefix", |directory| {
-            let list = List { objects: Vec::new(), version: ResourceVersion::decimal(10) };
+            let list = List::new(Vec::new(), ResourceVersion::decimal(10));
             let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[]}"#.into();
             let snapshot = Indexer::new(Arc::default(), list).snapshot();
             state_of(directory, "/other/").write(&Checkpoint { snapshot, proof }, None).unwrap();
         }),
         ("a proof of nothing", |directory| {
-            let list = List { objects: Vec::new(), version: ResourceVersion::decimal(10) };
+            let list = List::new(Vec::new(), ResourceVersion::decimal(10));
             let snapshot = Indexer::new(Arc::default(), list).snapshot();
             state_of(directory, "/s/").write(&Checkpoint { snapshot, proof: "{}".into() }, None).unwrap();
         }),

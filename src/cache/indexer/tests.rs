@@ -30,7 +30,7 @@ fn delete(name: &str, number: u128) -> Event {
 }
 
 fn list(objects: Vec<Arc<Object>>, number: u128) -> List {
-    List { objects, version: version(number) }
+    List::new(objects, version(number))
 }
 
 fn indexers() -> Arc<Indexers> {
@@ -79,8 +79,12 @@ fn told(batch: &Batch) -> Vec<String> {
             (Some(_), Some(_)) => '~',
             _ => '-',
         };
-        let inferred = if change.cause == Cause::Inferred { " inferred" } else { "" };
-        format!("{sign}{} {}{inferred}", change.object().key(), change.version)
+        let cause = match change.cause {
+            Cause::Inferred => " inferred",
+            Cause::NotServed => " not served",
+            _ => "",
+        };
+        format!("{sign}{} {}{cause}", change.object().key(), change.version)
     };
     batch.changes.iter().map(text).collect()
 }
@@ -289,6 +293,29 @@ fn a_relist_is_deletions_first_and_then_what_is_new_in_the_order_of_the_list() {
     assert_eq!(told(&indexer.replace(relist)), [""; 0], "and again it produces nothing");
 }
 
+/// An object that still exists is not deleted, unless another one has taken its place.
+#[test]
+fn what_can_no_longer_be_served_is_not_deleted() {
+    let object = |name, uid, number| pod(name, uid, "", version(number));
+    let held = ["a", "b", "c", "d", "e"].map(|name| object(name, "1", 1)).to_vec();
+    let mut indexer = Indexer::new(indexers(), list(held, 5));
+    assert_eq!(told(&indexer.apply(Event::NotServed(object("a", "1", 6)))), ["-a 6 not served"]);
+    assert_eq!(told(&indexer.apply(Event::NotServed(object("a", "1", 7)))), [""; 0], "it was not served before");
+    assert_eq!(told(&indexer.apply(Event::NotServed(object("b", "2", 8)))), ["-b 8"], "another object");
+    assert_eq!(told(&indexer.apply(Event::Modified(object("a", "1", 9)))), ["+a 9"], "it is served again");
+    let not_served = vec![object("a", "1", 10), object("c", "", 10), object("d", "2", 10), object("z", "1", 10)];
+    let relist = List { not_served, ..list(vec![object("f", "1", 10)], 11) };
+    let expected = ["-a 11 not served", "-c 11 not served", "-d 11 inferred", "-e 11 inferred", "+f 10"];
+    assert_eq!(told(&indexer.replace(relist.clone())), expected);
+    assert_eq!(told(&indexer.replace(relist)), [""; 0]);
+    let events = [Event::NotServed(object("f", "1", 12)), Event::Bookmark(version(13))];
+    assert_eq!(
+        told(&indexer.apply_relist(events, Cause::Inferred)),
+        ["-f 12 not served"],
+        "at a relist of a relay's origin"
+    );
+}
+
 #[test]
 fn of_two_objects_with_one_key_the_last_wins() {
     let object = |users, number| pod("a", "", users, version(number));
@@ -306,9 +333,9 @@ fn of_two_objects_with_one_key_the_last_wins() {
 fn without_versions_of_its_own_a_source_has_changed_what_has_other_bytes() {
     let at = |number| ResourceVersion::of_lineage("abc".into(), number);
     let object = |name, users, number| pod(name, "", users, at(number));
-    let first = List { objects: vec![object("a", "x", 1), object("b", "x", 1)], version: at(1) };
+    let first = List::new(vec![object("a", "x", 1), object("b", "x", 1)], at(1));
     let mut indexer = Indexer::new(indexers(), first);
-    let second = List { objects: vec![object("a", "x", 2), object("b", "y", 2)], version: at(2) };
+    let second = List::new(vec![object("a", "x", 2), object("b", "y", 2)], at(2));
     assert_eq!(told(&indexer.replace(second)), ["~b abc.2"]);
 
     let live = indexer.apply(Event::Modified(object("b", "y", 3)));

@@ -53,7 +53,7 @@ impl Running {
     }
 
     async fn list(&self, objects: Vec<Arc<Object>>, at: ResourceVersion) {
-        self.fifo.push(Delta::Replace(List { objects, version: at.clone() })).await;
+        self.fifo.push(Delta::Replace(List::new(objects, at.clone()))).await;
         self.reach(&at).await;
     }
 
@@ -204,7 +204,7 @@ async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice(
             let delta = match number % 10 {
                 0 if number % 500 == 0 => {
                     let objects = names.iter().skip((number % 7) as usize).map(|name| object(name, number)).collect();
-                    Delta::Replace(List { objects, version: version(number) })
+                    Delta::Replace(List::new(objects, version(number)))
                 }
                 1..4 => Delta::event(Event::Deleted(object(name, number))),
                 4 => Delta::event(Event::Bookmark(version(number))),
@@ -456,7 +456,7 @@ async fn closing_the_queue_ends_cursors_after_they_have_read_everything() {
 #[tokio::test(start_paused = true)]
 async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
     let Running { fifo, handle, task } = Running::start();
-    fifo.push(Delta::Replace(List { objects: Vec::new(), version: version(1) })).await;
+    fifo.push(Delta::Replace(List::new(Vec::new(), version(1)))).await;
     let snapshot = handle.wait_for(|_| true).await;
     assert_eq!(snapshot.version(), &version(1));
     let mut cursor = handle.join(Start::Now, replay()).await.unwrap().cursor.unwrap();

@@ -64,7 +64,7 @@ impl ListerWatcher for Scripted {
             ListVersion::MostRecent => String::new(),
         };
         match self.call(&format!("list {text}")) {
-            Some(Listed(version)) => Ok(List { objects: vec![object(version)], version: self::version(version) }),
+            Some(Listed(version)) => Ok(List::new(vec![object(version)], self::version(version))),
             Some(FailList(error)) => Err(error),
             Some(other) => panic!("the script has {other:?}, and a list was asked for"),
             None => std::future::pending().await,

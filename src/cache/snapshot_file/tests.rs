@@ -39,7 +39,7 @@ fn object(name: &str, body: &str, version: &ResourceVersion) -> Arc<Object> {
 }
 
 fn checkpoint(objects: Vec<Arc<Object>>, version: &ResourceVersion, proof: &'static str) -> Checkpoint {
-    let indexer = Indexer::new(Arc::default(), List { objects, version: version.clone() });
+    let indexer = Indexer::new(Arc::default(), List::new(objects, version.clone()));
     Checkpoint { snapshot: indexer.snapshot(), proof: Bytes::from_static(proof.as_bytes()) }
 }
 
@@ -58,7 +58,7 @@ fn seen_at() -> SystemTime {
 fn expected(checkpoint: &Checkpoint) -> SavedState {
     let Checkpoint { snapshot, proof } = checkpoint;
     let objects = snapshot.objects(None, None).cloned().collect();
-    let list = List { objects, version: snapshot.version().clone() };
+    let list = List::new(objects, snapshot.version().clone());
     SavedState { list, proof: proof.clone(), seen_at: Some(seen_at()) }
 }
 

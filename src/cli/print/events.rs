@@ -156,6 +156,7 @@ impl Event {
             pb::Cause::EnteredSelection => " entered selection",
             pb::Cause::LeftSelection => " left selection",
             pb::Cause::Inferred => " inferred",
+            pb::Cause::NotServed => " not served",
         };
         let style = match self.change {
             pb::EventType::Added => GREEN,
@@ -215,6 +216,7 @@ mod tests {
             event(EventType::Modified, Cause::Unspecified, config_map("shop", "a")),
             event(EventType::Deleted, Cause::LeftSelection, config_map("shop", "settings")),
             event(EventType::Deleted, Cause::Inferred, config_map("shop", "a")),
+            event(EventType::Deleted, Cause::NotServed, config_map("shop", "a")),
             event(EventType::Added, Cause::EnteredSelection, config_map("shop", "b")),
         ];
         let expected = "\

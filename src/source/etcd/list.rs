@@ -20,6 +20,8 @@ pub(super) struct Reading {
     pub(super) objects: Vec<Arc<Object>>,
     /// Keys that cannot be served, and why.
     pub(super) problems: Vec<Problem>,
+    /// Those of them that can be the key of an object.
+    pub(super) not_served: Vec<Arc<Object>>,
     /// Those that were changed last, all at one revision.
     pub(super) newest: Vec<KeyValue>,
 }
@@ -83,9 +85,13 @@ impl Reading {
         if kv.mod_revision >= newest {
             self.newest.push(kv.clone());
         }
+        let bare = prefix.bare(&kv);
         match prefix.object(kv) {
             Ok(object) => self.objects.push(Arc::new(object)),
-            Err(problem) => self.problems.push(problem),
+            Err(problem) => {
+                self.not_served.extend(bare.map(Arc::new));
+                self.problems.push(problem);
+            }
         }
     }
 }

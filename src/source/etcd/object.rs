@@ -69,9 +69,12 @@ impl Prefix {
         Ok(Object::new(ObjectParts { uid, media_type, body, ..ObjectParts::bare(key, version) }))
     }
 
-    /// What is said of an object that is gone: its key, and the version at which it went.
-    pub(super) fn tombstone(&self, key: &[u8], revision: i64) -> Result<Object, String> {
-        Ok(Object::new(ObjectParts::bare(self.key(key)?, version(revision))))
+    /// Makes an object of a key, a uid and a version alone: of one that was deleted, or that cannot be served. A deletion has
+    /// no create revision, and so no uid. `None` if the key cannot be that of an object.
+    pub(super) fn bare(&self, kv: &KeyValue) -> Option<Object> {
+        let uid = if kv.create_revision == 0 { String::new() } else { kv.create_revision.to_string() };
+        let parts = ObjectParts::bare(self.key(&kv.key).ok()?, version(kv.mod_revision));
+        Some(Object::new(ObjectParts { uid, ..parts }))
     }
 
     /// Returns the subject of a problem with a key: the object's key, or the whole key of etcd where it is none.
@@ -125,8 +128,11 @@ mod tests {
             let object = prefix.object(kv(&format!("/settings/{key}"), "1")).unwrap();
             assert_eq!((object.key().namespace(), object.key().name()), (namespace, name));
             assert_eq!((object.uid(), object.version().to_string().as_str()), ("5", "7"));
-            let gone = prefix.tombstone(format!("/settings/{key}").as_bytes(), 9).unwrap();
-            assert_eq!((gone.key(), gone.version().number()), (object.key(), 9));
+            let put = kv(&format!("/settings/{key}"), "");
+            let bare = prefix.bare(&put).unwrap();
+            assert_eq!((bare.key(), bare.uid(), bare.version().number()), (object.key(), "5", 7));
+            let bare = prefix.bare(&KeyValue { create_revision: 0, mod_revision: 9, ..put }).unwrap();
+            assert_eq!((bare.key(), bare.uid(), bare.version().number()), (object.key(), "", 9));
         }
     }
 

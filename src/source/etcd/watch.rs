@@ -361,22 +361,22 @@ impl Shared {
             let Some(kv) = event.kv else { continue };
             let key = kv.key.clone();
             let is_new = kv.create_revision == kv.mod_revision;
-            match (event_type, self.prefix.tombstone(&key, revision)) {
-                (EventType::Put, tombstone) => match (self.prefix.object(kv), tombstone) {
-                    (Ok(object), _) => {
+            let bare = self.prefix.bare(&kv).map(Arc::new);
+            match event_type {
+                EventType::Put => match self.prefix.object(kv) {
+                    Ok(object) => {
                         self.problems.clear_object(&self.prefix.subject(&key));
                         let object = Arc::new(object);
                         told.push(if is_new { Event::Added(object) } else { Event::Modified(object) });
                     }
-                    (Err(problem), tombstone) => {
+                    Err(problem) => {
                         self.problems.set_object(&problem);
-                        // What cannot be served any more is not there, as a list would have it.
-                        told.extend(tombstone.ok().map(|gone| Event::Deleted(Arc::new(gone))));
+                        told.extend(bare.map(Event::NotServed));
                     }
                 },
-                (EventType::Delete, tombstone) => {
+                EventType::Delete => {
                     self.problems.clear_object(&self.prefix.subject(&key));
-                    told.extend(tombstone.ok().map(|gone| Event::Deleted(Arc::new(gone))));
+                    told.extend(bare.map(Event::Deleted));
                 }
             }
         }

@@ -136,7 +136,7 @@ impl Engine {
     /// Scans, and returns everything.
     pub(super) fn list(&mut self, cancelled: &CancellationToken) -> Result<List, Failure> {
         self.scan(None, cancelled)?;
-        Ok(List { objects: self.catalog.objects(), version: self.catalog.version() })
+        Ok(List::new(self.catalog.objects(), self.catalog.version()))
     }
 
     /// Scans, and returns what has changed. The notices follow the directory before it is read, so that there is no gap

@@ -99,7 +99,7 @@ async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) ->
         };
         match item.problem {
             None => reading.objects.push(Arc::new(item.object)),
-            Some(problem) => reading.problems.push(problem),
+            Some(problem) => reading.problems.push((Arc::new(item.object), problem)),
         }
     }
     Ok(metadata.next.as_deref().filter(|next| !next.is_empty()).map(str::to_owned))

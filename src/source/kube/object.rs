@@ -16,7 +16,7 @@ pub(super) struct Item {
     pub(super) object: Object,
     /// What the API calls its version, where that is not a decimal.
     pub(super) text: String,
-    /// Why it cannot be served; the object is then its key and its version alone.
+    /// Why it cannot be served; the object is then its key, its uid and its version alone.
     pub(super) problem: Option<Problem>,
 }
 
@@ -66,6 +66,8 @@ struct BareMetadata<'a> {
     namespace: Option<JsonText<'a>>,
     #[serde(borrow)]
     name: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    uid: Option<JsonText<'a>>,
     #[serde(borrow)]
     resource_version: Option<JsonText<'a>>,
     annotations: Option<BTreeMap<String, String>>,
@@ -119,7 +121,8 @@ impl ItemReader<'_> {
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         let key = ObjectKey::new(namespace, metadata.name.as_deref().unwrap_or_default())?;
         let problem = Problem::new(ProblemReason::ObjectTooLarge, subject_of(&key), error.to_string());
-        let object = Object::new(ObjectParts::bare(key, version));
+        let uid = metadata.uid.as_deref().unwrap_or_default().to_owned();
+        let object = Object::new(ObjectParts { uid, ..ObjectParts::bare(key, version) });
         Ok(Item { object, text: text.to_owned(), problem: Some(problem) })
     }
 }
@@ -172,8 +175,10 @@ mod tests {
     fn what_is_too_large_is_known_by_its_name() {
         let cut = FieldCut::default();
         let large = "x".repeat(MAX_OBJECT_BYTES);
-        let body = format!(r#"{{"metadata":{{"name":"a","namespace":"n","resourceVersion":"5"}},"x":"{large}"}}"#);
+        let metadata = r#"{"name":"a","namespace":"n","uid":"u","resourceVersion":"5"}"#;
+        let body = format!(r#"{{"metadata":{metadata},"x":"{large}"}}"#);
         let item = reader(&cut).read(body.as_bytes()).unwrap();
+        assert_eq!(item.object.uid(), "u");
         assert_eq!((item.object.key().to_string().as_str(), item.object.version().number()), ("n/a", 5));
         assert!(item.problem.unwrap().message.contains("more than the 3145728"));
         let cut = FieldCut::new([Path::parse("x").unwrap()]).unwrap();

@@ -59,7 +59,7 @@ impl Mark {
     /// Of what was told last.
     pub(super) fn of_event(event: &Event) -> Option<Self> {
         let (object, is_deleted) = match event {
-            Event::Added(object) | Event::Modified(object) => (object, false),
+            Event::Added(object) | Event::Modified(object) | Event::NotServed(object) => (object, false),
             Event::Deleted(object) => (object, true),
             Event::Bookmark(_) => return None,
         };

@@ -58,7 +58,7 @@ pub(super) struct Reading {
     /// What the API calls the version of all.
     pub(super) version: String,
     /// Objects that cannot be served, and why.
-    pub(super) problems: Vec<Problem>,
+    pub(super) problems: Vec<(Arc<Object>, Problem)>,
 }
 
 /// Why there is no list.
@@ -324,8 +324,9 @@ impl Shared {
         }
         known.note_list(&version, Mark::of_list(&objects));
         drop(known);
+        let (not_served, problems) = problems.into_iter().unzip();
         self.problems.replace(&OBJECT_REASONS, problems);
-        Ok(List { objects, version })
+        Ok(List { objects, version, not_served })
     }
 }
 

@@ -100,7 +100,7 @@ pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(R
             }
             Said::Change(_, Item { object, problem: Some(problem), .. }) => {
                 objects.remove(object.key());
-                problems.insert(object.key().clone(), problem);
+                problems.insert(object.key().clone(), (Arc::new(object), problem));
             }
             Said::Bookmark(object) => {
                 let bookmark = Bookmark::read(object).map_err(|error| live.unreadable(&error))?;
@@ -186,10 +186,9 @@ impl Live {
         }
         let problems = &self.shared.problems;
         let event = match (event_type, problem) {
-            // What cannot be served any more is not there, as a list would have it.
             (EventType::Added | EventType::Modified, Some(problem)) => {
                 problems.set_object(&problem);
-                return Ok(Event::Deleted(Arc::new(object)));
+                return Ok(Event::NotServed(Arc::new(object)));
             }
             (EventType::Added, None) => Event::Added,
             (EventType::Modified, None) => Event::Modified,

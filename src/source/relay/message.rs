@@ -15,7 +15,7 @@ const JSON: &str = "application/json";
 /// An event of a watch of everything under REPLAY, after the initial events.
 pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     let cause = message.cause();
-    let is_own = matches!(cause, Cause::Unspecified | Cause::Inferred);
+    let is_own = matches!(cause, Cause::Unspecified | Cause::Inferred | Cause::NotServed);
     if !is_own || message.coalesced > 0 {
         let problem = format!("{} and {} merged, in a watch of everything", cause.as_str_name(), message.coalesced);
         return Err(SourceError::Undecodable(problem));
@@ -24,6 +24,7 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     let object = Arc::new(object(message.object)?);
     Ok(match event_type {
         EventType::Added => Event::Added(object),
+        EventType::Deleted if cause == Cause::NotServed => Event::NotServed(object),
         EventType::Deleted => Event::Deleted(object),
         _ => Event::Modified(object),
     })

@@ -85,7 +85,8 @@ impl Mark {
         if !is_relisted {
             let last = events.iter().rev().find_map(|event| match event {
                 Event::Added(object) | Event::Modified(object) => Some((object, false)),
-                Event::Deleted(object) => Some((object, true)),
+                // The upstream does not have what it cannot serve.
+                Event::Deleted(object) | Event::NotServed(object) => Some((object, true)),
                 Event::Bookmark(_) => None,
             });
             let mark = |(object, is_deleted)| Self {
@@ -98,13 +99,15 @@ impl Mark {
         }
         let present = events.iter().filter_map(|event| match event {
             Event::Added(object) | Event::Modified(object) => Some(object),
-            Event::Deleted(_) | Event::Bookmark(_) => None,
+            Event::Deleted(_) | Event::NotServed(_) | Event::Bookmark(_) => None,
         });
         let newest = present.max_by_key(|object| object.version().number()).map(Self::listed);
         let is_of_batch = |mark: &Self| {
-            events.iter().any(|event| {
-                matches!(event,
-            Event::Added(of) | Event::Modified(of) | Event::Deleted(of) if of.key() == mark.key())
+            events.iter().any(|event| match event {
+                Event::Added(of) | Event::Modified(of) | Event::Deleted(of) | Event::NotServed(of) => {
+                    of.key() == mark.key()
+                }
+                Event::Bookmark(_) => false,
             })
         };
         match (newest, before) {

@@ -75,6 +75,7 @@ impl Rig {
             Event::Added(object) => format!("+{} {}", object.key(), String::from_utf8_lossy(object.body())),
             Event::Modified(object) => format!("~{} {}", object.key(), String::from_utf8_lossy(object.body())),
             Event::Deleted(object) => format!("-{}", object.key()),
+            Event::NotServed(object) => panic!("nothing tells that {} still exists", object.key()),
             Event::Bookmark(_) => "bookmark".to_owned(),
         };
         let expected = if matches!(event, Event::Bookmark(_)) { self.version.clone() } else { self.version.next() };

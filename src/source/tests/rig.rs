@@ -115,7 +115,7 @@ impl Rig {
             }
         };
         assert!(version >= self.version, "{text} after {}", self.version);
-        assert!(version > self.version || !text.contains(['+', '~', '-']), "{text} is told again");
+        assert!(version > self.version || !text.contains(['+', '~', '-', '!']), "{text} is told again");
         self.version = version;
         text
     }
@@ -149,13 +149,15 @@ impl Rig {
     }
 
     fn apply(&mut self, event: &Event) -> String {
-        let (Event::Added(object) | Event::Modified(object) | Event::Deleted(object)) = event else {
+        let (Event::Added(object) | Event::Modified(object) | Event::Deleted(object) | Event::NotServed(object)) =
+            event
+        else {
             panic!("a bookmark in a transaction")
         };
         let (key, value) = (object.key().to_string(), (self.value)(object));
-        if let Event::Deleted(_) = event {
+        if let Event::Deleted(_) | Event::NotServed(_) = event {
             self.state.remove(&key);
-            return format!(" -{key}");
+            return format!(" {}{key}", if matches!(event, Event::Deleted(_)) { '-' } else { '!' });
         }
         let text = format!(" {}{key}={value}", if matches!(event, Event::Added(_)) { '+' } else { '~' });
         self.state.insert(key, (object.uid().to_owned(), value));

@@ -46,8 +46,7 @@ impl Expected {
                     (Some(false), Some(true)) => (EventType::Added, Cause::EnteredSelection),
                     (Some(true), Some(true)) => (EventType::Modified, Cause::Unspecified),
                     (Some(true), Some(false)) => (EventType::Deleted, Cause::LeftSelection),
-                    (Some(true), None) if change.is_inferred => (EventType::Deleted, Cause::Inferred),
-                    (Some(true), None) => (EventType::Deleted, Cause::Unspecified),
+                    (Some(true), None) => (EventType::Deleted, change.cause),
                     (None | Some(false), None | Some(false)) => continue,
                 };
                 // What is gone is told in the last state that the client has.
@@ -144,6 +143,11 @@ impl Expected {
     /// Whether it came at a version that was complete before.
     pub(crate) fn is_late(&self) -> bool {
         self.before == self.after
+    }
+
+    /// Whether its object exists and can no longer be served.
+    pub(crate) fn is_not_served(&self) -> bool {
+        self.cause == Cause::NotServed
     }
 
     /// What it tells.

@@ -6,6 +6,7 @@ mod calls;
 mod server;
 
 use std::{
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -401,17 +402,21 @@ impl Harness {
         let event = |upstream| match upstream {
             Upstream::Put(held) => Event::Modified(object(&held, held.version)),
             Upstream::Deleted(held, at) => Event::Deleted(object(&held, at)),
+            Upstream::NotServed(held) => Event::NotServed(object(&held, held.version)),
             Upstream::Bookmark(at) => Event::Bookmark(version(at)),
             Upstream::Transaction(_) | Upstream::Open(_) | Upstream::List(..) => unreachable!("it is not one event"),
         };
         match upstream {
-            Upstream::Put(_) | Upstream::Deleted(..) | Upstream::Bookmark(_) => Delta::event(event(upstream)),
+            Upstream::Put(_) | Upstream::Deleted(..) | Upstream::NotServed(_) | Upstream::Bookmark(_) => {
+                Delta::event(event(upstream))
+            }
             Upstream::Open(said) => Delta::Changes { events: [event(*said)].into_iter().collect(), closes: false },
             Upstream::Transaction(told) => Delta::transaction(told.into_iter().map(event)),
-            Upstream::List(held, at) => Delta::Replace(List {
-                objects: held.iter().map(|held| object(held, held.version)).collect(),
-                version: version(at),
-            }),
+            Upstream::List(held, not_served, at) => {
+                let objects = |held: Vec<Rc<Held>>| held.iter().map(|held| object(held, held.version)).collect();
+                let (objects, not_served) = (objects(held), objects(not_served));
+                Delta::Replace(List { objects, not_served, version: version(at) })
+            }
         }
     }
 }

@@ -163,6 +163,7 @@ pub(super) fn any_write() -> impl Strategy<Value = (Write, u64)> {
         4 => key().prop_map(Write::Delete),
         3 => key().prop_map(Write::Recreate),
         1 => key().prop_map(Write::Convert),
+        2 => key().prop_map(Write::Outgrow),
         1 => Just(Write::Bookmark),
         1 => Just(Write::Close),
         1 => Just(Write::Repeat),

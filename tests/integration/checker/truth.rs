@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use informerd::proto::pb::Cause;
+
 use super::{record::Moment, script::Config, selection::Selection};
 
 /// Namespace and name.
@@ -30,11 +32,13 @@ pub(crate) struct Pod {
 }
 
 /// One state of an object.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Held {
     pub(crate) pod: Pod,
     pub(crate) version: u64,
     pub(crate) body: String,
+    /// Whether it is within the bounds of what can be served.
+    is_served: bool,
 }
 
 /// One change of one object.
@@ -44,8 +48,8 @@ pub(crate) struct Change {
     pub(crate) new: Option<Rc<Held>>,
     /// For a deletion: of the deletion.
     pub(crate) version: u64,
-    /// Found missing at a relist.
-    pub(crate) is_inferred: bool,
+    /// Of a deletion.
+    pub(crate) cause: Cause,
 }
 
 /// Changes without a point to resume from in between.
@@ -75,12 +79,15 @@ pub(crate) enum Upstream {
     Put(Rc<Held>),
     /// The last state, at the version of the deletion.
     Deleted(Rc<Held>, u64),
+    /// It exists, and cannot be served.
+    NotServed(Rc<Held>),
     Bookmark(u64),
     /// All at one version.
     Transaction(Vec<Self>),
     /// More may come at its version.
     Open(Box<Self>),
-    List(Vec<Rc<Held>>, u64),
+    /// What can be served, what cannot, and the version.
+    List(Vec<Rc<Held>>, Vec<Rc<Held>>, u64),
 }
 
 /// One write of the script.
@@ -94,6 +101,8 @@ pub(crate) enum Write {
     Recreate(Key),
     /// Other bytes at the version that the object has, as an upgraded upstream serves them. A watch does not report them.
     Convert(Key),
+    /// Creates or updates, with more than can be served.
+    Outgrow(Key),
     /// Nothing but a version.
     Bookmark,
     /// A bookmark at the last version: all of it has been said.
@@ -187,7 +196,7 @@ impl Truth {
     }
 
     pub(crate) fn list(&self) -> Upstream {
-        Upstream::List(self.seen.values().cloned().collect(), self.version)
+        Upstream::List(self.seen.values().cloned().collect(), self.not_served(), self.version)
     }
 
     /// A version as it is written.
@@ -220,7 +229,9 @@ impl Truth {
         let before = self.seen_version();
         let (mut keys, mut told, mut changes) = (BTreeSet::new(), Vec::new(), Vec::new());
         for write in writes {
-            let (Write::Put(key, ..) | Write::Delete(key) | Write::Recreate(key)) = write else { continue };
+            let (Write::Put(key, ..) | Write::Delete(key) | Write::Recreate(key) | Write::Outgrow(key)) = write else {
+                continue;
+            };
             if keys.insert(*key) {
                 let upstream = self.write(write, if told.is_empty() { step } else { 0 });
                 changes.extend(self.see(&upstream));
@@ -282,7 +293,7 @@ impl Truth {
 
     /// What a write that was said changes.
     fn see(&mut self, upstream: &Upstream) -> Vec<Change> {
-        let change = |old, new, version| Change { old, new, version, is_inferred: false };
+        let change = |old, new, version| Change { old, new, version, cause: Cause::Unspecified };
         match upstream {
             Upstream::Put(new) => match self.seen.insert(new.pod.key, Rc::clone(new)) {
                 Some(old) if old.pod.uid != new.pod.uid => {
@@ -294,8 +305,19 @@ impl Truth {
                 let old = self.seen.remove(&last.pod.key);
                 old.map(|old| change(Some(old), None, *version)).into_iter().collect()
             }
+            Upstream::NotServed(new) => {
+                let old = self.seen.remove(&new.pod.key);
+                let cause = |old: &Held| if old.pod.uid == new.pod.uid { Cause::NotServed } else { Cause::Unspecified };
+                let gone = |old: Rc<Held>| Change { cause: cause(&old), ..change(Some(old), None, new.version) };
+                old.map(gone).into_iter().collect()
+            }
             Upstream::Bookmark(_) | Upstream::Transaction(_) | Upstream::Open(_) | Upstream::List(..) => Vec::new(),
         }
+    }
+
+    /// What exists and cannot be served.
+    fn not_served(&self) -> Vec<Rc<Held>> {
+        self.world.values().filter(|held| !held.is_served).cloned().collect()
     }
 
     /// Writes what nobody is told of.
@@ -312,6 +334,13 @@ impl Truth {
                 let held = self.world.get(key).cloned();
                 let (app, node) = held.map_or((None, None), |held| (held.pod.app, held.pod.node));
                 self.put(*key, None, app, node)
+            }
+            Write::Outgrow(key) => {
+                let uid = self.world.get(key).map(|held| held.pod.uid);
+                let Upstream::Put(mut held) = self.put(*key, uid, None, None) else { unreachable!("it puts") };
+                Rc::make_mut(&mut held).is_served = false;
+                self.world.insert(*key, Rc::clone(&held));
+                Upstream::NotServed(held)
             }
             Write::Delete(key) => match self.world.remove(key) {
                 Some(last) => Upstream::Deleted(last, self.version),
@@ -335,19 +364,22 @@ impl Truth {
     pub(crate) fn relist(&mut self, step: u64) -> Upstream {
         let (before, after) = (self.safe_version(), self.version + step);
         self.version = after;
-        let deletion =
-            |old: &Rc<Held>| Change { old: Some(Rc::clone(old)), new: None, version: after, is_inferred: true };
-        let vanished = self.seen.values().filter(|old| !self.world.contains_key(&old.pod.key));
-        let replaced =
-            self.world.values().filter_map(|new| self.seen.get(&new.pod.key).filter(|old| old.pod.uid != new.pod.uid));
+        let existing = |old: &Rc<Held>| self.world.get(&old.pod.key).filter(|new| new.pod.uid == old.pod.uid);
+        let deletion = |old: &Rc<Held>| {
+            let cause = if existing(old).is_some() { Cause::NotServed } else { Cause::Inferred };
+            Change { old: Some(Rc::clone(old)), new: None, version: after, cause }
+        };
+        let is_listed = |old: &Rc<Held>| self.world.get(&old.pod.key).is_some_and(|new| new.is_served);
+        let vanished = self.seen.values().filter(|old| !is_listed(old));
+        let replaced = self.seen.values().filter(|old| is_listed(old) && existing(old).is_none());
         let mut changes: Vec<Change> = vanished.chain(replaced).map(deletion).collect();
-        let mut listed = Vec::new();
-        for new in self.world.values_mut() {
+        let (mut listed, not_served) = (Vec::new(), self.not_served());
+        for new in self.world.values_mut().filter(|new| new.is_served) {
             let old = self.seen.get(&new.pod.key);
             let is_unchanged = old.is_some_and(|old| old.body == new.body);
             if self.has_lineage {
                 // Such a source has no versions of objects: everything is as old as its list.
-                let at_list = Rc::new(Held { pod: new.pod.clone(), version: after, body: new.body.clone() });
+                let at_list = Rc::new(Held { version: after, ..Held::clone(new) });
                 listed.push(Rc::clone(&at_list));
                 *new = if is_unchanged { Rc::clone(old.expect("it is the same")) } else { at_list };
             } else {
@@ -355,15 +387,20 @@ impl Truth {
             }
             if !is_unchanged {
                 let old = old.filter(|old| old.pod.uid == new.pod.uid).cloned();
-                changes.push(Change { old, new: Some(Rc::clone(new)), version: new.version, is_inferred: false });
+                changes.push(Change {
+                    old,
+                    new: Some(Rc::clone(new)),
+                    version: new.version,
+                    cause: Cause::Unspecified,
+                });
             }
         }
-        self.seen = self.world.clone();
+        self.seen = self.served();
         // Without a version of its own it comes at one that was complete before.
         self.push(Batch { is_relist: true, is_open: before == after, ..Batch::new(before, after, changes) });
         self.open.clear();
         self.last = Upstream::Bookmark(after);
-        Upstream::List(listed, after)
+        Upstream::List(listed, not_served, after)
     }
 
     /// Goes back in time: the upstream is another, with some of the objects, each changed.
@@ -450,9 +487,14 @@ impl Truth {
 
     fn begin(&mut self) {
         self.open.clear();
-        self.seen = self.world.clone();
+        self.seen = self.served();
         self.last = Upstream::Bookmark(self.version);
         self.epochs.push(Epoch { start: self.version, state: self.seen.clone(), batches: Vec::new() });
+    }
+
+    /// What exists and can be served.
+    fn served(&self) -> State {
+        self.world.iter().filter(|(_, held)| held.is_served).map(|(key, held)| (*key, Rc::clone(held))).collect()
     }
 
     fn push(&mut self, batch: Batch) {
@@ -471,7 +513,7 @@ impl Truth {
 
     fn held(&self, key: Key, uid: u32, app: Option<&'static str>, node: Option<&'static str>) -> Rc<Held> {
         let pod = Pod { key, uid, app, node, serial: self.serial, padding: self.padding };
-        Rc::new(Held { version: self.version, body: pod.body(), pod })
+        Rc::new(Held { version: self.version, body: pod.body(), pod, is_served: true })
     }
 }
 

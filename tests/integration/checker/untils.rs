@@ -3,7 +3,7 @@
 //! The events are those of a watch that begins with the initial events where the wait joined. Conditions are met one after
 //! the other, and each is first tested on the event that met the one before.
 
-use std::rc::Rc;
+use std::{collections::BTreeSet, rc::Rc};
 
 use informerd::proto::pb::{self, EventType};
 use prost::Message;
@@ -103,6 +103,8 @@ pub(super) fn verify(
 /// What meets the last condition.
 fn met<'a>(conditions: &[Condition], state_len: usize, all: impl Iterator<Item = Seen<'a>>) -> Option<Seen<'a>> {
     let (mut left, mut count) = (conditions, None);
+    // They still exist, and count.
+    let mut not_served = BTreeSet::new();
     for seen in all {
         let (event_type, held) = match &seen {
             Seen::Initial(held) => ("ADDED", Some(*held)),
@@ -112,12 +114,18 @@ fn met<'a>(conditions: &[Condition], state_len: usize, all: impl Iterator<Item =
             }
             Seen::Event(event) => {
                 let (event_type, held) = event.told();
+                if event.is_not_served() {
+                    not_served.insert(held.pod.key);
+                    continue;
+                }
+                let is_back = event_type == EventType::Added && not_served.remove(&held.pod.key);
                 let name = match event_type {
                     EventType::Added => "ADDED",
                     EventType::Deleted => "DELETED",
                     _ => "MODIFIED",
                 };
                 count = count.map(|count| match event_type {
+                    EventType::Added if is_back => count,
                     EventType::Added => count + 1,
                     EventType::Deleted => count - 1,
                     _ => count,

@@ -112,7 +112,7 @@ async fn a_history_that_changed_while_nobody_listened_is_told() {
     let mut stream = watch(&relay, watch_from_now()).await;
     wire.lead_nowhere();
     wire.cut();
-    origin.say(Delta::Rewind(List { objects: vec![at("a", r#""from":"after""#, 3)], version: version(3) })).await;
+    origin.say(Delta::Rewind(List::new(vec![at("a", r#""from":"after""#, 3)], version(3)))).await;
     for number in 4..9 {
         origin.push(Event::Modified(at("a", r#""from":"after""#, number))).await;
     }

@@ -27,7 +27,7 @@ async fn a_list_that_contradicts_what_is_held_ends_every_watch() {
     assert_eq!(count(&running.handle.stats().rewinds), 0);
 
     let epoch = running.handle.epoch();
-    running.fifo.push(Delta::Rewind(List { objects: vec![object("a", 1)], version: version(10) })).await;
+    running.fifo.push(Delta::Rewind(List::new(vec![object("a", 1)], version(10)))).await;
     running.reach(&version(10)).await;
     assert_eq!(taken(&mut cursor).await, ["HistoryChanged"]);
     assert!(running.handle.epoch() > epoch);

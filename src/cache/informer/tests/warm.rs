@@ -14,7 +14,7 @@ fn begun() -> Running {
         batch_window: Duration::ZERO,
     };
     let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
-    informer.begin_warm(List { objects: vec![object("a", 3), object("b", 7)], version: version(10) });
+    informer.begin_warm(List::new(vec![object("a", 3), object("b", 7)], version(10)));
     Running { fifo, handle, task: tokio::spawn(informer.run()) }
 }
 
@@ -71,9 +71,9 @@ async fn a_list_after_it_is_a_difference_and_leaves_a_gap() {
 #[tokio::test(start_paused = true)]
 async fn another_history_ends_those_who_watch_it() {
     for rewind in [
-        Delta::Rewind(List { objects: vec![object("a", 3)], version: version(30) }),
-        Delta::Replace(List { objects: vec![object("a", 3)], version: version(9) }),
-        Delta::Replace(List { objects: vec![object("a", 4), object("b", 7)], version: version(30) }),
+        Delta::Rewind(List::new(vec![object("a", 3)], version(30))),
+        Delta::Replace(List::new(vec![object("a", 3)], version(9))),
+        Delta::Replace(List::new(vec![object("a", 4), object("b", 7)], version(30))),
     ] {
         let running = begun();
         let (mut cursor, epoch) = (running.watch().await.cursor.unwrap(), running.handle.epoch());

@@ -167,7 +167,7 @@ async fn a_checkpoint_is_of_one_moment() {
     };
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let (mut informer, handle): (_, InformerHandle<Deliveries>) = Informer::new(Arc::clone(&fifo), health, config);
-    informer.begin_warm(List { objects: vec![object(3)], version: version(5) });
+    informer.begin_warm(List::new(vec![object(3)], version(5)));
     let running = [tokio::spawn(informer.run()), tokio::spawn(reflector.run())];
     let feeding = tokio::spawn(async move {
         for number in 6..=20_000 {

@@ -84,11 +84,41 @@ async fn what_cannot_be_an_object_is_left_out_and_reported() {
     assert_eq!(rig.error("/s//bad").await, "/s//bad: a slash follows the prefix; end the prefix with it");
     let large = "x".repeat(crate::model::MAX_OBJECT_BYTES + 1);
     play.write(&format!("good={large}"));
-    assert_eq!(rig.told().await, "3 -good", "as a list would have it");
+    assert_eq!(rig.told().await, "3 !good", "it exists");
     play.write("-/bad");
     assert_eq!(rig.next().await, "bookmark 4");
     rig.error("good: the value has 3145729 bytes").await;
     play.write("good=2");
     assert_eq!(rig.told().await, "5 ~good=2", "etcd has not deleted it");
     assert_eq!(rig.health.report().problems, 0);
+}
+
+/// A value grows, is written again, is deleted, and grows beside another change.
+#[tokio::test]
+async fn a_value_that_grows_is_not_deleted_live_or_at_a_list() {
+    let play = Play::new();
+    play.write("a=1 b=1");
+    let gate = play.member().await;
+    let mut rig = Rig::of(&gate);
+    rig.told().await;
+    let large = "x".repeat(crate::model::MAX_OBJECT_BYTES + 1);
+    play.write(&format!("a={large} b=2"));
+    assert_eq!(rig.told().await, "3 !a ~b=2");
+    play.write("-a");
+    assert_eq!(rig.told().await, "4 -a");
+    play.write(&format!("a={large}"));
+    assert_eq!(rig.told().await, "5 !a");
+    gate.refuse(true);
+    rig.error("connection").await;
+    play.write(&format!("b={large}"));
+    play.compact(6);
+    gate.refuse(false);
+    let list = loop {
+        let popped = timeout(DEADLINE, rig.fifo.pop_batch(1, 1)).await.expect("a list in time");
+        if let crate::cache::Delta::Replace(list) = popped.unwrap().remove(0) {
+            break list;
+        }
+    };
+    let not_served: Vec<_> = list.not_served.iter().map(|object| (object.key().name(), object.uid())).collect();
+    assert_eq!((list.objects.len(), not_served), (0, vec![("a", "5"), ("b", "2")]));
 }
