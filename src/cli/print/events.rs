@@ -226,6 +226,7 @@ ADDED initial   shop        settings   2
 MODIFIED        shop        a          2
 DELETED left selection   shop        settings   2
 DELETED inferred   shop        a          2
+DELETED not served   shop        a          2
 ADDED entered selection   shop        b          2
 ";
         let first = vec![initial("shop", "a"), initial("shop", "settings")];

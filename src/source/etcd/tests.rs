@@ -1,6 +1,7 @@
 //! The source under its Reflector, against a scripted etcd over TCP. Whatever is done to it, what comes out of the queue is
 //! folded, and has to be what was written: transactions whole, in order, each once.
 
+mod drawn;
 mod faults;
 mod health;
 mod play;

@@ -153,14 +153,15 @@ impl Play {
     }
 
     pub(super) fn compact(&self, revision: i64) {
-        self.store.lock().compacted = revision;
+        let mut store = self.store.lock();
+        store.compacted = store.compacted.max(revision);
     }
 
     /// Forgets what came after a revision, as a cluster does that is restored from an old snapshot.
     pub(super) fn restore(&self, revision: i64) {
         let mut store = self.store.lock();
         store.transactions.retain(|(at, _)| *at <= revision);
-        store.revision = revision;
+        (store.revision, store.compacted) = (revision, store.compacted.min(revision));
         drop(store);
         self.head.send_replace(revision);
     }
