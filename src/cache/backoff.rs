@@ -64,6 +64,11 @@ impl Backoff {
         self.last_at = Some(now + jittered);
         jittered
     }
+
+    /// Makes the next delay the first again: the upstream has recovered.
+    pub fn reset(&mut self) {
+        self.next = self.config.initial;
+    }
 }
 
 /// In `[0, 1)`. Every `RandomState` has keys of its own, which is random enough to spread clients.
@@ -89,6 +94,9 @@ mod tests {
         now += Duration::from_secs(120);
         assert_eq!(backoff.next_delay(now).as_millis(), 30_000, "exactly at the bound it is not reset");
         now += Duration::from_secs(30 + 121);
+        assert_eq!(backoff.next_delay(now).as_millis(), 800);
+        assert_eq!(backoff.next_delay(now).as_millis(), 1600);
+        backoff.reset();
         assert_eq!(backoff.next_delay(now).as_millis(), 800);
     }
 

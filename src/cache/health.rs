@@ -113,7 +113,8 @@ impl SourceHealth {
         record.problems.clear(ProblemReason::UpstreamUnreachable, "");
     }
 
-    /// The upstream is gone for certain: STALE from now on, until it is alive.
+    /// The upstream is gone for certain, or changes of it have been missed for certain: STALE from now on, until it is alive
+    /// (a list, or an event of a watch that goes on without a gap).
     pub fn lost(&self) {
         self.shared.lost.store(true, Ordering::Relaxed);
     }

@@ -116,6 +116,14 @@ pub enum SourceError {
     /// A watch that was open broke: watch again, at once if it had lasted or brought something, and never list for it.
     #[error("the watch broke: {0}")]
     Broken(String),
+    /// The upstream refuses the request: the credentials, the rights or the resource itself are missing, or it does not know
+    /// what is requested. Back off and send the same request again; a watch that was served since the last list needs no list.
+    #[error("{0}")]
+    Refused(String),
+    /// The upstream began a list and did not finish it, or ran out of time for it: list the most recent state, which comes in
+    /// pages; a watch is opened again after a delay.
+    #[error("the upstream cannot serve now: {0}")]
+    Incomplete(String),
     /// Anything else that may pass: back off, then list and watch again.
     #[error("{0}")]
     Unavailable(String),

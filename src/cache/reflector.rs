@@ -67,6 +67,8 @@ pub struct ReflectorStats {
 /// A watch shorter than this that brought nothing is a failure, not a normal close: something between us and the upstream
 /// closes it at once, and asking again without a delay would be a busy loop.
 const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
+/// A watch that has been open for so long shows that the upstream serves watches, though nothing happens in it.
+const STEADY_WATCH: Duration = Duration::from_secs(10);
 
 // === impl ReflectorConfig ===
 
@@ -155,6 +157,9 @@ impl<S: ListerWatcher> Reflector<S> {
             tracing::warn!(%error, "upstream failed");
             self.health.failed(error);
         }
+        if outcome.has_missed_changes() {
+            self.health.lost();
+        }
         self.is_rewound |= outcome.is_rewind();
         self.state.step(outcome)
     }
@@ -166,6 +171,9 @@ impl<S: ListerWatcher> Reflector<S> {
                 tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
                 self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
                 self.health.alive();
+                if self.state.list_is_recovery() {
+                    self.backoff.reset();
+                }
                 let version = list.version.clone();
                 let is_rewound = std::mem::take(&mut self.is_rewound);
                 let delta = if is_rewound { Delta::Rewind(list) } else { Delta::Replace(list) };
@@ -183,7 +191,13 @@ impl<S: ListerWatcher> Reflector<S> {
         self.stats.watches.fetch_add(1, Ordering::Relaxed);
         let opened_at = Instant::now();
         let outcome = match self.giving_checkpoints(self.source.watch(from.clone())).await {
-            Ok(watch) => self.follow(watch, from, opened_at).await,
+            Ok(watch) => {
+                let outcome = self.follow(watch, from, opened_at).await;
+                if opened_at.elapsed() >= STEADY_WATCH {
+                    self.state.progress();
+                }
+                outcome
+            }
             Err(error) => Outcome::WatchNotOpened(error),
         };
         if outcome.error().is_some() {
@@ -220,6 +234,11 @@ impl<S: ListerWatcher> Reflector<S> {
                 return Outcome::WatchBroken { reached: reached.safe().clone(), error };
             }
             self.health.alive();
+            // The same version once more is no progress: a watch may begin with a bookmark and fail, each time.
+            if version > reached {
+                self.state.progress();
+                self.backoff.reset();
+            }
             tracing::trace!(resource_version = %version, "told");
             reached.advance(&version, delta.closes());
             if reached.is_open() {

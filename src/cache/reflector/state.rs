@@ -13,9 +13,18 @@ pub(super) struct State {
     last: Option<ResourceVersion>,
     /// A version after `last` at which more changes may come: no list may be older.
     open: Option<ResourceVersion>,
-    /// The last list at `last` failed as expired or too large: only the most recent state will do.
+    /// The last list at `last` failed as expired, too large or incomplete: only the most recent state will do.
     is_last_unavailable: bool,
+    /// Since the last list a watch has delivered something or stayed open: the upstream serves watches.
+    has_progressed: bool,
+    /// A watch that has expired was listed at once, and none has progressed since.
+    has_listed_at_once: bool,
+    /// Watches in a row that were opened from `last`, delivered nothing and contradicted themselves.
+    contradictions: u32,
 }
+
+/// So many watches in a row that contradict themselves are no broken streams: the versions of the upstream are not in order.
+const MAX_CONTRADICTIONS: u32 = 3;
 
 /// What just happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +69,28 @@ pub(super) enum Request {
 
 impl State {
     pub(super) fn new(first_list: ListVersion) -> Self {
-        Self { first_list, last: None, open: None, is_last_unavailable: false }
+        Self {
+            first_list,
+            last: None,
+            open: None,
+            is_last_unavailable: false,
+            has_progressed: true,
+            has_listed_at_once: false,
+            contradictions: 0,
+        }
+    }
+
+    /// A watch has delivered data or progress, or has stayed open.
+    pub(super) fn progress(&mut self) {
+        self.has_progressed = true;
+        self.has_listed_at_once = false;
+        self.contradictions = 0;
+    }
+
+    /// Whether a list that succeeds now shows that the upstream has recovered. One that only follows a watch which failed
+    /// without having delivered anything does not, or a watch that always fails would cost a whole list each time.
+    pub(super) fn list_is_recovery(&self) -> bool {
+        self.has_progressed
     }
 
     /// An earlier start was there.
@@ -85,12 +115,14 @@ impl State {
         match outcome {
             Outcome::Listed(version) => {
                 self.is_last_unavailable = false;
+                self.has_progressed = false;
+                self.contradictions = 0;
                 self.last = Some(version.clone());
                 Next { delayed: false, request: Request::Watch(version) }
             }
-            Outcome::ListFailed(SourceError::Expired(_) | SourceError::VersionTooLarge(_))
-                if self.list_version() != ListVersion::MostRecent =>
-            {
+            Outcome::ListFailed(
+                SourceError::Expired(_) | SourceError::VersionTooLarge(_) | SourceError::Incomplete(_),
+            ) if self.list_version() != ListVersion::MostRecent => {
                 // At once, and once: the next failure is of a list at the most recent version.
                 self.is_last_unavailable = true;
                 Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
@@ -104,24 +136,50 @@ impl State {
                 Next { delayed, request: Request::List(ListVersion::MostRecent) }
             }
             // Never a relist for these, or an upstream in trouble would get more of it (kubernetes #85342).
-            Outcome::WatchNotOpened(SourceError::Busy(_)) => self.watch_again(true),
+            Outcome::WatchNotOpened(SourceError::Busy(_) | SourceError::Incomplete(_)) => self.watch_again(true),
+            // The state is as good as before. An upstream that lists and serves no watch at all is listed.
+            Outcome::WatchNotOpened(SourceError::Refused(_)) if self.has_progressed => self.watch_again(true),
+            Outcome::WatchNotOpened(SourceError::Expired(_)) => self.list_expired(),
             Outcome::ListFailed(_) | Outcome::WatchNotOpened(_) => self.list_again(),
             Outcome::WatchClosed { reached } => {
                 self.last = Some(reached);
                 self.watch_again(false)
             }
-            Outcome::WatchBroken { reached, .. }
-            | Outcome::WatchFailed { reached, error: SourceError::Busy(_) | SourceError::Broken(_) } => {
+            Outcome::WatchBroken { reached, .. } => {
+                self.last = Some(reached);
+                self.contradictions += 1;
+                if self.contradictions < MAX_CONTRADICTIONS { self.watch_again(true) } else { self.list_again() }
+            }
+            Outcome::WatchFailed {
+                reached,
+                error: SourceError::Busy(_) | SourceError::Broken(_) | SourceError::Incomplete(_),
+            } => {
                 self.last = Some(reached);
                 self.watch_again(true)
             }
-            // An expired watch does not make the version unavailable: the next list asks for "not older than", and only
-            // if that fails for the most recent state (kubernetes #86430).
+            Outcome::WatchFailed { reached, error: SourceError::Refused(_) } if self.has_progressed => {
+                self.last = Some(reached);
+                self.watch_again(true)
+            }
+            Outcome::WatchFailed { reached, error: SourceError::Expired(_) } => {
+                self.last = Some(reached);
+                self.list_expired()
+            }
             Outcome::WatchTooShort { reached } | Outcome::WatchFailed { reached, .. } => {
                 self.last = Some(reached);
                 self.list_again()
             }
         }
+    }
+
+    /// Lists at once what a watch has missed; after a delay when the watch from such a list expires without having progressed,
+    /// so that an upstream whose versions expire at once is not listed in a loop.
+    ///
+    /// An expired watch does not make the version unavailable: the list requests "not older than", and only if that fails the
+    /// most recent state (kubernetes #86430).
+    fn list_expired(&mut self) -> Next {
+        let delayed = std::mem::replace(&mut self.has_listed_at_once, true);
+        Next { delayed, ..self.list_again() }
     }
 
     fn list_again(&self) -> Next {
@@ -160,6 +218,14 @@ impl Outcome {
         }
     }
 
+    /// Whether changes have been missed, so that only a list makes the state current again.
+    pub(super) fn has_missed_changes(&self) -> bool {
+        matches!(
+            self,
+            Self::WatchNotOpened(SourceError::Expired(_)) | Self::WatchFailed { error: SourceError::Expired(_), .. }
+        ) || self.is_rewind()
+    }
+
     /// What went wrong, if anything did.
     pub(super) fn error(&self) -> Option<String> {
         match self {
@@ -190,6 +256,10 @@ mod tests {
 
     fn busy() -> SourceError {
         SourceError::Busy("429".into())
+    }
+
+    fn incomplete() -> SourceError {
+        SourceError::Incomplete("60 s".into())
     }
 
     fn unavailable() -> SourceError {
@@ -260,7 +330,7 @@ mod tests {
     fn a_most_recent_list_that_fails_is_asked_for_again_after_a_delay() {
         let mut state = State::new(ListVersion::MostRecent);
         assert_eq!(state.start(), list(ListVersion::MostRecent, false));
-        for error in [expired(), too_large(), busy(), unavailable()] {
+        for error in [expired(), too_large(), busy(), incomplete(), unavailable()] {
             assert_eq!(state.step(Outcome::ListFailed(error)), list(ListVersion::MostRecent, true));
         }
     }
@@ -275,6 +345,18 @@ mod tests {
         let failed = |reached| Outcome::WatchFailed { reached: version(reached), error: unavailable() };
         assert_eq!(state.step(failed(8)), list(ListVersion::NotOlderThan(version(9)), true));
         assert_eq!(state.step(failed(12)), list(ListVersion::NotOlderThan(version(12)), true), "it was closed");
+    }
+
+    /// The most recent state comes in pages.
+    #[test]
+    fn a_list_that_was_not_finished_is_followed_at_once_by_the_most_recent_state() {
+        let mut state = State::new(ListVersion::MostRecent);
+        state.step(Outcome::Listed(version(5)));
+        assert_eq!(state.step(Outcome::WatchNotOpened(incomplete())), watch(5, true));
+        let failed = Outcome::WatchFailed { reached: version(6), error: unavailable() };
+        assert_eq!(state.step(failed), list(ListVersion::NotOlderThan(version(6)), true));
+        assert_eq!(state.step(Outcome::ListFailed(incomplete())), list(ListVersion::MostRecent, false));
+        assert_eq!(state.step(Outcome::ListFailed(incomplete())), list(ListVersion::MostRecent, true));
     }
 
     /// `TestNoRelistOnTooManyRequests`, `TestBackoffOnTooManyRequests`, `TestReflectorListAndWatchInitConnBackoff`.
@@ -300,10 +382,8 @@ mod tests {
     fn every_other_end_of_a_watch_leads_to_a_relist_after_a_delay() {
         let reached = version(9);
         for outcome in [
-            Outcome::WatchNotOpened(expired()),
             Outcome::WatchNotOpened(unavailable()),
             Outcome::WatchTooShort { reached: reached.clone() },
-            Outcome::WatchFailed { reached: reached.clone(), error: expired() },
             Outcome::WatchFailed { reached: reached.clone(), error: unavailable() },
             Outcome::WatchFailed { reached: reached.clone(), error: SourceError::Undecodable("x".into()) },
         ] {

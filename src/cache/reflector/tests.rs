@@ -269,14 +269,14 @@ async fn an_upstream_that_is_busy_is_watched_again_with_growing_delays_and_not_l
         Listed(10),
         Refuse(busy()),
         Refuse(busy()),
-        Watched(vec![Put(11), Fail(busy())]),
+        Watched(vec![Bookmark(10), Fail(busy())]),
         Refuse(busy()),
         Watched(vec![StayOpen]),
     ];
     let run = run(answers).await;
     assert_eq!(
         run.calls,
-        ["0 list 0", "0 watch 10", "800 watch 10", "2400 watch 10", "5600 watch 11", "12000 watch 11"]
+        ["0 list 0", "0 watch 10", "800 watch 10", "2400 watch 10", "5600 watch 10", "12000 watch 10"]
     );
     assert_eq!(run.counts, [1, 0, 5, 4, 1]);
 }
@@ -300,7 +300,7 @@ async fn a_very_short_watch_that_brings_nothing_leads_to_a_list_after_a_delay() 
 /// `TestReflectorListAndWatchWithErrors`, `TestReflectorReplacesStoreOnUnsafeDelete`, `TestCloseWatchChannelOnError`.
 #[tokio::test(start_paused = true)]
 async fn an_error_of_a_watch_leads_to_a_list_after_a_delay_and_what_follows_it_is_not_read() {
-    for error in [unavailable(), expired(), SourceError::Undecodable("bad".into())] {
+    for error in [unavailable(), SourceError::Undecodable("bad".into())] {
         let answers = vec![
             Listed(10),
             Watched(vec![Put(11), Fail(error.clone()), Put(12), StayOpen]),
@@ -330,18 +330,143 @@ async fn an_expired_watch_asks_for_a_list_that_is_not_older_and_only_an_expired_
     let run = run(answers).await;
     assert_eq!(
         run.calls,
+        ["0 list 0", "0 watch 10", "0 list 10", "0 list", "800 list", "800 watch 20", "2400 list 20", "2400 watch 21",]
+    );
+    assert_eq!(run.counts, [5, 2, 3, 2, 0]);
+}
+
+/// The first list after an expired watch comes at once. An upstream whose versions expire as soon as they are watched is
+/// listed after growing delays.
+#[tokio::test(start_paused = true)]
+async fn a_list_after_an_expired_watch_comes_at_once_and_only_the_first() {
+    let answers = vec![
+        Listed(10),
+        Watched(vec![Put(11), Fail(expired()), Put(12)]),
+        Listed(20),
+        Watched(vec![Fail(expired())]),
+        Listed(21),
+        Refuse(expired()),
+        Listed(22),
+        Watched(vec![Bookmark(23), Fail(expired())]),
+        Listed(24),
+        Watched(vec![secs(10), Fail(expired())]),
+        Listed(25),
+        Watched(vec![StayOpen]),
+    ];
+    let run = run(answers).await;
+    assert_eq!(
+        run.calls,
         [
             "0 list 0",
             "0 watch 10",
-            "800 list 10",
-            "800 list",
-            "2400 list",
-            "2400 watch 20",
-            "5600 list 20",
-            "5600 watch 21",
+            "0 list 11",
+            "0 watch 20",
+            "800 list 20",
+            "800 watch 21",
+            "2400 list 21",
+            "2400 watch 22",
+            "2400 list 23",
+            "2400 watch 24",
+            "12400 list 24",
+            "12400 watch 25",
         ]
     );
-    assert_eq!(run.counts, [5, 2, 3, 2, 0]);
+    assert_eq!(run.queued[..3], ["replace 10", "put 11", "replace 20"]);
+}
+
+/// Whoever acts when the state is SYNCED again would act on an old one.
+#[tokio::test(start_paused = true)]
+async fn an_expired_watch_is_stale_until_it_is_listed() {
+    for expiring in [Refuse(expired()), Watched(vec![Fail(expired())])] {
+        let script = |more: &[Answer]| [&[Listed(10), Watched(vec![Put(11)]), expiring.clone()], more].concat();
+        let run = run_for(Duration::from_secs(1), script(&[])).await;
+        run.health.synced();
+        assert_eq!(run.health.state(), SyncState::Stale, "its list is not answered yet");
+        let run = run_for(Duration::from_secs(1), script(&[FailList(unavailable())])).await;
+        run.health.synced();
+        assert_eq!(run.health.state(), SyncState::Stale);
+        let run = run_for(Duration::from_secs(1), script(&[Listed(12)])).await;
+        run.health.synced();
+        assert_eq!(run.health.state(), SyncState::Synced);
+    }
+}
+
+/// Each outage ends with an expired watch and a list, as a restart of an API server does; nothing else happens in between.
+#[tokio::test(start_paused = true)]
+async fn recovery_after_the_fourth_outage_takes_as_long_as_after_the_first() {
+    let outage = [Watched(vec![secs(20)]), Refuse(busy()), Refuse(busy()), Refuse(busy()), Refuse(expired())];
+    let mut answers = vec![Listed(10)];
+    for _ in 0..4 {
+        answers.extend(outage.clone());
+        answers.push(Listed(10));
+    }
+    let run = run(answers).await;
+    let lists: Vec<u64> =
+        run.calls.iter().filter_map(|call| call.split_once(" list 10").map(|(at, _)| at.parse().unwrap())).collect();
+    assert_eq!(lists, [25_600, 51_200, 76_800, 102_400], "20 s open, then 0.8 + 1.6 + 3.2 s");
+}
+
+/// A list that succeeds does not make up for watches that never bring anything.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_always_fails_is_listed_after_growing_delays() {
+    let mut answers = Vec::new();
+    for _ in 0..5 {
+        answers.extend([Listed(10), Watched(vec![Bookmark(10), Fail(unavailable())])]);
+    }
+    let run = run(answers).await;
+    let lists: Vec<&String> = run.calls.iter().filter(|call| call.contains("list 10")).collect();
+    assert_eq!(lists, ["800 list 10", "2400 list 10", "5600 list 10", "12000 list 10", "24800 list 10"]);
+}
+
+/// One that delivers something has recovered.
+#[tokio::test(start_paused = true)]
+async fn an_event_makes_the_next_delay_the_first_again() {
+    let answers = vec![
+        Listed(10),
+        Refuse(busy()),
+        Refuse(busy()),
+        Refuse(busy()),
+        Watched(vec![Put(11), Fail(busy())]),
+        Watched(vec![Bookmark(12), Fail(busy())]),
+        Watched(vec![StayOpen]),
+    ];
+    let run = run(answers).await;
+    assert_eq!(run.calls[4..], ["5600 watch 10", "6400 watch 11", "7200 watch 12"]);
+}
+
+/// Rights and credentials return: the watch goes on where it was. An upstream that never serves a watch is listed.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_refused_is_opened_again_and_one_that_was_never_served_is_listed() {
+    let refused = || SourceError::Refused("403".into());
+    let answers =
+        vec![Listed(10), Watched(vec![Put(11), Fail(refused())]), Refuse(refused()), Watched(vec![Put(12), StayOpen])];
+    assert_eq!(run(answers).await.calls, ["0 list 0", "0 watch 10", "800 watch 11", "2400 watch 11"]);
+    let answers = vec![Listed(10), Refuse(refused()), Listed(11), Watched(vec![Fail(refused())]), Listed(12)];
+    let calls = run(answers).await.calls;
+    assert_eq!(calls[..5], ["0 list 0", "0 watch 10", "800 list 10", "800 watch 11", "2400 list 11"]);
+}
+
+/// An upstream whose versions are in no order would be watched for ever.
+#[tokio::test(start_paused = true)]
+async fn the_third_watch_in_a_row_that_contradicts_itself_leads_to_a_list() {
+    let low = || Watched(vec![Put(3), StayOpen]);
+    let answers = vec![
+        Listed(10),
+        low(),
+        low(),
+        Watched(vec![Put(11), Put(3), StayOpen]),
+        low(),
+        low(),
+        Listed(11),
+        low(),
+        Watched(vec![StayOpen]),
+    ];
+    let run = run(answers).await;
+    let calls: Vec<&str> = run.calls.iter().map(|call| call.split_once(' ').unwrap().1).collect();
+    assert_eq!(
+        calls,
+        ["list 0", "watch 10", "watch 10", "watch 10", "watch 11", "watch 11", "list 11", "watch 11", "watch 11",]
+    );
 }
 
 /// Invariant 14, where upstream's `TestReflectorWatchHandler` goes back from 55 to 32.
