@@ -23,9 +23,13 @@
 //! - A list is never older than what is known (invariant 14). An API server that lags behind is asked for the most recent
 //!   state, which it cannot answer out of its own cache; only that can show a rewind by its version. Another uid of the
 //!   namespace kube-system shows another cluster.
-//! - A later start watches from the last change that is known, which has to be told again (`proof`).
-//! - Before a watch is taken up again the cluster is asked for both, with one object of a list: a watch from a version that
-//!   was lost in a restore would be silent until the cluster has counted up to it.
+//! - A later start watches from the last change that is known, which has to be told again (`proof`); so does a watch that
+//!   broke. If the API server has forgotten that change since, the resource is listed.
+//! - Before a watch is opened again one request reads how far the cluster is and the object that changed last (`head`): a
+//!   watch from a version that was lost in a restore would be silent until the cluster has counted up to it. A watch that the
+//!   API has closed as it should needs no more than that.
+//! - The first list of an API that streams initial events is a watch (`initial`). An API that does not is listed, and gets
+//!   another try at a new connection, then every 10 minutes.
 //!
 //! Deliberately not here: waiting, relisting and backing off, which are the Reflector's; but for the time that an answer asks
 //! for (Retry-After), which no request of the resource undercuts.
@@ -42,6 +46,9 @@ mod client;
 mod connection;
 #[cfg(feature = "kube")]
 mod exec;
+mod head;
+#[cfg(feature = "kube")]
+mod initial;
 #[cfg(feature = "kube")]
 mod known;
 #[cfg(feature = "kube")]
@@ -116,8 +123,10 @@ pub struct KubeConfig {
     /// How long the API server may give no sign of life. A connection that is silent for a third of it is asked for one; one
     /// that is silent for all of it is closed, and the resource is STALE by the time of the last contact. At least 100 ms; less counts as that.
     pub contact_timeout: Duration,
-    /// How long nothing may come among the initial events of a watch: an API that has them to send begins with them.
+    /// How long the initial events of a watch may make no progress: an API that has them to send begins with them.
     pub initial_events_timeout: Duration,
+    /// Versions are counted here, whatever they look like: for an API whose decimals are in no order.
+    pub has_opaque_versions: bool,
     /// How long the API is asked to keep a watch open, at least; at most twice as long, at random.
     pub watch_timeout: Duration,
 }
@@ -147,6 +156,7 @@ impl KubeConfig {
             cluster: KubeCluster::default(),
             drop_fields: FieldCut::default(),
             page_size: None,
+            has_opaque_versions: false,
             answer_timeout: Duration::from_secs(60),
             contact_timeout: Duration::from_secs(15),
             initial_events_timeout: Duration::from_secs(20),

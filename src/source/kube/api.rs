@@ -61,11 +61,16 @@ impl Api {
 
     /// Requests a path and its query, and reads the whole answer.
     pub(super) async fn get(&self, target: &str) -> Result<Bytes, SourceError> {
+        self.get_within(target, MAX_PAGE_BYTES).await
+    }
+
+    /// Requests an answer that is expected to be small, and reads at most so many bytes of it, of an API that sends more.
+    pub(super) async fn get_within(&self, target: &str, max_bytes: usize) -> Result<Bytes, SourceError> {
         let wish = Wish { accept: JSON, may_compress: true, timeout: self.answer_timeout };
         let answer = self.send(target, wish).await?;
         let is_gzip = is_gzip(answer.headers());
-        let text = |problem: String| SourceError::Busy(format!("{target}: {problem}"));
-        match timeout(self.answer_timeout, answer.into_body().read(is_gzip, MAX_PAGE_BYTES)).await {
+        let text = |problem: String| SourceError::Incomplete(format!("{target}: {problem}"));
+        match timeout(self.answer_timeout, answer.into_body().read(is_gzip, max_bytes)).await {
             Ok(page) => page.map_err(text),
             Err(_) => Err(text(format!("no whole answer within {:?}", self.answer_timeout))),
         }
@@ -109,7 +114,9 @@ impl Api {
         let status = Status::read(text);
         let code = code.map(|code| code.as_u16()).or(status.code()).unwrap_or_default();
         let error = status.error(code, url, text);
-        if let (SourceError::Busy(_), Some(patience)) = (&error, patience.or_else(|| status.retry_after())) {
+        if let (SourceError::Busy(_) | SourceError::Incomplete(_), Some(patience)) =
+            (&error, patience.or_else(|| status.retry_after()))
+        {
             let patience = patience.clamp(MIN_PATIENCE, MAX_PATIENCE).mul_f64(1.0 + random_fraction() / 4.0);
             self.state.lock().not_before = Some(Instant::now() + patience);
         }

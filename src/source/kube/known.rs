@@ -34,7 +34,10 @@ pub(super) enum Origin {
     EarlierStart,
     /// The API, by the list that was the last thing that happened.
     List,
-    /// The API.
+    /// The API, by a watch that it closed as it should, which was the last thing that happened. An API server that is killed,
+    /// and a machine that is rolled back, end no answer that way.
+    Closed,
+    /// The API, by a watch. By now it may be another one, or one that was restored.
     Watch,
 }
 
@@ -86,6 +89,13 @@ impl Known {
         self.lineage.is_none()
     }
 
+    /// A source whose versions are not the API's own, whatever they look like.
+    pub(super) fn opaque() -> Self {
+        let mut known = Self::default();
+        known.begin_lineage();
+        known
+    }
+
     /// From now on versions are counted here.
     pub(super) fn begin_lineage(&mut self) {
         let version = ResourceVersion::of_lineage(new_lineage(), 0);
@@ -124,11 +134,21 @@ impl Known {
         self.position = Some(Position { version: version.clone(), mark, origin: Origin::List });
     }
 
-    /// An event is handed out.
+    /// An event is handed out. One that contradicts what is known is not taken over by whom it is handed to.
     pub(super) fn note_event(&mut self, event: &Event) {
+        if self.position.as_ref().is_some_and(|position| event.version() < &position.version) {
+            return;
+        }
         let known = self.position.take().and_then(|position| position.mark);
         let mark = Mark::of_event(event).or(known);
         self.position = Some(Position { version: event.version().clone(), mark, origin: Origin::Watch });
+    }
+
+    /// The API has closed a watch, and everything in it has been handed out.
+    pub(super) fn note_close(&mut self) {
+        if let Some(position) = self.position.as_mut().filter(|position| position.origin == Origin::Watch) {
+            position.origin = Origin::Closed;
+        }
     }
 
     /// What is known is of another history.
@@ -136,12 +156,12 @@ impl Known {
         self.position = None;
     }
 
-    /// Where a watch from this version begins, if the resource is there. That a list was the last thing that happened, so that
-    /// nothing need be asked again before the watch, is true once.
+    /// Where a watch from this version begins, if the resource is there. That a list, or the close of a watch, was the last
+    /// thing that happened is true once.
     pub(super) fn begin_watch(&mut self, from: &ResourceVersion) -> Option<Position> {
         let position = self.position.as_mut().filter(|position| position.version == *from)?;
         let begun = position.clone();
-        if position.origin == Origin::List {
+        if matches!(position.origin, Origin::List | Origin::Closed) {
             position.origin = Origin::Watch;
         }
         Some(begun)

@@ -50,6 +50,11 @@ where
         self.silence = silence;
     }
 
+    /// Whether nothing has come of the next line.
+    pub(super) fn is_between_lines(&self) -> bool {
+        self.unread.is_empty()
+    }
+
     pub(super) fn has_bound(&self) -> bool {
         self.silence.is_some()
     }

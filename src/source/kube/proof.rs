@@ -1,4 +1,5 @@
-//! Whether the history that the API goes on with is the one that an earlier start has followed (invariant 14).
+//! Proof that the history of the API is the one that was followed before: by an earlier start, or until the connection broke
+//! (invariant 14).
 //!
 //! Pure. A cluster that was restored has the same uid, and may have counted on beyond the version that is known. So the last
 //! change that is known has to be told again, and nothing between it and that version: a watch begins just before it. API
@@ -77,6 +78,23 @@ impl Mark {
         // 0 would be any version.
         let before = self.object.version().number().checked_sub(1).filter(|before| *before > 0)?;
         Some(ResourceVersion::decimal(before))
+    }
+
+    pub(super) fn key(&self) -> &ObjectKey {
+        self.object.key()
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        self.object.uid()
+    }
+
+    /// The version of the change.
+    pub(super) fn version(&self) -> &ResourceVersion {
+        self.object.version()
+    }
+
+    pub(super) fn is_deleted(&self) -> bool {
+        self.is_deleted
     }
 
     pub(super) fn keep(&self) -> KeptMark {

@@ -2,10 +2,7 @@
 
 use std::{
     borrow::Cow,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -18,6 +15,8 @@ use super::{
     KubeCluster, KubeConfig,
     api::{self, Api},
     client::KubeClients,
+    head::Head,
+    initial::{self, InitialEvents},
     known::{Known, Origin, Position},
     list::{self, VersionQuery},
     proof::{KeptMark, Mark, Recognition},
@@ -44,8 +43,7 @@ pub(super) struct Shared {
     pub(super) known: Mutex<Known>,
     pub(super) problems: Problems,
     pub(super) health: SourceHealth,
-    /// Whether initial events are worth asking for.
-    pub(super) streams: AtomicBool,
+    pub(super) initial_events: Mutex<InitialEvents>,
     /// Whether every list is paged.
     pub(super) pages: AtomicBool,
     path: String,
@@ -79,18 +77,6 @@ struct NamespaceMetadata {
     uid: String,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Head {
-    metadata: HeadMetadata,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct HeadMetadata {
-    resource_version: String,
-}
-
 /// What a later start goes on with.
 #[derive(Serialize, Deserialize)]
 struct Kept {
@@ -116,12 +102,12 @@ impl KubeSource {
         health.set_namespaces(Some(config.namespace.clone()).filter(|name| !name.is_empty()).into_iter().collect());
         let client = clients.get(&config.cluster, config.contact_timeout);
         let shared = Shared {
-            path: path(&config),
+            path: path(&config, &config.namespace),
             api: Api::new(client, config.answer_timeout, health.clone()),
-            known: Mutex::default(),
+            known: Mutex::new(if config.has_opaque_versions { Known::opaque() } else { Known::default() }),
             problems: Problems::new("kube", config.resource.clone(), health.clone()),
             health,
-            streams: AtomicBool::new(true),
+            initial_events: Mutex::default(),
             pages: AtomicBool::new(false),
             config,
         };
@@ -139,13 +125,25 @@ impl KubeSource {
 
     async fn read(&self, at: &ListVersion) -> Result<(Reading, Option<Live>), Stop> {
         let shared = &self.shared;
-        if shared.streams.load(Ordering::Relaxed) && *at != ListVersion::Any {
-            match watch::initial(shared, at).await {
-                Ok((reading, live)) => return Ok((reading, Some(live))),
+        let are_worthwhile = shared.initial_events.lock().are_worthwhile();
+        if are_worthwhile && *at != ListVersion::Any {
+            match initial::read(shared, at).await {
+                Ok((reading, live)) => {
+                    shared.initial_events.lock().succeeded();
+                    return Ok((reading, Some(live)));
+                }
                 // SEMANTICS 1.27, rule 15.
                 Err(Stop::Source(
-                    error @ (SourceError::Unavailable(_) | SourceError::Undecodable(_) | SourceError::Broken(_)),
-                )) => tracing::info!(%error, "no initial events: the resource is listed"),
+                    error @ (SourceError::Refused(_)
+                    | SourceError::Unavailable(_)
+                    | SourceError::Undecodable(_)
+                    | SourceError::Broken(_)),
+                )) => {
+                    if matches!(error, SourceError::Refused(_)) {
+                        shared.initial_events.lock().failed();
+                    }
+                    tracing::info!(%error, "no initial events: the resource is listed");
+                }
                 Err(other) => return Err(other),
             }
         }
@@ -201,8 +199,10 @@ impl WarmStart for KubeSource {
     fn identity(&self) -> String {
         let KubeConfig { label_selector, field_selector, cluster, drop_fields, .. } = &self.shared.config;
         let KubeCluster { kubeconfig, context } = cluster;
+        // Nothing is kept of opaque versions, and what was kept before they were is of another form.
+        let opaque = if self.shared.config.has_opaque_versions { " with opaque versions" } else { "" };
         format!(
-            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}",
+            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}{opaque}",
             self.shared.path
         )
     }
@@ -236,11 +236,27 @@ impl WarmStart for KubeSource {
 impl Shared {
     /// The path of the resource with a query, and what is selected.
     pub(super) fn target(&self, query: &[(&str, &str)]) -> String {
+        self.target_in("", None, query)
+    }
+
+    /// The same in one namespace, if one is given, of what a field selector selects besides.
+    pub(super) fn target_in(&self, namespace: &str, field: Option<&str>, query: &[(&str, &str)]) -> String {
         let KubeConfig { label_selector, field_selector, .. } = &self.config;
-        let selectors = [("labelSelector", &**label_selector), ("fieldSelector", &**field_selector)];
+        let fields = match field {
+            Some(field) if field_selector.split(',').all(|configured| configured != field) => {
+                [field_selector.as_str(), field]
+                    .into_iter()
+                    .filter(|part| !part.is_empty())
+                    .collect::<Vec<_>>()
+                    .join(",")
+            }
+            _ => field_selector.clone(),
+        };
+        let selectors = [("labelSelector", &**label_selector), ("fieldSelector", &*fields)];
         let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
         let query = Serializer::new(String::new()).extend_pairs(query.iter().copied().chain(selectors)).finish();
-        if query.is_empty() { self.path.clone() } else { format!("{}?{query}", self.path) }
+        let path = if namespace.is_empty() { Cow::Borrowed(&*self.path) } else { path(&self.config, namespace).into() };
+        if query.is_empty() { path.into_owned() } else { format!("{path}?{query}") }
     }
 
     pub(super) fn version_query(&self, at: &ListVersion) -> VersionQuery {
@@ -253,23 +269,33 @@ impl Shared {
         })
     }
 
-    /// Opens a watch from a version, if the cluster is the one that is known there.
+    /// Opens a watch from a version, if the history of the cluster is the one that is known there.
+    ///
+    /// What the head proves is enough only at the version of the last known change: a cluster that was restored to a state
+    /// between that change and the known version has the change too, and may have others since. So a watch that broke goes on
+    /// from before the change. One that the API has closed itself ended in the history that it goes on with.
     async fn watch(self: &Arc<Self>, from: &ResourceVersion, position: Option<Position>) -> Result<Live, SourceError> {
-        let (mark, origin) = position.map_or((None, Origin::Watch), |position| (position.mark, position.origin));
-        if origin != Origin::List {
-            self.check_cluster().await?;
-            self.check_head(from).await?;
+        let Some(Position { mark, origin, .. }) = position else { return watch::open(self, from, None).await };
+        if origin == Origin::List {
+            return watch::open(self, from, None).await;
         }
-        if origin == Origin::EarlierStart {
-            let Some((mark, before)) = mark.and_then(|mark| mark.before().map(|before| (mark, before))) else {
-                return Err(SourceError::Expired(format!("{from} has nothing before it to be recognised by")));
-            };
-            return watch::open(self, &before, Some(Recognition::new(mark, from.clone()))).await;
+        self.check_cluster().await?;
+        // Versions that are counted here cannot be compared.
+        let head = if from.lineage().is_some() { Head::Unknown } else { self.head(from, mark.as_ref()).await? };
+        let is_known = match (origin, &mark) {
+            (Origin::Closed, _) => true,
+            _ if from.lineage().is_some() => true,
+            (Origin::Watch, None) => head == Head::Empty,
+            (Origin::Watch, Some(mark)) => head == Head::HasMark && mark.version() == from,
+            _ => false,
+        };
+        if is_known {
+            return watch::open(self, from, None).await;
         }
-        let live = watch::open(self, from, None).await?;
-        // An API that sends no bookmarks proves itself alive in no other way while nothing changes.
-        self.health.alive();
-        Ok(live)
+        let Some((mark, before)) = mark.and_then(|mark| mark.before().map(|before| (mark, before))) else {
+            return Err(SourceError::Expired(format!("{from} has nothing before it to be recognised by")));
+        };
+        watch::open(self, &before, Some(Recognition::new(mark, from.clone()))).await
     }
 
     /// Whose API it is, as far as we may know.
@@ -277,29 +303,11 @@ impl Shared {
         let namespace = match self.api.get(CLUSTER).await {
             Ok(namespace) => namespace,
             // Not for us to read, or not there: an API of another kind.
-            Err(SourceError::Unavailable(_)) => return Ok(()),
+            Err(SourceError::Refused(_) | SourceError::Unavailable(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
         let Ok(Namespace { metadata }) = serde_json::from_slice(&namespace) else { return Ok(()) };
         self.known.lock().check_cluster(&metadata.uid).map_err(SourceError::HistoryChanged)
-    }
-
-    /// Whether the cluster has come as far as we have. What it answers is the most recent version, whoever is asked: if that is
-    /// less, it went back in time. That has to be held against it at once, because by the next answer it may have counted on.
-    async fn check_head(&self, known: &ResourceVersion) -> Result<(), SourceError> {
-        if known.lineage().is_some() {
-            return Ok(());
-        }
-        let query = Serializer::new(String::new()).append_pair("limit", "1").finish();
-        let head = self.api.get(&format!("{}?{query}", self.path)).await?;
-        let head = serde_json::from_slice::<Head>(&head).map(|head| head.metadata.resource_version);
-        match head.ok().and_then(|version| version.parse::<ResourceVersion>().ok()) {
-            Some(version) if version < *known => {
-                self.known.lock().forget();
-                Err(SourceError::HistoryChanged(format!("the cluster is at {version}, and {known} was known")))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// What was read, at its version.
@@ -347,8 +355,8 @@ impl From<SourceError> for Stop {
     }
 }
 
-fn path(config: &KubeConfig) -> String {
-    let KubeConfig { group, version, plural, namespace, .. } = config;
+fn path(config: &KubeConfig, namespace: &str) -> String {
+    let KubeConfig { group, version, plural, .. } = config;
     let root = if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") };
     if namespace.is_empty() { format!("{root}/{plural}") } else { format!("{root}/namespaces/{namespace}/{plural}") }
 }

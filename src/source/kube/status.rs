@@ -62,12 +62,12 @@ impl Status {
         match (code, reason) {
             (410, _) | (_, "Expired" | "Gone") => SourceError::Expired(told("")),
             // What is in front of the API, or the API while it begins or ends, says nothing of the version.
-            (429 | 502..=504, _) | (_, "TooManyRequests") => SourceError::Busy(told("")),
-            (401, _) => SourceError::Unavailable(told("; correct the credentials of the kubeconfig or the token")),
-            (403, _) => SourceError::Unavailable(told("; `informerd rbac` prints the role that is needed")),
-            (404, _) => {
-                SourceError::Unavailable(told("; correct group, version and plural: see `kubectl api-resources`"))
-            }
+            (408 | 429 | 502 | 503, _) | (_, "TooManyRequests") => SourceError::Busy(told("")),
+            (504, _) => SourceError::Incomplete(told("")),
+            (401, _) => SourceError::Refused(told("; correct the credentials of the kubeconfig or the token")),
+            (403, _) => SourceError::Refused(told("; `informerd rbac` prints the role that is needed")),
+            (404, _) => SourceError::Refused(told("; correct group, version and plural: see `kubectl api-resources`")),
+            (400..=499, _) => SourceError::Refused(told("")),
             _ => SourceError::Unavailable(told("")),
         }
     }
@@ -101,7 +101,7 @@ mod tests {
             assert!(matches!(error(504, status), SourceError::VersionTooLarge(_)), "{status}");
         }
         let other = r#"{"reason":"Timeout","code":504,"message":"etcd took too long"}"#;
-        assert_eq!(error(504, other), SourceError::Busy("u: etcd took too long (Timeout)".to_owned()));
+        assert_eq!(error(504, other), SourceError::Incomplete("u: etcd took too long (Timeout)".to_owned()));
     }
 
     #[test]
@@ -110,6 +110,7 @@ mod tests {
             (410, r#"{"reason":"Expired","message":"m"}"#, SourceError::Expired("u: m (Expired)".into())),
             (200, r#"{"reason":"Gone","message":"m"}"#, SourceError::Expired("u: m (Gone)".into())),
             (429, "", SourceError::Busy("u: HTTP 429".into())),
+            (422, r#"{"reason":"Invalid","message":"m"}"#, SourceError::Refused("u: m (Invalid)".into())),
             (503, "<html>\nno backend", SourceError::Busy("u: <html> no backend".into())),
             (
                 500,

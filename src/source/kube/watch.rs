@@ -1,4 +1,4 @@
-//! One watch of a resource, line by line: the initial events, if they were asked for, and then what happens.
+//! One watch of a resource, line by line.
 //!
 //! It is a stream's state and not a task. Invariants:
 //!
@@ -8,25 +8,20 @@
 //!   sign of life, is given up and opened again. One in which nothing comes over a connection that is alive is followed: APIs
 //!   without a watch cache send no bookmarks, as for Events.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     client::Watchdog,
     lines::{Lines, NoLine},
     object::{Bookmark, Item, ItemReader},
     proof::{Recognition, Verdict},
-    reading::{Reading, Shared, Stop},
+    reading::{Shared, Stop},
 };
 use crate::{
-    cache::{Delta, ListVersion, SourceError, random_fraction},
+    cache::{Delta, SourceError, random_fraction},
     model::{Event, EventType, ObjectError, ResourceVersion},
     source::{
         problems::subject_of,
@@ -37,16 +32,20 @@ use crate::{
 /// An open watch.
 pub(super) struct Live {
     shared: Arc<Shared>,
-    lines: Lines,
+    pub(super) lines: Lines,
     watchdog: Watchdog,
     /// When the API should have closed it.
-    deadline: Instant,
+    pub(super) deadline: Instant,
     /// What has to be told again first.
     recognition: Option<Recognition>,
+    /// Nothing has come yet that shows that the API watches from the version.
+    is_opening: bool,
 }
 
 /// What comes after the time that was asked for is late.
 const GRACE: Duration = Duration::from_secs(30);
+/// An API that cannot watch from a version says so at once. A watch in which nothing has come for so long goes on from it.
+const OPENING: Duration = Duration::from_secs(5);
 const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
 
 /// Opens a watch of what happens after a version, and what it has to tell first.
@@ -61,74 +60,29 @@ pub(super) async fn open(
         return Err(SourceError::Expired(format!("{from} {problem}")));
     };
     let live = Live::open(shared, &[("resourceVersion", &text)]).await?;
-    Ok(Live { recognition, ..live })
-}
-
-/// Reads the state from the initial events of a watch, which then goes on (SEMANTICS 1.27, rules 12 to 15).
-pub(super) async fn initial(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Reading, Live), Stop> {
-    let version = shared.version_query(at);
-    let mut query = vec![("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
-    if !version.0.is_empty() {
-        query.push(("resourceVersion", &version.0));
-    }
-    let mut live = Live::open(shared, &query).await?;
-    live.lines.end_after(Some(shared.config.initial_events_timeout));
-    let (mut objects, mut problems) = (HashMap::new(), HashMap::new());
-    loop {
-        let told = match live.line().await {
-            Ok(Some(told)) => told,
-            // From the beginning, after a while.
-            Ok(None) => {
-                return Err(SourceError::Busy("the watch was closed before its initial events ended".into()).into());
-            }
-            Err(NoLine::Broken(why)) => return Err(SourceError::Busy(why).into()),
-            Err(NoLine::Silent | NoLine::Late) => {
-                // This API takes it for another watch, and will the next time.
-                shared.streams.store(false, Ordering::Relaxed);
-                return Err(SourceError::Unavailable("the initial events did not end in time".to_owned()).into());
-            }
-            Err(no_line @ NoLine::TooLong) => return Err(Live::broken(no_line).into()),
-        };
-        match live.decode(&told)? {
-            Said::Change(EventType::Deleted, item) => {
-                objects.remove(item.object.key());
-                problems.remove(item.object.key());
-            }
-            Said::Change(_, Item { object, problem: None, .. }) => {
-                problems.remove(object.key());
-                objects.insert(object.key().clone(), Arc::new(object));
-            }
-            Said::Change(_, Item { object, problem: Some(problem), .. }) => {
-                objects.remove(object.key());
-                problems.insert(object.key().clone(), (Arc::new(object), problem));
-            }
-            Said::Bookmark(object) => {
-                let bookmark = Bookmark::read(object).map_err(|error| live.unreadable(&error))?;
-                if bookmark.ends_initial_events {
-                    live.lines.end_after(None);
-                    let (objects, problems) = (objects.into_values().collect(), problems.into_values().collect());
-                    return Ok((Reading { objects, version: bookmark.version, problems }, live));
-                }
-            }
-            Said::Failure(status) => return Err(shared.api.told(status).into()),
-        }
-    }
+    Ok(Live { is_opening: recognition.is_none(), recognition, ..live })
 }
 
 // === impl Live ===
 
 impl Live {
-    async fn open(shared: &Arc<Shared>, query: &[(&str, &str)]) -> Result<Self, SourceError> {
+    pub(super) async fn open(shared: &Arc<Shared>, query: &[(&str, &str)]) -> Result<Self, SourceError> {
         let time = shared.config.watch_timeout.mul_f64(1.0 + random_fraction());
         let seconds = time.as_secs().max(1).to_string();
         let watch = [("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", &*seconds)];
-        let body = shared.api.open(&shared.target(&[&watch, query].concat())).await?;
+        let body = shared.api.open(&shared.target(&[&watch, query].concat())).await;
+        let body = body.inspect_err(|error| {
+            if matches!(error, SourceError::Busy(_)) {
+                shared.initial_events.lock().has_new_connection();
+            }
+        })?;
         Ok(Self {
             watchdog: body.watchdog(),
             lines: Lines::new(body),
             deadline: Instant::now() + time + GRACE,
             shared: Arc::clone(shared),
             recognition: None,
+            is_opening: false,
         })
     }
 
@@ -139,7 +93,14 @@ impl Live {
     /// Nothing is lost when it is dropped: what was received stays.
     pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
         loop {
-            let Some(line) = self.line().await.map_err(Self::broken)? else { return Ok(None) };
+            let line = self.first_or_next_line().await.map_err(|no_line| self.broken(no_line))?;
+            let Some(line) = line else {
+                // What was to be told again first may be missing.
+                if self.recognition.is_none() {
+                    self.shared.known.lock().note_close();
+                }
+                return Ok(None);
+            };
             let event = match self.decode(&line).map_err(Stop::into_error)? {
                 Said::Change(event_type, item) => self.change(event_type, item)?,
                 Said::Bookmark(object) => {
@@ -198,15 +159,29 @@ impl Live {
         Ok(event(Arc::new(object)))
     }
 
-    async fn line(&mut self) -> Result<Option<Bytes>, NoLine> {
+    /// The next line. That nothing comes when the watch is opened shows that the upstream is alive, unless a line has begun.
+    async fn first_or_next_line(&mut self) -> Result<Option<Bytes>, NoLine> {
+        if self.is_opening {
+            let line = timeout(OPENING.min(self.shared.config.contact_timeout / 2), self.line()).await;
+            self.is_opening = false;
+            match line {
+                Ok(line) => return line,
+                Err(_) if self.lines.is_between_lines() => self.shared.health.alive(),
+                Err(_) => {}
+            }
+        }
+        self.line().await
+    }
+
+    pub(super) async fn line(&mut self) -> Result<Option<Bytes>, NoLine> {
         loop {
             let line = tokio::select! {
                 biased;
                 line = timeout_at(self.deadline, self.lines.next()) => line.unwrap_or(Err(NoLine::Late))?,
                 // Which would begin the time of the lines anew.
                 () = self.watchdog.next(), if !self.lines.has_bound() => {
-                    // A history that is not recognised yet is not served as fresh.
-                    if self.recognition.is_none() {
+                    // A history that is not recognised yet is not served as fresh, nor a watch that may be refused yet.
+                    if self.recognition.is_none() && !self.is_opening {
                         self.shared.health.alive();
                     }
                     continue;
@@ -218,7 +193,8 @@ impl Live {
         }
     }
 
-    fn broken(no_line: NoLine) -> SourceError {
+    pub(super) fn broken(&self, no_line: NoLine) -> SourceError {
+        self.shared.initial_events.lock().has_new_connection();
         match no_line {
             NoLine::Broken(why) => SourceError::Broken(why),
             NoLine::Late => SourceError::Broken("the API did not close the watch in time".to_owned()),
@@ -231,7 +207,7 @@ impl Live {
         self.shared.known.lock().is_decimal()
     }
 
-    fn decode<'a>(&self, line: &'a [u8]) -> Result<Said<'a, Item>, Stop> {
+    pub(super) fn decode<'a>(&self, line: &'a [u8]) -> Result<Said<'a, Item>, Stop> {
         let reader = ItemReader { cut: &self.shared.config.drop_fields, is_decimal: self.is_decimal() };
         let mut is_decimal = true;
         let said = watch_event::decode(line, |object| {
@@ -246,7 +222,7 @@ impl Live {
         }
     }
 
-    fn unreadable(&self, error: &ObjectError) -> SourceError {
+    pub(super) fn unreadable(&self, error: &ObjectError) -> SourceError {
         SourceError::Undecodable(format!(
             "a bookmark of {}: {}",
             self.shared.config.resource,

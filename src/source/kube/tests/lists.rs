@@ -89,7 +89,8 @@ async fn what_a_list_is_refused_with_says_what_to_ask_next() {
             matches!(error, SourceError::VersionTooLarge(_))
         }),
         (refuse(500, "{}"), |error| matches!(error, SourceError::Unavailable(_))),
-        (refuse(403, "{}"), |error| matches!(error, SourceError::Unavailable(_))),
+        (refuse(403, "{}"), |error| matches!(error, SourceError::Refused(_))),
+        (refuse(504, "{}"), |error| matches!(error, SourceError::Incomplete(_))),
         (Fault::Answer("{\"items\":5}".to_owned()), |error| matches!(error, SourceError::Undecodable(_))),
         (Fault::Answer("<html>".to_owned()), |error| matches!(error, SourceError::Undecodable(_))),
     ] {

@@ -43,6 +43,10 @@ pub(super) struct Store {
     /// What happens to the next lists and watches, each once.
     pub(super) lists: VecDeque<Fault>,
     pub(super) watches: VecDeque<Fault>,
+    /// What lists without a limit are refused with.
+    pub(super) one_piece: Option<String>,
+    /// The one name that may be listed and watched, if not all.
+    pub(super) only: Option<&'static str>,
     /// What was asked, in short.
     pub(super) asked: Vec<String>,
     /// The query of the last request for the resource.
@@ -75,7 +79,10 @@ struct Change {
     state: Option<(String, String)>,
 }
 
+/// What a request selects. The namespace of its path is among it.
 type Query = BTreeMap<String, String>;
+
+const NAMESPACE: &str = "namespace of the path";
 
 // === impl Play ===
 
@@ -93,6 +100,8 @@ impl Play {
             opens_the_future: false,
             lists: VecDeque::new(),
             watches: VecDeque::new(),
+            one_piece: None,
+            only: None,
             asked: Vec::new(),
             target: String::new(),
             user_agent: String::new(),
@@ -169,7 +178,11 @@ impl Play {
 
     fn answer(&self, request: &Request) -> Response {
         let uri = request.uri();
-        let query: Query = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+        let mut query: Query =
+            form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+        if let Some((_, rest)) = uri.path().split_once("/namespaces/") {
+            query.insert(NAMESPACE.to_owned(), rest.split('/').next().unwrap_or_default().to_owned());
+        }
         let authorization = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
         let expected = self.set(|store| store.token.map(|token| format!("Bearer {token}")));
         if expected.is_some() && expected != authorization {
@@ -191,8 +204,20 @@ impl Play {
             user_agent.clone_into(&mut store.user_agent);
         });
         let is_watch = query.contains_key("watch");
+        let forbidden = self.set(|store| store.only).is_some_and(|name| {
+            let wanted = format!("metadata.name={name}");
+            query.get("fieldSelector").is_none_or(|fields| fields.split(',').all(|field| field != wanted))
+        });
+        if forbidden {
+            return refuse(403, None, &json!({"reason": "Forbidden", "message": "all names"}).to_string());
+        }
+        let one_piece = self.set(|store| store.one_piece.clone());
+        let one_piece = one_piece.filter(|_| !is_watch && !query.contains_key("limit"));
         let fault = self.set(|store| {
             store.asked.push(summary(&query));
+            if one_piece.is_some() {
+                return one_piece.map(|body| Fault::Refuse(504, None, body));
+            }
             if is_watch { store.watches.pop_front() } else { store.lists.pop_front() }
         });
         match fault {
@@ -254,7 +279,7 @@ impl Play {
             return refuse(410, None, &text);
         }
         let all = store.state_of(revision);
-        let rest: Vec<_> = all.into_iter().filter(|(key, _)| *key >= from).collect();
+        let rest: Vec<_> = all.into_iter().filter(|(key, _)| *key >= from && selects(query, key)).collect();
         let next = rest.get(limit).map(|(key, _)| format!("{revision}/{key}"));
         // As the types of Kubernetes itself: what kind the items are is said once.
         let items: Vec<Value> = rest.iter().take(limit).map(|(key, change)| store.object(key, change, false)).collect();
@@ -270,16 +295,17 @@ impl Play {
             let store = self.store.lock();
             let asked = store.number(query.get("resourceVersion").map_or("", String::as_str));
             if query.contains_key("sendInitialEvents") {
-                (store.initial(), store.revision)
+                (store.initial(query), store.revision)
             } else {
                 (String::new(), asked)
             }
         };
         let mut told = from;
         let play = self.clone();
+        let query = query.clone();
         let changes = WatchStream::new(self.head.subscribe()).map(move |_| {
             let store = play.store.lock();
-            let lines = store.events_after(told);
+            let lines = store.events_after(told, &query);
             told = told.max(store.revision);
             lines
         });
@@ -330,15 +356,18 @@ impl Store {
         object.into()
     }
 
-    fn initial(&self) -> String {
+    fn initial(&self, query: &Query) -> String {
         let state = self.state_of(self.revision);
-        let added = state.iter().map(|(key, change)| event("ADDED", &self.object(key, change, true)));
+        let added = state
+            .iter()
+            .filter(|(key, _)| selects(query, key))
+            .map(|(key, change)| event("ADDED", &self.object(key, change, true)));
         let version = format!("{}{}", self.prefix, self.revision);
         added.chain([bookmark(&version, Some("true"))]).map(|line| line + "\n").collect()
     }
 
-    fn events_after(&self, revision: u64) -> String {
-        let after = self.history.iter().filter(|change| change.revision > revision);
+    fn events_after(&self, revision: u64, query: &Query) -> String {
+        let after = self.history.iter().filter(|change| change.revision > revision && selects(query, &change.key));
         let line = |change: &Change| {
             let is_new = !self.state_at(change.revision - 1).contains_key(&change.key);
             let event_type = match &change.state {
@@ -350,6 +379,14 @@ impl Store {
         };
         after.map(line).collect()
     }
+}
+
+/// Whether an object is in the namespace of the path and has the name of the field selector.
+fn selects(query: &Query, key: &str) -> bool {
+    let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+    let fields = query.get("fieldSelector").into_iter().flat_map(|fields| fields.split(','));
+    let mut names = fields.filter_map(|field| field.strip_prefix("metadata.name="));
+    query.get(NAMESPACE).is_none_or(|wanted| wanted == namespace) && names.all(|wanted| wanted == name)
 }
 
 pub(super) fn event(event_type: &str, object: &Value) -> String {

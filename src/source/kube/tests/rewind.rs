@@ -1,6 +1,9 @@
 //! When history is another one, and when it is only told by somebody who lags behind (invariant 14).
 
-use super::*;
+use super::{
+    play::{bookmark, event},
+    *,
+};
 use crate::{
     cache::{Indexer, List},
     model::ResourceVersion,
@@ -135,4 +138,114 @@ async fn bytes_prove_nothing_and_versions_do() {
     ] {
         assert!(contradicts(&listed(other).await.unwrap()).is_some(), "{other}");
     }
+}
+
+/// A cluster that is restored while nobody is connected, and has counted on beyond what was known before the next watch.
+#[tokio::test]
+async fn a_restore_that_counted_on_while_the_connection_was_down_is_a_rewind() {
+    for streams in [true, false] {
+        let stand = Stand::new().await;
+        stand.play.set(|store| store.streams = streams);
+        stand.play.write("a=1 b=1");
+        let mut rig = stand.listed().await;
+        stand.play.write("a=2 c=1");
+        rig.told().await;
+        rig.told().await;
+        stand.gate.refuse(true);
+        rig.error("connection").await;
+        stand.play.restore(3);
+        stand.play.write("d=1 d=2 d=3 d=4");
+        stand.gate.refuse(false);
+        stand.play.write("e=1");
+        stand.reach(&mut rig).await;
+        assert_eq!(rig.rewinds, 1, "streams {streams}");
+    }
+}
+
+/// The same where the last known change is in the backup: bookmarks have led beyond it, as they do once a minute.
+#[tokio::test]
+async fn a_restore_to_after_the_last_known_change_is_a_rewind() {
+    for change in ["b=9", "-b", "z=1"] {
+        let stand = Stand::new().await;
+        stand.play.write("b=1 a=1");
+        let lines = vec![
+            event("ADDED", &object("b", "2")),
+            event("ADDED", &object("a", "3")),
+            bookmark("3", Some("true")),
+            bookmark("9", None),
+        ];
+        stand.play.set(|store| {
+            store.revision = 9;
+            store.watches.push_back(Fault::Tell(lines));
+            // The watch is closed, and what is asked next is refused, as while an API server is stopped.
+            store.lists.push_back(Fault::Refuse(503, None, String::new()));
+            store.lists.push_back(Fault::Refuse(503, None, String::new()));
+        });
+        let mut rig = stand.rig();
+        assert_eq!(rig.told().await, "list 3");
+        assert_eq!(rig.next().await, "bookmark 9");
+        // Back at 5, of which nobody was told, and on to 12.
+        stand.play.restore(5);
+        stand.play.write(change);
+        stand.play.write("x=1 x=2 x=3 x=4 x=5 x=6");
+        stand.reach(&mut rig).await;
+    }
+}
+
+fn object(name: &str, version: &str) -> serde_json::Value {
+    serde_json::json!({"metadata": {"name": name, "uid": format!("u{version}"), "resourceVersion": version}, "value": "1"})
+}
+
+/// The same where kube-system is not for us to read (a Role for one namespace): another cluster under the same address.
+#[tokio::test]
+async fn another_cluster_that_is_further_is_a_rewind() {
+    let stand = Stand::new().await;
+    stand.play.set(|store| store.cluster = None);
+    stand.play.write("a=1 b=1");
+    let mut rig = stand.listed().await;
+    stand.play.write("a=2");
+    rig.told().await;
+    stand.gate.refuse(true);
+    rig.error("connection").await;
+    stand.play.restore(1);
+    stand.play.write("x=1 y=1 y=2 x=2 z=1");
+    stand.gate.refuse(false);
+    stand.play.write("z=2");
+    stand.reach(&mut rig).await;
+    assert_eq!(rig.rewinds, 1);
+}
+
+/// A watch that the API closes itself goes on without a list, though the API has forgotten the last known change since.
+#[tokio::test]
+async fn a_quiet_resource_is_not_listed_when_its_watch_is_closed() {
+    let stand = Stand::new().await;
+    stand.play.write("a=1");
+    let lines = vec![event("ADDED", &object("a", "2")), bookmark("2", Some("true")), bookmark("9", None)];
+    stand.play.set(|store| {
+        store.revision = 9;
+        store.watches.push_back(Fault::Tell(lines));
+    });
+    stand.play.compact(8);
+    let mut rig = stand.rig();
+    assert_eq!(rig.told().await, "list 2");
+    assert_eq!(rig.next().await, "bookmark 9");
+    stand.play.write("b=1");
+    assert_eq!(rig.told().await, "10 +b=1");
+    assert_eq!(rig.lists(), 1);
+    stand.gate.cut();
+    stand.play.write("c=1");
+    assert_eq!(rig.told().await, "11 +c=1");
+    assert_eq!(rig.lists(), 1, "the last known change is the newest one");
+}
+
+/// There is nothing to prove a history by, and nothing that could be wrong.
+#[tokio::test]
+async fn an_empty_resource_goes_on_after_a_break() {
+    let stand = Stand::new().await;
+    let mut rig = stand.listed().await;
+    stand.gate.cut();
+    until(|| stand.play.asked().iter().any(|asked| asked == "watch 1")).await;
+    stand.play.write("a=1");
+    assert_eq!(rig.told().await, "2 +a=1");
+    assert_eq!((rig.lists(), rig.rewinds), (1, 0));
 }

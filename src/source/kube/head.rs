@@ -1,0 +1,194 @@
+//! One cheap request before a watch is opened again: how far the cluster is, and whether it still has the last known change
+//! (invariant 14).
+//!
+//! It lists one object by its name, on the path of its namespace, which the API answers with one read of its store. The
+//! configured selectors go along: with a role for `resourceNames` the API allows no other request.
+//!
+//! What the answer proves:
+//!
+//! | the answer | proves |
+//! |---|---|
+//! | a lower version than the known one | another history |
+//! | the object at an older version, at another one up to the known version, or with another uid | another history |
+//! | the object at its known version | the history up to that version |
+//! | no object, or a newer one; an answer of another kind, or none that this server may have | nothing |
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+
+use super::{proof::Mark, reading::Shared};
+use crate::{
+    cache::SourceError,
+    model::{JsonText, ResourceVersion},
+};
+
+/// What the answer shows, if it is of the known history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Head {
+    /// The last known change is there.
+    HasMark,
+    /// There is no object.
+    Empty,
+    /// Neither.
+    Unknown,
+}
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow, default)]
+    metadata: AnswerMetadata<'a>,
+    /// Go writes null for none.
+    #[serde(borrow, default)]
+    items: Option<Vec<Item<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct Item<'a> {
+    #[serde(borrow)]
+    metadata: ItemMetadata<'a>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct AnswerMetadata<'a> {
+    #[serde(borrow)]
+    resource_version: Option<JsonText<'a>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ItemMetadata<'a> {
+    #[serde(borrow)]
+    namespace: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    name: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    uid: Option<JsonText<'a>>,
+    #[serde(borrow)]
+    resource_version: Option<JsonText<'a>>,
+}
+
+/// One object of Kubernetes has at most 1.5 MiB as it is stored, and more as JSON. An API that takes no account of `limit`
+/// sends no more than this at each opening of a watch.
+const MAX_HEAD_BYTES: usize = 8 << 20;
+
+// === impl Shared ===
+
+impl Shared {
+    /// Requests the head of the resource, and the object that changed last up to the known version.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::HistoryChanged`] when the answer is not of the known history. What the API does not allow or cannot read
+    /// proves nothing; other failures are those that the watch would meet.
+    pub(super) async fn head(&self, known: &ResourceVersion, mark: Option<&Mark>) -> Result<Head, SourceError> {
+        let name = mark.map(|mark| format!("metadata.name={}", escaped(mark.key().name())));
+        let namespace = mark.map_or("", |mark| mark.key().namespace());
+        let target = self.target_in(namespace, name.as_deref(), &[("limit", "1")]);
+        let answer = match self.api.get_within(&target, MAX_HEAD_BYTES).await {
+            Ok(answer) => answer,
+            Err(
+                SourceError::Refused(problem) | SourceError::Unavailable(problem) | SourceError::Incomplete(problem),
+            ) => {
+                tracing::debug!(resource = self.config.resource, problem, "head not read");
+                return Ok(Head::Unknown);
+            }
+            Err(error) => return Err(error),
+        };
+        let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&answer) else { return Ok(Head::Unknown) };
+        judge(&answer, known, mark).map_err(|problem| {
+            self.known.lock().forget();
+            SourceError::HistoryChanged(problem)
+        })
+    }
+}
+
+fn judge(answer: &Answer<'_>, known: &ResourceVersion, mark: Option<&Mark>) -> Result<Head, String> {
+    let decimal = |text: &Option<JsonText<'_>>| text.as_deref().and_then(|text| text.parse::<ResourceVersion>().ok());
+    if let Some(version) = decimal(&answer.metadata.resource_version)
+        && version < *known
+    {
+        return Err(format!("the cluster is at version {version}, and {known} was known"));
+    }
+    let items = answer.items.as_deref().unwrap_or_default();
+    let Some(mark) = mark else { return Ok(if items.is_empty() { Head::Empty } else { Head::Unknown }) };
+    // An object that left the selection with its last change may be in it again, unchanged, when the API selects anew.
+    if mark.is_deleted() {
+        return Ok(Head::Unknown);
+    }
+    let is_marked = |item: &&Item<'_>| {
+        let ItemMetadata { namespace, name, .. } = &item.metadata;
+        namespace.as_deref().unwrap_or_default() == mark.key().namespace() && name.as_deref() == Some(mark.key().name())
+    };
+    // An API that takes no account of the selector sends others.
+    let Some(Item { metadata }) = items.iter().find(is_marked) else { return Ok(Head::Unknown) };
+    let Some(version) = decimal(&metadata.resource_version) else { return Ok(Head::Unknown) };
+    let uid = metadata.uid.as_deref().unwrap_or_default();
+    if version == *mark.version() && uid == mark.uid() {
+        return Ok(Head::HasMark);
+    }
+    if version > *known {
+        return Ok(Head::Unknown);
+    }
+    Err(format!(
+        "{} was changed last at version {} with the uid {:?}, and is at {version} with {uid:?}",
+        mark.key(),
+        mark.version(),
+        mark.uid(),
+    ))
+}
+
+/// Escapes a value of a field selector, as apimachinery's `fields.EscapeValue`.
+fn escaped(value: &str) -> Cow<'_, str> {
+    if !value.contains(['\\', ',', '=']) {
+        return value.into();
+    }
+    value.chars().flat_map(|c| matches!(c, '\\' | ',' | '=').then_some('\\').into_iter().chain([c])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::kube::proof::KeptMark;
+
+    /// Known up to 9; `a` in `n` with the uid `u` was changed last, at 5.
+    fn judged(version: &str, items: &str, is_deleted: bool) -> Result<Head, String> {
+        let text = format!(r#"{{"metadata":{{"resourceVersion":"{version}"}},"items":{items}}}"#);
+        let kept = format!(
+            r#"{{"version":"5","namespace":"n","name":"a","uid":"u","is_deleted":{is_deleted},"is_listed":false}}"#
+        );
+        let mark = Mark::resume(serde_json::from_str::<KeptMark>(&kept).unwrap()).unwrap();
+        judge(&serde_json::from_str(&text).unwrap(), &ResourceVersion::decimal(9), Some(&mark))
+    }
+
+    fn item(name: &str, uid: &str, version: &str) -> String {
+        format!(r#"[{{"metadata":{{"namespace":"n","name":"{name}","uid":"{uid}","resourceVersion":"{version}"}}}}]"#)
+    }
+
+    #[test]
+    fn the_last_known_change_is_there_or_not() {
+        assert_eq!(judged("9", &item("a", "u", "5"), false), Ok(Head::HasMark));
+        assert_eq!(judged("12", &item("a", "u", "12"), false), Ok(Head::Unknown), "changed since");
+        assert_eq!(judged("12", &item("a", "v", "11"), false), Ok(Head::Unknown), "created anew since");
+        assert_eq!(judged("12", "null", false), Ok(Head::Unknown), "deleted since");
+        assert_eq!(judged("12", &item("b", "u", "5"), false), Ok(Head::Unknown), "no account of the selector");
+        assert_eq!(judged("x", &item("a", "u", "5"), false), Ok(Head::HasMark));
+        assert_eq!(judged("12", &item("a", "u", "x"), false), Ok(Head::Unknown));
+    }
+
+    #[test]
+    fn an_older_state_is_another_history() {
+        assert!(judged("8", "[]", false).unwrap_err().contains("at version 8, and 9 was known"));
+        for (uid, version) in [("u", "4"), ("u", "7"), ("v", "5"), ("v", "9")] {
+            assert!(judged("12", &item("a", uid, version), false).is_err(), "{uid} at {version}");
+        }
+        assert_eq!(judged("12", &item("a", "u", "5"), true), Ok(Head::Unknown), "a change of the selection");
+    }
+
+    #[test]
+    fn values_of_field_selectors_are_escaped() {
+        assert_eq!(escaped("system:x"), "system:x");
+        assert_eq!(escaped(r"a,b=c\d"), r"a\,b\=c\\d");
+    }
+}
