@@ -197,6 +197,12 @@ pub struct KubeResource {
     pub label_selector: String,
     /// Only objects with these fields; empty for all.
     pub field_selector: String,
+    /// Objects on a page of a list, 1 to 100,000; with `None`, 500 where pages are of use.
+    pub page_size: Option<u32>,
+    /// How long the API is asked to keep a watch open at least, 10 s to a day; with `None`, 5 minutes.
+    pub watch_timeout: Option<Duration>,
+    /// The API's versions are in no order, and are counted by this server instead.
+    pub has_opaque_versions: bool,
     /// A kubeconfig file, relative as the files' directory; with `None`, `KUBECONFIG`, `~/.kube/config`, or the cluster that
     /// this runs in.
     pub kubeconfig: Option<PathBuf>,

@@ -69,6 +69,9 @@ pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
         namespace,
         label_selector,
         field_selector,
+        page_size,
+        watch_timeout,
+        has_opaque_versions,
         kubeconfig,
         context,
         contact_timeout,
@@ -82,6 +85,9 @@ pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
         field_selector,
         cluster: KubeCluster { kubeconfig, context },
         drop_fields,
+        page_size,
+        watch_timeout: watch_timeout.unwrap_or(config.watch_timeout),
+        has_opaque_versions,
         ..config
     }
 }

@@ -113,6 +113,18 @@ const KEYS: &[Key] = &[
         "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them",
     ),
     no_default(
+        "resources.<name>.source.kube.page_size",
+        "objects on a page of a list, 1 to 100000; 500 where pages are of use if left out",
+    ),
+    no_default(
+        "resources.<name>.source.kube.watch_timeout",
+        "how long the API is requested to keep a watch open, 10s to 24h, and up to twice as long, at random; 5m if left out",
+    ),
+    no_default(
+        "resources.<name>.source.kube.versions",
+        "opaque: count versions here, for an API whose decimal versions are in no order; auto if left out",
+    ),
+    no_default(
         "resources.<name>.source.kube.kubeconfig",
         "a kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the cluster it runs in if left out",
     ),

@@ -31,6 +31,10 @@ const MAX_GROUP_BYTES: usize = 253;
 /// A third of it is the time between signs of life, which must leave an API server under load the time to answer.
 const MIN_CONTACT_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_CONTACT_TIMEOUT: Duration = Duration::from_secs(300);
+const MAX_PAGE_SIZE: u32 = 100_000;
+/// A watch costs the API server some requests each time that it is opened.
+const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_WATCH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 const WITHOUT: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`); use another source";
 
 /// Reads the section of one resource.
@@ -62,6 +66,9 @@ pub(super) fn resolve(
     let label_selector = read("label_selector", raw.label_selector.as_ref(), check_label_selector);
     let field_selector = read("field_selector", raw.field_selector.as_ref(), |_| Ok(()));
     let context = read("context", raw.context.as_ref(), |_| Ok(()));
+    let page_size = errors.read(&at("page_size"), raw.page_size.as_ref(), read_page_size);
+    let watch_timeout = errors.read(&at("watch_timeout"), raw.watch_timeout.as_ref(), read_watch_timeout);
+    let versions = errors.read(&at("versions"), raw.versions.as_ref(), read_versions);
     let kubeconfig = errors.read(&at("kubeconfig"), raw.kubeconfig.as_ref(), value::file);
     let contact_timeout = errors.read(&at("contact_timeout"), raw.contact_timeout.as_ref(), read_contact_timeout);
     Some(SourceConfig::Kube(KubeResource {
@@ -71,6 +78,9 @@ pub(super) fn resolve(
         namespace: namespace.unwrap_or_default(),
         label_selector: label_selector.unwrap_or_default(),
         field_selector: field_selector.unwrap_or_default(),
+        page_size,
+        watch_timeout,
+        has_opaque_versions: versions.unwrap_or_default(),
         kubeconfig: kubeconfig.map(|path| directory.join(path).components().collect()),
         context,
         contact_timeout,
@@ -95,12 +105,11 @@ pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'s
                 version: flag.version.to_owned(),
                 plural: flag.plural.to_owned(),
                 namespace: flag.namespace.to_owned(),
-                label_selector: String::new(),
-                field_selector: String::new(),
                 kubeconfig: flags.kubeconfig.clone(),
                 context: flags.kube_context.clone(),
                 contact_timeout: None,
                 drop_fields: default_drop_fields(),
+                ..KubeResource::default()
             };
             sources.push(("--kube", flag.name.to_owned(), SourceConfig::Kube(resource)));
         }
@@ -134,6 +143,35 @@ fn read_contact_timeout(value: &Value) -> Result<Duration, ValueError> {
         return Ok(time);
     }
     Err(ValueError::new(format!("expected a duration from 3s to 5m, found {}", value::found(value))))
+}
+
+/// Returns how many objects a page has.
+fn read_page_size(value: &Value) -> Result<u32, ValueError> {
+    let size =
+        value.as_u64().and_then(|size| u32::try_from(size).ok()).filter(|size| (1..=MAX_PAGE_SIZE).contains(size));
+    size.ok_or_else(|| {
+        ValueError::new(format!(
+            "expected a number of objects from 1 to {MAX_PAGE_SIZE}, found {}",
+            value::found(value)
+        ))
+    })
+}
+
+fn read_watch_timeout(value: &Value) -> Result<Duration, ValueError> {
+    let timeout = value::duration(value)?;
+    if !(MIN_WATCH_TIMEOUT..=MAX_WATCH_TIMEOUT).contains(&timeout) {
+        return Err(ValueError::new(format!("expected a duration from 10s to 24h, found {}", value::found(value))));
+    }
+    Ok(timeout)
+}
+
+/// Returns whether versions are opaque.
+fn read_versions(value: &Value) -> Result<bool, ValueError> {
+    match value::text(value)? {
+        "auto" => Ok(false),
+        "opaque" => Ok(true),
+        other => Err(ValueError::new(format!("expected auto or opaque, found {}", quote(other)))),
+    }
 }
 
 fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {

@@ -17,7 +17,8 @@ fn cut(path: &str) -> FieldCut {
 #[test]
 fn a_kube_source_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { drop_fields: [.status], source: { kube: { group: apps, version: v1, plural: deployments, \
-                namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
+                namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, page_size: 100, \
+                watch_timeout: 1m, versions: opaque, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
                 b: { source: { kube: { version: v1, plural: pods } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
     let (directory, flags) = file(yaml, &["--kube=d=v1/pods", "--kubeconfig=f", "--kube-context=e"]);
     let config = Config::load(&flags).unwrap();
@@ -28,6 +29,9 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         namespace: "shop".to_owned(),
         label_selector: "app in (a,b)".to_owned(),
         field_selector: "metadata.name=x".to_owned(),
+        page_size: Some(100),
+        watch_timeout: Some(Duration::from_secs(60)),
+        has_opaque_versions: true,
         kubeconfig: Some(directory.path().join("c")),
         context: Some("d".to_owned()),
         contact_timeout: Some(std::time::Duration::from_secs(300)),
@@ -61,6 +65,14 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, contact_timeout: 301s"), format!("{key}.contact_timeout: expected a duration from 3s to 5m")),
         (&format!("{all}, group: A"), format!("{key}.group: expected an API group such as apps")),
         (&format!("{all}, label_selector: 'a in'"), format!("{key}.label_selector: ")),
+        (&format!("{all}, page_size: 0"), format!("{key}.page_size: expected a number of objects from 1 to 100000")),
+        (
+            &format!("{all}, page_size: 100001"),
+            format!("{key}.page_size: expected a number of objects from 1 to 100000"),
+        ),
+        (&format!("{all}, watch_timeout: 9s"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
+        (&format!("{all}, watch_timeout: 25h"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
+        (&format!("{all}, versions: decimal"), format!("{key}.versions: expected auto or opaque, found")),
         (&format!("{all}, namespaces: x"), format!("{key}.namespaces: unknown key; did you mean `namespace`?")),
     ] {
         let yaml = format!("resources: {{ a: {{ source: {{ kube: {{ {written} }} }} }} }}");
