@@ -35,7 +35,7 @@
 mod answers;
 mod ask;
 mod call;
-mod client;
+pub(crate) mod client;
 mod expect;
 mod follow;
 mod harness;

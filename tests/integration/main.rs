@@ -27,6 +27,7 @@ mod resume;
 mod sandbox;
 mod served;
 mod slow_client;
+mod source_checker;
 mod stream;
 mod tidy;
 mod tls;

@@ -1,0 +1,40 @@
+//! The source checker: random histories of upstreams and their faults, the real sources, and a truth that shares no code with
+//! the server.
+//!
+//! ```text
+//!   script ──▶ upstream (its own protocol) ──▶ proxy ──▶ source, Reflector, queue, informer, service (the real ones)
+//!                │                                                  │
+//!                └──▶ truth ──▶ verdict ◀── clients ◀───────────────┘ Watch (one that stays, one that hops), List
+//! ```
+//!
+//! A history is a sequence of writes, events, faults, pauses and restarts of the server. After each quiet point the verdict
+//! is one of these, and anything else is a violation:
+//!
+//! - what is served, listed and watched, to the byte, equals the truth;
+//! - a fault stands, the resource is STALE, and every client was told so;
+//! - a fault stands, and there is no state yet.
+//!
+//! Besides: while nothing is wrong, a write arrives at once, the upstream is asked for no list, and the state stays SYNCED;
+//! when all faults have healed the state is SYNCED and equal within a bound; a watch ends with HISTORY_CHANGED only after
+//! the upstream's history was rewritten; lists are bounded by what gave cause for them; no message contradicts the ones before
+//! it.
+//!
+//! Where the protocol allows it, time is paused: the clock jumps to the next timer when nothing is left to do, so that a
+//! history of an hour takes milliseconds, with the program's own periods. The sockets are real; the kernel hands bytes over on
+//! the loopback at once.
+//!
+//! Only `served` and the function `serve` of each upstream name the server; a test reads the files.
+
+mod client;
+mod etcd;
+mod history;
+mod proxy;
+mod runner;
+mod script;
+mod served;
+mod upstream;
+
+#[test]
+fn etcd_is_followed_under_drawn_faults() {
+    runner::check::<etcd::Etcd>("etcd", 150);
+}

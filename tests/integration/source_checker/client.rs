@@ -1,0 +1,343 @@
+//! Clients of the server: one that stays, one that leaves after every few events and resumes, and one that lists.
+//!
+//! Each folds what it receives into a state, by the rules of the contract alone.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use http_body_util::BodyExt;
+use informerd::{
+    grpc::Routes,
+    proto::pb::{self, EventType},
+};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::{sync::watch, task::JoinSet};
+use tower::Service;
+
+use super::upstream::Key;
+use crate::checker::client::{framed, pieces, status};
+
+/// An object as a client received it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) uid: String,
+    pub(crate) version: String,
+    pub(crate) body: Vec<u8>,
+}
+
+/// The fold of everything that one client received.
+#[derive(Debug, Default)]
+pub(crate) struct View {
+    pub(crate) objects: BTreeMap<Key, Held>,
+    /// The initial events have come to their end.
+    pub(crate) is_complete: bool,
+    pub(crate) version: String,
+    history: String,
+    /// As the last bookmark states it.
+    pub(crate) source: Option<pb::SyncState>,
+    /// A stream is open, and has begun with what it was opened for.
+    pub(crate) is_connected: bool,
+    /// Ends of streams by their reason.
+    pub(crate) ends: BTreeMap<String, u64>,
+    pub(crate) resumes: u64,
+    pub(crate) events: u64,
+    /// Objects that were DELETED by "the change itself".
+    pub(crate) deleted: std::collections::BTreeSet<Key>,
+    /// The first message that breaks the contract.
+    pub(crate) wrong: Option<String>,
+    /// The stream began with the initial events, so that every event must fit.
+    is_exact: bool,
+    /// Versions that the server does not have yet, in a row.
+    too_large: u32,
+    /// The last messages, for the report.
+    log: std::collections::VecDeque<String>,
+}
+
+/// A state that was listed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) objects: BTreeMap<Key, Held>,
+    pub(crate) version: String,
+    pub(crate) source: i32,
+}
+
+/// Both watching clients.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    server: watch::Sender<Option<Routes>>,
+    pub(crate) staying: Arc<Mutex<View>>,
+    pub(crate) hopping: Arc<Mutex<View>>,
+    _tasks: JoinSet<()>,
+}
+
+const RETRY: Duration = Duration::from_millis(50);
+const RESOURCE: &str = "things";
+
+// === impl Clients ===
+
+impl Clients {
+    /// Clients that have no server yet.
+    pub(crate) fn new(hop: usize) -> Self {
+        let (server, servers) = watch::channel(None);
+        let (staying, hopping) = (Arc::<Mutex<View>>::default(), Arc::<Mutex<View>>::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow(servers.clone(), Arc::clone(&staying), None));
+        tasks.spawn(follow(servers, Arc::clone(&hopping), Some(hop)));
+        Self { server, staying, hopping, _tasks: tasks }
+    }
+
+    /// The server from now on; `None` while there is none.
+    pub(crate) fn go_to(&self, server: Option<Routes>) {
+        self.server.send_replace(server);
+    }
+
+    /// Forgets all versions, as a client must whose version may be of a history that is gone.
+    pub(crate) fn forget(&self) {
+        for view in [&self.staying, &self.hopping] {
+            view.lock().reset();
+        }
+    }
+
+    pub(crate) fn views(&self) -> [(&'static str, &Arc<Mutex<View>>); 2] {
+        [("the client that stays", &self.staying), ("the client that hops", &self.hopping)]
+    }
+}
+
+async fn follow(mut servers: watch::Receiver<Option<Routes>>, view: Arc<Mutex<View>>, hop: Option<usize>) {
+    let mut patience = hop;
+    loop {
+        let server = servers.borrow_and_update().clone();
+        let Some(mut routes) = server else {
+            if servers.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let before = view.lock().version.clone();
+        let left = tokio::select! {
+            _ = servers.changed() => false,
+            left = session(&mut routes, &view, patience) => left,
+        };
+        let after = {
+            let mut view = view.lock();
+            view.is_connected = false;
+            view.version.clone()
+        };
+        // Whoever leaves inside a batch again and again would never get to its end.
+        patience = if left && before == after { patience.map(|events| events * 2) } else { hop };
+        if !left {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}
+
+/// One stream. Returns true if the client left after `patience` events.
+async fn session(routes: &mut Routes, view: &Mutex<View>, patience: Option<usize>) -> bool {
+    let request = view.lock().begin();
+    let request = http::Request::post("/informerd.v1.InformerService/Watch").body(framed(&request.encode_to_vec()));
+    let Ok(response) = routes.call(request.unwrap()).await;
+    if let Some(status) = status(response.headers()) {
+        view.lock().end(&status.reason);
+        return false;
+    }
+    let mut body = std::pin::pin!(response.into_body());
+    let mut left = patience.unwrap_or(usize::MAX);
+    while let Some(frame) = body.frame().await {
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) => {
+                view.lock().end(&format!("broken: {error}"));
+                return false;
+            }
+        };
+        match frame.into_data() {
+            Ok(data) => {
+                for piece in pieces(data).unwrap() {
+                    let message = pb::WatchResponse::decode(piece).unwrap();
+                    let is_event = message.object.is_some();
+                    view.lock().take(message);
+                    left -= usize::from(is_event);
+                    if left == 0 {
+                        return true;
+                    }
+                }
+            }
+            Err(frame) => {
+                let status = frame.into_trailers().ok().and_then(|trailers| status(&trailers));
+                view.lock().end(status.as_ref().map_or("", |status| &status.reason));
+                return false;
+            }
+        }
+    }
+    view.lock().end("no status");
+    false
+}
+
+// === impl View ===
+
+impl View {
+    fn reset(&mut self) {
+        self.objects.clear();
+        self.version.clear();
+        self.history.clear();
+        (self.is_complete, self.too_large) = (false, 0);
+    }
+
+    fn begin(&mut self) -> pb::WatchRequest {
+        let is_resumed = self.is_complete && !self.version.is_empty();
+        if !is_resumed {
+            self.reset();
+        }
+        self.resumes += u64::from(is_resumed);
+        self.is_exact = !is_resumed;
+        self.note(if is_resumed { format!("resume after {}", self.version) } else { "begin".to_owned() });
+        let initial_events = if is_resumed { pb::InitialEvents::Unspecified } else { pb::InitialEvents::Send };
+        pb::WatchRequest {
+            resource: RESOURCE.to_owned(),
+            resource_version: self.version.clone(),
+            initial_events: initial_events.into(),
+            history: self.history.clone(),
+            ..Default::default()
+        }
+    }
+
+    fn end(&mut self, reason: &str) {
+        self.note(format!("end {reason}"));
+        *self.ends.entry(reason.to_owned()).or_default() += 1;
+        self.too_large = if reason == "RESOURCE_VERSION_TOO_LARGE" { self.too_large + 1 } else { 0 };
+        if matches!(reason, "HISTORY_CHANGED" | "RESOURCE_VERSION_EXPIRED") || self.too_large > 2 {
+            self.reset();
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        self.log.push_back(text);
+        if self.log.len() > 40 {
+            self.log.pop_front();
+        }
+    }
+
+    /// The last messages.
+    pub(crate) fn log(&self) -> String {
+        self.log.iter().map(|line| format!("\n    {line}")).collect()
+    }
+
+    fn break_off(&mut self, why: String) {
+        self.note(format!("wrong: {why}"));
+        self.wrong.get_or_insert(why);
+    }
+
+    fn take(&mut self, message: pb::WatchResponse) {
+        self.is_connected = true;
+        let event_type = message.r#type();
+        let version = &message.resource_version;
+        if !version.is_empty() {
+            if number(version) < number(&self.version) && self.is_complete {
+                self.break_off(format!("the version {version} after {}", self.version));
+            }
+            self.version.clone_from(version);
+        }
+        let mut text = format!("{} @{version}", event_type.as_str_name().trim_start_matches("EVENT_TYPE_"));
+        if let Some(bookmark) = &message.bookmark {
+            self.source = Some(bookmark.source());
+            self.history.clone_from(&bookmark.history);
+            self.is_complete |= bookmark.initial_events_end;
+            text += &format!(" {:?} {}", bookmark.source(), bookmark.history);
+        }
+        let cause = message.cause();
+        let Some(object) = message.object else { return self.note(text) };
+        self.events += 1;
+        text += &format!(" {}/{} {} at {}", object.namespace, object.name, object.uid, object.resource_version);
+        self.note(text);
+        if object.media_type == "application/json" && event_type != EventType::Deleted {
+            let is_json = matches!(&object.body, Some(pb::object::Body::Raw(body)) if is_json(body));
+            if !is_json {
+                self.break_off(format!("{}/{} as application/json, which it is not", object.namespace, object.name));
+            }
+        }
+        let (key, held) = held(object);
+        let before = self.objects.get(&key);
+        let fits = match event_type {
+            EventType::Added => before.is_none(),
+            EventType::Modified => before.is_some_and(|before| *before != held && before.uid == held.uid),
+            EventType::Deleted => before.is_some_and(|before| before.uid == held.uid),
+            _ => false,
+        };
+        if !fits && self.is_exact {
+            self.break_off(format!("{event_type:?} of {key:?} {held:?} after {before:?}"));
+        }
+        match event_type {
+            EventType::Deleted => {
+                self.objects.remove(&key);
+                if cause == pb::Cause::Unspecified {
+                    self.deleted.insert(key);
+                }
+            }
+            _ => drop(self.objects.insert(key, held)),
+        }
+    }
+}
+
+fn held(object: pb::Object) -> (Key, Held) {
+    let body = match object.body {
+        Some(pb::object::Body::Raw(body)) => body.to_vec(),
+        other => format!("{other:?}").into_bytes(),
+    };
+    ((object.namespace, object.name), Held { uid: object.uid, version: object.resource_version, body })
+}
+
+fn is_json(body: &[u8]) -> bool {
+    std::str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok())
+}
+
+/// A version's number, without the lineage before it.
+fn number(version: &str) -> u128 {
+    version.rsplit('.').next().and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
+/// Lists everything.
+///
+/// # Errors
+///
+/// The reason.
+pub(crate) async fn list(routes: &mut Routes, page_size: u32) -> Result<Listed, String> {
+    let mut listed = Listed::default();
+    let mut page_token = String::new();
+    loop {
+        let message = pb::ListRequest { resource: RESOURCE.to_owned(), page_size, page_token, ..Default::default() };
+        let request = http::Request::post("/informerd.v1.InformerService/List")
+            .header("content-type", "application/grpc")
+            .header("grpc-timeout", "200m");
+        let Ok(response) = routes.call(request.body(framed(&message.encode_to_vec())).unwrap()).await;
+        if let Some(status) = status(response.headers()) {
+            return Err(status.reason);
+        }
+        let mut body = std::pin::pin!(response.into_body());
+        page_token = String::new();
+        while let Some(frame) = body.frame().await {
+            match frame.map_err(|error| error.to_string())?.into_data() {
+                Ok(data) => {
+                    for piece in pieces(data)? {
+                        let part = pb::ListResponse::decode(piece).map_err(|error| error.to_string())?;
+                        listed.objects.extend(part.objects.into_iter().map(held));
+                        if !part.resource_version.is_empty() {
+                            (listed.version, listed.source) = (part.resource_version, part.source);
+                        }
+                        if !part.next_page_token.is_empty() {
+                            page_token = part.next_page_token;
+                        }
+                    }
+                }
+                Err(frame) => {
+                    let status = frame.into_trailers().ok().and_then(|trailers| status(&trailers));
+                    if let Some(status) = status.filter(|status| status.code != 0) {
+                        return Err(status.reason);
+                    }
+                }
+            }
+        }
+        if page_token.is_empty() {
+            return Ok(listed);
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! An etcd cluster that a script drives: its keys at every revision, and its API as etcd itself answers it.
+//!
+//! Read in etcd's source and held against it: a watch from a revision below the compaction is cancelled with
+//! `compact_revision`; progress is told only to a stream whose watches have all been told everything, and none of which begins
+//! after the head (`progressIfSync`); a member without a leader cancels a watch that has the metadata `hasleader`; a read that
+//! the leader cannot confirm times out; `raft_term` is that of the last entry that the member has applied.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Server, server::TcpIncoming},
+};
+
+use super::pb::{
+    etcdserverpb::{
+        AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, ResponseHeader, StatusRequest,
+        StatusResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+        auth_server::{Auth, AuthServer},
+        kv_server::{Kv, KvServer},
+        maintenance_server::{Maintenance, MaintenanceServer},
+        watch_request::RequestUnion,
+        watch_server::{Watch, WatchServer},
+    },
+    mvccpb::{Event, KeyValue, event::EventType},
+};
+
+/// The cluster; clones share it.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    store: Arc<Mutex<Store>>,
+    /// Raised with every change that a watch may have to tell.
+    changed: Arc<watch::Sender<u64>>,
+}
+
+/// Everything that has happened, and how it is told.
+#[derive(Clone)]
+pub(crate) struct Store {
+    /// Every transaction of the present history, by its revision.
+    transactions: Vec<(i64, Vec<Event>)>,
+    pub(crate) revision: i64,
+    pub(crate) compacted: i64,
+    pub(crate) cluster_id: u64,
+    pub(crate) raft_term: u64,
+    /// The member has applied up to here only; reads that need the leader time out, and its watches stand still.
+    pub(crate) lagging_at: Option<i64>,
+    /// No leader: watches are cancelled, and reads fail.
+    pub(crate) has_leader: bool,
+    /// Calls are accepted and never answered.
+    pub(crate) hangs: bool,
+    /// Answers to the next reads, each once.
+    pub(crate) refusals: Vec<Status>,
+    /// Answers to every read, while it stands.
+    pub(crate) refusal: Option<Status>,
+    /// Events in one message; more are fragments.
+    pub(crate) fragment: usize,
+    /// Below 3.4.31 and 3.5.13 progress is told ahead of events, and informerd does not ask for it.
+    pub(crate) version: &'static str,
+    /// The password of the user, and the token that is good now.
+    pub(crate) password: Option<String>,
+    pub(crate) token: u64,
+    /// Keys that were ever deleted.
+    pub(crate) deleted: BTreeSet<Vec<u8>>,
+    pub(crate) counts: Counts,
+}
+
+/// What was asked.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counts {
+    /// Lists, by their first page.
+    pub(crate) lists: u64,
+    pub(crate) watches: u64,
+    /// Progress that was not answered, since the head was below the start of the watch.
+    pub(crate) unanswered_progress: u64,
+    pub(crate) compacted_watches: u64,
+    pub(crate) refused: u64,
+}
+
+/// etcd's own default.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(600);
+/// A read that the leader does not confirm.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
+/// A member that hears nothing of a leader.
+const NO_LEADER_AFTER: Duration = Duration::from_secs(3);
+
+// === impl Cluster ===
+
+impl Cluster {
+    pub(crate) fn new(version: &'static str, fragment: usize, password: Option<String>) -> Self {
+        let store = Store {
+            transactions: Vec::new(),
+            revision: 1,
+            compacted: 0,
+            cluster_id: 7,
+            raft_term: 5,
+            lagging_at: None,
+            has_leader: true,
+            hangs: false,
+            refusals: Vec::new(),
+            refusal: None,
+            fragment,
+            version,
+            password,
+            token: 1,
+            deleted: BTreeSet::new(),
+            counts: Counts::default(),
+        };
+        Self { store: Arc::new(Mutex::new(store)), changed: Arc::new(watch::Sender::new(0)) }
+    }
+
+    pub(crate) async fn listen(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = Server::builder()
+            .add_service(KvServer::new(self.clone()).max_encoding_message_size(64 << 20))
+            .add_service(WatchServer::new(self.clone()).max_encoding_message_size(64 << 20))
+            .add_service(AuthServer::new(self.clone()))
+            .add_service(MaintenanceServer::new(self.clone()))
+            .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+        tokio::spawn(serving);
+        address
+    }
+
+    /// Changes the script.
+    pub(crate) fn set<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
+        let changed = change(&mut self.store.lock());
+        self.changed.send_modify(|changes| *changes += 1);
+        changed
+    }
+
+    /// Waits while calls hang, and fails as the cluster does now.
+    async fn enter(&self, metadata: &tonic::metadata::MetadataMap) -> Result<(), Status> {
+        self.changes_until(|store| !store.hangs).await;
+        let store = self.store.lock();
+        match (&store.password, metadata.get("token")) {
+            (None, _) => Ok(()),
+            (Some(_), None) => Err(Status::invalid_argument("etcdserver: user name is empty")),
+            (Some(_), Some(token)) if *token == *store.token.to_string() => Ok(()),
+            (Some(_), Some(_)) => Err(Status::unauthenticated("etcdserver: invalid auth token")),
+        }
+    }
+
+    async fn changes_until(&self, is_so: impl Fn(&Store) -> bool) {
+        let mut changes = self.changed.subscribe();
+        while !is_so(&self.store.lock()) {
+            changes.changed().await.unwrap();
+        }
+    }
+}
+
+// === impl Store ===
+
+impl Store {
+    /// One transaction: puts, and deletions as `None`. Changes nothing if it deletes only what is not there.
+    pub(crate) fn apply(&mut self, changes: Vec<(Vec<u8>, Option<Vec<u8>>)>) {
+        let state = self.at(i64::MAX);
+        let revision = self.revision + 1;
+        let mut events: Vec<Event> = Vec::new();
+        for (key, value) in changes {
+            if events.iter().any(|event| event.kv.as_ref().is_some_and(|kv| kv.key == key)) {
+                // etcd refuses two puts of one key in a transaction.
+                continue;
+            }
+            let old = state.get(&key);
+            let event = match (value, old) {
+                (None, None) => continue,
+                (None, Some(_)) => {
+                    self.deleted.insert(key.clone());
+                    let kv = KeyValue { key, mod_revision: revision, ..KeyValue::default() };
+                    Event { r#type: EventType::Delete.into(), kv: Some(kv) }
+                }
+                (Some(value), old) => {
+                    let (create_revision, version) =
+                        old.map_or((revision, 1), |old| (old.create_revision, old.version + 1));
+                    let kv = KeyValue { key, value, create_revision, mod_revision: revision, version };
+                    Event { r#type: EventType::Put.into(), kv: Some(kv) }
+                }
+            };
+            events.push(event);
+        }
+        if !events.is_empty() {
+            self.revision = revision;
+            self.transactions.push((revision, events));
+        }
+    }
+
+    /// Forgets what came after a revision, as a cluster does that is restored from a backup. The next revision may be
+    /// another one (`--bump-revision`).
+    pub(crate) fn restore(&mut self, revision: i64, bump: i64) {
+        self.transactions.retain(|(at, _)| *at <= revision);
+        self.revision = revision + bump;
+        self.compacted = if bump > 0 { self.revision } else { self.compacted.min(revision) };
+        self.lagging_at = None;
+        // The numbers of the log begin anew.
+        self.raft_term = 2;
+    }
+
+    /// Every key at a revision.
+    pub(crate) fn at(&self, revision: i64) -> BTreeMap<Vec<u8>, KeyValue> {
+        let mut state = BTreeMap::new();
+        for (_, events) in self.transactions.iter().filter(|(at, _)| *at <= revision) {
+            for event in events {
+                let kv = event.kv.clone().unwrap();
+                match event.r#type() {
+                    EventType::Put => state.insert(kv.key.clone(), kv),
+                    EventType::Delete => state.remove(&kv.key),
+                };
+            }
+        }
+        state
+    }
+
+    /// The revision that the member has applied.
+    fn applied(&self) -> i64 {
+        self.lagging_at.unwrap_or(self.revision)
+    }
+
+    fn header(&self) -> ResponseHeader {
+        let (cluster_id, raft_term, revision) = (self.cluster_id, self.raft_term, self.applied());
+        ResponseHeader { cluster_id, member_id: 1, revision, raft_term }
+    }
+
+    /// The messages of a watch for the revisions from one on, up to what is applied.
+    fn told(&self, from: i64, range: &WatchCreateRequest) -> Vec<WatchResponse> {
+        let is_watched = |event: &Event| is_in(&event.kv.as_ref().unwrap().key, &range.key, &range.range_end);
+        let applied = self.applied();
+        let events = self.transactions.iter().filter(|(at, _)| (from..=applied).contains(at));
+        let events: Vec<Event> =
+            events.flat_map(|(_, events)| events).filter(|event| is_watched(event)).cloned().collect();
+        let mut told: Vec<_> = events
+            .chunks(self.fragment)
+            .map(|events| WatchResponse {
+                header: Some(self.header()),
+                events: events.to_vec(),
+                fragment: true,
+                ..WatchResponse::default()
+            })
+            .collect();
+        if let Some(last) = told.last_mut() {
+            last.fragment = false;
+        }
+        told
+    }
+}
+
+fn is_in(key: &[u8], first: &[u8], end: &[u8]) -> bool {
+    match end {
+        [] => key == first,
+        [0] => key >= first,
+        _ => key >= first && key < end,
+    }
+}
+
+#[tonic::async_trait]
+impl Kv for Cluster {
+    async fn range(&self, request: Request<RangeRequest>) -> Result<Response<RangeResponse>, Status> {
+        let metadata = request.metadata().clone();
+        let request = request.into_inner();
+        {
+            let mut store = self.store.lock();
+            store.counts.lists += u64::from(!request.keys_only && request.revision == 0);
+        }
+        self.enter(&metadata).await?;
+        let refusal = {
+            let mut store = self.store.lock();
+            store.refusals.pop().or_else(|| store.refusal.clone())
+        };
+        if let Some(refusal) = refusal {
+            self.store.lock().counts.refused += 1;
+            return Err(refusal);
+        }
+        let (has_leader, is_lagging) = {
+            let store = self.store.lock();
+            (store.has_leader, store.lagging_at.is_some())
+        };
+        if !has_leader {
+            return Err(Status::unavailable("etcdserver: no leader"));
+        }
+        if is_lagging {
+            tokio::time::sleep(REQUEST_TIMEOUT).await;
+            if self.store.lock().lagging_at.is_some() {
+                return Err(Status::unavailable("etcdserver: request timed out"));
+            }
+        }
+        let store = self.store.lock();
+        let revision = if request.revision == 0 { store.revision } else { request.revision };
+        if revision > store.revision {
+            return Err(Status::out_of_range("etcdserver: mvcc: required revision is a future revision"));
+        }
+        if revision < store.compacted {
+            return Err(Status::out_of_range("etcdserver: mvcc: required revision has been compacted"));
+        }
+        let mut kvs: Vec<KeyValue> = store.at(revision).into_values().collect();
+        kvs.retain(|kv| is_in(&kv.key, &request.key, &request.range_end));
+        if request.keys_only {
+            kvs.iter_mut().for_each(|kv| kv.value.clear());
+        }
+        let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
+        let more = kvs.len() > limit;
+        kvs.truncate(limit);
+        Ok(Response::new(RangeResponse { header: Some(store.header()), kvs, more }))
+    }
+}
+
+#[tonic::async_trait]
+impl Watch for Cluster {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+        self.enter(request.metadata()).await?;
+        let has_leader_only = request.metadata().get("hasleader").is_some();
+        let (sender, told) = tokio::sync::mpsc::channel(16);
+        tokio::spawn(self.clone().tell(request.into_inner(), has_leader_only, sender));
+        let told = tokio_stream::wrappers::ReceiverStream::new(told);
+        Ok(Response::new(Box::pin(told)))
+    }
+}
+
+type Sender = tokio::sync::mpsc::Sender<Result<WatchResponse, Status>>;
+
+impl Cluster {
+    async fn tell(self, mut requests: Streaming<WatchRequest>, needs_leader: bool, sender: Sender) {
+        let Some(Ok(WatchRequest { request_union: Some(RequestUnion::CreateRequest(range)) })) = requests.next().await
+        else {
+            return;
+        };
+        let mut changes = self.changed.subscribe();
+        let (created, start) = {
+            let mut store = self.store.lock();
+            store.counts.watches += 1;
+            let start = if range.start_revision == 0 { store.applied() + 1 } else { range.start_revision };
+            (WatchResponse { header: Some(store.header()), created: true, ..WatchResponse::default() }, start)
+        };
+        if sender.send(Ok(created)).await.is_err() {
+            return;
+        }
+        let mut next = start;
+        let mut progress = tokio::time::interval(PROGRESS_INTERVAL);
+        progress.reset();
+        loop {
+            changes.borrow_and_update();
+            let (told, is_compacted) = {
+                let mut store = self.store.lock();
+                if next < store.compacted {
+                    store.counts.compacted_watches += 1;
+                    let (header, compact_revision) = (Some(store.header()), store.compacted);
+                    let gone = WatchResponse { header, canceled: true, compact_revision, ..WatchResponse::default() };
+                    (vec![gone], true)
+                } else {
+                    let told = store.told(next, &range);
+                    next = next.max(store.applied() + 1);
+                    (told, false)
+                }
+            };
+            for response in told {
+                if sender.send(Ok(response)).await.is_err() {
+                    return;
+                }
+            }
+            if is_compacted {
+                // The stream stays open for other watches.
+                while let Some(Ok(_)) = requests.next().await {}
+                return;
+            }
+            if needs_leader && !self.store.lock().has_leader {
+                tokio::time::sleep(NO_LEADER_AFTER).await;
+                if !self.store.lock().has_leader {
+                    drop(sender.send(Err(Status::unavailable("etcdserver: no leader"))).await);
+                    return;
+                }
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                request = requests.next() => {
+                    let Some(Ok(_)) = request else { return };
+                    if !self.progress(&sender, -1, next, start).await {
+                        return;
+                    }
+                }
+                _ = progress.tick() => {
+                    if range.progress_notify && !self.progress(&sender, 0, next, start).await {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells how far the store is, if everything up to there has been told. False when nobody listens any more.
+    async fn progress(&self, sender: &Sender, watch_id: i64, next: i64, start: i64) -> bool {
+        let progress = {
+            let mut store = self.store.lock();
+            let is_told = next > store.applied() && store.applied() >= start && !store.hangs;
+            store.counts.unanswered_progress += u64::from(!is_told);
+            let header = Some(store.header());
+            is_told.then(|| WatchResponse { header, watch_id, ..WatchResponse::default() })
+        };
+        match progress {
+            Some(progress) => sender.send(Ok(progress)).await.is_ok(),
+            None => true,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Auth for Cluster {
+    async fn authenticate(
+        &self,
+        request: Request<AuthenticateRequest>,
+    ) -> Result<Response<AuthenticateResponse>, Status> {
+        self.changes_until(|store| !store.hangs).await;
+        let AuthenticateRequest { password, .. } = request.into_inner();
+        let store = self.store.lock();
+        match &store.password {
+            None => Err(Status::failed_precondition("etcdserver: authentication is not enabled")),
+            Some(right) if *right == password => {
+                Ok(Response::new(AuthenticateResponse { token: store.token.to_string() }))
+            }
+            Some(_) => Err(Status::invalid_argument("etcdserver: authentication failed, invalid user ID or password")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Maintenance for Cluster {
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        self.enter(request.metadata()).await?;
+        Ok(Response::new(StatusResponse { version: self.store.lock().version.to_owned() }))
+    }
+}

@@ -1,0 +1,424 @@
+//! Runs one history, and judges what is served after each quiet point.
+
+use std::{collections::BTreeMap, fmt::Write, time::Duration};
+
+use informerd::proto::pb::SyncState;
+use tokio::time::Instant;
+
+use super::{
+    client::{Clients, Held, Listed, list},
+    script::{Script, Step},
+    served::Served,
+    upstream::{Key, Truth, Upstream},
+};
+
+/// What all histories together have done and seen.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) histories: u64,
+    /// Steps and faults by kind.
+    pub(crate) faults: BTreeMap<String, u64>,
+    pub(crate) verdicts: BTreeMap<&'static str, u64>,
+    pub(crate) ends: BTreeMap<String, u64>,
+    pub(crate) events: u64,
+    pub(crate) resumes: u64,
+    pub(crate) restarts: u64,
+    pub(crate) warm_starts: u64,
+    pub(crate) rewrites: u64,
+    pub(crate) lists: u64,
+    pub(crate) watches: u64,
+    /// In the time of the histories.
+    pub(crate) seconds: u64,
+    /// The longest recovery after all faults had healed.
+    pub(crate) slowest_recovery: Duration,
+}
+
+struct History<'a, U: Upstream> {
+    script: &'a Script<U>,
+    upstream: U,
+    served: Option<Served>,
+    clients: Clients,
+    state: tempfile::TempDir,
+    /// The disturbances and lists when the state was last SYNCED and equal to the truth without a fault.
+    calm: Option<(u64, u64)>,
+    /// Lists and disturbances at the last judgement.
+    judged: (u64, u64),
+    is_saved: bool,
+    /// Rewrites when the clients last forgot their versions.
+    known_rewrites: u64,
+    /// Starts since the last judgement.
+    starts: u64,
+    totals: &'a mut Totals,
+}
+
+/// What is served at one moment.
+struct Seen {
+    listed: Result<Listed, String>,
+    /// Differences to the nearest truth; empty when there is none.
+    wrong: String,
+    /// The state that each client was told, where it is not the listed one.
+    untold: String,
+}
+
+/// Runs a script.
+///
+/// # Errors
+///
+/// The first violation.
+pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
+    let began = Instant::now();
+    let upstream = U::start(&script.setup).await;
+    let state =
+        if std::path::Path::new("/dev/shm").is_dir() { tempfile::tempdir_in("/dev/shm") } else { tempfile::tempdir() };
+    let mut history = History {
+        clients: Clients::new(script.hop),
+        script,
+        upstream,
+        served: None,
+        state: state.unwrap(),
+        calm: None,
+        judged: (0, 0),
+        is_saved: false,
+        known_rewrites: 0,
+        starts: 0,
+        totals,
+    };
+    history.serve().await;
+    let result = history.all().await;
+    history.count(began);
+    result
+}
+
+impl<U: Upstream> History<'_, U> {
+    async fn all(&mut self) -> Result<(), String> {
+        for (at, step) in self.script.steps.iter().enumerate() {
+            self.step(step).await.map_err(|violation| format!("{violation}\nat step {at}: {step:?}"))?;
+        }
+        let at_the_end = |violation| format!("{violation}\nat the end");
+        self.upstream.heal().await;
+        self.quiet().await.map_err(at_the_end)?;
+        self.upstream.probe().await;
+        self.quiet().await.map_err(at_the_end)?;
+        if self.calm.is_none() {
+            return Err("the history ended with a fault that heals by no means".to_owned());
+        }
+        Ok(())
+    }
+
+    async fn step(&mut self, step: &Step<U::Step>) -> Result<(), String> {
+        match step {
+            Step::Upstream(step) => self.upstream_step(step).await,
+            Step::Wait(time) => tokio::time::sleep(*time).await,
+            Step::Heal => self.upstream.heal().await,
+            Step::Quiet => self.quiet().await?,
+            Step::Idle(time) => self.idle(*time).await?,
+            Step::Save => {
+                if let Some(served) = &self.served {
+                    self.is_saved |= served.save().await;
+                }
+            }
+            Step::Restart(meanwhile) => {
+                self.clients.go_to(None);
+                if let Some(served) = self.served.take() {
+                    served.stop().await;
+                }
+                for step in meanwhile {
+                    self.upstream_step(step).await;
+                }
+                self.serve().await;
+                self.totals.restarts += 1;
+            }
+        }
+        Ok(())
+    }
+
+    async fn upstream_step(&mut self, step: &U::Step) {
+        let kind = U::kind(step);
+        let is_excluded = U::NOT_YET.iter().any(|(excluded, _)| *excluded == kind);
+        if is_excluded && std::env::var_os("INFORMERD_SOURCE_CHECKER_ALL").is_none() {
+            return;
+        }
+        *self.totals.faults.entry(kind.to_owned()).or_default() += 1;
+        self.upstream.step(step).await;
+    }
+
+    async fn serve(&mut self) {
+        let served = self.upstream.serve(self.state.path()).await;
+        self.totals.warm_starts += u64::from(served.is_warm);
+        // A version that another process told may be of a history that is gone, and its number cannot show it.
+        if self.upstream.rewrites() > self.known_rewrites {
+            self.clients.forget();
+        }
+        self.clients.go_to(Some(served.routes.clone()));
+        self.served = Some(served);
+        (self.calm, self.starts) = (None, self.starts + 1);
+    }
+
+    fn lists(&self) -> u64 {
+        self.upstream.requests().map_or(0, |(lists, _)| lists)
+    }
+
+    /// Waits until the state is what it has to be, up to a bound, and judges it.
+    async fn quiet(&mut self) -> Result<(), String> {
+        let (began, bounds) = (Instant::now(), self.upstream.bounds());
+        let is_faulty = self.upstream.is_faulty();
+        let is_calm = !is_faulty && self.calm.is_some_and(|(at, _)| at == self.upstream.disturbances());
+        let bound = match (is_faulty, is_calm) {
+            (true, _) => bounds.detects,
+            (false, true) => bounds.prompt,
+            (false, false) => bounds.recovers,
+        };
+        let must_be_stale = is_faulty && self.upstream.is_unreachable();
+        let seen = loop {
+            let seen = self.look().await;
+            let is_settled = seen.is(SyncState::Synced) || is_faulty;
+            if seen.wrong.is_empty() && is_settled && seen.untold.is_empty() && !must_be_stale {
+                break seen;
+            }
+            if is_calm && !seen.is(SyncState::Synced) {
+                return Err(self.report("nothing is wrong, and the state is not SYNCED", &seen));
+            }
+            if began.elapsed() >= bound {
+                break seen;
+            }
+            tokio::time::sleep((bound / 100).clamp(Duration::from_millis(5), Duration::from_millis(500))).await;
+        };
+        let verdict = self.judge(&seen, is_faulty, must_be_stale);
+        let verdict = verdict.map_err(|why| self.report(&format!("{why}, after {:?}", began.elapsed()), &seen))?;
+        *self.totals.verdicts.entry(verdict).or_default() += 1;
+        if !is_faulty && !is_calm {
+            self.totals.slowest_recovery = self.totals.slowest_recovery.max(began.elapsed());
+        }
+        self.judge_clients().map_err(|why| self.report(&why, &seen))?;
+        self.judge_requests(is_calm).map_err(|why| self.report(&why, &seen))?;
+        self.calm = (!is_faulty).then(|| (self.upstream.disturbances(), self.lists()));
+        Ok(())
+    }
+
+    fn judge(&self, seen: &Seen, is_faulty: bool, must_be_stale: bool) -> Result<&'static str, String> {
+        let is_equal = seen.wrong.is_empty();
+        match &seen.listed {
+            Err(reason) if is_faulty && reason == "NOT_SYNCED" => Ok("no state yet"),
+            Err(reason) => Err(format!("the list failed: {reason}")),
+            Ok(_) if seen.is(SyncState::Stale) && is_faulty => match &*seen.untold {
+                "" => Ok(if is_equal { "STALE, and equal" } else { "STALE" }),
+                untold => Err(format!("STALE, and not every client was told so: {untold}")),
+            },
+            Ok(_) if !seen.is(SyncState::Synced) => Err("it has not recovered".to_owned()),
+            Ok(_) if must_be_stale => Err("SYNCED, while nothing reaches the source".to_owned()),
+            Ok(_) if !is_equal => Err("SYNCED, and wrong".to_owned()),
+            Ok(_) if !seen.untold.is_empty() => Err(format!("a client was told another state: {}", seen.untold)),
+            Ok(_) => Ok("SYNCED, and equal"),
+        }
+    }
+
+    fn judge_clients(&self) -> Result<(), String> {
+        for (name, view) in self.clients.views() {
+            let view = view.lock();
+            if let Some(wrong) = &view.wrong {
+                return Err(format!("{name} received {wrong}"));
+            }
+            if let Some(key) = view.deleted.iter().find(|key| !self.upstream.was_deleted(key)) {
+                return Err(format!("{name} was told that {key:?} was deleted, which it never was"));
+            }
+            let changed = view.ends.get("HISTORY_CHANGED").copied().unwrap_or_default();
+            if changed > self.upstream.rewrites() {
+                let rewrites = self.upstream.rewrites();
+                return Err(format!("{name} was told HISTORY_CHANGED {changed} times, after {rewrites} rewrites"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bounds the lists by what gave cause for them.
+    fn judge_requests(&mut self, is_calm: bool) -> Result<(), String> {
+        let (lists, disturbances) = (self.lists(), self.upstream.disturbances());
+        let (begun, causes) = (lists - self.judged.0, disturbances - self.judged.1 + std::mem::take(&mut self.starts));
+        self.judged = (lists, disturbances);
+        let most = if is_calm { 0 } else { (causes + 1) * self.upstream.bounds().lists };
+        if begun > most {
+            return Err(format!("{begun} lists after {causes} disturbances and starts, at most {most} are expected"));
+        }
+        Ok(())
+    }
+
+    /// Lets time pass. While nothing is wrong, nothing may change by that: neither the state nor what the upstream is asked.
+    async fn idle(&mut self, time: Duration) -> Result<(), String> {
+        let is_calm = !self.upstream.is_faulty()
+            && self.calm.is_some_and(|(disturbances, _)| disturbances == self.upstream.disturbances());
+        if !is_calm {
+            tokio::time::sleep(time).await;
+            return Ok(());
+        }
+        let (began, before) = (Instant::now(), self.upstream.requests());
+        let step = (time / 100).max(Duration::from_secs(1));
+        while began.elapsed() < time {
+            tokio::time::sleep(step.min(time)).await;
+            let seen = self.look().await;
+            if !seen.is(SyncState::Synced) {
+                let after = began.elapsed();
+                return Err(
+                    self.report(&format!("nothing is wrong, and after {after:?} at rest it is not SYNCED"), &seen)
+                );
+            }
+        }
+        if let Some(((lists, watches), (more_lists, more_watches))) = before.zip(self.upstream.requests()) {
+            let most = 1 + time.as_secs() / self.upstream.bounds().watch.as_secs().max(1);
+            if more_lists > lists || more_watches > watches + most {
+                let (lists, watches) = (more_lists - lists, more_watches - watches);
+                return Err(format!("{time:?} at rest: {lists} lists, and {watches} watches of at most {most}"));
+            }
+        }
+        *self.totals.verdicts.entry("at rest").or_default() += 1;
+        Ok(())
+    }
+
+    /// Lists, and compares this and what the clients have with the truth.
+    async fn look(&mut self) -> Seen {
+        let Some(served) = &self.served else {
+            return Seen { listed: Err("no server".to_owned()), wrong: String::new(), untold: String::new() };
+        };
+        let listed = list(&mut served.routes.clone(), self.script.page).await;
+        let truths = self.upstream.truths();
+        let wrong = |name: &str, objects: &BTreeMap<Key, Held>| {
+            let mut nearest = String::new();
+            for truth in &truths {
+                let differences = differences::<U>(truth, objects);
+                if differences.is_empty() {
+                    return String::new();
+                }
+                if nearest.is_empty() {
+                    nearest = differences;
+                }
+            }
+            format!("\n  {name} differs:{nearest}")
+        };
+        let mut seen = Seen { listed, wrong: String::new(), untold: String::new() };
+        let Ok(listed) = &seen.listed else {
+            seen.wrong = "\n  there is no list".to_owned();
+            return seen;
+        };
+        seen.wrong = wrong("the list", &listed.objects);
+        for (name, view) in self.clients.views() {
+            let view = view.lock();
+            seen.wrong += &wrong(name, &view.objects);
+            let source = view.source.map_or(0, |source| source as i32);
+            if !view.is_connected || source != listed.source {
+                let told = view.source.map_or("nothing", |source| source.as_str_name());
+                write!(seen.untold, "\n  {name}: connected {}, {told}", view.is_connected).unwrap();
+            }
+        }
+        seen
+    }
+
+    fn report(&self, why: &str, seen: &Seen) -> String {
+        let mut text = why.to_owned();
+        match &seen.listed {
+            Ok(listed) => {
+                let source = SyncState::try_from(listed.source).unwrap_or_default();
+                write!(text, "\n  listed at {} {source:?}", listed.version).unwrap();
+            }
+            Err(reason) => write!(text, "\n  no list: {reason}").unwrap(),
+        }
+        text += &seen.wrong;
+        text += &seen.untold;
+        if let Some(served) = &self.served {
+            write!(text, "\n  the last error: {}", served.last_error()).unwrap();
+        }
+        if let Some((lists, watches)) = self.upstream.requests() {
+            write!(text, "\n  requests: {lists} lists, {watches} watches").unwrap();
+        }
+        for (name, view) in self.clients.views() {
+            write!(text, "\n  {name}:{}", view.lock().log()).unwrap();
+        }
+        text
+    }
+
+    fn count(&mut self, began: Instant) {
+        let totals = &mut *self.totals;
+        totals.histories += 1;
+        totals.seconds += began.elapsed().as_secs();
+        totals.rewrites += self.upstream.rewrites();
+        if let Some((lists, watches)) = self.upstream.requests() {
+            (totals.lists, totals.watches) = (totals.lists + lists, totals.watches + watches);
+        }
+        for (kind, count) in self.upstream.tally() {
+            *totals.faults.entry(kind.to_owned()).or_default() += count;
+        }
+        for (_, view) in self.clients.views() {
+            let view = view.lock();
+            (totals.events, totals.resumes) = (totals.events + view.events, totals.resumes + view.resumes);
+            for (reason, count) in &view.ends {
+                *totals.ends.entry(reason.clone()).or_default() += count;
+            }
+        }
+    }
+}
+
+impl Seen {
+    fn is(&self, state: SyncState) -> bool {
+        self.listed.as_ref().is_ok_and(|listed| listed.source == state as i32)
+    }
+}
+
+fn differences<U: Upstream>(truth: &Truth, objects: &BTreeMap<Key, Held>) -> String {
+    let mut text = String::new();
+    let body = |body: &[u8]| String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned();
+    for (key, fact) in truth {
+        let Some(held) = objects.get(key) else {
+            write!(text, "\n    missing {key:?} {:?}", fact.version).unwrap();
+            continue;
+        };
+        let is_same = fact.uid.as_ref().is_none_or(|uid| *uid == held.uid)
+            && fact.version.as_ref().is_none_or(|version| *version == held.version);
+        if !is_same {
+            write!(text, "\n    {key:?} is {} at {}, ", held.uid, held.version).unwrap();
+            write!(text, "and the truth {:?} at {:?}", fact.uid, fact.version).unwrap();
+        } else if U::normal(&held.body) != U::normal(&fact.body) {
+            write!(text, "\n    {key:?} has {}\n    and the truth is {}", body(&held.body), body(&fact.body)).unwrap();
+        }
+    }
+    for (key, held) in objects.iter().filter(|(key, _)| !truth.contains_key(*key)) {
+        write!(text, "\n    a ghost {key:?} at {}", held.version).unwrap();
+    }
+    text
+}
+
+impl Totals {
+    /// Adds those of other histories.
+    pub(crate) fn merge(&mut self, other: Self) {
+        fn add<K: Ord>(to: &mut BTreeMap<K, u64>, from: BTreeMap<K, u64>) {
+            for (key, count) in from {
+                *to.entry(key).or_default() += count;
+            }
+        }
+        let Self { histories, faults, verdicts, ends, events, resumes, restarts, warm_starts, rewrites, .. } = other;
+        self.histories += histories;
+        add(&mut self.faults, faults);
+        add(&mut self.verdicts, verdicts);
+        add(&mut self.ends, ends);
+        self.events += events;
+        self.resumes += resumes;
+        self.restarts += restarts;
+        self.warm_starts += warm_starts;
+        self.rewrites += rewrites;
+        self.lists += other.lists;
+        self.watches += other.watches;
+        self.seconds += other.seconds;
+        self.slowest_recovery = self.slowest_recovery.max(other.slowest_recovery);
+    }
+
+    /// The kinds and events that did not happen, and have to in a run that is worth its name.
+    pub(crate) fn missing<U: Upstream>(&self) -> Vec<String> {
+        let excluded = |kind: &str| U::NOT_YET.iter().any(|(excluded, _)| *excluded == kind);
+        let kinds = U::REQUIRED.iter().filter(|kind| !excluded(kind) && !self.faults.contains_key(**kind));
+        let counted = [
+            ("event", self.events),
+            ("resume", self.resumes),
+            ("restart", self.restarts),
+            ("verdict", self.verdicts.get("SYNCED, and equal").copied().unwrap_or_default()),
+        ];
+        let counted = counted.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name.to_owned());
+        kinds.map(|kind| (*kind).to_owned()).chain(counted).collect()
+    }
+}

@@ -1,0 +1,231 @@
+//! Faults of the network between a source and a server: a TCP proxy that refuses, cuts, freezes and slows down.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use socket2::{Domain, SockAddr, Socket, Type};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+};
+
+/// A fault of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NetworkFault {
+    /// Closes what is open, once.
+    Cut,
+    /// Closes the next connection after so many bytes from the server; that one only.
+    CutAfter(usize),
+    /// Nobody listens: connections are refused, and what is open is closed.
+    Refuse,
+    /// Connections are accepted and closed at once.
+    Close,
+    /// Everything stays open, and nothing passes.
+    Freeze,
+    /// So many bytes a second from the server.
+    Slow(u32),
+}
+
+/// A listener that passes bytes on. Dropped, it closes everything.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    listening: JoinSet<()>,
+    /// Bound to the port and not listening, so that nobody else gets the port while connections are refused.
+    _placeholder: Socket,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: watch::Sender<State>,
+    /// The number of bytes after which the next connection is cut.
+    cut_after: Mutex<Option<usize>>,
+    counts: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct State {
+    target: SocketAddr,
+    is_closing: bool,
+    is_frozen: bool,
+    bytes_per_second: Option<u32>,
+    /// Raised to close what is open.
+    cuts: u64,
+}
+
+impl Proxy {
+    pub(crate) fn to(target: SocketAddr) -> Self {
+        let placeholder = bind("127.0.0.1:0".parse().unwrap());
+        let address = placeholder.local_addr().unwrap().as_socket().unwrap();
+        let state = State { target, is_closing: false, is_frozen: false, bytes_per_second: None, cuts: 0 };
+        let shared = Shared { state: watch::Sender::new(state), cut_after: Mutex::default(), counts: Mutex::default() };
+        let mut proxy =
+            Self { address, shared: Arc::new(shared), listening: JoinSet::new(), _placeholder: placeholder };
+        proxy.listen();
+        proxy
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// New connections lead to another server from now on; those that are open are closed.
+    pub(crate) fn lead_to(&self, target: SocketAddr) {
+        self.shared.state.send_modify(|state| (state.target, state.cuts) = (target, state.cuts + 1));
+    }
+
+    pub(crate) async fn begin(&mut self, fault: NetworkFault) {
+        let state = &self.shared.state;
+        match fault {
+            NetworkFault::Cut => state.send_modify(|state| state.cuts += 1),
+            NetworkFault::CutAfter(bytes) => {
+                *self.shared.cut_after.lock() = Some(bytes);
+                state.send_modify(|state| state.cuts += 1);
+            }
+            NetworkFault::Refuse => {
+                self.listening.shutdown().await;
+                self.shared.state.send_modify(|state| state.cuts += 1);
+            }
+            NetworkFault::Close => state.send_modify(|state| (state.is_closing, state.cuts) = (true, state.cuts + 1)),
+            NetworkFault::Freeze => {
+                drop(state.send_if_modified(|state| !std::mem::replace(&mut state.is_frozen, true)))
+            }
+            NetworkFault::Slow(bytes) => state.send_modify(|state| state.bytes_per_second = Some(bytes)),
+        }
+        self.shared.count(match fault {
+            NetworkFault::Cut => "network: cut",
+            NetworkFault::CutAfter(_) => return,
+            NetworkFault::Refuse => "network: refused",
+            NetworkFault::Close => "network: closed",
+            NetworkFault::Freeze => "network: frozen",
+            NetworkFault::Slow(_) => "network: slow",
+        });
+    }
+
+    /// Ends every fault. What was frozen is closed, as by hosts that have given the connection up.
+    pub(crate) fn heal(&mut self) {
+        self.shared.state.send_modify(|state| {
+            state.cuts += u64::from(state.is_frozen);
+            (state.is_closing, state.is_frozen, state.bytes_per_second) = (false, false, None);
+        });
+        *self.shared.cut_after.lock() = None;
+        if self.listening.is_empty() {
+            self.listen();
+        }
+    }
+
+    /// What was frozen passes on.
+    pub(crate) fn thaw(&mut self) {
+        self.shared.state.send_modify(|state| state.is_frozen = false);
+    }
+
+    /// A fault stands.
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.is_unreachable() || self.shared.state.borrow().bytes_per_second.is_some()
+    }
+
+    /// Nothing passes.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        let state = self.shared.state.borrow();
+        self.listening.is_empty() || state.is_closing || state.is_frozen
+    }
+
+    /// Faults that took effect.
+    pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.counts.lock().clone()
+    }
+
+    fn listen(&mut self) {
+        let socket = bind(self.address);
+        socket.listen(64).unwrap();
+        let listener = TcpListener::from_std(socket.into()).unwrap();
+        self.listening.spawn(listen(listener, Arc::clone(&self.shared)));
+    }
+}
+
+fn bind(address: SocketAddr) -> Socket {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.set_reuse_port(true).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.bind(&SockAddr::from(address)).unwrap();
+    socket
+}
+
+async fn listen(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok((client, _)) = listener.accept().await else { continue };
+        let state = *shared.state.borrow();
+        if state.is_closing {
+            continue;
+        }
+        let cut_after = shared.cut_after.lock().take();
+        let shared = Arc::clone(&shared);
+        connections.spawn(async move {
+            let mut changes = shared.state.subscribe();
+            tokio::select! {
+                () = pass(client, state.target, &shared, cut_after) => {}
+                _ = changes.wait_for(|now| now.cuts > state.cuts) => {}
+            }
+        });
+    }
+}
+
+async fn pass(client: TcpStream, target: SocketAddr, shared: &Shared, mut left: Option<usize>) {
+    shared.thawed().await;
+    let Ok(server) = TcpStream::connect(target).await else { return };
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let up = async {
+        let mut buffer = vec![0; 16 << 10];
+        while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
+            shared.thawed().await;
+            if to_server.write_all(&buffer[..read]).await.is_err() {
+                return;
+            }
+        }
+    };
+    let down = async {
+        let mut buffer = vec![0; 16 << 10];
+        loop {
+            let bytes_per_second = shared.state.borrow().bytes_per_second;
+            // A tenth of a second at a time.
+            let most = bytes_per_second.map_or(buffer.len(), |bytes| (bytes as usize / 10).clamp(1, buffer.len()));
+            let Ok(read @ 1..) = from_server.read(&mut buffer[..most]).await else { return };
+            shared.thawed().await;
+            let passed = read.min(left.unwrap_or(usize::MAX));
+            if to_client.write_all(&buffer[..passed]).await.is_err() {
+                return;
+            }
+            left = left.map(|left| left - passed);
+            if left == Some(0) {
+                shared.count("network: cut at a byte");
+                return;
+            }
+            if let Some(bytes) = bytes_per_second {
+                tokio::time::sleep(Duration::from_secs_f64(read as f64 / f64::from(bytes))).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+    }
+}
+
+impl Shared {
+    async fn thawed(&self) {
+        // The sender is this one's, so that there is no error.
+        drop(self.state.subscribe().wait_for(|state| !state.is_frozen).await);
+    }
+
+    fn count(&self, kind: &'static str) {
+        *self.counts.lock().entry(kind).or_default() += 1;
+    }
+}

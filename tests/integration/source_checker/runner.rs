@@ -1,0 +1,121 @@
+//! Draws histories from a seed, runs them on all processors, and shrinks the first that is wrong.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+
+use super::{
+    history::{self, Totals},
+    script::{Script, any_script},
+    upstream::Upstream,
+};
+
+/// For the search of a shorter history that is wrong too.
+const SHRINKING: Duration = Duration::from_secs(60);
+/// Histories in which every kind has to have been drawn.
+const MANY: u64 = 100;
+
+/// Runs as many histories as `INFORMERD_SOURCE_CHECKER_CASES` says, or `cases`; always the same, or those of
+/// `INFORMERD_CHECKER_SEED`. With `INFORMERD_SOURCE_CHECKER_CASE` only that one.
+pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
+    let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(cases);
+    let seed = setting("INFORMERD_CHECKER_SEED").unwrap_or(1);
+    let only = setting("INFORMERD_SOURCE_CHECKER_CASE");
+    let (began, totals) = (Instant::now(), Mutex::new(Totals::default()));
+    let (next, last) = only.map_or((0, cases), |only| (only, only + 1));
+    let (next, wrong) = (AtomicU64::new(next), Mutex::new(None));
+    let threads = match U::PARALLEL {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let case = next.fetch_add(1, Ordering::Relaxed);
+                    if case >= last || wrong.lock().is_some() {
+                        return;
+                    }
+                    let mut of_this = Totals::default();
+                    let result = run_case::<U>(seed, case, &mut of_this);
+                    totals.lock().merge(of_this);
+                    if let Err(violation) = result {
+                        wrong.lock().get_or_insert((case, violation));
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let totals = totals.into_inner();
+    println!("{name}: {} histories of seed {seed} in {:?}: {totals:#?}", totals.histories, began.elapsed());
+    if let Some((case, violation)) = wrong.into_inner() {
+        let (shrunk, steps) = shrink::<U>(seed, case, violation);
+        panic!("{name}: history {case} of seed {seed}: {shrunk}\n\nin {steps}");
+    }
+    let missing = totals.missing::<U>();
+    assert!(only.is_some() || cases < MANY || missing.is_empty(), "{name}: a run without any {missing:?}");
+}
+
+/// Runs one history of a seed.
+///
+/// # Errors
+///
+/// The violation.
+pub(crate) fn run_case<U: Upstream>(seed: u64, case: u64, totals: &mut Totals) -> Result<(), String> {
+    let script = any_script::<U>().new_tree(&mut runner(seed, case)).unwrap().current();
+    run_script(&script, totals)
+}
+
+fn run_script<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().start_paused(U::IS_PAUSED).build().unwrap();
+    let ran = catch_unwind(AssertUnwindSafe(|| runtime.block_on(history::run(script, totals))));
+    runtime.shutdown_background();
+    ran.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(format!("a panic: {}", text.unwrap_or_default()))
+    })
+}
+
+/// Looks for a shorter script that is wrong too.
+fn shrink<U: Upstream>(seed: u64, case: u64, violation: String) -> (String, String) {
+    let mut tree = any_script::<U>().new_tree(&mut runner(seed, case)).unwrap();
+    let (began, mut worst) = (Instant::now(), (violation, tree.current().text()));
+    let mut is_simpler = setting("INFORMERD_SOURCE_CHECKER_SHRINK") != Some(0) && tree.simplify();
+    while is_simpler && began.elapsed() < SHRINKING {
+        let script = tree.current();
+        is_simpler = match run_script(&script, &mut Totals::default()) {
+            Err(violation) => {
+                worst = (violation, script.text());
+                tree.simplify()
+            }
+            Ok(()) => tree.complicate(),
+        };
+    }
+    worst
+}
+
+fn runner(seed: u64, case: u64) -> TestRunner {
+    // It must not begin with nothing but zeros.
+    let mut bytes = [1; 16];
+    bytes[..8].copy_from_slice(&seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+    bytes[8..].copy_from_slice(&(case + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93).to_le_bytes());
+    let config = Config { failure_persistence: None, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::XorShift, &bytes))
+}
+
+/// A number from the environment.
+fn setting(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+}

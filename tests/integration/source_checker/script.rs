@@ -1,0 +1,110 @@
+//! Scripts: what happens upstream, and when the server and its clients are stopped, started and looked at.
+
+use std::{fmt, time::Duration};
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::upstream::Upstream;
+
+/// One history.
+pub(crate) struct Script<U: Upstream> {
+    pub(crate) setup: U::Setup,
+    /// The hopping client leaves after so many events.
+    pub(crate) hop: usize,
+    /// Objects on a page of the client that lists; 0 for no pages.
+    pub(crate) page: u32,
+    pub(crate) steps: Vec<Step<U::Step>>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Step<S> {
+    /// A write, an event or a fault.
+    Upstream(S),
+    Wait(Duration),
+    /// Waits until the state has settled, and judges it.
+    Quiet,
+    /// Ends all faults.
+    Heal,
+    /// A pause in which nothing may happen, if nothing is wrong.
+    Idle(Duration),
+    /// Writes the state for a later run.
+    Save,
+    /// The server is killed, this happens, and another one is started over what is saved.
+    Restart(Vec<S>),
+}
+
+impl<U: Upstream> Clone for Script<U> {
+    fn clone(&self) -> Self {
+        Self { setup: self.setup.clone(), hop: self.hop, page: self.page, steps: self.steps.clone() }
+    }
+}
+
+impl<U: Upstream> fmt::Debug for Script<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+impl<U: Upstream> Script<U> {
+    /// The script, a line for each step.
+    pub(crate) fn text(&self) -> String {
+        let Self { setup, hop, page, steps } = self;
+        let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
+        format!("{setup:?}, hop {hop}, page {page}\n{}", steps.join("\n"))
+    }
+}
+
+type Scene<U> = BoxedStrategy<Vec<Step<<U as Upstream>::Step>>>;
+
+pub(crate) fn any_script<U: Upstream>() -> impl Strategy<Value = Script<U>> {
+    let scene: Scene<U> = any_scene::<U>();
+    (U::any_setup(), 1_usize..6, select(vec![0_u32, 0, 1, 2, 5]), vec(scene, 3..9))
+        .prop_map(|(setup, hop, page, scenes)| Script { setup, hop, page, steps: scenes.concat() })
+}
+
+fn writes<U: Upstream>(most: usize) -> Scene<U> {
+    vec(U::any_write().prop_map(Step::Upstream), 0..=most).boxed()
+}
+
+/// Milliseconds from the first retry to beyond the longest timeout.
+fn any_wait() -> impl Strategy<Value = Duration> {
+    prop_oneof![4 => 1_u64..300, 3 => 300_u64..5_000, 2 => 5_000_u64..60_000, 1 => 60_000_u64..400_000]
+        .prop_map(Duration::from_millis)
+}
+
+/// Steps that belong together, so that what has to come together for a failure often does.
+fn any_scene<U: Upstream>() -> Scene<U> {
+    let event = || U::any_event().prop_map(|event| vec![Step::Upstream(event)]);
+    let fault = || U::any_fault().prop_map(|fault| vec![Step::Upstream(fault)]);
+    let wait = || any_wait().prop_map(move |wait| vec![Step::Wait(if U::IS_PAUSED { wait } else { wait / 100 })]);
+    let maybe = |scene: Scene<U>| prop_oneof![1 => Just(Vec::new()), 1 => scene.clone()].boxed();
+    let quiet = || Just(vec![Step::Quiet]).boxed();
+    let heal = || Just(vec![Step::Heal]).boxed();
+    let joined = |scenes: Vec<Scene<U>>| scenes.prop_map(|scenes| scenes.concat()).boxed();
+    let idle = any_wait().prop_map(|wait| vec![Step::Idle(if U::IS_PAUSED { wait * 3 } else { wait / 100 })]).boxed();
+    let meanwhile = vec(prop_oneof![4 => U::any_write(), 2 => U::any_event(), 1 => U::any_fault()], 0..6);
+    let restart = meanwhile.prop_map(|steps| vec![Step::Restart(steps)]).boxed();
+    let save = || Just(vec![Step::Save]).boxed();
+    prop_oneof![
+        // Nothing is wrong.
+        3 => joined(vec![writes::<U>(4), quiet()]),
+        2 => joined(vec![writes::<U>(1), idle, writes::<U>(2), quiet()]),
+        // An event between writes.
+        4 => joined(vec![writes::<U>(3), event().boxed(), writes::<U>(2), quiet()]),
+        2 => joined(vec![maybe(quiet()), event().boxed(), event().boxed(), writes::<U>(2), quiet()]),
+        // An outage, short or long, with or without a look at it.
+        5 => joined(vec![
+            writes::<U>(2), maybe(quiet()), fault().boxed(), maybe(wait().boxed()), writes::<U>(3), maybe(event().boxed()),
+            writes::<U>(2), maybe(quiet()), maybe(wait().boxed()), heal(), writes::<U>(1), quiet(),
+        ]),
+        // A fault on top of another.
+        2 => joined(vec![
+            fault().boxed(), writes::<U>(2), fault().boxed(), maybe(wait().boxed()), writes::<U>(2), quiet(), heal(), quiet(),
+        ]),
+        // Another process.
+        3 => joined(vec![
+            writes::<U>(2), maybe(quiet()), save(), writes::<U>(2), maybe(wait().boxed()), restart, heal(), quiet(),
+        ]),
+    ]
+    .boxed()
+}

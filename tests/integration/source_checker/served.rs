@@ -1,0 +1,134 @@
+//! A real source under the real Reflector, queue, informer and service, in this process.
+
+use std::{fmt, path::Path, sync::Arc, time::Duration};
+
+use informerd::{
+    cache::{
+        FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo, Reflector,
+        ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
+    },
+    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    model::Indexers,
+    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
+};
+use tokio::task::JoinSet;
+
+/// One run of a server.
+pub(crate) struct Served {
+    pub(crate) routes: Routes,
+    pub(crate) informer: InformerHandle<WireFrame>,
+    pub(crate) stats: Arc<ReflectorStats>,
+    /// The run began with the state of the one before.
+    pub(crate) is_warm: bool,
+    health: SourceHealth,
+    fifo: Arc<RealFifo>,
+    kept: Option<(SnapshotDirectory, SnapshotFile)>,
+    tasks: JoinSet<()>,
+}
+
+/// As the program has it by default.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(30);
+const FUTURE_WAIT: Duration = Duration::from_secs(90);
+/// For a source to give a checkpoint.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Served {
+    /// Serves a source under the name that the clients use, with the state that an earlier run has left in the directory, if
+    /// there is one and the source can resume from it.
+    pub(crate) fn start<S: ListerWatcher>(source: S, health: SourceHealth, state_directory: &Path) -> Self {
+        Self::start_with(
+            source,
+            health,
+            state_directory,
+            ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() },
+        )
+    }
+
+    /// The same with other delays between attempts.
+    pub(crate) fn start_with<S: ListerWatcher>(
+        source: S,
+        health: SourceHealth,
+        state_directory: &Path,
+        reflector: ReflectorConfig,
+    ) -> Self {
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let bound = Retention { events: 10_000, size: 64 << 20, age: Duration::from_secs(300) };
+        let config = InformerConfig {
+            indexers: Arc::new(Indexers::new([]).unwrap()),
+            broadcaster: BroadcasterConfig { retention: bound, ..BroadcasterConfig::default() },
+            history: bound,
+            bodies_prove: source.bodies_prove(),
+            batch_window: Duration::from_micros(500),
+        };
+        let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
+        let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), reflector);
+        let stats = Arc::clone(reflector.stats());
+        let kept = reflector.identity().map(|identity| {
+            let directory = SnapshotDirectory::open(state_directory).unwrap();
+            let file = directory.file("things", &identity);
+            (directory, file)
+        });
+        let mut is_warm = false;
+        if let Some(SavedState { list, proof, seen_at }) = kept.as_ref().and_then(|(_, file)| file.read().unwrap()) {
+            is_warm = reflector.resume(list.version.clone(), &proof).is_ok();
+            if is_warm {
+                health.resumed(seen_at);
+                informer.begin_warm(list);
+            }
+        }
+        let resource = ServedResource {
+            name: "things".to_owned(),
+            source: "test",
+            optional: false,
+            queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            informer: handle.clone(),
+        };
+        let config = ServiceConfig {
+            allowed_policies: vec![FullChannelPolicy::Replay],
+            max_queue_length: 65_536,
+            bookmark_interval: BOOKMARK_INTERVAL,
+            drain_period: Duration::ZERO,
+            evicted_grace: Duration::from_secs(5),
+            future_wait: FUTURE_WAIT,
+            max_watchers: 1000,
+            request_bytes: 64 << 10,
+            bulk_streams: 1,
+            struct_bytes: 1 << 20,
+        };
+        let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));
+        let routes = Routes::new(service.clone());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(informer.run());
+        tasks.spawn(reflector.run());
+        tasks.spawn(service.run());
+        Self { routes, informer: handle, stats, is_warm, health, fifo, kept, tasks }
+    }
+
+    /// Writes the state for a later run; false where there is none to write.
+    pub(crate) async fn save(&self) -> bool {
+        let Some((_, file)) = self.kept.as_ref().filter(|_| self.informer.snapshot().is_some()) else { return false };
+        match tokio::time::timeout(CHECKPOINT_TIMEOUT, self.fifo.checkpoints().take()).await {
+            Ok(Some(checkpoint)) => {
+                file.write(&checkpoint, self.health.report().seen_at).unwrap();
+                true
+            }
+            Ok(None) | Err(_) => false,
+        }
+    }
+
+    /// The last failure of the source.
+    pub(crate) fn last_error(&self) -> String {
+        self.health.report().last_error.unwrap_or_default()
+    }
+
+    /// Kills it.
+    pub(crate) async fn stop(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("is_warm", &self.is_warm).finish_non_exhaustive()
+    }
+}
