@@ -28,6 +28,8 @@
 mod client;
 mod etcd;
 mod history;
+#[cfg(feature = "kube")]
+mod kube;
 mod proxy;
 mod runner;
 mod script;
@@ -37,4 +39,10 @@ mod upstream;
 #[test]
 fn etcd_is_followed_under_drawn_faults() {
     runner::check::<etcd::Etcd>("etcd", 150);
+}
+
+#[test]
+#[cfg(feature = "kube")]
+fn kube_is_followed_under_drawn_faults() {
+    runner::check::<kube::Kube>("kube", 150);
 }

@@ -307,7 +307,7 @@ impl Upstream for Etcd {
             Step::DeleteAll => "deletion of everything",
             Step::Elsewhere => "write elsewhere",
             Step::Compact(_) => "compaction",
-            Step::Network(..) => "network",
+            Step::Network(_, fault) => fault.kind(),
             Step::Restart => "restart",
             Step::Restore(Restore { bump: 1.., .. }) => "restore with a raised revision",
             Step::Restore(Restore { has_another_id: true, .. }) => "restore with another cluster id",

@@ -48,6 +48,8 @@ struct History<'a, U: Upstream> {
     known_rewrites: u64,
     /// Starts since the last judgement.
     starts: u64,
+    /// Kinds of steps that `INFORMERD_SOURCE_CHECKER_WITHOUT` lists, separated by commas.
+    left_out: Vec<String>,
     totals: &'a mut Totals,
 }
 
@@ -81,6 +83,9 @@ pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) ->
         is_saved: false,
         known_rewrites: 0,
         starts: 0,
+        left_out: std::env::var("INFORMERD_SOURCE_CHECKER_WITHOUT")
+            .map(|kinds| kinds.split(',').map(|kind| kind.trim().to_owned()).collect())
+            .unwrap_or_default(),
         totals,
     };
     history.serve().await;
@@ -135,7 +140,8 @@ impl<U: Upstream> History<'_, U> {
     async fn upstream_step(&mut self, step: &U::Step) {
         let kind = U::kind(step);
         let is_excluded = U::NOT_YET.iter().any(|(excluded, _)| *excluded == kind);
-        if is_excluded && std::env::var_os("INFORMERD_SOURCE_CHECKER_ALL").is_none() {
+        let is_left_out = self.left_out.iter().any(|left_out| left_out == kind);
+        if is_left_out || is_excluded && std::env::var_os("INFORMERD_SOURCE_CHECKER_ALL").is_none() {
             return;
         }
         *self.totals.faults.entry(kind.to_owned()).or_default() += 1;

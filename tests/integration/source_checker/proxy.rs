@@ -28,6 +28,21 @@ pub(crate) enum NetworkFault {
     Slow(u32),
 }
 
+impl NetworkFault {
+    /// The name under which it is counted.
+    pub(crate) fn kind(self) -> &'static str {
+        match self {
+            Self::Cut => "network: cut",
+            // Counted when it has taken effect.
+            Self::CutAfter(_) => "network: cut at a byte, drawn",
+            Self::Refuse => "network: refused",
+            Self::Close => "network: closed",
+            Self::Freeze => "network: frozen",
+            Self::Slow(_) => "network: slow",
+        }
+    }
+}
+
 /// A listener that passes bytes on. Dropped, it closes everything.
 #[derive(Debug)]
 pub(crate) struct Proxy {
@@ -95,14 +110,6 @@ impl Proxy {
             }
             NetworkFault::Slow(bytes) => state.send_modify(|state| state.bytes_per_second = Some(bytes)),
         }
-        self.shared.count(match fault {
-            NetworkFault::Cut => "network: cut",
-            NetworkFault::CutAfter(_) => return,
-            NetworkFault::Refuse => "network: refused",
-            NetworkFault::Close => "network: closed",
-            NetworkFault::Freeze => "network: frozen",
-            NetworkFault::Slow(_) => "network: slow",
-        });
     }
 
     /// Ends every fault. What was frozen is closed, as by hosts that have given the connection up.

@@ -1,0 +1,531 @@
+//! The API of one kind of object, over HTTP/1.1, as kube-apiserver answers it.
+//!
+//! Read in kube-apiserver's source and held against it: a watch from a version before the watch cache began is answered 200
+//! and ends with an ERROR of 410; a list without a version is the most recent state; a version that the replica has not
+//! reached is "Too large resource version" for a list, and a silent watch; a bookmark is never older than the version that the
+//! watch began at; initial events end with an annotated bookmark; watches are closed after `timeoutSeconds`.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use axum::{Router, body::Body, extract::Request, response::Response, serve::ListenerExt};
+use bytes::Bytes;
+use http::request::Parts;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+
+use super::world::{Told, World};
+use crate::source_checker::upstream::Key;
+
+/// The API servers of a cluster; clones share it.
+#[derive(Clone)]
+pub(crate) struct Api {
+    state: Arc<Mutex<State>>,
+    changed: Arc<watch::Sender<u64>>,
+}
+
+pub(crate) struct State {
+    pub(crate) world: World,
+    /// The uid of kube-system; `None` when it must not be read.
+    pub(crate) cluster: Option<String>,
+    pub(crate) token: Option<String>,
+    /// The version at which the watch cache began.
+    pub(crate) cache_start: u64,
+    /// Changes and the version that a replica has got to, which lags.
+    pub(crate) lagging_at: Option<(usize, u64)>,
+    /// Tokens of pages at older versions have expired.
+    pub(crate) compacted: u64,
+    /// Raised to close every watch.
+    pub(crate) generation: u64,
+    /// The kind is served.
+    pub(crate) is_served: bool,
+    pub(crate) initial_events: InitialEvents,
+    pub(crate) ignores_limit: bool,
+    pub(crate) sends_bookmarks: bool,
+    /// Items of lists have no kind, as those of built-in kinds.
+    pub(crate) is_built_in: bool,
+    /// Only requests with the configured selector are allowed.
+    pub(crate) needs_selector: bool,
+    /// Answers to the next requests, each once.
+    pub(crate) once: Vec<Answer>,
+    /// The answer to every request, while it stands.
+    pub(crate) standing: Option<Answer>,
+    /// Sent by the next watches, each once, after what they are asked for.
+    pub(crate) in_band: Vec<(u16, &'static str)>,
+    pub(crate) counts: Counts,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InitialEvents {
+    Served,
+    /// 422, as by an API server that does not know them.
+    Forbidden,
+    /// As by an aggregated API: another watch is opened.
+    Ignored,
+}
+
+/// An answer that is not what was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) code: u16,
+    pub(crate) retry_after: RetryAfter,
+    /// The requests that it answers.
+    pub(crate) to: To,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RetryAfter {
+    None,
+    Seconds(u64),
+    Date(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum To {
+    All,
+    Lists,
+    Watches,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counts {
+    pub(crate) lists: u64,
+    pub(crate) watches: u64,
+    pub(crate) expired_watches: u64,
+    pub(crate) expired_pages: u64,
+    pub(crate) in_band: u64,
+    pub(crate) refused: u64,
+    pub(crate) too_large: u64,
+    pub(crate) bookmarks: u64,
+    pub(crate) ignored_initial_events: u64,
+    pub(crate) pages: u64,
+}
+
+type Query = BTreeMap<String, String>;
+
+pub(crate) const PATH: &str = "/apis/example.com/v1/";
+pub(crate) const PLURAL: &str = "widgets";
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+/// A replica waits for so long until it has reached a version.
+const FRESH_WITHIN: Duration = Duration::from_secs(3);
+
+// === impl Api ===
+
+impl Api {
+    pub(crate) fn new(state: State) -> Self {
+        Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(watch::Sender::new(0)) }
+    }
+
+    pub(crate) async fn listen(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let api = self.clone();
+        let router = Router::new().fallback(move |request: Request| {
+            let api = api.clone();
+            let (head, _) = request.into_parts();
+            async move { api.answer(head).await }
+        });
+        let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        address
+    }
+
+    /// Changes the script.
+    pub(crate) fn set<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let changed = change(&mut self.state.lock());
+        self.changed.send_modify(|changes| *changes += 1);
+        changed
+    }
+
+    async fn answer(&self, request: Parts) -> Response {
+        let uri = &request.uri;
+        let query: Query = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+        let authorization = request.headers.get("authorization").and_then(|value| value.to_str().ok());
+        let expected = self.state.lock().token.as_ref().map(|token| format!("Bearer {token}"));
+        if expected.is_some() && expected.as_deref() != authorization {
+            return failure(401, RetryAfter::None, "Unauthorized", "no");
+        }
+        let is_watch = query.get("watch").is_some_and(|watch| watch == "1" || watch == "true");
+        if let Some(answer) = self.fault(is_watch) {
+            let reason = match answer.code {
+                403 => "Forbidden",
+                404 => "NotFound",
+                410 => "Expired",
+                429 => "TooManyRequests",
+                504 => "Timeout",
+                _ => "InternalError",
+            };
+            return failure(answer.code, answer.retry_after, reason, "drawn");
+        }
+        if uri.path() == "/api/v1/namespaces/kube-system" {
+            return match &self.state.lock().cluster {
+                Some(uid) => success(json!({"metadata": {"name": "kube-system", "uid": uid}}).to_string()),
+                None => failure(403, RetryAfter::None, "Forbidden", "kube-system is not yours"),
+            };
+        }
+        let Some(target) = Target::of(uri.path(), &query) else {
+            return failure(404, RetryAfter::None, "NotFound", "no such path");
+        };
+        if !self.state.lock().is_served {
+            return failure(404, RetryAfter::None, "NotFound", "the server could not find the requested resource");
+        }
+        if self.state.lock().needs_selector && !target.has_selector && target.name.is_none() {
+            return failure(403, RetryAfter::None, "Forbidden", "only with the selector");
+        }
+        if is_watch { self.watch(query, target).await } else { self.list(&query, target).await }
+    }
+
+    fn fault(&self, is_watch: bool) -> Option<Answer> {
+        let mut state = self.state.lock();
+        let is_meant = |answer: &Answer| match answer.to {
+            To::All => true,
+            To::Lists => !is_watch,
+            To::Watches => is_watch,
+        };
+        let once = state.once.iter().position(is_meant).map(|at| state.once.remove(at));
+        let answer = once.or_else(|| state.standing.filter(is_meant));
+        state.counts.refused += u64::from(answer.is_some());
+        answer
+    }
+
+    /// Waits a while until the replica has reached a version.
+    async fn reach(&self, version: u64) -> bool {
+        let mut changes = self.changed.subscribe();
+        let reached = async {
+            while self.state.lock().reached() < version {
+                changes.changed().await.unwrap();
+            }
+        };
+        let is_reached = tokio::time::timeout(FRESH_WITHIN, reached).await.is_ok();
+        self.state.lock().counts.too_large += u64::from(!is_reached);
+        is_reached
+    }
+
+    async fn list(&self, query: &Query, target: Target) -> Response {
+        let limit = query.get("limit").and_then(|limit| limit.parse::<usize>().ok()).filter(|limit| *limit > 0);
+        let text = query.get("resourceVersion").map_or("", String::as_str);
+        {
+            let mut state = self.state.lock();
+            let is_list = limit != Some(1) && target.name.is_none() && !query.contains_key("continue");
+            state.counts.lists += u64::from(is_list);
+            state.counts.pages += u64::from(query.contains_key("continue"));
+        }
+        let (changes, version, after) = match query.get("continue") {
+            Some(token) => {
+                let mut parts = token.splitn(3, '/');
+                let mut number = || parts.next().unwrap().parse::<u64>().unwrap();
+                let (changes, version) = (number(), number());
+                let mut state = self.state.lock();
+                if version < state.compacted || changes > state.world.changes.len() as u64 {
+                    state.counts.expired_pages += 1;
+                    drop(state);
+                    let text = "The provided continue parameter is too old";
+                    return failure(410, RetryAfter::None, "Expired", text);
+                }
+                (changes as usize, version, Some(parts.next().unwrap().to_owned()))
+            }
+            None if text.is_empty() => {
+                // A read of the store itself, whatever the replica knows.
+                let state = self.state.lock();
+                (state.world.changes.len(), state.world.version, None)
+            }
+            None => {
+                let Ok(asked) = text.parse() else { return failure(400, RetryAfter::None, "BadRequest", "a version") };
+                if !self.reach(asked).await {
+                    return too_large();
+                }
+                let state = self.state.lock();
+                (state.known(), state.reached(), None)
+            }
+        };
+        let state = self.state.lock();
+        let all = state.world.selected(changes);
+        let path = |key: &Key| format!("{}|{}", key.0, key.1);
+        let mut rest: Vec<_> = all.into_iter().filter(|(key, _)| target.is_of(key)).collect();
+        rest.retain(|(key, _)| after.as_ref().is_none_or(|after| path(key) >= *after));
+        let limit = limit.filter(|_| !state.ignores_limit).unwrap_or(usize::MAX);
+        let next = rest.get(limit).map(|(key, _)| format!("{changes}/{version}/{}", path(key)));
+        let items: Vec<String> = rest
+            .iter()
+            .take(limit)
+            .map(|(key, (version, stored))| state.world.object(key, *version, stored, !state.is_built_in))
+            .collect();
+        if let (Some(_), true) = (&target.name, target.is_one) {
+            return match items.first() {
+                Some(object) => success(object.clone()),
+                None => failure(404, RetryAfter::None, "NotFound", "not found"),
+            };
+        }
+        let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+        let items = items.join(",");
+        success(format!(
+            r#"{{"kind":"WidgetList","apiVersion":"example.com/v1","metadata":{metadata},"items":[{items}]}}"#
+        ))
+    }
+
+    async fn watch(&self, query: Query, target: Target) -> Response {
+        let text = query.get("resourceVersion").map_or("", String::as_str);
+        let Ok(asked) = (if text.is_empty() { Ok(0) } else { text.parse::<u64>() }) else {
+            return failure(400, RetryAfter::None, "BadRequest", "a version");
+        };
+        let wants_initial = query.get("sendInitialEvents").is_some_and(|value| value == "true");
+        let mode = self.state.lock().initial_events;
+        let is_initial = match (wants_initial, mode) {
+            (true, InitialEvents::Forbidden) => {
+                return failure(422, RetryAfter::None, "Invalid", "sendInitialEvents is forbidden for watch");
+            }
+            (true, InitialEvents::Served) => true,
+            _ => false,
+        };
+        if wants_initial {
+            let mut state = self.state.lock();
+            state.counts.lists += 1;
+            state.counts.ignored_initial_events += u64::from(!is_initial);
+        } else {
+            self.state.lock().counts.watches += 1;
+        }
+        if is_initial {
+            // Without a version it is the most recent state, which the replica waits for.
+            let version = if text.is_empty() { self.state.lock().world.version } else { asked };
+            if !self.reach(version).await {
+                return too_large();
+            }
+        }
+        let (sender, lines) = tokio::sync::mpsc::channel::<String>(64);
+        let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
+        let bookmarks = query.get("allowWatchBookmarks").is_some_and(|value| value == "true" || value == "1");
+        let watching = self.clone().tell(asked, is_initial, text.is_empty() || asked == 0, bookmarks, target, sender);
+        tokio::spawn(async move { tokio::time::timeout(Duration::from_secs(seconds), watching).await });
+        let lines = ReceiverStream::new(lines).map(|lines| Ok::<_, Infallible>(Bytes::from(lines)));
+        Response::builder().header("content-type", "application/json").body(Body::from_stream(lines)).unwrap()
+    }
+
+    /// The first lines of a watch, and where it continues.
+    fn begin(&self, from: u64, is_initial: bool, is_state: bool, target: &Target) -> Begun {
+        let mut state = self.state.lock();
+        let (known, reached, generation) = (state.known(), state.reached(), state.generation);
+        let mut first = String::new();
+        if is_state {
+            for (key, (version, stored)) in state.world.selected(known) {
+                if target.is_of(&key) {
+                    first += &event("ADDED", &state.world.object(&key, version, &stored, true));
+                }
+            }
+            if is_initial {
+                first += &bookmark(reached, true);
+            }
+            return Begun { next: known, version: reached, generation, first, is_expired: false };
+        }
+        let is_expired = from < state.cache_start;
+        if is_expired {
+            state.counts.expired_watches += 1;
+            let text = format!("too old resource version: {from} ({})", state.cache_start);
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": text,
+                "reason": "Expired", "code": 410,
+            });
+            first = event("ERROR", &status.to_string());
+        }
+        let next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
+        Begun { next, version: from, generation, first, is_expired }
+    }
+
+    async fn tell(
+        self,
+        from: u64,
+        is_initial: bool,
+        is_from_any: bool,
+        bookmarks: bool,
+        target: Target,
+        sender: tokio::sync::mpsc::Sender<String>,
+    ) {
+        let mut changes = self.changed.subscribe();
+        let begun = self.begin(from, is_initial, is_initial || is_from_any, &target);
+        let Begun { mut next, mut version, generation, first, is_expired } = begun;
+        if !first.is_empty() && sender.send(first).await.is_err() || is_expired {
+            return;
+        }
+        let mut marks = tokio::time::interval(BOOKMARK_INTERVAL);
+        marks.reset();
+        loop {
+            changes.borrow_and_update();
+            let (lines, is_over) = {
+                let mut state = self.state.lock();
+                if state.generation != generation {
+                    return;
+                }
+                let known = state.known();
+                if next == usize::MAX {
+                    next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
+                }
+                let mut lines = String::new();
+                while next < known {
+                    if target.is_of(&state.world.changes[next].key) {
+                        lines += &match state.world.told(next) {
+                            None => String::new(),
+                            Some(Told::Added(object)) => event("ADDED", &object),
+                            Some(Told::Modified(object)) => event("MODIFIED", &object),
+                            Some(Told::Deleted(object)) => event("DELETED", &object),
+                        };
+                    }
+                    version = version.max(state.world.changes[next].version);
+                    next += 1;
+                }
+                let in_band = state.in_band.pop();
+                if let Some((code, reason)) = in_band {
+                    state.counts.in_band += 1;
+                    let status = json!({"kind": "Status", "code": code, "reason": reason, "message": "drawn"});
+                    lines += &event("ERROR", &status.to_string());
+                }
+                (lines, in_band.is_some() || !state.is_served)
+            };
+            if !lines.is_empty() && sender.send(lines).await.is_err() || is_over {
+                return;
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = sender.closed() => return,
+                _ = marks.tick() => {
+                    let mark = {
+                        let mut state = self.state.lock();
+                        let is_sent = bookmarks && state.sends_bookmarks && state.reached() >= version;
+                        state.counts.bookmarks += u64::from(is_sent);
+                        is_sent.then(|| bookmark(state.reached(), false))
+                    };
+                    if let Some(mark) = mark && sender.send(mark).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// The version that the replica has reached.
+    pub(crate) fn reached(&self) -> u64 {
+        self.lagging_at.map_or(self.world.version, |(_, version)| version)
+    }
+
+    /// The changes that the replica has seen.
+    pub(crate) fn known(&self) -> usize {
+        self.lagging_at.map_or(self.world.changes.len(), |(changes, _)| changes)
+    }
+}
+
+/// The beginning of a watch.
+struct Begun {
+    /// The next change; none yet is the largest number.
+    next: usize,
+    version: u64,
+    generation: u64,
+    first: String,
+    is_expired: bool,
+}
+
+/// Which objects a request is about.
+struct Target {
+    namespace: Option<String>,
+    name: Option<String>,
+    /// One object by its path.
+    is_one: bool,
+    has_selector: bool,
+}
+
+impl Target {
+    fn of(path: &str, query: &Query) -> Option<Self> {
+        let rest = path.strip_prefix(PATH)?;
+        let (namespace, rest) = match rest.strip_prefix("namespaces/") {
+            Some(rest) => {
+                let (namespace, rest) = rest.split_once('/')?;
+                (Some(namespace.to_owned()), rest)
+            }
+            None => (None, rest),
+        };
+        let rest = rest.strip_prefix(PLURAL)?;
+        let one = rest.strip_prefix('/').map(str::to_owned);
+        let fields = query.get("fieldSelector").map_or("", String::as_str);
+        let by =
+            |field: &str| fields.split(',').find_map(|term| term.strip_prefix(&format!("{field}=")).map(str::to_owned));
+        let has_selector = !fields.is_empty() || query.get("labelSelector").is_some_and(|labels| !labels.is_empty());
+        let (is_one, by_name) = (one.is_some(), by("metadata.name"));
+        Some(Self {
+            namespace: namespace.or_else(|| by("metadata.namespace")),
+            name: one.or(by_name),
+            is_one,
+            has_selector,
+        })
+    }
+
+    fn is_of(&self, (namespace, name): &Key) -> bool {
+        self.namespace.as_ref().is_none_or(|wanted| wanted == namespace)
+            && self.name.as_ref().is_none_or(|wanted| wanted == name)
+    }
+}
+
+fn event(event_type: &str, object: &str) -> String {
+    format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n")
+}
+
+fn bookmark(version: u64, ends_initial_events: bool) -> String {
+    let mut metadata = json!({"resourceVersion": version.to_string()});
+    if ends_initial_events {
+        metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+    }
+    event("BOOKMARK", &format!(r#"{{"kind":"Widget","apiVersion":"example.com/v1","metadata":{metadata}}}"#))
+}
+
+fn success(body: String) -> Response {
+    Response::builder().header("content-type", "application/json").body(Body::from(body)).unwrap()
+}
+
+fn too_large() -> Response {
+    let causes = json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]});
+    let status = json!({
+        "kind": "Status", "status": "Failure", "reason": "Timeout", "code": 504,
+        "message": "Timeout: Too large resource version", "details": causes,
+    });
+    Response::builder().status(504).body(Body::from(status.to_string())).unwrap()
+}
+
+fn failure(code: u16, retry_after: RetryAfter, reason: &str, text: &str) -> Response {
+    let status = json!({"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": text});
+    let mut response = Response::builder().status(code);
+    match retry_after {
+        RetryAfter::None => {}
+        RetryAfter::Seconds(seconds) => response = response.header("retry-after", seconds),
+        RetryAfter::Date(seconds) => {
+            response = response.header("retry-after", http_date(SystemTime::now() + Duration::from_secs(seconds)));
+        }
+    }
+    response.body(Body::from(status.to_string())).unwrap()
+}
+
+/// As RFC 9110 has it: `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn http_date(time: SystemTime) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
+    // Days since 1970 into year, month and day (Howard Hinnant's civil_from_days, for years from 1970 on).
+    let shifted = days + 719_468;
+    let era_day = shifted % 146_097;
+    let year_of_era = (era_day - era_day / 1_460 + era_day / 36_524 - era_day / 146_096) / 365;
+    let day_of_year = era_day - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + shifted / 146_097 * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    let (weekday, month) = (DAYS[(days % 7) as usize], MONTHS[month as usize - 1]);
+    format!("{weekday}, {day:02} {month} {year} {hour:02}:{minute:02}:{second:02} GMT")
+}

@@ -1,0 +1,178 @@
+//! The objects of one kind in a Kubernetes cluster, at every version, as a script changes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use crate::source_checker::upstream::{Fact, Key, Truth};
+
+/// Everything that has happened.
+#[derive(Debug, Clone)]
+pub(crate) struct World {
+    /// The changes of the present history, in order. Those of one lease have one version.
+    pub(crate) changes: Vec<Change>,
+    pub(crate) version: u64,
+    /// How the API writes an object.
+    pub(crate) form: Form,
+    pub(crate) selection: Selection,
+    pub(crate) deleted: BTreeSet<Key>,
+    uids: u64,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Change {
+    pub(crate) version: u64,
+    pub(crate) key: Key,
+    /// `None` for a deletion.
+    pub(crate) state: Option<Stored>,
+}
+
+/// An object as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) uid: String,
+    pub(crate) number: u32,
+}
+
+/// What defaults, pruning and conversion make of an object that is stored. It changes without a new version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Form {
+    /// A default for a field that is not stored.
+    pub(crate) default: Option<u32>,
+    /// A field is pruned.
+    pub(crate) is_pruned: bool,
+    /// The selectable field has another value for the same object.
+    pub(crate) is_recoloured: bool,
+}
+
+/// The selector that the source is configured with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Selection {
+    All,
+    /// `color=red`, a label.
+    Label,
+    /// `spec.color=red`, a selectable field of a CRD.
+    Field,
+    /// `metadata.name=x`.
+    Name,
+}
+
+/// What one change means for a selection.
+pub(crate) enum Told {
+    Added(String),
+    Modified(String),
+    Deleted(String),
+}
+
+impl World {
+    pub(crate) fn new(selection: Selection) -> Self {
+        Self { changes: Vec::new(), version: 10, form: Form::default(), selection, deleted: BTreeSet::new(), uids: 0 }
+    }
+
+    /// Creates or updates an object, at a version of its own.
+    pub(crate) fn put(&mut self, key: &Key, number: u32) {
+        self.version += 1;
+        let uid = match self.state(usize::MAX).get(key) {
+            Some((_, stored)) => stored.uid.clone(),
+            None => {
+                self.uids += 1;
+                format!("u{}", self.uids)
+            }
+        };
+        let state = Some(Stored { uid, number });
+        self.changes.push(Change { version: self.version, key: key.clone(), state });
+    }
+
+    /// Deletes objects, each at a version of its own, or all at one version as those of a lease that ends.
+    pub(crate) fn delete(&mut self, keys: &[Key], is_at_once: bool) {
+        let present = self.state(usize::MAX);
+        let mut keys: Vec<&Key> = keys.iter().filter(|key| present.contains_key(*key)).collect();
+        keys.sort();
+        keys.dedup();
+        for (at, key) in keys.into_iter().enumerate() {
+            self.version += u64::from(at == 0 || !is_at_once);
+            self.deleted.insert(key.clone());
+            self.changes.push(Change { version: self.version, key: key.clone(), state: None });
+        }
+    }
+
+    /// Forgets what came after a version, as a cluster does that is restored from a backup.
+    pub(crate) fn restore(&mut self, version: u64) {
+        self.changes.retain(|change| change.version <= version);
+        self.version = version;
+    }
+
+    /// Every object after so many changes, and the version of its last change.
+    pub(crate) fn state(&self, changes: usize) -> BTreeMap<Key, (u64, Stored)> {
+        let mut state = BTreeMap::new();
+        for Change { version, key, state: changed } in self.changes.iter().take(changes) {
+            match changed {
+                Some(stored) => drop(state.insert(key.clone(), (*version, stored.clone()))),
+                None => drop(state.remove(key)),
+            }
+        }
+        state
+    }
+
+    /// The objects that the selector selects.
+    pub(crate) fn selected(&self, changes: usize) -> BTreeMap<Key, (u64, Stored)> {
+        let mut state = self.state(changes);
+        state.retain(|key, (_, stored)| self.selects(key, stored));
+        state
+    }
+
+    pub(crate) fn truth(&self, changes: usize) -> Truth {
+        let fact = |(key, (version, stored)): (Key, (u64, Stored))| {
+            let body = self.object(&key, version, &stored, true).into_bytes();
+            (key, Fact { uid: Some(stored.uid), version: Some(version.to_string()), body })
+        };
+        self.selected(changes).into_iter().map(fact).collect()
+    }
+
+    /// What a watch tells of a change, if anything.
+    pub(crate) fn told(&self, at: usize) -> Option<Told> {
+        let Change { version, key, state } = &self.changes[at];
+        let before = self.state(at).remove(key).map(|(_, stored)| stored);
+        let selected = |stored: &Option<Stored>| stored.as_ref().is_some_and(|stored| self.selects(key, stored));
+        let object = |stored: &Option<Stored>| self.object(key, *version, stored.as_ref().unwrap(), true);
+        match (selected(&before), selected(state)) {
+            (false, false) => None,
+            (false, true) => Some(Told::Added(object(state))),
+            (true, true) => Some(Told::Modified(object(state))),
+            (true, false) => Some(Told::Deleted(object(&before))),
+        }
+    }
+
+    /// An object as the API writes it; the items of a list of a built-in kind have no type.
+    pub(crate) fn object(&self, key: &Key, version: u64, stored: &Stored, is_typed: bool) -> String {
+        let Stored { uid, number } = stored;
+        let version = version.to_string();
+        let labels = json!({"color": if number % 3 == 0 { "blue" } else { "red" }});
+        let metadata = json!({
+            "name": key.1, "namespace": key.0, "uid": uid, "resourceVersion": version, "labels": labels,
+        });
+        let mut spec = json!({"color": self.color(*number), "number": number});
+        if let Some(default) = self.form.default {
+            spec["replicas"] = default.into();
+        }
+        if !self.form.is_pruned {
+            spec["extra"] = format!("extra {number}").into();
+        }
+        let kind = if is_typed { r#""kind":"Widget","apiVersion":"example.com/v1","# } else { "" };
+        format!(r#"{{{kind}"metadata":{metadata},"spec":{spec}}}"#)
+    }
+
+    fn color(&self, number: u32) -> &'static str {
+        let is_blue = if self.form.is_recoloured { number % 2 == 0 } else { number % 3 == 0 };
+        if is_blue { "blue" } else { "red" }
+    }
+
+    pub(crate) fn selects(&self, key: &Key, stored: &Stored) -> bool {
+        match self.selection {
+            Selection::All => true,
+            Selection::Label => stored.number % 3 != 0,
+            Selection::Field => self.color(stored.number) == "red",
+            Selection::Name => key.1 == "x",
+        }
+    }
+}
