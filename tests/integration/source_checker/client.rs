@@ -197,6 +197,7 @@ impl View {
             resource_version: self.version.clone(),
             initial_events: initial_events.into(),
             history: self.history.clone(),
+            format: pb::PayloadFormat::Raw.into(),
             ..Default::default()
         }
     }
@@ -304,7 +305,9 @@ pub(crate) async fn list(routes: &mut Routes, page_size: u32) -> Result<Listed, 
     let mut listed = Listed::default();
     let mut page_token = String::new();
     loop {
-        let message = pb::ListRequest { resource: RESOURCE.to_owned(), page_size, page_token, ..Default::default() };
+        let format = pb::PayloadFormat::Raw.into();
+        let resource = RESOURCE.to_owned();
+        let message = pb::ListRequest { resource, page_size, page_token, format, ..Default::default() };
         let request = http::Request::post("/informerd.v1.InformerService/List")
             .header("content-type", "application/grpc")
             .header("grpc-timeout", "200m");

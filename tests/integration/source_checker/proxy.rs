@@ -105,9 +105,7 @@ impl Proxy {
                 self.shared.state.send_modify(|state| state.cuts += 1);
             }
             NetworkFault::Close => state.send_modify(|state| (state.is_closing, state.cuts) = (true, state.cuts + 1)),
-            NetworkFault::Freeze => {
-                drop(state.send_if_modified(|state| !std::mem::replace(&mut state.is_frozen, true)))
-            }
+            NetworkFault::Freeze => state.send_modify(|state| state.is_frozen = true),
             NetworkFault::Slow(bytes) => state.send_modify(|state| state.bytes_per_second = Some(bytes)),
         }
     }
