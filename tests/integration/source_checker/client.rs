@@ -35,7 +35,7 @@ pub(crate) struct View {
     history: String,
     /// As the last bookmark states it.
     pub(crate) source: Option<pb::SyncState>,
-    /// A stream is open, and has begun with what it was opened for.
+    /// A stream is open.
     pub(crate) is_connected: bool,
     /// Ends of streams by their reason.
     pub(crate) ends: BTreeMap<String, u64>,
@@ -140,6 +140,7 @@ async fn session(routes: &mut Routes, view: &Mutex<View>, patience: Option<usize
         view.lock().end(&status.reason);
         return false;
     }
+    view.lock().is_connected = true;
     let mut body = std::pin::pin!(response.into_body());
     let mut left = patience.unwrap_or(usize::MAX);
     while let Some(frame) = body.frame().await {
@@ -229,7 +230,6 @@ impl View {
     }
 
     fn take(&mut self, message: pb::WatchResponse) {
-        self.is_connected = true;
         let event_type = message.r#type();
         let version = &message.resource_version;
         if !version.is_empty() {

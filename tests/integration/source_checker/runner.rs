@@ -19,7 +19,7 @@ use super::{
 };
 
 /// For the search of a shorter history that is wrong too.
-const SHRINKING: Duration = Duration::from_secs(60);
+const SHRINKING: Duration = Duration::from_secs(20);
 /// Histories in which every kind has to have been drawn.
 const MANY: u64 = 100;
 
