@@ -2,7 +2,11 @@
 //!
 //! Each folds what it receives into a state, by the rules of the contract alone.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use http_body_util::BodyExt;
 use informerd::{
@@ -42,15 +46,15 @@ pub(crate) struct View {
     pub(crate) resumes: u64,
     pub(crate) events: u64,
     /// Objects that were DELETED by "the change itself".
-    pub(crate) deleted: std::collections::BTreeSet<Key>,
+    pub(crate) deleted: BTreeSet<Key>,
     /// The first message that breaks the contract.
     pub(crate) wrong: Option<String>,
     /// The stream began with the initial events, so that every event must fit.
     is_exact: bool,
     /// Versions that the server does not have yet, in a row.
     too_large: u32,
-    /// The last messages, for the report.
-    log: std::collections::VecDeque<String>,
+    /// The last messages and how often each came, for the report.
+    log: VecDeque<(String, u32)>,
 }
 
 /// A state that was listed.
@@ -213,7 +217,11 @@ impl View {
     }
 
     fn note(&mut self, text: String) {
-        self.log.push_back(text);
+        if let Some((_, times)) = self.log.back_mut().filter(|(last, _)| *last == text) {
+            *times += 1;
+            return;
+        }
+        self.log.push_back((text, 1));
         if self.log.len() > 40 {
             self.log.pop_front();
         }
@@ -221,7 +229,8 @@ impl View {
 
     /// The last messages.
     pub(crate) fn log(&self) -> String {
-        self.log.iter().map(|line| format!("\n    {line}")).collect()
+        let times = |times: &u32| if *times > 1 { format!(" ({times} times)") } else { String::new() };
+        self.log.iter().map(|(line, count)| format!("\n    {line}{}", times(count))).collect()
     }
 
     fn break_off(&mut self, why: String) {

@@ -325,14 +325,18 @@ impl Upstream for Etcd {
         }
     }
 
+    fn first_steps(setup: &Setup) -> Vec<Step> {
+        setup.first.clone()
+    }
+
     async fn start(setup: &Setup) -> Self {
-        let Setup { members, version, fragment, has_user, first } = setup;
+        let Setup { members, version, fragment, has_user, .. } = setup;
         let cluster = Cluster::new(version, *fragment, has_user.then(|| "secret".to_owned()));
         let address = cluster.listen().await;
         let members = (0..*members).map(|_| Proxy::to(address)).collect();
         let password_file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(password_file.path(), "secret\n").unwrap();
-        let mut etcd = Self {
+        let etcd = Self {
             cluster,
             members,
             password_file,
@@ -342,9 +346,6 @@ impl Upstream for Etcd {
             probes: 0,
             is_password_wrong: false,
         };
-        for step in first {
-            etcd.step(step).await;
-        }
         etcd
     }
 
@@ -453,7 +454,8 @@ impl Upstream for Etcd {
     }
 
     fn disturbances(&self) -> u64 {
-        self.disturbances
+        let refused = self.cluster.set(|store| store.counts.refused_once);
+        self.disturbances + refused + self.network().map(Proxy::late_cuts).sum::<u64>()
     }
 
     fn is_faulty(&self) -> bool {

@@ -48,7 +48,9 @@ struct History<'a, U: Upstream> {
     known_rewrites: u64,
     /// Starts since the last judgement.
     starts: u64,
-    /// Kinds of steps that `INFORMERD_SOURCE_CHECKER_WITHOUT` lists, separated by commas.
+    /// The next quiet point after a disturbance is waited for in full.
+    settles: bool,
+    /// Kinds of steps that are not drawn.
     left_out: Vec<String>,
     totals: &'a mut Totals,
 }
@@ -62,6 +64,15 @@ struct Seen {
     untold: String,
 }
 
+/// Kinds that are not drawn: those of `NOT_YET`, without which `INFORMERD_SOURCE_CHECKER_ALL` runs, and those that
+/// `INFORMERD_SOURCE_CHECKER_WITHOUT` lists, separated by commas.
+fn left_out<U: Upstream>() -> Vec<String> {
+    let is_all = std::env::var_os("INFORMERD_SOURCE_CHECKER_ALL").is_some();
+    let not_yet = U::NOT_YET.iter().filter(|_| !is_all).map(|(kind, _)| (*kind).to_owned());
+    let without = std::env::var("INFORMERD_SOURCE_CHECKER_WITHOUT").unwrap_or_default();
+    not_yet.chain(without.split(',').map(|kind| kind.trim().to_owned())).collect()
+}
+
 /// Runs a script.
 ///
 /// # Errors
@@ -69,6 +80,14 @@ struct Seen {
 /// The first violation.
 pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
     let began = Instant::now();
+    let left_out = left_out::<U>();
+    let kinds = U::setup_kinds(&script.setup);
+    if kinds.iter().any(|kind| left_out.iter().any(|left_out| left_out == kind)) {
+        return Ok(());
+    }
+    for kind in kinds {
+        *totals.faults.entry(kind.to_owned()).or_default() += 1;
+    }
     let upstream = U::start(&script.setup).await;
     let state =
         if std::path::Path::new("/dev/shm").is_dir() { tempfile::tempdir_in("/dev/shm") } else { tempfile::tempdir() };
@@ -83,11 +102,13 @@ pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) ->
         is_saved: false,
         known_rewrites: 0,
         starts: 0,
-        left_out: std::env::var("INFORMERD_SOURCE_CHECKER_WITHOUT")
-            .map(|kinds| kinds.split(',').map(|kind| kind.trim().to_owned()).collect())
-            .unwrap_or_default(),
+        settles: false,
+        left_out,
         totals,
     };
+    for step in U::first_steps(&script.setup) {
+        history.upstream_step(&step).await;
+    }
     history.serve().await;
     let result = history.all().await;
     history.count(began);
@@ -101,7 +122,14 @@ impl<U: Upstream> History<'_, U> {
         }
         let at_the_end = |violation| format!("{violation}\nat the end");
         self.upstream.heal().await;
-        self.quiet().await.map_err(at_the_end)?;
+        // What was drawn before may take effect only now.
+        for _ in 0..5 {
+            self.settles = false;
+            self.quiet().await.map_err(at_the_end)?;
+            if self.calm.is_some() {
+                break;
+            }
+        }
         self.upstream.probe().await;
         self.quiet().await.map_err(at_the_end)?;
         if self.calm.is_none() {
@@ -139,9 +167,7 @@ impl<U: Upstream> History<'_, U> {
 
     async fn upstream_step(&mut self, step: &U::Step) {
         let kind = U::kind(step);
-        let is_excluded = U::NOT_YET.iter().any(|(excluded, _)| *excluded == kind);
-        let is_left_out = self.left_out.iter().any(|left_out| left_out == kind);
-        if is_left_out || is_excluded && std::env::var_os("INFORMERD_SOURCE_CHECKER_ALL").is_none() {
+        if self.left_out.iter().any(|left_out| left_out == kind) {
             return;
         }
         *self.totals.faults.entry(kind.to_owned()).or_default() += 1;
@@ -168,24 +194,25 @@ impl<U: Upstream> History<'_, U> {
     async fn quiet(&mut self) -> Result<(), String> {
         let (began, bounds) = (Instant::now(), self.upstream.bounds());
         let is_faulty = self.upstream.is_faulty();
-        let is_calm = !is_faulty && self.calm.is_some_and(|(at, _)| at == self.upstream.disturbances());
-        let bound = match (is_faulty, is_calm) {
-            (true, _) => bounds.detects,
-            (false, true) => bounds.prompt,
-            (false, false) => bounds.recovers,
-        };
         let must_be_stale = is_faulty && self.upstream.is_unreachable();
-        let seen = loop {
+        let (seen, is_calm) = loop {
+            // What was drawn before may take effect only now.
+            let is_calm = !is_faulty && self.calm.is_some_and(|(at, _)| at == self.upstream.disturbances());
+            let bound = match (is_faulty, is_calm) {
+                (true, _) => bounds.detects,
+                (false, true) => bounds.prompt,
+                (false, false) => bounds.recovers,
+            };
             let seen = self.look().await;
             let is_settled = seen.is(SyncState::Synced) || is_faulty;
             if seen.wrong.is_empty() && is_settled && seen.untold.is_empty() && !must_be_stale {
-                break seen;
+                break (seen, is_calm);
             }
             if is_calm && !seen.is(SyncState::Synced) {
                 return Err(self.report("nothing is wrong, and the state is not SYNCED", &seen));
             }
             if began.elapsed() >= bound {
-                break seen;
+                break (seen, is_calm);
             }
             tokio::time::sleep((bound / 100).clamp(Duration::from_millis(5), Duration::from_millis(500))).await;
         };
@@ -197,8 +224,27 @@ impl<U: Upstream> History<'_, U> {
         }
         self.judge_clients().map_err(|why| self.report(&why, &seen))?;
         self.judge_requests(is_calm).map_err(|why| self.report(&why, &seen))?;
-        self.calm = (!is_faulty).then(|| (self.upstream.disturbances(), self.lists()));
+        let is_settled = is_calm || !is_faulty && self.settle().await?;
+        self.calm = is_settled.then(|| (self.upstream.disturbances(), self.lists()));
         Ok(())
+    }
+
+    /// Every other time after a disturbance, waits until the source must have recovered: a state that is equal does not show
+    /// that it has, because it may not have noticed the disturbance yet.
+    async fn settle(&mut self) -> Result<bool, String> {
+        self.settles = !self.settles;
+        if !self.settles {
+            return Ok(false);
+        }
+        let (before, recovers) = (self.upstream.disturbances(), self.upstream.bounds().recovers);
+        tokio::time::sleep(recovers).await;
+        if before != self.upstream.disturbances() {
+            return Ok(false);
+        }
+        let seen = self.look().await;
+        self.judge(&seen, false, false).map_err(|why| self.report(&format!("{why}, {recovers:?} later"), &seen))?;
+        self.judge_requests(false).map_err(|why| self.report(&why, &seen))?;
+        Ok(true)
     }
 
     fn judge(&self, seen: &Seen, is_faulty: bool, must_be_stale: bool) -> Result<&'static str, String> {
@@ -261,6 +307,9 @@ impl<U: Upstream> History<'_, U> {
         while began.elapsed() < time {
             tokio::time::sleep(step.min(time)).await;
             let seen = self.look().await;
+            if self.calm.is_none_or(|(disturbances, _)| disturbances != self.upstream.disturbances()) {
+                return Ok(());
+            }
             if !seen.is(SyncState::Synced) {
                 let after = began.elapsed();
                 return Err(

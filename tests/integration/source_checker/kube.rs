@@ -366,6 +366,22 @@ impl Upstream for Kube {
         }
     }
 
+    fn setup_kinds(setup: &Setup) -> Vec<&'static str> {
+        let kinds = [
+            ("token file that ends with a newline", setup.token == Some(TokenEnd::Newline)),
+            ("initial events that are ignored", setup.initial_events == InitialEvents::Ignored),
+            ("no bookmarks", !setup.sends_bookmarks),
+            ("only the selector is allowed", setup.needs_selector),
+            ("selected by a field", setup.selection == Selection::Field),
+            ("kube-system is not readable", !setup.is_cluster_readable),
+        ];
+        kinds.into_iter().filter(|(_, is_so)| *is_so).map(|(kind, _)| kind).collect()
+    }
+
+    fn first_steps(setup: &Setup) -> Vec<Step> {
+        setup.first.clone()
+    }
+
     async fn start(setup: &Setup) -> Self {
         let world = World::new(setup.selection);
         let api = Api::new(State {
@@ -399,7 +415,7 @@ impl Upstream for Kube {
             proxy.address()
         );
         std::fs::write(directory.path().join("kubeconfig"), kubeconfig).unwrap();
-        let mut kube = Self {
+        let kube = Self {
             setup: setup.clone(),
             api,
             proxy,
@@ -410,9 +426,6 @@ impl Upstream for Kube {
             probes: 0,
         };
         kube.write_token();
-        for step in &setup.first {
-            kube.step(step).await;
-        }
         kube
     }
 
@@ -533,7 +546,8 @@ impl Upstream for Kube {
     }
 
     fn disturbances(&self) -> u64 {
-        self.disturbances
+        let late = self.api.set(|state| state.counts.once + state.counts.in_band);
+        self.disturbances + late + self.proxy.late_cuts()
     }
 
     fn is_faulty(&self) -> bool {

@@ -138,6 +138,11 @@ impl Proxy {
         self.listening.is_empty() || state.is_closing || state.is_frozen
     }
 
+    /// Connections that were cut at a byte.
+    pub(crate) fn late_cuts(&self) -> u64 {
+        self.shared.counts.lock().values().sum()
+    }
+
     /// Faults that took effect.
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.shared.counts.lock().clone()

@@ -24,11 +24,13 @@ const SHRINKING: Duration = Duration::from_secs(20);
 const MANY: u64 = 100;
 
 /// Runs as many histories as `INFORMERD_SOURCE_CHECKER_CASES` says, or `cases`; always the same, or those of
-/// `INFORMERD_CHECKER_SEED`. With `INFORMERD_SOURCE_CHECKER_CASE` only that one.
+/// `INFORMERD_CHECKER_SEED`. With `INFORMERD_SOURCE_CHECKER_CASE` only that one. With `INFORMERD_SOURCE_CHECKER_SURVEY` it
+/// does not stop at the first violation, and prints a line for each.
 pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
     let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(cases);
     let seed = setting("INFORMERD_CHECKER_SEED").unwrap_or(1);
     let only = setting("INFORMERD_SOURCE_CHECKER_CASE");
+    let is_survey = setting("INFORMERD_SOURCE_CHECKER_SURVEY").is_some();
     let (began, totals) = (Instant::now(), Mutex::new(Totals::default()));
     let (next, last) = only.map_or((0, cases), |only| (only, only + 1));
     let (next, wrong) = (AtomicU64::new(next), Mutex::new(None));
@@ -47,7 +49,10 @@ pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
                     let mut of_this = Totals::default();
                     let result = run_case::<U>(seed, case, &mut of_this);
                     totals.lock().merge(of_this);
-                    if let Err(violation) = result {
+                    if let (true, Err(violation)) = (is_survey, &result) {
+                        let mut lines = violation.lines();
+                        println!("{name} {case}: {} {}", lines.next().unwrap(), lines.next_back().unwrap_or_default());
+                    } else if let Err(violation) = result {
                         wrong.lock().get_or_insert((case, violation));
                         return;
                     }

@@ -50,7 +50,7 @@ pub(crate) trait Upstream: Sized + 'static {
     const IS_PAUSED: bool;
     /// Histories at one time; 0 for one on each processor.
     const PARALLEL: usize = 0;
-    /// Kinds of steps that are not drawn yet: the kind, and the finding that it meets.
+    /// Kinds of steps and configurations that are not drawn yet: the kind, and the finding that it meets.
     const NOT_YET: &'static [(&'static str, &'static str)];
     /// The kinds that a run of some hundred histories must have drawn.
     const REQUIRED: &'static [&'static str];
@@ -64,6 +64,14 @@ pub(crate) trait Upstream: Sized + 'static {
     fn any_event() -> BoxedStrategy<Self::Step>;
     /// The name under which a step is counted.
     fn kind(step: &Self::Step) -> &'static str;
+
+    /// The names under which a configuration is counted, if it has any.
+    fn setup_kinds(_setup: &Self::Setup) -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    /// Steps before the server starts.
+    fn first_steps(setup: &Self::Setup) -> Vec<Self::Step>;
 
     async fn start(setup: &Self::Setup) -> Self;
     async fn step(&mut self, step: &Self::Step);
@@ -84,7 +92,7 @@ pub(crate) trait Upstream: Sized + 'static {
     }
     /// Times that the upstream's history was rewritten.
     fn rewrites(&self) -> u64;
-    /// Events and faults so far that interrupt the source or may cause a list.
+    /// Events and faults so far that interrupt the source or may cause a list, when drawn and when they take effect.
     fn disturbances(&self) -> u64;
     /// A fault stands.
     fn is_faulty(&self) -> bool;

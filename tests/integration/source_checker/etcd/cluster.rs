@@ -83,6 +83,8 @@ pub(crate) struct Counts {
     pub(crate) unanswered_progress: u64,
     pub(crate) compacted_watches: u64,
     pub(crate) refused: u64,
+    /// Of those, the ones that were drawn for one read.
+    pub(crate) refused_once: u64,
 }
 
 /// etcd's own default.
@@ -272,7 +274,9 @@ impl Kv for Cluster {
         self.enter(&metadata).await?;
         let refusal = {
             let mut store = self.store.lock();
-            store.refusals.pop().or_else(|| store.refusal.clone())
+            let once = store.refusals.pop();
+            store.counts.refused_once += u64::from(once.is_some());
+            once.or_else(|| store.refusal.clone())
         };
         if let Some(refusal) = refusal {
             self.store.lock().counts.refused += 1;

@@ -102,6 +102,8 @@ pub(crate) struct Counts {
     pub(crate) expired_pages: u64,
     pub(crate) in_band: u64,
     pub(crate) refused: u64,
+    /// Of those, the ones that were drawn for one request.
+    pub(crate) once: u64,
     pub(crate) too_large: u64,
     pub(crate) bookmarks: u64,
     pub(crate) ignored_initial_events: u64,
@@ -190,6 +192,7 @@ impl Api {
             To::Watches => is_watch,
         };
         let once = state.once.iter().position(is_meant).map(|at| state.once.remove(at));
+        state.counts.once += u64::from(once.is_some());
         let answer = once.or_else(|| state.standing.filter(is_meant));
         state.counts.refused += u64::from(answer.is_some());
         answer
