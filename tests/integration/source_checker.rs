@@ -31,6 +31,7 @@ mod history;
 #[cfg(feature = "kube")]
 mod kube;
 mod proxy;
+mod relay;
 mod runner;
 mod script;
 mod served;
@@ -45,4 +46,42 @@ fn etcd_is_followed_under_drawn_faults() {
 #[cfg(feature = "kube")]
 fn kube_is_followed_under_drawn_faults() {
     runner::check::<kube::Kube>("kube", 150);
+}
+
+#[test]
+fn relays_are_followed_under_drawn_faults() {
+    runner::check::<relay::Relay>("relay", 150);
+}
+
+/// A truth that is computed by the server would be right about nothing.
+#[test]
+fn the_source_checker_knows_nothing_of_the_server() {
+    let sources = [
+        ("client", include_str!("source_checker/client.rs")),
+        ("cluster", include_str!("source_checker/etcd/cluster.rs")),
+        ("history", include_str!("source_checker/history.rs")),
+        ("proxy", include_str!("source_checker/proxy.rs")),
+        ("runner", include_str!("source_checker/runner.rs")),
+        ("script", include_str!("source_checker/script.rs")),
+        ("upstream", include_str!("source_checker/upstream.rs")),
+        ("world", include_str!("source_checker/kube/world.rs")),
+        ("api", include_str!("source_checker/kube/api.rs")),
+    ];
+    for (name, source) in sources {
+        let code = source.replace("use informerd::{\n    grpc::Routes,\n    proto::pb::{self, EventType},\n};", "");
+        for named in code.split("informerd::").skip(1) {
+            assert!(named.starts_with("proto::pb"), "{name} names {}", named.lines().next().unwrap_or_default());
+        }
+    }
+    // Each source itself is named only where it is configured.
+    for (name, source) in [
+        ("etcd", include_str!("source_checker/etcd.rs")),
+        ("kube", include_str!("source_checker/kube.rs")),
+        ("relay", include_str!("source_checker/relay.rs")),
+    ] {
+        let code = source.split_once("\nuse ").map_or("", |(_, code)| code);
+        let uses: Vec<&str> = code.split("informerd::").skip(1).collect();
+        assert_eq!(uses.len(), 1, "{name} names the server once, to configure its source");
+        assert!(uses[0].starts_with("{\n    cache::SourceHealth,\n    source::"), "{name}: {}", uses[0]);
+    }
 }

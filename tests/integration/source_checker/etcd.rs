@@ -1,6 +1,6 @@
 //! Histories of etcd: the scripted cluster, what may happen to it, and the real source over it.
 
-mod cluster;
+pub(super) mod cluster;
 mod pb;
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
@@ -107,7 +107,7 @@ pub(crate) enum Refusal {
     LeaderChanged,
 }
 
-const PREFIX: &str = "/things/";
+pub(super) const PREFIX: &str = "/things/";
 const KEYS: [&str; 7] = ["a/x", "a/y", "a/z", "b/x", "b/y/deep", "alone", "b/w"];
 const USER: &str = "informerd";
 
@@ -141,7 +141,8 @@ impl Etcd {
     }
 }
 
-fn path(key: &str) -> Vec<u8> {
+/// A key below the prefix.
+pub(super) fn path(key: &str) -> Vec<u8> {
     format!("{PREFIX}{key}").into_bytes()
 }
 
@@ -197,7 +198,8 @@ impl Upstream for Etcd {
     type Step = Step;
 
     const IS_PAUSED: bool = true;
-    const NOT_YET: &'static [(&'static str, &'static str)] = &[];
+    const NOT_YET: &'static [(&'static str, &'static str)] =
+        &[("too large", "a client is told of a deletion, as if the object had been deleted upstream")];
     const REQUIRED: &'static [&'static str] = &[
         "transaction",
         "deletion of everything",
@@ -512,7 +514,7 @@ const STALE_AFTER: Duration = Duration::from_secs(15);
 const MOST_BYTES: usize = 3 << 20;
 
 /// A key below the prefix, if it is one that can be served.
-fn fact((key, kv): (Vec<u8>, pb::mvccpb::KeyValue)) -> Option<(Key, Fact)> {
+pub(super) fn fact((key, kv): (Vec<u8>, pb::mvccpb::KeyValue)) -> Option<(Key, Fact)> {
     let rest = String::from_utf8(key).ok()?;
     let rest = rest.strip_prefix(PREFIX)?;
     let (namespace, name) = rest.split_once('/').unwrap_or(("", rest));

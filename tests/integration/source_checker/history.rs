@@ -274,8 +274,8 @@ impl<U: Upstream> History<'_, U> {
                 return Err(format!("{name} was told that {key:?} was deleted, which it never was"));
             }
             let changed = view.ends.get("HISTORY_CHANGED").copied().unwrap_or_default();
-            if changed > self.upstream.rewrites() {
-                let rewrites = self.upstream.rewrites();
+            let rewrites = self.upstream.rewrites();
+            if changed > rewrites {
                 return Err(format!("{name} was told HISTORY_CHANGED {changed} times, after {rewrites} rewrites"));
             }
         }

@@ -1,6 +1,6 @@
 //! A real source under the real Reflector, queue, informer and service, in this process.
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use informerd::{
     cache::{
@@ -9,9 +9,11 @@ use informerd::{
     },
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
+    transport::{Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
-use tokio::task::JoinSet;
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::sync::CancellationToken;
 
 /// One run of a server.
 pub(crate) struct Served {
@@ -114,6 +116,20 @@ impl Served {
             }
             Ok(None) | Err(_) => false,
         }
+    }
+
+    /// Serves it over TCP as well, for as long as it runs.
+    pub(crate) async fn listen(&mut self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let bounds = ServerConfig {
+            streams_per_connection: 1024,
+            progress_timeout: Duration::from_secs(30),
+            drain_period: Duration::ZERO,
+        };
+        let server = Server::new(self.routes.clone(), Routes::is_watch, bounds);
+        self.tasks.spawn(server.serve(Listener::Tcp(listener), CancellationToken::new()));
+        address
     }
 
     /// The last failure of the source.

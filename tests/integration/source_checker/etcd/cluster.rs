@@ -347,14 +347,15 @@ impl Cluster {
         if sender.send(Ok(created)).await.is_err() {
             return;
         }
-        let mut next = start;
+        let (mut next, mut is_synced) = (start, false);
         let mut progress = tokio::time::interval(PROGRESS_INTERVAL);
         progress.reset();
         loop {
             changes.borrow_and_update();
             let (told, is_compacted) = {
                 let mut store = self.store.lock();
-                if next < store.compacted {
+                // A watch that has been told everything is told of a write at once, before any later compaction.
+                if !is_synced && next < store.compacted {
                     store.counts.compacted_watches += 1;
                     let (header, compact_revision) = (Some(store.header()), store.compacted);
                     let gone = WatchResponse { header, canceled: true, compact_revision, ..WatchResponse::default() };
@@ -362,6 +363,7 @@ impl Cluster {
                 } else {
                     let told = store.told(next, &range);
                     next = next.max(store.applied() + 1);
+                    is_synced = true;
                     (told, false)
                 }
             };

@@ -398,7 +398,10 @@ impl Api {
                 _ = marks.tick() => {
                     let mark = {
                         let mut state = self.state.lock();
-                        let is_sent = bookmarks && state.sends_bookmarks && state.reached() >= version;
+                        let is_told = next >= state.known()
+                            && state.generation == generation
+                            && (next != usize::MAX || state.world.changes.iter().all(|change| change.version <= from));
+                        let is_sent = is_told && bookmarks && state.sends_bookmarks && state.reached() >= version;
                         state.counts.bookmarks += u64::from(is_sent);
                         is_sent.then(|| bookmark(state.reached(), false))
                     };
