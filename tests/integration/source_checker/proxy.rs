@@ -49,6 +49,7 @@ pub(crate) struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
     listening: JoinSet<()>,
+    heals: u64,
     /// Bound to the port and not listening, so that nobody else gets the port while connections are refused.
     _placeholder: Socket,
 }
@@ -78,7 +79,7 @@ impl Proxy {
         let state = State { target, is_closing: false, is_frozen: false, bytes_per_second: None, cuts: 0 };
         let shared = Shared { state: watch::Sender::new(state), cut_after: Mutex::default(), counts: Mutex::default() };
         let mut proxy =
-            Self { address, shared: Arc::new(shared), listening: JoinSet::new(), _placeholder: placeholder };
+            Self { address, shared: Arc::new(shared), listening: JoinSet::new(), heals: 0, _placeholder: placeholder };
         proxy.listen();
         proxy
     }
@@ -110,21 +111,19 @@ impl Proxy {
         }
     }
 
-    /// Ends every fault. What was frozen is closed, as by hosts that have given the connection up.
+    /// Ends every fault. What was frozen passes on, or every other time is closed, as by a host that has given the connection
+    /// up.
     pub(crate) fn heal(&mut self) {
+        self.heals += 1;
+        let is_closed = self.heals % 2 == 0;
         self.shared.state.send_modify(|state| {
-            state.cuts += u64::from(state.is_frozen);
+            state.cuts += u64::from(state.is_frozen && is_closed);
             (state.is_closing, state.is_frozen, state.bytes_per_second) = (false, false, None);
         });
         *self.shared.cut_after.lock() = None;
         if self.listening.is_empty() {
             self.listen();
         }
-    }
-
-    /// What was frozen passes on.
-    pub(crate) fn thaw(&mut self) {
-        self.shared.state.send_modify(|state| state.is_frozen = false);
     }
 
     /// A fault stands.

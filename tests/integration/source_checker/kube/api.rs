@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) lagging_at: Option<(usize, u64)>,
     /// Tokens of pages at older versions have expired.
     pub(crate) compacted: u64,
+    /// The token of the next page has expired, since its version was compacted meanwhile.
+    pub(crate) expires_page: bool,
     /// Raised to close every watch.
     pub(crate) generation: u64,
     /// The kind is served.
@@ -226,7 +228,8 @@ impl Api {
                 let mut number = || parts.next().unwrap().parse::<u64>().unwrap();
                 let (changes, version) = (number(), number());
                 let mut state = self.state.lock();
-                if version < state.compacted || changes > state.world.changes.len() as u64 {
+                let is_expired = std::mem::take(&mut state.expires_page) || version < state.compacted;
+                if is_expired || changes > state.world.changes.len() as u64 {
                     state.counts.expired_pages += 1;
                     drop(state);
                     let text = "The provided continue parameter is too old";
