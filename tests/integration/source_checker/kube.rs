@@ -237,7 +237,6 @@ impl Upstream for Kube {
         "no bookmarks",
         "token file that ends with a newline",
         "watch from before the watch cache",
-        "expired page",
         "page",
         "version too large",
         "bookmark",
