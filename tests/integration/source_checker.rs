@@ -15,7 +15,7 @@
 //! - a fault stands, and there is no state yet.
 //!
 //! Besides: while nothing is wrong, a write arrives at once, the upstream is asked for no list, and the state stays SYNCED;
-//! when all faults have healed the state is SYNCED and equal within a bound; a watch ends with HISTORY_CHANGED only after
+//! when all faults have healed the state is SYNCED and equal within a bound; a watch ends with `HISTORY_CHANGED` only after
 //! the upstream's history was rewritten; lists are bounded by what gave cause for them; no message contradicts the ones before
 //! it.
 //!

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt::Write,
     sync::Arc,
     time::Duration,
 };
@@ -230,7 +231,8 @@ impl View {
     /// The last messages.
     pub(crate) fn log(&self) -> String {
         let times = |times: &u32| if *times > 1 { format!(" ({times} times)") } else { String::new() };
-        self.log.iter().map(|(line, count)| format!("\n    {line}{}", times(count))).collect()
+        let lines: Vec<String> = self.log.iter().map(|(line, count)| format!("\n    {line}{}", times(count))).collect();
+        lines.concat()
     }
 
     fn break_off(&mut self, why: String) {
@@ -252,12 +254,13 @@ impl View {
             self.source = Some(bookmark.source());
             self.history.clone_from(&bookmark.history);
             self.is_complete |= bookmark.initial_events_end;
-            text += &format!(" {:?} {}", bookmark.source(), bookmark.history);
+            write!(text, " {:?} {}", bookmark.source(), bookmark.history).unwrap();
         }
         let cause = message.cause();
         let Some(object) = message.object else { return self.note(text) };
         self.events += 1;
-        text += &format!(" {}/{} {} at {}", object.namespace, object.name, object.uid, object.resource_version);
+        let (namespace, name, uid, at) = (&object.namespace, &object.name, &object.uid, &object.resource_version);
+        write!(text, " {namespace}/{name} {uid} at {at}").unwrap();
         self.note(text);
         if object.media_type == "application/json" && event_type != EventType::Deleted {
             let is_json = matches!(&object.body, Some(pb::object::Body::Raw(body)) if is_json(body));

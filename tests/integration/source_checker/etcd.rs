@@ -338,7 +338,7 @@ impl Upstream for Etcd {
         let members = (0..*members).map(|_| Proxy::to(address)).collect();
         let password_file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(password_file.path(), "secret\n").unwrap();
-        let etcd = Self {
+        Self {
             cluster,
             members,
             password_file,
@@ -347,8 +347,7 @@ impl Upstream for Etcd {
             disturbances: 0,
             probes: 0,
             is_password_wrong: false,
-        };
-        etcd
+        }
     }
 
     async fn step(&mut self, step: &Step) {

@@ -216,7 +216,7 @@ impl<U: Upstream> History<'_, U> {
             }
             tokio::time::sleep((bound / 100).clamp(Duration::from_millis(5), Duration::from_millis(500))).await;
         };
-        let verdict = self.judge(&seen, is_faulty, must_be_stale);
+        let verdict = Self::judge(&seen, is_faulty, must_be_stale);
         let verdict = verdict.map_err(|why| self.report(&format!("{why}, after {:?}", began.elapsed()), &seen))?;
         *self.totals.verdicts.entry(verdict).or_default() += 1;
         if !is_faulty && !is_calm {
@@ -242,12 +242,12 @@ impl<U: Upstream> History<'_, U> {
             return Ok(false);
         }
         let seen = self.look().await;
-        self.judge(&seen, false, false).map_err(|why| self.report(&format!("{why}, {recovers:?} later"), &seen))?;
+        Self::judge(&seen, false, false).map_err(|why| self.report(&format!("{why}, {recovers:?} later"), &seen))?;
         self.judge_requests(false).map_err(|why| self.report(&why, &seen))?;
         Ok(true)
     }
 
-    fn judge(&self, seen: &Seen, is_faulty: bool, must_be_stale: bool) -> Result<&'static str, String> {
+    fn judge(seen: &Seen, is_faulty: bool, must_be_stale: bool) -> Result<&'static str, String> {
         let is_equal = seen.wrong.is_empty();
         match &seen.listed {
             Err(reason) if is_faulty && reason == "NOT_SYNCED" => Ok("no state yet"),
@@ -350,7 +350,7 @@ impl<U: Upstream> History<'_, U> {
         };
         let mut seen = Seen { listed, wrong: String::new(), untold: String::new() };
         let Ok(listed) = &seen.listed else {
-            seen.wrong = "\n  there is no list".to_owned();
+            "\n  there is no list".clone_into(&mut seen.wrong);
             return seen;
         };
         seen.wrong = wrong("the list", &listed.objects);

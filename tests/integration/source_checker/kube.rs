@@ -34,6 +34,7 @@ pub(crate) struct Kube {
 }
 
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a property of an API that a script draws")]
 pub(crate) struct Setup {
     initial_events: InitialEvents,
     ignores_limit: bool,

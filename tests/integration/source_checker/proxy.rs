@@ -115,7 +115,7 @@ impl Proxy {
     /// up.
     pub(crate) fn heal(&mut self) {
         self.heals += 1;
-        let is_closed = self.heals % 2 == 0;
+        let is_closed = self.heals.is_multiple_of(2);
         self.shared.state.send_modify(|state| {
             state.cuts += u64::from(state.is_frozen && is_closed);
             (state.is_closing, state.is_frozen, state.bytes_per_second) = (false, false, None);

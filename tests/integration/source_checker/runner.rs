@@ -26,6 +26,7 @@ const MANY: u64 = 100;
 /// Runs as many histories as `INFORMERD_SOURCE_CHECKER_CASES` says, or `cases`; always the same, or those of
 /// `INFORMERD_CHECKER_SEED`. With `INFORMERD_SOURCE_CHECKER_CASE` only that one. With `INFORMERD_SOURCE_CHECKER_SURVEY` it
 /// does not stop at the first violation, and prints a line for each.
+#[allow(clippy::print_stdout, reason = "the figures of a test")]
 pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
     let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(cases);
     let seed = setting("INFORMERD_CHECKER_SEED").unwrap_or(1);
@@ -110,7 +111,7 @@ fn shrink<U: Upstream>(seed: u64, case: u64, violation: String) -> (String, Stri
     worst
 }
 
-fn runner(seed: u64, case: u64) -> TestRunner {
+pub(crate) fn runner(seed: u64, case: u64) -> TestRunner {
     // It must not begin with nothing but zeros.
     let mut bytes = [1; 16];
     bytes[..8].copy_from_slice(&seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
@@ -120,7 +121,7 @@ fn runner(seed: u64, case: u64) -> TestRunner {
 }
 
 /// A number from the environment.
-fn setting(name: &str) -> Option<u64> {
+pub(crate) fn setting(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }

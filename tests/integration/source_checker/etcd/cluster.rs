@@ -306,7 +306,9 @@ impl Kv for Cluster {
         let mut kvs: Vec<KeyValue> = store.at(revision).into_values().collect();
         kvs.retain(|kv| is_in(&kv.key, &request.key, &request.range_end));
         if request.keys_only {
-            kvs.iter_mut().for_each(|kv| kv.value.clear());
+            for kv in &mut kvs {
+                kv.value.clear();
+            }
         }
         let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
         let more = kvs.len() > limit;

@@ -31,6 +31,7 @@ pub(crate) struct Api {
     changed: Arc<watch::Sender<u64>>,
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a property of an API that a script draws")]
 pub(crate) struct State {
     pub(crate) world: World,
     /// The uid of kube-system; `None` when it must not be read.

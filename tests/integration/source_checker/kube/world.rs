@@ -72,12 +72,11 @@ impl World {
     /// Creates or updates an object, at a version of its own.
     pub(crate) fn put(&mut self, key: &Key, number: u32) {
         self.version += 1;
-        let uid = match self.state(usize::MAX).get(key) {
-            Some((_, stored)) => stored.uid.clone(),
-            None => {
-                self.uids += 1;
-                format!("u{}", self.uids)
-            }
+        let uid = if let Some((_, stored)) = self.state(usize::MAX).get(key) {
+            stored.uid.clone()
+        } else {
+            self.uids += 1;
+            format!("u{}", self.uids)
         };
         let state = Some(Stored { uid, number });
         self.changes.push(Change { version: self.version, key: key.clone(), state });
@@ -147,7 +146,7 @@ impl World {
     pub(crate) fn object(&self, key: &Key, version: u64, stored: &Stored, is_typed: bool) -> String {
         let Stored { uid, number } = stored;
         let version = version.to_string();
-        let labels = json!({"color": if number % 3 == 0 { "blue" } else { "red" }});
+        let labels = json!({"color": if number.is_multiple_of(3) { "blue" } else { "red" }});
         let metadata = json!({
             "name": key.1, "namespace": key.0, "uid": uid, "resourceVersion": version, "labels": labels,
         });
@@ -163,14 +162,14 @@ impl World {
     }
 
     fn color(&self, number: u32) -> &'static str {
-        let is_blue = if self.form.is_recoloured { number % 2 == 0 } else { number % 3 == 0 };
+        let is_blue = number.is_multiple_of(if self.form.is_recoloured { 2 } else { 3 });
         if is_blue { "blue" } else { "red" }
     }
 
     pub(crate) fn selects(&self, key: &Key, stored: &Stored) -> bool {
         match self.selection {
             Selection::All => true,
-            Selection::Label => stored.number % 3 != 0,
+            Selection::Label => !stored.number.is_multiple_of(3),
             Selection::Field => self.color(stored.number) == "red",
             Selection::Name => key.1 == "x",
         }
