@@ -235,7 +235,7 @@ impl<S: ListerWatcher> Reflector<S> {
             }
             self.health.alive();
             // The same version once more is no progress: a watch may begin with a bookmark and fail, each time.
-            if version > reached {
+            if version > *reached.version() {
                 self.state.progress();
                 self.backoff.reset();
             }

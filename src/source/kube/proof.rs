@@ -133,6 +133,11 @@ impl Recognition {
         Self { mark, known, is_told: false }
     }
 
+    /// Returns whether the last known change has been replayed.
+    pub(super) fn is_recognised(&self) -> bool {
+        self.is_told
+    }
+
     /// What the next event is.
     ///
     /// # Errors

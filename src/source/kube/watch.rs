@@ -181,7 +181,8 @@ impl Live {
                 // Which would begin the time of the lines anew.
                 () = self.watchdog.next(), if !self.lines.has_bound() => {
                     // A history that is not recognised yet is not served as fresh, nor a watch that may be refused yet.
-                    if self.recognition.is_none() && !self.is_opening {
+                    let is_recognised = self.recognition.as_ref().is_none_or(Recognition::is_recognised);
+                    if is_recognised && !self.is_opening {
                         self.shared.health.alive();
                     }
                     continue;

@@ -38,7 +38,7 @@ impl Known {
     /// All objects.
     pub(super) fn list(&self) -> List {
         let objects = self.objects.keys().map(|ByKey(object)| Arc::clone(object)).collect();
-        List { objects, version: self.version.clone() }
+        List::new(objects, self.version.clone())
     }
 
     /// Applies one event. Returns it, and the version of the last event of the same object before it.

@@ -29,6 +29,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         20 => between(),
         20 => opens(),
         8 => unchanged(),
+        8 => converted(),
         10 => stall(),
         10 => quiet(),
         15 => lags(),
@@ -140,6 +141,18 @@ fn opens() -> Scene {
         let then = [first, reads(1)].into_iter().chain(comes_back).chain(reconnects);
         let then = then.chain([second, reads(1), third, reads(9), ends, reads(9)]);
         opened(place, plan).into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// A list at the version that a client resumes from, with other bytes at the versions that objects have.
+fn converted() -> Scene {
+    let convert = select(&KEYS[..]).prop_map(|key| (Write::Convert(key), 0));
+    let scene = (any_place(), any_plan(), say(2..5), vec(convert, 2..6));
+    let scene = scene.prop_map(|(place, plan, before, conversions)| {
+        let leaves = [before, Step::Say(vec![(Write::Close, 0)]), Step::Read(place, 9), Step::Leave(place, 0)];
+        let comes_back = [Step::Relist(conversions, 0), Step::Resume(place, Whence::Last), Step::Read(place, 9)];
+        opened(place, replays_all(&plan)).into_iter().chain(leaves).chain(comes_back).collect()
     });
     scene.boxed()
 }

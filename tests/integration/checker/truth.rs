@@ -347,12 +347,12 @@ impl Truth {
                 None => Upstream::Deleted(self.held(*key, 0, None, None), self.version),
             },
             Write::Convert(key) => {
-                let held = self.world.get(key).filter(|_| !self.has_stable_bodies).cloned();
+                let held = self.world.get(key).filter(|held| held.is_served && !self.has_stable_bodies).cloned();
                 if let Some(Pod { uid, app, node, .. }) = held.as_ref().map(|held| held.pod.clone()) {
                     let converted = self.held(*key, uid, app, node);
                     let (pod, body) = (converted.pod.clone(), converted.body.clone());
                     let version = held.map_or(self.version, |held| held.version);
-                    self.world.insert(*key, Rc::new(Held { pod, version, body }));
+                    self.world.insert(*key, Rc::new(Held { pod, version, body, is_served: true }));
                 }
                 Upstream::Bookmark(self.version)
             }

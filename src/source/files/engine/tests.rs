@@ -72,7 +72,7 @@ fn shown(looked: &Looked) -> String {
         Event::Added(object) => format!("+{}", object.key()),
         Event::Modified(object) => format!("~{}", object.key()),
         Event::Deleted(object) => format!("-{}", object.key()),
-        Event::Bookmark(_) => unreachable!("the engine makes no bookmarks"),
+        Event::NotServed(_) | Event::Bookmark(_) => unreachable!("the engine makes none"),
     };
     let again = looked.again_at.map(|_| "?".to_owned());
     looked.events.iter().map(show).chain(again).collect::<Vec<_>>().join(" ")
