@@ -25,18 +25,27 @@
 //!
 //! What is not drawn yet, because it meets a finding that is still open, stands in each upstream's table `NOT_YET`.
 //!
-//! Only `served` and the function `serve` of each upstream name the server; a test reads the files.
+//! Directories and pipes know no paused clock, and have no versions: `files` and `stream` are checked in real time (`live`,
+//! `parallel`), with short periods and many histories beside each other, and every observation of every client is held
+//! against all states that the script gave each object (`timeline`).
+//!
+//! Only `served`, `live` and the function that starts the source of each upstream name the server; a test reads the files.
 
 mod client;
 mod etcd;
+mod files;
 mod history;
 #[cfg(feature = "kube")]
 mod kube;
+mod live;
+mod parallel;
 mod proxy;
 mod relay;
 mod runner;
 mod script;
 mod served;
+mod stream;
+mod timeline;
 mod upstream;
 
 #[test]
@@ -55,11 +64,26 @@ fn relays_are_followed_under_drawn_faults() {
     runner::check::<relay::Relay>("relay", 40);
 }
 
+#[test]
+fn files_are_followed_under_drawn_faults() {
+    files::check();
+}
+
+#[test]
+fn a_stream_is_followed_under_drawn_faults() {
+    stream::check();
+}
+
 /// A truth that is computed by the server would be right about nothing.
 #[test]
 fn the_source_checker_knows_nothing_of_the_server() {
     let sources = [
         ("client", include_str!("source_checker/client.rs")),
+        ("directory", include_str!("source_checker/files/directory.rs")),
+        ("pipe", include_str!("source_checker/stream/pipe.rs")),
+        ("script of files", include_str!("source_checker/files/script.rs")),
+        ("script of a stream", include_str!("source_checker/stream/script.rs")),
+        ("timeline", include_str!("source_checker/timeline.rs")),
         ("cluster", include_str!("source_checker/etcd/cluster.rs")),
         ("history", include_str!("source_checker/history.rs")),
         ("proxy", include_str!("source_checker/proxy.rs")),
@@ -78,6 +102,8 @@ fn the_source_checker_knows_nothing_of_the_server() {
     // Each source itself is named only where it is configured.
     for (name, source) in [
         ("etcd", include_str!("source_checker/etcd.rs")),
+        ("files", include_str!("source_checker/files.rs")),
+        ("stream", include_str!("source_checker/stream.rs")),
         ("kube", include_str!("source_checker/kube.rs")),
         ("relay", include_str!("source_checker/relay.rs")),
     ] {

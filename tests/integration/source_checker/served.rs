@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use informerd::{
     cache::{
         FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo, Reflector,
-        ReflectorConfig, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
+        ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
     },
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Served {
     pub(crate) routes: Routes,
     pub(crate) informer: InformerHandle<WireFrame>,
+    pub(crate) stats: Arc<ReflectorStats>,
     /// The run began with the state of the one before.
     pub(crate) is_warm: bool,
     health: SourceHealth,
@@ -63,6 +64,7 @@ impl Served {
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), reflector);
+        let stats = Arc::clone(reflector.stats());
         let kept = reflector.identity().map(|identity| {
             let directory = SnapshotDirectory::open(state_directory).unwrap();
             let file = directory.file("things", &identity);
@@ -101,7 +103,7 @@ impl Served {
         tasks.spawn(informer.run());
         tasks.spawn(reflector.run());
         tasks.spawn(service.run());
-        Self { routes, informer: handle, is_warm, health, fifo, kept, tasks }
+        Self { routes, informer: handle, stats, is_warm, health, fifo, kept, tasks }
     }
 
     /// Writes the state for a later run; false where there is none to write.

@@ -1,0 +1,260 @@
+//! The checker of the `files` source: real directories, drawn histories, and every observation of every client checked.
+//!
+//! ```text
+//!   script ──▶ directory ──▶ a real directory ──▶ FilesSource … Service ──▶ clients (live)
+//!                  └──▶ Timeline ◀────────────── every observation ────────────┘
+//! ```
+//!
+//! The verdict:
+//!
+//! - at a quiet point the resource is SYNCED and everybody has the truth; or, while the directory is away, it is STALE and
+//!   everybody knows;
+//! - what a client observes of an object is a subsequence of the states that the script gave it. In particular nothing is
+//!   DELETED that was not deleted, and no half of a file is served;
+//! - no watch ends for a reason that such a source does not have.
+
+mod directory;
+mod script;
+
+use std::time::Duration;
+
+use informerd::{
+    cache::SourceHealth,
+    source::files::{FilesConfig, FilesSource},
+};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use self::{
+    directory::{Directory, Patience},
+    script::{Begin, Script, Step, Target, any_script},
+};
+use super::{
+    live::{Expected, Live, pause},
+    parallel::{Checker, Counts, Excluded},
+};
+
+const QUIET: Duration = Duration::from_millis(30);
+const RESCAN: Duration = Duration::from_millis(100);
+const STALE_AFTER: Duration = Duration::from_millis(150);
+
+const PATIENCE: Patience = Patience { remove: QUIET, fill: RESCAN, write: Duration::from_millis(500) };
+
+/// Kinds that are not drawn yet, and the finding that each meets.
+const NOT_YET: &[(&str, &str)] = &[
+    (
+        "slow write in a new directory",
+        "notifications of a new directory begin after its first files: half of a file is served until the next write",
+    ),
+    (
+        "object that moves",
+        "an object that is moved into a file with fewer objects than before is DELETED, and ADDED a rescan later",
+    ),
+    (
+        "clone in which objects move",
+        "an object that a file of the new directory does not have is DELETED before the directory is known",
+    ),
+];
+
+const REQUIRED: &[&str] = &[
+    "write",
+    "slow write",
+    "slow write in a new directory",
+    "rename over a file",
+    "deletion",
+    "deletion of all files",
+    "renamed file",
+    "renamed directory",
+    "object that moves",
+    "clone in which objects move",
+    "unusable file",
+    "swapped link",
+    "removed link",
+    "moved away",
+    "rm -rf",
+    "empty directory in its place",
+    "comes back",
+    "comes back changed",
+    "clone",
+    "another directory",
+    "empty at start",
+    "missing at start",
+    "too many notifications",
+    "verdict: truth",
+    "verdict: STALE",
+    "resume",
+    "DELETED",
+];
+
+/// One history under way.
+struct Run<'c> {
+    directory: Directory,
+    live: Live,
+    excluded: &'c Excluded,
+    counts: &'c mut Counts,
+}
+
+enum Stop {
+    Violation(String),
+    TooSlow,
+}
+
+impl From<String> for Stop {
+    fn from(violation: String) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+impl From<directory::TooSlow> for Stop {
+    fn from(_: directory::TooSlow) -> Self {
+        Self::TooSlow
+    }
+}
+
+impl Run<'_> {
+    async fn rest(&mut self, expected: Expected) -> Result<(), String> {
+        self.counts.count(if expected == Expected::Truth { "verdict: truth" } else { "verdict: STALE" });
+        self.live.rest(expected, &self.directory.truth).await?;
+        if expected == Expected::Truth {
+            self.directory.settle();
+        }
+        Ok(())
+    }
+
+    async fn all(&mut self, script: &Script) -> Result<(), Stop> {
+        match script.begin {
+            Begin::Full => {}
+            Begin::Empty => {
+                self.counts.count("empty at start");
+                self.rest(Expected::Truth).await?;
+                self.directory.appear(&script.first);
+            }
+            Begin::Missing => {
+                self.counts.count("missing at start");
+                self.live.rest(Expected::Syncing, &self.directory.truth).await?;
+                self.directory.appear(&script.first);
+            }
+        }
+        self.rest(Expected::Truth).await?;
+        for (at, step) in script.steps.iter().enumerate() {
+            let kinds = step.kinds(&self.directory);
+            if self.excluded.has_any(&kinds) {
+                continue;
+            }
+            for kind in kinds {
+                self.counts.count(kind);
+            }
+            self.step(step).await.map_err(|stop| stop.at(at, step))?;
+        }
+        self.rest(Expected::Truth).await?;
+        self.live.verify(&self.directory.truth)?;
+        Ok(())
+    }
+
+    async fn step(&mut self, step: &Step) -> Result<(), Stop> {
+        if self.directory.is_unsettled && matches!(step, Step::Remove(_) | Step::RemoveAll | Step::Unlink(_)) {
+            // Another directory that becomes empty before it is known counts as an outage, as documented.
+            self.rest(Expected::Truth).await?;
+        }
+        match step {
+            Step::Write(content, how) => self.directory.write(content, how, &PATIENCE)?,
+            Step::Remove(file) => self.directory.remove(*file),
+            Step::RemoveAll => self.directory.remove_all(),
+            Step::Rename(from, to) => self.directory.rename(*from, *to),
+            Step::RenameDirectory(from, to, times) => self.directory.rename_directory(*from, *to, *times),
+            Step::Move(from, to, times) => self.directory.move_objects(*from, *to, *times),
+            Step::Damage(file, damage) => {
+                // So that it is certain which objects it keeps.
+                self.rest(Expected::Truth).await?;
+                self.directory.damage(*file, *damage);
+            }
+            Step::Swap(swap) => self.directory.swap(swap),
+            Step::Unlink(shape) => self.directory.unlink(*shape),
+            Step::Outage(outage) => {
+                if outage.is_noticed || self.directory.is_empty() {
+                    // Of files that it never met, or that it still has, a server cannot tell that they are away.
+                    self.rest(Expected::Truth).await?;
+                }
+                self.directory.leave(outage, &PATIENCE)?;
+                // An empty directory in the place of another one that was empty is the same to everybody.
+                if outage.is_noticed && !self.directory.is_empty() {
+                    self.rest(Expected::Stale).await?;
+                }
+                self.directory.come_back(outage, &PATIENCE)?;
+            }
+            Step::Forbid(target, mode) if self.directory.obeys_permissions() => {
+                self.rest(Expected::Truth).await?;
+                if self.directory.set_mode(*target, Some(*mode)) {
+                    self.counts.count("permission lost");
+                    let is_root = matches!(target, Target::Root);
+                    let rested = self.rest(if is_root { Expected::Stale } else { Expected::Truth }).await;
+                    self.directory.set_mode(*target, None);
+                    self.directory.is_unsettled = true;
+                    rested?;
+                }
+            }
+            Step::Forbid(..) => self.counts.count("permission that this process need not have"),
+            Step::Flood => self.directory.flood(),
+            Step::Pause(milliseconds) => pause(Duration::from_millis(*milliseconds)),
+            Step::Quiet => self.rest(Expected::Truth).await?,
+        }
+        Ok(())
+    }
+}
+
+// === impl Stop ===
+
+impl Stop {
+    fn at(self, at: usize, step: &Step) -> Self {
+        match self {
+            Self::Violation(violation) => Self::Violation(format!("{violation}\nat step {at}: {step:?}")),
+            Self::TooSlow => Self::TooSlow,
+        }
+    }
+}
+
+/// Carries out one history.
+fn run(script: &Script, excluded: &Excluded, counts: &mut Counts) -> Result<(), String> {
+    drop_rights();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut directory = Directory::new(script.is_mounted && script.begin != Begin::Missing);
+    match script.begin {
+        Begin::Full => directory.appear(&script.first),
+        Begin::Empty => {}
+        Begin::Missing => directory.vanish(),
+    }
+    let health = SourceHealth::new(RESCAN, STALE_AFTER);
+    let config = FilesConfig { rescan: RESCAN, quiet: QUIET, ..FilesConfig::new(directory.root(), "things") };
+    let live = {
+        let _inside = runtime.enter();
+        let source = FilesSource::new(config, health.clone());
+        Live::start(source, health, 2, script.seed)
+    };
+    let mut run = Run { directory, live, excluded, counts };
+    // The script blocks this thread; the server has another one.
+    let outcome = runtime.block_on(run.all(script));
+    run.live.count(run.counts);
+    drop(run);
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(Stop::TooSlow) => {
+            counts.count("too slow to be judged");
+            Ok(())
+        }
+        Err(Stop::Violation(violation)) => Err(violation),
+    }
+}
+
+/// Gives up the right to read what permissions forbid, for this thread and those that it starts.
+fn drop_rights() {
+    let Ok(mut sets) = capabilities(None) else { return };
+    sets.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+    // Without the right to do so there is none to give up.
+    set_capabilities(None, sets).unwrap_or_default();
+}
+
+/// Checks the source over drawn histories.
+pub(crate) fn check() {
+    let checker = Checker { name: "files", cases: 150, required: REQUIRED, not_yet: NOT_YET };
+    checker.check(any_script, run);
+}

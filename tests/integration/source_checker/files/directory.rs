@@ -1,0 +1,675 @@
+//! Carries out a script on a real directory, and computes from the script alone which objects there are.
+//!
+//! The rules of the truth are those that the server documents for its users: of several objects with one name the first by
+//! path, then by place in the file, counts; a file that becomes unusable or empty keeps its objects; a directory that is
+//! away keeps everything; nothing else is deleted but by the deletion or replacement of its file.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File, Permissions},
+    io::{self, Write},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use tempfile::TempDir;
+
+use super::script::{Back, Content, DIRECTORIES, Damage, How, Outage, PATHS, Shape, Swap, Target};
+use crate::source_checker::{
+    live::pause,
+    timeline::{Objects, Timeline},
+};
+
+/// A directory on disk, and its truth.
+pub(crate) struct Directory {
+    base: TempDir,
+    pub(crate) truth: Timeline,
+    /// By path below the root.
+    files: BTreeMap<String, FileModel>,
+    volumes: BTreeMap<Shape, Volume>,
+    /// At the last change.
+    claims: BTreeMap<String, Vec<Claim>>,
+    /// Since the last quiet point.
+    recent: BTreeMap<String, BTreeSet<Claim>>,
+    /// The objects of each file, and the directories, at the last quiet point.
+    known: BTreeMap<String, BTreeSet<String>>,
+    known_directories: BTreeSet<PathBuf>,
+    next_value: u64,
+    created: u64,
+    /// The directory that is mounted at the root.
+    mounted: Option<PathBuf>,
+    is_away: bool,
+    /// Another directory has come, and the server may not know it yet.
+    pub(crate) is_unsettled: bool,
+}
+
+/// A file, and the body that an object has in it.
+type Claim = (String, String);
+
+#[derive(Debug, Clone)]
+struct FileModel {
+    objects: Vec<(String, String)>,
+    is_list: bool,
+    is_damaged: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Volume {
+    number: u64,
+    objects: Vec<(String, String)>,
+}
+
+/// A step that took so long that a server which looks meanwhile may see what it left half done. Nothing is judged then.
+#[derive(Debug)]
+pub(crate) struct TooSlow;
+
+/// The longest that a step may take which the server has to see as one: less than the time within which it looks twice.
+pub(crate) struct Patience {
+    /// Emptying the directory.
+    pub(crate) remove: Duration,
+    /// Filling another one.
+    pub(crate) fill: Duration,
+    /// Writing a file in pieces.
+    pub(crate) write: Duration,
+}
+
+// === impl Directory ===
+
+impl Directory {
+    /// An empty directory; a mount point if that is wished for and allowed.
+    pub(crate) fn new(is_mounted: bool) -> Self {
+        let base = tempfile::tempdir().unwrap();
+        fs::create_dir(base.path().join("root")).unwrap();
+        let mut directory = Self {
+            base,
+            truth: Timeline::default(),
+            files: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            recent: BTreeMap::new(),
+            known: BTreeMap::new(),
+            known_directories: BTreeSet::new(),
+            next_value: 10,
+            created: 0,
+            mounted: None,
+            is_away: false,
+            is_unsettled: false,
+        };
+        if is_mounted {
+            let backing = directory.new_directory();
+            directory.mount(&backing);
+        }
+        directory
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.base.path().join("root")
+    }
+
+    pub(crate) fn is_mounted(&self) -> bool {
+        self.mounted.is_some()
+    }
+
+    fn new_directory(&mut self) -> PathBuf {
+        self.created += 1;
+        let path = self.base.path().join(format!("directory-{}", self.created));
+        fs::create_dir(&path).unwrap();
+        path
+    }
+
+    /// Mounts a directory at the root, if that is allowed.
+    fn mount(&mut self, directory: &Path) {
+        if mount_bind(directory, self.root()).is_ok() {
+            self.mounted = Some(directory.to_owned());
+        }
+    }
+
+    /// Takes over what the script has done by now.
+    fn becomes(&mut self) {
+        self.note_alternatives();
+        self.truth.becomes(self.objects());
+    }
+
+    /// A walk takes time, and may come to a file that was written after another one that it has passed by already; and a file
+    /// that is gone counts until that is certain. So of the bodies that an object has had in several files since the last
+    /// quiet point, the server may serve any.
+    fn note_alternatives(&mut self) {
+        let claims = self.claims();
+        for (name, bodies) in claims.iter().filter(|(name, bodies)| self.claims.get(*name) != Some(*bodies)) {
+            self.recent.entry(name.clone()).or_default().extend(bodies.clone());
+        }
+        let names = self.claims.keys().chain(claims.keys()).collect::<BTreeSet<_>>();
+        for name in names.into_iter().filter(|name| self.claims.get(*name) != claims.get(*name)) {
+            let recent = self.recent.get(name).into_iter().flatten();
+            if recent.clone().map(|(path, _)| path).collect::<BTreeSet<_>>().len() > 1 {
+                recent.for_each(|(_, body)| self.truth.may_be(name, body));
+            }
+        }
+        self.claims = claims;
+    }
+
+    /// Takes note that the server knows everything.
+    pub(crate) fn settle(&mut self) {
+        self.is_unsettled = false;
+        self.recent =
+            self.claims.iter().map(|(name, claims)| (name.clone(), claims.iter().cloned().collect())).collect();
+        self.known = self.files.iter().map(|(path, file)| (path.clone(), file.names())).collect();
+        self.known_directories = self.directories();
+    }
+
+    /// The directories on the way to each file.
+    fn directories(&self) -> BTreeSet<PathBuf> {
+        self.files.keys().flat_map(|path| Path::new(path).ancestors().skip(1).map(Path::to_owned)).collect()
+    }
+
+    /// Whether a content is of a file in a directory that the server may not know yet.
+    pub(crate) fn is_in_new_directory(&self, content: &Content) -> bool {
+        let parent = Path::new(PATHS[content.file]).parent();
+        self.is_unsettled || parent.is_some_and(|parent| !self.known_directories.contains(parent))
+    }
+
+    /// Whether a file loses an object with this content that is in another file, and the server may not know that yet.
+    pub(crate) fn moves_an_object(&self, content: &Content) -> bool {
+        let path = PATHS[content.file];
+        let Some(file) = self.files.get(path) else { return false };
+        let stays = |name: &String| content.documents.iter().any(|document| document.name() == *name);
+        let is_news = |name: &String| {
+            let elsewhere = self.files.iter().filter(|(other, file)| *other != path && file.names().contains(name));
+            let mut elsewhere = elsewhere.map(|(other, _)| self.known.get(other));
+            elsewhere.any(|known| known.is_none_or(|known| !known.contains(name)))
+        };
+        file.names().iter().any(|name| !stays(name) && is_news(name))
+    }
+
+    /// Whether a file of the directory that is there loses an object, and another of the contents has it.
+    pub(crate) fn moves_objects(&self, contents: &[Content]) -> bool {
+        contents.iter().any(|content| {
+            let Some(file) = self.files.get(PATHS[content.file]) else { return false };
+            let has =
+                |content: &Content, name: &String| content.documents.iter().any(|document| document.name() == *name);
+            file.names().iter().any(|name| !has(content, name) && contents.iter().any(|other| has(other, name)))
+        })
+    }
+
+    /// Whether there is no object at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+    }
+
+    /// The objects that there are: the first body of each counts.
+    fn objects(&self) -> Objects {
+        self.claims().into_iter().map(|(name, mut claims)| (name, claims.swap_remove(0).1)).collect()
+    }
+
+    /// The bodies of each object, and the files that they are in, by path.
+    fn claims(&self) -> BTreeMap<String, Vec<Claim>> {
+        let mut by_path: BTreeMap<String, &[(String, String)]> = BTreeMap::new();
+        for (path, file) in &self.files {
+            by_path.insert(path.clone(), &file.objects);
+        }
+        let mut claims: BTreeMap<String, Vec<Claim>> = BTreeMap::new();
+        let in_volumes = self.volumes.iter().flat_map(|(shape, volume)| {
+            let at = |(at, object)| (format!("{}/{at:03}.json", shape.link()), std::slice::from_ref(object));
+            volume.objects.iter().enumerate().map(at)
+        });
+        by_path.extend(in_volumes);
+        for (path, objects) in by_path {
+            for (name, body) in objects {
+                claims.entry(name.clone()).or_default().push((path.clone(), body.clone()));
+            }
+        }
+        claims
+    }
+
+    fn value(&mut self) -> u64 {
+        self.next_value += 1;
+        self.next_value
+    }
+
+    /// The objects of a content, with bodies.
+    fn model(&mut self, content: &Content) -> FileModel {
+        let objects = content.documents.iter().map(|document| {
+            let name = document.name();
+            let known = self.truth.current().get(&name).filter(|_| !document.is_new).cloned();
+            let body = known.unwrap_or_else(|| {
+                let value = self.value();
+                object(&name, value)
+            });
+            (name, body)
+        });
+        FileModel { objects: objects.collect(), is_list: content.is_list, is_damaged: false }
+    }
+
+    /// Writes one file.
+    pub(crate) fn write(&mut self, content: &Content, how: &How, patience: &Patience) -> Result<(), TooSlow> {
+        let path = PATHS[content.file];
+        let model = self.model(content);
+        let text = model.text(path);
+        let target = self.root().join(path);
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        let mut is_timely = true;
+        match how {
+            How::InPlace => fs::write(&target, &text).unwrap(),
+            How::Replace => {
+                let beside = target.with_extension("tmp");
+                fs::write(&beside, &text).unwrap();
+                fs::rename(&beside, &target).unwrap();
+            }
+            How::Slowly(cuts, gap) => {
+                let mut cuts: Vec<usize> = cuts.iter().map(|cut| text.len() * cut / 100).collect();
+                cuts.sort_unstable();
+                let mut file = File::create(&target).unwrap();
+                let (began, mut written) = (Instant::now(), 0);
+                for cut in cuts {
+                    file.write_all(&text.as_bytes()[written..cut]).unwrap();
+                    written = cut;
+                    pause(Duration::from_millis(*gap));
+                }
+                file.write_all(&text.as_bytes()[written..]).unwrap();
+                is_timely = began.elapsed() <= patience.write;
+            }
+        }
+        self.files.insert(path.to_owned(), model);
+        self.becomes();
+        if is_timely { Ok(()) } else { Err(TooSlow) }
+    }
+
+    pub(crate) fn remove(&mut self, file: usize) {
+        if self.files.remove(PATHS[file]).is_some() {
+            fs::remove_file(self.root().join(PATHS[file])).unwrap();
+            self.becomes();
+        }
+    }
+
+    pub(crate) fn remove_all(&mut self) {
+        for file in self.files.keys().cloned().collect::<Vec<_>>() {
+            self.files.remove(&file);
+            fs::remove_file(self.root().join(file)).unwrap();
+            self.becomes();
+        }
+    }
+
+    /// Renames a usable file.
+    pub(crate) fn rename(&mut self, from: usize, to: usize) {
+        let (from, to) = (PATHS[from], PATHS[to]);
+        if from == to || self.files.get(from).is_none_or(|file| file.is_damaged) || format(from) != format(to) {
+            return;
+        }
+        let target = self.root().join(to);
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        fs::rename(self.root().join(from), target).unwrap();
+        let file = self.files.remove(from).unwrap();
+        self.files.insert(to.to_owned(), file);
+        self.becomes();
+    }
+
+    /// Renames a directory whose files are usable, to and fro.
+    pub(crate) fn rename_directory(&mut self, from: usize, to: usize, times: u64) {
+        let (mut from, mut to) = (format!("{}/", DIRECTORIES[from]), format!("{}/", DIRECTORIES[to]));
+        for _ in 0..times {
+            let within = |path: &String| path.starts_with(&from);
+            let (source, target) = (self.root().join(&from), self.root().join(&to));
+            let is_damaged = self.files.iter().any(|(path, file)| within(path) && file.is_damaged);
+            if is_damaged || !source.exists() || target.exists() {
+                return;
+            }
+            fs::rename(source, target).unwrap();
+            for path in self.files.keys().filter(|path| within(path)).cloned().collect::<Vec<_>>() {
+                let file = self.files.remove(&path).unwrap();
+                self.files.insert(path.replacen(&from, &to, 1), file);
+            }
+            self.becomes();
+            std::mem::swap(&mut from, &mut to);
+            pause(Duration::from_millis(self.next_value % 4));
+        }
+    }
+
+    /// Moves the first object of a file to the end of another one, to and fro.
+    pub(crate) fn move_objects(&mut self, from: usize, to: usize, times: u64) {
+        let (mut from, mut to) = (PATHS[from], PATHS[to]);
+        for _ in 0..times {
+            self.move_object(from, to);
+            std::mem::swap(&mut from, &mut to);
+        }
+    }
+
+    fn move_object(&mut self, from: &str, to: &str) {
+        let is_usable = |path| self.files.get(path).is_some_and(|file: &FileModel| !file.is_damaged);
+        if from == to || !is_usable(from) || !is_usable(to) {
+            return;
+        }
+        let object = self.files[from].objects[0].clone();
+        self.files.get_mut(to).unwrap().objects.push(object);
+        fs::write(self.root().join(to), self.files[to].text(to)).unwrap();
+        self.becomes();
+        let source = self.files.get_mut(from).unwrap();
+        source.objects.remove(0);
+        if source.objects.is_empty() {
+            self.files.remove(from);
+            fs::remove_file(self.root().join(from)).unwrap();
+        } else {
+            fs::write(self.root().join(from), self.files[from].text(from)).unwrap();
+        }
+        self.becomes();
+    }
+
+    /// Makes a file unusable, if there is one.
+    pub(crate) fn damage(&mut self, file: usize, damage: Damage) {
+        let path = PATHS[file];
+        let Some(file) = self.files.get_mut(path) else { return };
+        file.is_damaged = true;
+        let text = file.text(path);
+        let bytes = match damage {
+            Damage::Cut if path.ends_with("json") => text.as_bytes()[..text.len() / 2].to_vec(),
+            Damage::Cut => [text.as_bytes(), b"---\nmetadata: {name: ["].concat(),
+            Damage::Binary => (0..=255).cycle().take(1000).collect(),
+            Damage::Text => b"apiVersi".to_vec(),
+            Damage::Blank => b" \n".to_vec(),
+        };
+        fs::write(self.root().join(path), bytes).unwrap();
+    }
+
+    /// Writes a volume anew, as often as it says.
+    pub(crate) fn swap(&mut self, swap: &Swap) {
+        for _ in 0..swap.repeats {
+            self.swap_once(swap);
+            pause(Duration::from_millis(swap.gap));
+        }
+    }
+
+    fn swap_once(&mut self, swap: &Swap) {
+        let (shape, root) = (swap.shape, self.root());
+        let old = self.volumes.get(&shape).cloned();
+        let number = old.as_ref().map_or(1, |old| old.number + 1);
+        let count = old.as_ref().map_or(swap.files, |old| old.objects.len());
+        let mut objects = Vec::new();
+        for at in 0..count {
+            let known = old.as_ref().filter(|_| !swap.is_new).map(|old| old.objects[at].clone());
+            let name = format!("{}-{at:03}", shape.link());
+            objects.push(match known {
+                Some(known) => known,
+                None => (name.clone(), object(&name, self.value())),
+            });
+        }
+        let directory = format!("..{}-{number}", shape.link());
+        let below = if shape == Shape::Sub { root.join(&directory).join("sub") } else { root.join(&directory) };
+        fs::create_dir_all(&below).unwrap();
+        for (at, (_, body)) in objects.iter().enumerate() {
+            fs::write(below.join(format!("{at:03}.json")), body).unwrap();
+        }
+        // As kubelet's AtomicWriter does it: a link beside, a rename, and the old directory goes.
+        let data = root.join(shape.data());
+        let beside = root.join(format!("..{}_tmp", shape.link()));
+        symlink(&directory, &beside).unwrap();
+        fs::rename(&beside, &data).unwrap();
+        self.volumes.insert(shape, Volume { number, objects });
+        if let Some(old) = old {
+            fs::remove_dir_all(root.join(format!("..{}-{}", shape.link(), old.number))).unwrap();
+        } else {
+            shape.create_links(&root, count);
+        }
+        self.becomes();
+    }
+
+    /// Removes a volume.
+    pub(crate) fn unlink(&mut self, shape: Shape) {
+        let Some(volume) = self.volumes.remove(&shape) else { return };
+        let root = self.root();
+        match shape {
+            Shape::Each => fs::remove_dir_all(root.join(shape.link())).unwrap(),
+            Shape::Sub | Shape::Direct => fs::remove_file(root.join(shape.link())).unwrap(),
+        }
+        if shape != Shape::Direct {
+            fs::remove_file(root.join(shape.data())).unwrap();
+        }
+        fs::remove_dir_all(root.join(format!("..{}-{}", shape.link(), volume.number))).unwrap();
+        self.becomes();
+    }
+
+    /// Takes the directory away.
+    pub(crate) fn leave(&mut self, outage: &Outage, patience: &Patience) -> Result<(), TooSlow> {
+        let (root, aside) = (self.root(), self.base.path().join("aside"));
+        let began = Instant::now();
+        self.is_away = true;
+        if self.mounted.is_some() {
+            unmount(&root, UnmountFlags::DETACH).unwrap();
+        } else if outage.is_removed {
+            fs::remove_dir_all(&root).unwrap();
+        } else {
+            fs::rename(&root, aside).unwrap();
+        }
+        if outage.is_empty_between && self.mounted.is_none() {
+            fs::create_dir(&root).unwrap();
+        }
+        if outage.is_removed && began.elapsed() > patience.remove { Err(TooSlow) } else { Ok(()) }
+    }
+
+    /// Puts a directory in the place of the one that was taken away.
+    pub(crate) fn come_back(&mut self, outage: &Outage, patience: &Patience) -> Result<(), TooSlow> {
+        self.is_unsettled = true;
+        let (root, aside) = (self.root(), self.base.path().join("aside"));
+        let kept = self.mounted.take().or_else(|| aside.exists().then(|| aside.clone()));
+        let was_mounted = kept.as_ref().is_some_and(|kept| *kept != aside);
+        let is_timely = match (&outage.back, kept) {
+            (Back::Same | Back::Changed(_), Some(kept)) => {
+                if let Back::Changed(contents) = &outage.back {
+                    self.write_all(&kept, contents);
+                }
+                self.put(&kept, was_mounted);
+                true
+            }
+            (Back::Prepared(contents) | Back::Changed(contents), _) => {
+                self.clear();
+                let prepared = self.new_directory();
+                self.write_all(&prepared, contents);
+                self.put(&prepared, was_mounted);
+                true
+            }
+            (Back::Cloned(contents), _) => {
+                self.clear();
+                self.fill(&root, contents) <= patience.fill
+            }
+            (Back::Same, None) => {
+                self.volumes.clear();
+                let began = Instant::now();
+                fs::create_dir_all(&root).unwrap();
+                for (path, file) in &mut self.files {
+                    file.is_damaged = false;
+                    write(&root, path, &file.text(path));
+                }
+                began.elapsed() <= patience.fill
+            }
+        };
+        if aside.exists() {
+            fs::remove_dir_all(aside).unwrap();
+        }
+        self.is_away = false;
+        self.becomes();
+        if is_timely { Ok(()) } else { Err(TooSlow) }
+    }
+
+    /// The directory that comes has nothing of the one before.
+    fn clear(&mut self) {
+        self.files.clear();
+        self.volumes.clear();
+    }
+
+    fn write_all(&mut self, directory: &Path, contents: &[Content]) {
+        for content in contents {
+            let path = PATHS[content.file];
+            let model = self.model(content);
+            write(directory, path, &model.text(path));
+            self.files.insert(path.to_owned(), model);
+        }
+    }
+
+    /// Writes these files where the source can see each at once. How long it takes.
+    fn fill(&mut self, root: &Path, contents: &[Content]) -> Duration {
+        let before = self.truth.current().clone();
+        let began = Instant::now();
+        fs::create_dir_all(root).unwrap();
+        for content in contents {
+            self.write_all(root, std::slice::from_ref(content));
+            // What is in no file yet is kept until the directory is known.
+            self.note_alternatives();
+            let mut objects = before.clone();
+            objects.extend(self.objects());
+            self.truth.becomes(objects);
+        }
+        let took = began.elapsed();
+        self.becomes();
+        took
+    }
+
+    fn put(&mut self, directory: &Path, is_mounted: bool) {
+        let root = self.root();
+        if is_mounted {
+            return self.mount(directory);
+        }
+        if root.exists() {
+            fs::remove_dir(&root).unwrap();
+        }
+        fs::rename(directory, root).unwrap();
+    }
+
+    /// Fills the directory that was empty or missing.
+    pub(crate) fn appear(&mut self, contents: &[Content]) {
+        let root = self.root();
+        self.fill(&root, contents);
+    }
+
+    /// Removes the empty directory.
+    pub(crate) fn vanish(&mut self) {
+        fs::remove_dir(self.root()).unwrap();
+    }
+
+    /// Sets the permissions of what there is; false if there is nothing.
+    pub(crate) fn set_mode(&self, target: Target, mode: Option<u32>) -> bool {
+        let (path, usual) = match target {
+            Target::Root => (self.root(), 0o755),
+            Target::Directory(at) => (self.root().join(DIRECTORIES[at]), 0o755),
+            Target::File(at) => (self.root().join(PATHS[at]), 0o644),
+        };
+        fs::set_permissions(path, Permissions::from_mode(mode.unwrap_or(usual))).is_ok()
+    }
+
+    /// Whether this process can read only what permissions allow.
+    pub(crate) fn obeys_permissions(&self) -> bool {
+        let path = self.base.path().join("forbidden");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o000)).unwrap();
+        let opened = File::open(&path);
+        fs::remove_file(path).unwrap();
+        opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    /// Has the kernel queue more notifications than it keeps.
+    pub(crate) fn flood(&self) {
+        let path = self.root().join(".flood");
+        for _ in 0..6000 {
+            fs::write(&path, "x").unwrap();
+            fs::remove_file(&path).unwrap();
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        drop(fs::set_permissions(self.root(), Permissions::from_mode(0o755)));
+        for directory in DIRECTORIES {
+            drop(fs::set_permissions(self.root().join(directory), Permissions::from_mode(0o755)));
+        }
+        // A directory that is mounted could not be removed.
+        if self.mounted.is_some() && !self.is_away {
+            unmount(self.root(), UnmountFlags::DETACH).unwrap_or_default();
+        }
+    }
+}
+
+// === impl FileModel ===
+
+impl FileModel {
+    fn names(&self) -> BTreeSet<String> {
+        self.objects.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The file's text, in the format that its name says.
+    fn text(&self, path: &str) -> String {
+        let objects = self.objects.iter().map(|(_, body)| body.as_str());
+        match (format(path), self.is_list) {
+            ("json", false) => objects.collect::<Vec<_>>().join("\n"),
+            ("json", true) => {
+                let items = objects.collect::<Vec<_>>().join(",");
+                format!("{{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[{items}]}}\n")
+            }
+            (_, false) => objects.map(|body| yaml(body, "")).collect::<Vec<_>>().join("---\n"),
+            (_, true) => {
+                let items: String = objects.map(|body| yaml(body, "  ").replacen("  ", "- ", 1)).collect();
+                format!("apiVersion: v1\nkind: List\nitems:\n{items}")
+            }
+        }
+    }
+}
+
+// === impl Shape ===
+
+impl Shape {
+    fn link(self) -> &'static str {
+        match self {
+            Self::Sub => "sub",
+            Self::Direct => "current",
+            Self::Each => "volume",
+        }
+    }
+
+    /// The link that is swapped.
+    fn data(self) -> &'static str {
+        match self {
+            Self::Sub => "..data",
+            Self::Direct => "current",
+            Self::Each => "..volume",
+        }
+    }
+
+    fn create_links(self, root: &Path, files: usize) {
+        match self {
+            Self::Sub => symlink("..data/sub", root.join("sub")).unwrap(),
+            Self::Direct => {}
+            Self::Each => {
+                fs::create_dir_all(root.join("volume")).unwrap();
+                for at in 0..files {
+                    let target = format!("../..volume/{at:03}.json");
+                    symlink(target, root.join(format!("volume/{at:03}.json"))).unwrap();
+                }
+            }
+        }
+    }
+}
+
+fn write(directory: &Path, path: &str, text: &str) {
+    let path = directory.join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// The format that the name of a file says.
+fn format(path: &str) -> &str {
+    if path.ends_with("json") { "json" } else { "yaml" }
+}
+
+/// An object's body, with sorted keys and without blanks: the same, whichever format it came in.
+fn object(name: &str, value: u64) -> String {
+    format!(r#"{{"kind":"Pod","metadata":{{"name":"{name}"}},"note":"n{value}","value":{value}}}"#)
+}
+
+/// The same object in YAML.
+fn yaml(body: &str, indent: &str) -> String {
+    let value: serde_json::Value = serde_json::from_str(body).unwrap();
+    let (name, note) = (value["metadata"]["name"].as_str().unwrap(), value["note"].as_str().unwrap());
+    format!(
+        "{indent}kind: Pod\n{indent}metadata:\n{indent}  name: {name}\n{indent}note: {note}\n{indent}value: {}\n",
+        value["value"]
+    )
+}

@@ -1,0 +1,277 @@
+//! Draws the history of one directory: its writes, and what goes wrong with it.
+
+use super::directory::Directory;
+use proptest::{collection::vec, prelude::*, sample::select};
+
+/// One history.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    pub(crate) seed: u64,
+    /// The root is a mount point, where mounting is allowed.
+    pub(crate) is_mounted: bool,
+    pub(crate) begin: Begin,
+    pub(crate) first: Vec<Content>,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// The directory when the source starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Full,
+    Empty,
+    Missing,
+}
+
+/// A file, and the objects that are in it from now on.
+#[derive(Debug, Clone)]
+pub(crate) struct Content {
+    /// An index into [`PATHS`].
+    pub(crate) file: usize,
+    pub(crate) documents: Vec<Document>,
+    /// One `kind: List` and not one document for each object.
+    pub(crate) is_list: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Document {
+    pub(crate) object: usize,
+    /// Or else the object keeps the body that it has, if it has one.
+    pub(crate) is_new: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    Write(Content, How),
+    Remove(usize),
+    /// Every file that is no link, one after the other.
+    RemoveAll,
+    /// A file over another one, if there is one.
+    Rename(usize, usize),
+    /// A directory to a name that no other one has, to and fro so many times.
+    RenameDirectory(usize, usize, u64),
+    /// One object from a file to another, to and fro so many times: the new one is written first.
+    Move(usize, usize, u64),
+    /// A file becomes unusable: it keeps its objects.
+    Damage(usize, Damage),
+    /// A volume as kubelet writes it: a new directory, a link that is swapped, and the old directory goes.
+    Swap(Swap),
+    Unlink(Shape),
+    Outage(Outage),
+    Forbid(Target, u32),
+    /// More notifications than the kernel queues.
+    Flood,
+    Pause(u64),
+    Quiet,
+}
+
+// === impl Document ===
+
+impl Document {
+    pub(crate) fn name(self) -> String {
+        format!("o{}", self.object)
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    /// The kinds under which it is counted.
+    pub(crate) fn kinds(&self, directory: &Directory) -> Vec<&'static str> {
+        match self {
+            Self::Write(content, _) if directory.moves_an_object(content) => vec!["object that moves"],
+            Self::Write(content, How::Slowly(..)) if directory.is_in_new_directory(content) => {
+                vec!["slow write in a new directory"]
+            }
+            Self::Write(_, How::InPlace) => vec!["write"],
+            Self::Write(_, How::Replace) => vec!["rename over a file"],
+            Self::Write(_, How::Slowly(..)) => vec!["slow write"],
+            Self::Remove(_) => vec!["deletion"],
+            Self::RemoveAll => vec!["deletion of all files"],
+            Self::Rename(..) => vec!["renamed file"],
+            Self::RenameDirectory(..) => vec!["renamed directory"],
+            Self::Move(..) => vec!["object that moves"],
+            Self::Damage(..) => vec!["unusable file"],
+            Self::Swap(_) => vec!["swapped link"],
+            Self::Unlink(_) => vec!["removed link"],
+            Self::Outage(outage) => outage.kinds(directory),
+            Self::Flood => vec!["too many notifications"],
+            Self::Forbid(..) | Self::Pause(_) | Self::Quiet => Vec::new(),
+        }
+    }
+}
+
+// === impl Outage ===
+
+impl Outage {
+    fn kinds(&self, directory: &Directory) -> Vec<&'static str> {
+        let is_mounted = directory.is_mounted();
+        let gone = match (is_mounted, self.is_removed) {
+            (true, _) => "unmounted",
+            (false, true) => "rm -rf",
+            (false, false) => "moved away",
+        };
+        let back = match &self.back {
+            Back::Same => "comes back",
+            Back::Changed(_) => "comes back changed",
+            Back::Cloned(contents) if directory.moves_objects(contents) => "clone in which objects move",
+            Back::Cloned(_) => "clone",
+            Back::Prepared(_) => "another directory",
+        };
+        let mut kinds = vec![gone, back];
+        if self.is_empty_between && !is_mounted {
+            kinds.push("empty directory in its place");
+        }
+        kinds
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum How {
+    InPlace,
+    /// Beside it, and renamed over it.
+    Replace,
+    /// In pieces, cut at these percentages of the text, with this time between them, in milliseconds.
+    Slowly(Vec<usize>, u64),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Damage {
+    Cut,
+    Binary,
+    Text,
+    Blank,
+}
+
+/// How the files of a volume are reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Shape {
+    /// `sub -> ..data/sub`: `items` with a path.
+    Sub,
+    /// `current -> ..7`.
+    Direct,
+    /// A directory with a link for each file.
+    Each,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Swap {
+    pub(crate) shape: Shape,
+    pub(crate) files: usize,
+    pub(crate) repeats: u64,
+    /// Between two of them, in milliseconds.
+    pub(crate) gap: u64,
+    pub(crate) is_new: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Outage {
+    /// `rm -rf`; or else it is moved away, or unmounted.
+    pub(crate) is_removed: bool,
+    /// An empty directory is there meanwhile.
+    pub(crate) is_empty_between: bool,
+    /// It lasts until the resource is STALE.
+    pub(crate) is_noticed: bool,
+    pub(crate) back: Back,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Back {
+    Same,
+    /// With these changes.
+    Changed(Vec<Content>),
+    /// Another directory with these files, written one after the other where it is served.
+    Cloned(Vec<Content>),
+    /// Another directory with these files, put there as a whole.
+    Prepared(Vec<Content>),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target {
+    Root,
+    Directory(usize),
+    File(usize),
+}
+
+pub(crate) const PATHS: [&str; 9] =
+    ["a.json", "b.yaml", "c.yml", "d0/a.json", "d0/b.yaml", "d1/a.json", "d1/b.yaml", "d1/deep/er/c.yaml", "d2/z.json"];
+
+pub(crate) const DIRECTORIES: [&str; 3] = ["d0", "d1", "d2"];
+
+/// The objects that are in ordinary files.
+const OBJECTS: usize = 7;
+
+fn content() -> impl Strategy<Value = Content> {
+    let document = (0..OBJECTS, prop::bool::weighted(0.7)).prop_map(|(object, is_new)| Document { object, is_new });
+    (0..PATHS.len(), vec(document, 1..4), prop::bool::weighted(0.3)).prop_map(|(file, documents, is_list)| Content {
+        file,
+        documents,
+        is_list,
+    })
+}
+
+fn how() -> impl Strategy<Value = How> {
+    prop_oneof![
+        4 => Just(How::InPlace),
+        3 => Just(How::Replace),
+        2 => (vec(1_usize..100, 1..3), 20_u64..260).prop_map(|(cuts, gap)| How::Slowly(cuts, gap)),
+    ]
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    select(vec![Shape::Sub, Shape::Direct, Shape::Each])
+}
+
+fn swap() -> impl Strategy<Value = Swap> {
+    (shape(), prop_oneof![2 => 1_usize..8, 1 => 60_usize..160], 1_u64..12, 0_u64..15, prop::bool::weighted(0.3))
+        .prop_map(|(shape, files, repeats, gap, is_new)| Swap { shape, files, repeats, gap, is_new })
+}
+
+fn outage() -> impl Strategy<Value = Outage> {
+    let back = prop_oneof![
+        2 => Just(Back::Same),
+        1 => vec(content(), 1..4).prop_map(Back::Changed),
+        2 => vec(content(), 1..6).prop_map(Back::Cloned),
+        1 => vec(content(), 1..6).prop_map(Back::Prepared),
+    ];
+    (any::<bool>(), any::<bool>(), prop::bool::weighted(0.7), back).prop_map(
+        |(is_removed, is_empty_between, is_noticed, back)| Outage { is_removed, is_empty_between, is_noticed, back },
+    )
+}
+
+fn target() -> impl Strategy<Value = Target> {
+    prop_oneof![
+        Just(Target::Root),
+        (0..DIRECTORIES.len()).prop_map(Target::Directory),
+        (0..PATHS.len()).prop_map(Target::File),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let file = || 0..PATHS.len();
+    let directory = || 0..DIRECTORIES.len();
+    let times = || prop_oneof![2 => Just(1_u64), 1 => 2_u64..30];
+    let damage = select(vec![Damage::Cut, Damage::Binary, Damage::Text, Damage::Blank]);
+    prop_oneof![
+        20 => (content(), how()).prop_map(|(content, how)| Step::Write(content, how)),
+        6 => file().prop_map(Step::Remove),
+        1 => Just(Step::RemoveAll),
+        5 => (file(), file()).prop_map(|(from, to)| Step::Rename(from, to)),
+        3 => (directory(), directory(), times()).prop_map(|(from, to, times)| Step::RenameDirectory(from, to, times)),
+        4 => (file(), file(), times()).prop_map(|(from, to, times)| Step::Move(from, to, times)),
+        3 => (file(), damage).prop_map(|(file, damage)| Step::Damage(file, damage)),
+        5 => swap().prop_map(Step::Swap),
+        1 => shape().prop_map(Step::Unlink),
+        4 => outage().prop_map(Step::Outage),
+        3 => (target(), select(vec![0o000, 0o444, 0o111])).prop_map(|(target, mode)| Step::Forbid(target, mode)),
+        1 => Just(Step::Flood),
+        8 => (1_u64..120).prop_map(Step::Pause),
+        10 => Just(Step::Quiet),
+    ]
+}
+
+/// Any history.
+pub(crate) fn any_script() -> impl Strategy<Value = Script> {
+    let begin = prop_oneof![6 => Just(Begin::Full), 1 => Just(Begin::Empty), 1 => Just(Begin::Missing)];
+    (any::<u64>(), prop::bool::weighted(0.4), begin, vec(content(), 1..6), vec(step(), 4..16))
+        .prop_map(|(seed, is_mounted, begin, first, steps)| Script { seed, is_mounted, begin, first, steps })
+}

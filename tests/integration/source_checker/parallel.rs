@@ -1,0 +1,162 @@
+//! Runs histories that take real time and mostly wait: many beside each other, each on a thread of its own.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use proptest::strategy::{Strategy, ValueTree};
+
+use super::runner::{runner, setting};
+
+/// What all histories together have had: writes and faults by kind, verdicts, observations.
+#[derive(Debug, Default)]
+pub(crate) struct Counts(BTreeMap<&'static str, u64>);
+
+/// A checker of one source.
+pub(crate) struct Checker {
+    pub(crate) name: &'static str,
+    /// Histories, unless `INFORMERD_SOURCE_CHECKER_CASES` has another number.
+    pub(crate) cases: u64,
+    /// Kinds that a run of some hundred histories must have had.
+    pub(crate) required: &'static [&'static str],
+    /// Kinds that are not drawn yet: the kind, and the finding that it meets.
+    pub(crate) not_yet: &'static [(&'static str, &'static str)],
+}
+
+/// Kinds that a run leaves out.
+pub(crate) struct Excluded(Vec<String>);
+
+/// Histories at one time, unless `INFORMERD_SOURCE_CHECKER_THREADS` has another number.
+const THREADS: u64 = 16;
+/// For the search of a shorter history that is wrong too.
+const SHRINKING: Duration = Duration::from_secs(60);
+/// Histories in which every required kind has to be.
+const MANY: u64 = 100;
+
+// === impl Counts ===
+
+impl Counts {
+    pub(crate) fn count(&mut self, kind: &'static str) {
+        self.add(kind, 1);
+    }
+
+    pub(crate) fn add(&mut self, kind: &'static str, count: u64) {
+        *self.0.entry(kind).or_default() += count;
+    }
+
+    fn merge(&mut self, other: Self) {
+        for (kind, count) in other.0 {
+            self.add(kind, count);
+        }
+    }
+}
+
+// === impl Excluded ===
+
+impl Excluded {
+    /// Whether a step of these kinds is left out.
+    pub(crate) fn has_any(&self, kinds: &[&str]) -> bool {
+        self.0.iter().any(|excluded| kinds.contains(&excluded.as_str()))
+    }
+}
+
+// === impl Checker ===
+
+impl Checker {
+    /// Draws histories and runs them; panics at the first violation. The histories are always the same, or those of
+    /// `INFORMERD_CHECKER_SEED`; with `INFORMERD_SOURCE_CHECKER_CASE` there is only that one, and it is printed. With
+    /// `INFORMERD_SOURCE_CHECKER_ALL` nothing is left out that is not drawn yet, and `INFORMERD_SOURCE_CHECKER_WITHOUT` leaves
+    /// out the kinds that it names. With `INFORMERD_SOURCE_CHECKER_SURVEY` it does not stop at the first violation.
+    #[allow(clippy::print_stdout, reason = "the figures of a run")]
+    pub(crate) fn check<S: Strategy>(
+        &self,
+        strategy: impl Fn() -> S + Sync,
+        run: impl Fn(&S::Value, &Excluded, &mut Counts) -> Result<(), String> + Sync,
+    ) {
+        let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(self.cases);
+        let seed = setting("INFORMERD_CHECKER_SEED").unwrap_or(1);
+        let only = setting("INFORMERD_SOURCE_CHECKER_CASE");
+        let threads = setting("INFORMERD_SOURCE_CHECKER_THREADS").unwrap_or(THREADS);
+        let most = if setting("INFORMERD_SOURCE_CHECKER_SURVEY").is_some() { usize::MAX } else { 1 };
+        let excluded = self.excluded();
+        let began = Instant::now();
+        let (first, last) = only.map_or((0, cases), |only| (only, only + 1));
+        let (next, totals, failures) =
+            (AtomicU64::new(first), Mutex::new(Counts::default()), Mutex::new(BTreeMap::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let strategy = strategy();
+                    loop {
+                        let case = next.fetch_add(1, Ordering::Relaxed);
+                        if case >= last || failures.lock().len() >= most {
+                            return;
+                        }
+                        let script = strategy.new_tree(&mut runner(seed, case)).unwrap().current();
+                        if only.is_some() {
+                            println!("{script:#?}");
+                        }
+                        let mut counts = Counts::default();
+                        let result = run(&script, &excluded, &mut counts);
+                        counts.count("history");
+                        totals.lock().merge(counts);
+                        if let Err(violation) = result {
+                            failures.lock().insert(case, violation);
+                        }
+                    }
+                });
+            }
+        });
+        let (totals, failures) = (totals.into_inner(), failures.into_inner());
+        println!("{} of seed {seed} in {:?}: {totals:#?}", self.name, began.elapsed());
+        for (case, violation) in &failures {
+            println!("{}: history {case} of seed {seed}: {violation}", self.name);
+        }
+        if let Some((case, violation)) = failures.into_iter().next() {
+            let run = |script: &S::Value| run(script, &excluded, &mut Counts::default());
+            let (violation, script) = shrink(&strategy(), (seed, case), violation, run);
+            panic!("{}: history {case} of seed {seed}: {violation}\n\nin {script}", self.name);
+        }
+        let is_missing =
+            |kind: &&&str| !excluded.has_any(&[**kind]) && totals.0.get(**kind).is_none_or(|count| *count == 0);
+        let missing: Vec<_> = self.required.iter().filter(is_missing).collect();
+        assert!(only.is_some() || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
+    }
+
+    fn excluded(&self) -> Excluded {
+        let without = std::env::var("INFORMERD_SOURCE_CHECKER_WITHOUT").unwrap_or_default();
+        let mut excluded: Vec<String> = without.split(',').map(str::to_owned).collect();
+        if std::env::var_os("INFORMERD_SOURCE_CHECKER_ALL").is_none() {
+            excluded.extend(self.not_yet.iter().map(|(kind, _)| (*kind).to_owned()));
+        }
+        Excluded(excluded)
+    }
+}
+
+/// Looks for a shorter history that is wrong too, unless `INFORMERD_SOURCE_CHECKER_SHRINK` is 0. Returns the violation and
+/// the script.
+fn shrink<S: Strategy>(
+    strategy: &S,
+    (seed, case): (u64, u64),
+    violation: String,
+    run: impl Fn(&S::Value) -> Result<(), String>,
+) -> (String, String) {
+    let mut tree = strategy.new_tree(&mut runner(seed, case)).unwrap();
+    let mut shortest = (violation, format!("{:#?}", tree.current()));
+    let began = Instant::now();
+    let mut is_shorter = setting("INFORMERD_SOURCE_CHECKER_SHRINK") != Some(0) && tree.simplify();
+    while is_shorter && began.elapsed() < SHRINKING {
+        let script = tree.current();
+        is_shorter = match run(&script) {
+            Err(violation) => {
+                shortest = (violation, format!("{script:#?}"));
+                tree.simplify()
+            }
+            Ok(()) => tree.complicate(),
+        };
+    }
+    shortest
+}

@@ -1,0 +1,260 @@
+//! The checker of the `stream` source: real named pipes and files, drawn writers, and every observation of every client
+//! checked.
+//!
+//! The verdict:
+//!
+//! - at a quiet point of a writer the resource is SYNCED and everybody has the truth, also after another writer has not
+//!   confirmed all objects;
+//! - after the end of a writer, and as long as the next one has confirmed nothing, the resource is STALE, everybody knows, and
+//!   nothing is deleted;
+//! - what a client observes of an object is a subsequence of the states that the script gave it;
+//! - no watch ends for a reason that such a source does not have.
+
+mod pipe;
+mod script;
+
+use std::time::Duration;
+
+use informerd::{
+    cache::SourceHealth,
+    source::stream::{HEARTBEAT, StreamConfig, StreamPath, StreamSource},
+};
+
+use self::{
+    pipe::Pipe,
+    script::{Begin, End, Input, Piece, Script, Silence, Writer, any_script},
+};
+use super::{
+    live::{Expected, Live, pause},
+    parallel::{Checker, Counts, Excluded},
+};
+
+const STALE_AFTER: Duration = Duration::from_millis(150);
+
+/// How long a writer has to be quiet before what it has not confirmed is deleted.
+const CONFIRM_AFTER: Duration = Duration::from_millis(400);
+
+/// Kinds that are not drawn yet, and the finding that each meets.
+const NOT_YET: &[(&str, &str)] = &[];
+
+const REQUIRED: &[&str] = &[
+    "writer of changes alone",
+    "file",
+    "writer that repeats everything",
+    "writer that repeats a part",
+    "writer that repeats nothing",
+    "end of initial events",
+    "writer without an event",
+    "bookmark",
+    "error",
+    "garbage",
+    "torn event",
+    "end within an event",
+    "end that is not waited for",
+    "verdict: truth",
+    "verdict: STALE",
+    "resume",
+    "DELETED",
+];
+
+/// One history under way.
+struct Run<'c> {
+    pipe: Pipe,
+    live: Live,
+    /// A writer that begins confirms all objects that there are.
+    confirms: bool,
+    excluded: &'c Excluded,
+    counts: &'c mut Counts,
+}
+
+enum Stop {
+    Violation(String),
+    TooSlow,
+}
+
+impl From<String> for Stop {
+    fn from(violation: String) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+impl Run<'_> {
+    async fn rest(&mut self, expected: Expected) -> Result<(), String> {
+        self.counts.count(if expected == Expected::Truth { "verdict: truth" } else { "verdict: STALE" });
+        self.live.rest(expected, &self.pipe.truth).await
+    }
+
+    /// A change that everybody gets, and with it everything before it.
+    async fn quiet(&mut self) -> Result<(), String> {
+        self.pipe.mark();
+        self.rest(Expected::Truth).await
+    }
+
+    async fn all(&mut self, script: &Script) -> Result<(), Stop> {
+        if script.input == Input::File {
+            self.counts.count("file");
+            self.rest(Expected::Kept).await?;
+            return Ok(());
+        }
+        self.rest(Expected::Truth).await?;
+        let mut is_noticed = true;
+        for (at, writer) in script.writers.iter().enumerate() {
+            let is_last = at + 1 == script.writers.len();
+            let next = script.writers.get(at + 1);
+            is_noticed = self.writer(writer, at == 0, is_noticed, is_last, next).await.map_err(|stop| match stop {
+                Stop::Violation(violation) => Stop::Violation(format!("writer {at}: {violation}")),
+                Stop::TooSlow => Stop::TooSlow,
+            })?;
+        }
+        self.live.verify(&self.pipe.truth)?;
+        Ok(())
+    }
+
+    /// One writer from its beginning to its end. Returns whether its end was noticed.
+    async fn writer(
+        &mut self,
+        writer: &Writer,
+        is_first: bool,
+        was_noticed: bool,
+        is_last: bool,
+        next: Option<&Writer>,
+    ) -> Result<bool, Stop> {
+        self.counts.count(if self.confirms { "writer" } else { "writer of changes alone" });
+        self.pipe.open(&writer.pace);
+        let everything = Begin::All { has_end: false, changed: Vec::new() };
+        let begin = if self.excluded.has_any(&[writer.begin.kind()]) { &everything } else { &writer.begin };
+        if let Begin::Silent(silence) = begin {
+            return self.silent(*silence, is_first, was_noticed).await;
+        }
+        if !is_first {
+            // A server that does not notice the end of the writer before takes both for one, and misses nothing if all is
+            // repeated.
+            let begin = if was_noticed { begin } else { &everything };
+            let has_end = self.repeat(begin);
+            if has_end {
+                self.counts.count("end of initial events");
+                self.pipe.end_initial_events();
+            } else {
+                // The last of its first events; quiet follows.
+                self.pipe.mark();
+            }
+            if self.pipe.longest_gap() > CONFIRM_AFTER / 2 {
+                return Err(Stop::TooSlow);
+            }
+            if self.confirms {
+                self.pipe.delete_unconfirmed();
+            }
+            self.rest(Expected::Truth).await?;
+        }
+        for piece in &writer.events {
+            self.counts.count(piece.kind());
+            self.pipe.piece(piece);
+            if matches!(piece, Piece::Quiet) {
+                self.rest(Expected::Truth).await?;
+            }
+        }
+        self.quiet().await?;
+        let is_torn = matches!(writer.end, End::Torn(_));
+        if let End::Torn(percent) = writer.end {
+            self.counts.count("end within an event");
+            self.pipe.tear(percent);
+        }
+        self.pipe.close();
+        let is_next_silent = next.is_some_and(|next| matches!(next.begin, Begin::Silent(_)));
+        if writer.is_noticed || is_last || is_torn || is_next_silent {
+            self.rest(Expected::Kept).await?;
+            return Ok(true);
+        }
+        self.counts.count("end that is not waited for");
+        Ok(false)
+    }
+
+    /// A writer that writes no event of an object.
+    async fn silent(&mut self, silence: Silence, is_first: bool, was_noticed: bool) -> Result<bool, Stop> {
+        self.counts.count("writer without an event");
+        match silence {
+            Silence::Nothing => {}
+            Silence::Error => self.pipe.error(),
+            Silence::Garbage(garbage) => self.pipe.garbage(garbage),
+        }
+        if self.confirms && !is_first && was_noticed && !self.pipe.names().is_empty() {
+            // It confirms nothing, however long it is quiet.
+            pause(2 * CONFIRM_AFTER);
+            self.rest(Expected::Kept).await?;
+        }
+        self.pipe.close();
+        self.rest(Expected::Kept).await?;
+        Ok(true)
+    }
+
+    /// Writes initial events. Whether the bookmark that ends them is to follow.
+    fn repeat(&mut self, begin: &Begin) -> bool {
+        self.counts.count(begin.kind());
+        let (has_end, changed, kept): (_, &[bool], &[bool]) = match begin {
+            Begin::All { has_end, changed } => (*has_end, changed, &[]),
+            Begin::Part { has_end, kept } => (*has_end, &[], kept),
+            Begin::None { has_end } => return *has_end,
+            Begin::Silent(_) => return false,
+        };
+        let is_set = |flags: &[bool], at: usize, default| flags.get(at).copied().unwrap_or(default);
+        for (at, name) in self.pipe.names().into_iter().enumerate() {
+            if is_set(kept, at, true) {
+                self.pipe.repeat(&name, is_set(changed, at, false));
+            }
+        }
+        has_end
+    }
+}
+
+/// Carries out one history.
+fn run(script: &Script, excluded: &Excluded, counts: &mut Counts) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let pipe = match script.input {
+        Input::Pipe => Pipe::new_pipe(),
+        Input::File => file(&script.writers[0]),
+    };
+    let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
+    let config = StreamConfig {
+        confirm_after: script.confirms.then_some(CONFIRM_AFTER),
+        ..StreamConfig::new(StreamPath::Path(pipe.path()), "things")
+    };
+    let live = {
+        let _inside = runtime.enter();
+        let source = StreamSource::new(config, health.clone());
+        Live::start(source, health, 0, script.seed)
+    };
+    let mut run = Run { pipe, live, confirms: script.confirms, excluded, counts };
+    // The script blocks this thread; the server has another one.
+    let outcome = runtime.block_on(run.all(script));
+    run.live.count(run.counts);
+    drop(run);
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(Stop::TooSlow) => {
+            counts.count("too slow to be judged");
+            Ok(())
+        }
+        Err(Stop::Violation(violation)) => Err(violation),
+    }
+}
+
+/// A file that a writer has written.
+fn file(writer: &Writer) -> Pipe {
+    let mut file = Pipe::new_file();
+    file.open(&writer.pace);
+    for piece in writer.events.iter().filter(|piece| !matches!(piece, Piece::Pause(_))) {
+        file.piece(piece);
+    }
+    if let End::Torn(percent) = writer.end {
+        file.tear(percent);
+    }
+    file.close();
+    file
+}
+
+/// Checks the source over drawn histories.
+pub(crate) fn check() {
+    let checker = Checker { name: "stream", cases: 200, required: REQUIRED, not_yet: NOT_YET };
+    checker.check(any_script, run);
+}

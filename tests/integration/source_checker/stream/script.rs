@@ -1,0 +1,225 @@
+//! Draws the history of one stream: the writers that follow each other, what they write, and how their bytes are cut.
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+/// One history.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    pub(crate) seed: u64,
+    pub(crate) input: Input,
+    /// Each writer begins with all objects; or else it writes changes alone.
+    pub(crate) confirms: bool,
+    pub(crate) writers: Vec<Writer>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Input {
+    Pipe,
+    /// A file that is whole when the source starts: what the first writer writes.
+    File,
+}
+
+/// One process that writes to the pipe.
+#[derive(Debug, Clone)]
+pub(crate) struct Writer {
+    pub(crate) begin: Begin,
+    pub(crate) events: Vec<Piece>,
+    pub(crate) end: End,
+    /// The next writer waits until the end is noticed.
+    pub(crate) is_noticed: bool,
+    pub(crate) pace: Pace,
+}
+
+/// What a writer says of the objects that there are when it begins.
+#[derive(Debug, Clone)]
+pub(crate) enum Begin {
+    /// All of them, as `kubectl get --watch` does, and perhaps the bookmark that ends the initial events. A part of the
+    /// objects has other bodies.
+    All { has_end: bool, changed: Vec<bool> },
+    /// Those that are still there: an object that is not among them was deleted meanwhile.
+    Part { has_end: bool, kept: Vec<bool> },
+    /// None of them. With the bookmark that ends the initial events, all were deleted meanwhile; without, the first event
+    /// that is not one of them says so.
+    None { has_end: bool },
+    /// It writes nothing that is an event of an object, and ends.
+    Silent(Silence),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Silence {
+    /// It opens the pipe and closes it.
+    Nothing,
+    Error,
+    Garbage(Garbage),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Piece {
+    /// ADDED or MODIFIED.
+    Put {
+        object: usize,
+        is_added: bool,
+        is_new: bool,
+        shape: Shape,
+    },
+    Delete {
+        object: usize,
+        shape: Shape,
+    },
+    Bookmark,
+    Error,
+    Garbage(Garbage),
+    /// An event that breaks off at this percentage, and a new line.
+    Torn(usize),
+    Pause(u64),
+    Quiet,
+}
+
+// === impl Begin ===
+
+impl Begin {
+    /// The kind under which it is counted.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::All { .. } => "writer that repeats everything",
+            Self::Part { .. } => "writer that repeats a part",
+            Self::None { .. } => "writer that repeats nothing",
+            Self::Silent(_) => "writer without an event",
+        }
+    }
+}
+
+// === impl Piece ===
+
+impl Piece {
+    /// The kind under which it is counted.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Put { .. } => "put",
+            Self::Delete { .. } => "deletion",
+            Self::Bookmark => "bookmark",
+            Self::Error => "error",
+            Self::Garbage(_) => "garbage",
+            Self::Torn(_) => "torn event",
+            Self::Pause(_) => "pause",
+            Self::Quiet => "quiet",
+        }
+    }
+}
+
+/// How an event is laid out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Shape {
+    /// One to a line.
+    Line,
+    /// Directly after the one before, and directly before the one after it.
+    Joined,
+    /// Over several lines.
+    Pretty,
+}
+
+/// Lines that are no event.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Garbage {
+    Text,
+    Binary,
+    List,
+    NoType,
+    UnknownType,
+    NoName,
+    /// An event whose text is no UTF-8.
+    NotUtf8,
+    /// Brackets that nobody closes.
+    Deep,
+    /// An event larger than an object may be.
+    Huge,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End {
+    Clean,
+    /// Within an event, at this percentage.
+    Torn(usize),
+}
+
+/// How the bytes are cut into writes.
+#[derive(Debug, Clone)]
+pub(crate) struct Pace {
+    /// In bytes; one after the other, and again.
+    pub(crate) sizes: Vec<usize>,
+    /// Between writes, in microseconds.
+    pub(crate) gap: u64,
+}
+
+/// The objects of a history.
+pub(crate) const OBJECTS: usize = 6;
+
+fn garbage() -> impl Strategy<Value = Garbage> {
+    prop_oneof![
+        8 => select(vec![
+            Garbage::Text,
+            Garbage::Binary,
+            Garbage::List,
+            Garbage::NoType,
+            Garbage::UnknownType,
+            Garbage::NoName,
+            Garbage::NotUtf8,
+            Garbage::Deep,
+        ]),
+        1 => Just(Garbage::Huge),
+    ]
+}
+
+fn piece() -> impl Strategy<Value = Piece> {
+    let shape = || select(vec![Shape::Line, Shape::Line, Shape::Joined, Shape::Pretty]);
+    prop_oneof![
+        12 => (0..OBJECTS, any::<bool>(), prop::bool::weighted(0.8), shape())
+            .prop_map(|(object, is_added, is_new, shape)| Piece::Put { object, is_added, is_new, shape }),
+        4 => (0..OBJECTS, shape()).prop_map(|(object, shape)| Piece::Delete { object, shape }),
+        1 => Just(Piece::Bookmark),
+        1 => Just(Piece::Error),
+        2 => garbage().prop_map(Piece::Garbage),
+        2 => (1_usize..100).prop_map(Piece::Torn),
+        1 => (1_u64..40).prop_map(Piece::Pause),
+        2 => Just(Piece::Quiet),
+    ]
+}
+
+fn writer() -> impl Strategy<Value = Writer> {
+    let flags = || vec(any::<bool>(), OBJECTS + 1);
+    let begin = prop_oneof![
+        3 => (any::<bool>(), flags()).prop_map(|(has_end, changed)| Begin::All { has_end, changed }),
+        3 => (any::<bool>(), flags()).prop_map(|(has_end, kept)| Begin::Part { has_end, kept }),
+        1 => any::<bool>().prop_map(|has_end| Begin::None { has_end }),
+        1 => Just(Begin::Silent(Silence::Nothing)),
+        1 => Just(Begin::Silent(Silence::Error)),
+        1 => garbage().prop_map(|garbage| Begin::Silent(Silence::Garbage(garbage))),
+    ];
+    let end = prop_oneof![2 => Just(End::Clean), 1 => (1_usize..100).prop_map(End::Torn)];
+    let pace = prop_oneof![
+        2 => Just((vec![1 << 20], 0)),
+        2 => (vec(1_usize..200, 1..8), 0_u64..500),
+        1 => (vec(1_usize..4, 1..4), Just(0)),
+    ];
+    (begin, vec(piece(), 0..10), end, prop::bool::weighted(0.8), pace).prop_map(
+        |(begin, events, end, is_noticed, (sizes, gap))| Writer {
+            begin,
+            events,
+            end,
+            is_noticed,
+            pace: Pace { sizes, gap },
+        },
+    )
+}
+
+/// Any history.
+pub(crate) fn any_script() -> impl Strategy<Value = Script> {
+    let input = prop_oneof![6 => Just(Input::Pipe), 1 => Just(Input::File)];
+    let confirms = prop::bool::weighted(0.85);
+    (any::<u64>(), input, confirms, vec(writer(), 1..5)).prop_map(|(seed, input, confirms, writers)| Script {
+        seed,
+        input,
+        confirms,
+        writers,
+    })
+}
