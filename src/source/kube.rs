@@ -46,6 +46,7 @@ mod client;
 mod connection;
 #[cfg(feature = "kube")]
 mod exec;
+#[cfg(feature = "kube")]
 mod head;
 #[cfg(feature = "kube")]
 mod initial;

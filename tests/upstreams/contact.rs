@@ -26,6 +26,7 @@ const BOUND: Duration = Duration::from_secs(25);
 
 impl Served {
     /// Freezes the connections, whose kernels still acknowledge everything, until the resource is STALE.
+    #[allow(clippy::print_stdout, reason = "a figure of the run")]
     async fn freeze_until_stale(&self) {
         self.gates.iter().for_each(|gate| gate.freeze(true));
         let since = Instant::now();
