@@ -64,7 +64,10 @@ fn relays_are_followed_under_drawn_faults() {
     runner::check::<relay::Relay>("relay", 40);
 }
 
+/// In `.ci/nightly`: its histories take real time, and beside builds one of 150 is misjudged, or shows an older state of an
+/// object for a moment.
 #[test]
+#[ignore = "real time: needs processors of its own"]
 fn files_are_followed_under_drawn_faults() {
     files::check();
 }
