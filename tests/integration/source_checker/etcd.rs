@@ -198,8 +198,7 @@ impl Upstream for Etcd {
     type Step = Step;
 
     const IS_PAUSED: bool = true;
-    const NOT_YET: &'static [(&'static str, &'static str)] =
-        &[("too large", "a client is told of a deletion, as if the object had been deleted upstream")];
+    const NOT_YET: &'static [(&'static str, &'static str)] = &[];
     const REQUIRED: &'static [&'static str] = &[
         "transaction",
         "deletion of everything",
