@@ -187,7 +187,10 @@ impl Upstream for Kube {
     const IS_PAUSED: bool = true;
     const NOT_YET: &'static [(&'static str, &'static str)] = &[
         ("several deletions at one version", "a client that resumes after the first keeps the others"),
-        ("only the selector is allowed", "history 9 of seed 1 ends before its last cut has taken effect"),
+        (
+            "only the selector is allowed",
+            "open: history 9 of seed 1 ends with a fault that does not heal; the cause is not known",
+        ),
         ("CRD with another selectable field", "an object that enters the selection at its old version is a rewrite"),
     ];
     const REQUIRED: &'static [&'static str] = &[
