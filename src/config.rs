@@ -197,6 +197,8 @@ pub struct KubeResource {
     pub label_selector: String,
     /// Only objects with these fields; empty for all.
     pub field_selector: String,
+    /// Only the metadata of objects is requested and served.
+    pub is_metadata_only: bool,
     /// Objects on a page of a list, 1 to 100,000; with `None`, 500 where pages are of use.
     pub page_size: Option<u32>,
     /// How long the API is asked to keep a watch open at least, 10 s to a day; with `None`, 5 minutes.

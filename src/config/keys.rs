@@ -113,6 +113,10 @@ const KEYS: &[Key] = &[
         "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them",
     ),
     no_default(
+        "resources.<name>.source.kube.metadata_only",
+        "true requests and serves only the metadata of objects, such as of Secrets without their data; false if left out",
+    ),
+    no_default(
         "resources.<name>.source.kube.page_size",
         "objects on a page of a list, 1 to 100000; 500 where pages are of use if left out",
     ),

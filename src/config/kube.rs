@@ -66,6 +66,7 @@ pub(super) fn resolve(
     let label_selector = read("label_selector", raw.label_selector.as_ref(), check_label_selector);
     let field_selector = read("field_selector", raw.field_selector.as_ref(), |_| Ok(()));
     let context = read("context", raw.context.as_ref(), |_| Ok(()));
+    let metadata_only = errors.read(&at("metadata_only"), raw.metadata_only.as_ref(), value::boolean);
     let page_size = errors.read(&at("page_size"), raw.page_size.as_ref(), read_page_size);
     let watch_timeout = errors.read(&at("watch_timeout"), raw.watch_timeout.as_ref(), read_watch_timeout);
     let versions = errors.read(&at("versions"), raw.versions.as_ref(), read_versions);
@@ -78,6 +79,7 @@ pub(super) fn resolve(
         namespace: namespace.unwrap_or_default(),
         label_selector: label_selector.unwrap_or_default(),
         field_selector: field_selector.unwrap_or_default(),
+        is_metadata_only: metadata_only.unwrap_or_default(),
         page_size,
         watch_timeout,
         has_opaque_versions: versions.unwrap_or_default(),

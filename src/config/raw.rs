@@ -256,6 +256,7 @@ pub(super) struct RawKube {
     pub(super) namespace: Option<Value>,
     pub(super) label_selector: Option<Value>,
     pub(super) field_selector: Option<Value>,
+    pub(super) metadata_only: Option<Value>,
     pub(super) page_size: Option<Value>,
     pub(super) watch_timeout: Option<Value>,
     pub(super) versions: Option<Value>,

@@ -117,6 +117,8 @@ pub struct KubeConfig {
     pub cluster: KubeCluster,
     /// What is not kept of bodies.
     pub drop_fields: FieldCut,
+    /// Only the metadata of objects is requested and kept: bodies are `PartialObjectMetadata` of `meta.k8s.io/v1`.
+    pub is_metadata_only: bool,
     /// Objects on a page of a list; `None` for 500 where pages are of use, and none where the API would not use its cache.
     pub page_size: Option<u32>,
     /// How long the API may take to begin an answer, and for a page.
@@ -156,6 +158,7 @@ impl KubeConfig {
             field_selector: String::new(),
             cluster: KubeCluster::default(),
             drop_fields: FieldCut::default(),
+            is_metadata_only: false,
             page_size: None,
             has_opaque_versions: false,
             answer_timeout: Duration::from_secs(60),

@@ -10,6 +10,7 @@ use crate::{
     apiserver::{ADMIN, AGGREGATED, ApiServer, ask},
     authority::Authority,
     kube::check,
+    metadata::bodies,
     served::Served,
     truth::Truth,
 };
@@ -65,7 +66,10 @@ async fn every_client_is_told_what_another_api_server_has() {
     for _ in 0..20 {
         front.write(&mut truth, AGGREGATED).await;
     }
-    let served = Served::kube(&front, ADMIN, source()).await;
+    let mut metadata = source();
+    (metadata["kubeconfig"], metadata["metadata_only"]) = (json!("kubeconfig"), json!(true));
+    let metadata = ("metadata", json!({ "source": { "kube": metadata } }));
+    let served = Served::kube_among(&front, ADMIN, source(), &[metadata]).await;
     let followers = served.followers().await;
     for n in 0..20 {
         front.write(&mut truth, AGGREGATED).await;
@@ -82,7 +86,17 @@ async fn every_client_is_told_what_another_api_server_has() {
     front.until(&AGGREGATED.all()).await;
     front.write(&mut truth, AGGREGATED).await;
     check(&followers, &truth, AGGREGATED, true).await;
-    assert_eq!(served.count("reflector_lists_total").await, 1);
+    assert_eq!(served.count("reflector_lists_total").await, 2, "one for each resource");
+    // The API server behind converts them.
+    let objects = bodies(&served, "metadata").await;
+    assert_eq!(objects.keys().collect::<Vec<_>>(), bodies(&served, "things").await.keys().collect::<Vec<_>>());
+    for body in objects.values() {
+        assert!(
+            body.starts_with(r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"#),
+            "{body}"
+        );
+        assert!(!body.contains(r#""data""#), "{body}");
+    }
 
     behind.kill();
     let refused = ask(&front.impatient_client().await, "GET", &AGGREGATED.all(), None).await.unwrap_err();
@@ -90,6 +104,6 @@ async fn every_client_is_told_what_another_api_server_has() {
     behind.restart().await;
     behind.write(&mut truth, AGGREGATED).await;
     check(&followers, &truth, AGGREGATED, false).await;
-    assert!(served.count("reflector_lists_total").await <= 2);
+    assert!(served.count("reflector_lists_total").await <= 4);
     assert_eq!(served.count("cache_rewinds_total").await, 0);
 }

@@ -22,6 +22,7 @@ mod image;
 mod journal;
 mod kube;
 mod manifest;
+mod metadata;
 mod pipe;
 mod pod;
 mod port;

@@ -17,8 +17,8 @@ fn cut(path: &str) -> FieldCut {
 #[test]
 fn a_kube_source_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { drop_fields: [.status], source: { kube: { group: apps, version: v1, plural: deployments, \
-                namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, page_size: 100, \
-                watch_timeout: 1m, versions: opaque, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
+                namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, metadata_only: true, \
+                page_size: 100, watch_timeout: 1m, versions: opaque, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
                 b: { source: { kube: { version: v1, plural: pods } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
     let (directory, flags) = file(yaml, &["--kube=d=v1/pods", "--kubeconfig=f", "--kube-context=e"]);
     let config = Config::load(&flags).unwrap();
@@ -29,6 +29,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         namespace: "shop".to_owned(),
         label_selector: "app in (a,b)".to_owned(),
         field_selector: "metadata.name=x".to_owned(),
+        is_metadata_only: true,
         page_size: Some(100),
         watch_timeout: Some(Duration::from_secs(60)),
         has_opaque_versions: true,
@@ -43,6 +44,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context, plain.contact_timeout),
         ("", "", &None, &None, None)
     );
+    assert!(!plain.is_metadata_only);
     assert_ne!(plain.drop_fields, FieldCut::default());
     assert_eq!(kube(&config, "c").drop_fields, FieldCut::default());
     let flagged = KubeResource { kubeconfig: Some("f".into()), context: Some("e".to_owned()), ..plain };
@@ -65,6 +67,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, contact_timeout: 301s"), format!("{key}.contact_timeout: expected a duration from 3s to 5m")),
         (&format!("{all}, group: A"), format!("{key}.group: expected an API group such as apps")),
         (&format!("{all}, label_selector: 'a in'"), format!("{key}.label_selector: ")),
+        (&format!("{all}, metadata_only: 1"), format!("{key}.metadata_only: expected true or false, found")),
         (&format!("{all}, page_size: 0"), format!("{key}.page_size: expected a number of objects from 1 to 100000")),
         (
             &format!("{all}, page_size: 100001"),

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    KubeCluster,
+    KubeCluster, KubeConfig,
     body::Body,
     client::{Client, Wish},
     kubeconfig::RestConfig,
@@ -23,6 +23,7 @@ use crate::cache::{SourceError, SourceHealth, random_fraction};
 #[derive(Debug)]
 pub(super) struct Api {
     client: Arc<Client>,
+    is_metadata_only: bool,
     answer_timeout: Duration,
     /// A lost connection counts against the resource from the last contact on.
     health: SourceHealth,
@@ -45,28 +46,42 @@ const MAX_FAILURE_BYTES: usize = 64 << 10;
 /// Of a page, unpacked. A list that is not paged is one.
 const MAX_PAGE_BYTES: usize = 1 << 30;
 const JSON: &str = "application/json";
+/// As client-go's metadata client requests it. An API that does not know the type answers with whole objects.
+const PARTIAL_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 // === impl Api ===
 
 impl Api {
-    pub(super) fn new(client: Arc<Client>, answer_timeout: Duration, health: SourceHealth) -> Self {
-        Self { client, answer_timeout, health, state: Mutex::default() }
+    pub(super) fn new(client: Arc<Client>, config: &KubeConfig, health: SourceHealth) -> Self {
+        let KubeConfig { answer_timeout, is_metadata_only, .. } = *config;
+        Self { client, is_metadata_only, answer_timeout, health, state: Mutex::default() }
     }
 
-    /// Requests a path and its query. The answer is a success, and its body is still to be read.
+    /// Requests a watch. The answer is a success, and its body is still to be read.
     pub(super) async fn open(&self, target: &str) -> Result<Body, SourceError> {
-        let wish = Wish { accept: JSON, may_compress: false, timeout: self.answer_timeout };
+        let accept = if self.is_metadata_only { PARTIAL } else { JSON };
+        let wish = Wish { accept, may_compress: false, timeout: self.answer_timeout };
         Ok(self.send(target, wish).await?.into_body())
     }
 
-    /// Requests a path and its query, and reads the whole answer.
-    pub(super) async fn get(&self, target: &str) -> Result<Bytes, SourceError> {
-        self.get_within(target, MAX_PAGE_BYTES).await
+    /// Requests a page of a list, and reads the whole answer.
+    pub(super) async fn list(&self, target: &str) -> Result<Bytes, SourceError> {
+        self.list_within(target, MAX_PAGE_BYTES).await
     }
 
-    /// Requests an answer that is expected to be small, and reads at most so many bytes of it, of an API that sends more.
-    pub(super) async fn get_within(&self, target: &str, max_bytes: usize) -> Result<Bytes, SourceError> {
-        let wish = Wish { accept: JSON, may_compress: true, timeout: self.answer_timeout };
+    /// Requests a list that is expected to be small, and reads at most so many bytes of it, of an API that sends more.
+    pub(super) async fn list_within(&self, target: &str, max_bytes: usize) -> Result<Bytes, SourceError> {
+        self.read(target, if self.is_metadata_only { PARTIAL_LIST } else { JSON }, max_bytes).await
+    }
+
+    /// Requests one object by its path, and reads the whole of it.
+    pub(super) async fn get(&self, target: &str) -> Result<Bytes, SourceError> {
+        self.read(target, JSON, MAX_PAGE_BYTES).await
+    }
+
+    async fn read(&self, target: &str, accept: &'static str, max_bytes: usize) -> Result<Bytes, SourceError> {
+        let wish = Wish { accept, may_compress: true, timeout: self.answer_timeout };
         let answer = self.send(target, wish).await?;
         let is_gzip = is_gzip(answer.headers());
         let text = |problem: String| SourceError::Incomplete(format!("{target}: {problem}"));

@@ -86,7 +86,7 @@ impl Shared {
         let name = mark.map(|mark| format!("metadata.name={}", escaped(mark.key().name())));
         let namespace = mark.map_or("", |mark| mark.key().namespace());
         let target = self.target_in(namespace, name.as_deref(), &[("limit", "1")]);
-        let answer = match self.api.get_within(&target, MAX_HEAD_BYTES).await {
+        let answer = match self.api.list_within(&target, MAX_HEAD_BYTES).await {
             Ok(answer) => answer,
             Err(
                 SourceError::Refused(problem) | SourceError::Unavailable(problem) | SourceError::Incomplete(problem),

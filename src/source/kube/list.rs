@@ -77,7 +77,7 @@ pub(super) async fn read(shared: &Shared, at: &ListVersion) -> Result<Reading, S
 
 /// Reads one page, and gives the token of the next.
 async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) -> Result<Option<String>, Stop> {
-    let bytes = shared.api.get(&shared.target(query)).await?;
+    let bytes = shared.api.list(&shared.target(query)).await?;
     let unreadable = |problem: String| Stop::Source(SourceError::Undecodable(problem));
     let page: Page<'_> =
         serde_json::from_slice(&bytes).map_err(|error| unreadable(one_line(&format!("a list: {error}"))))?;
@@ -90,7 +90,7 @@ async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) ->
         kind: kind.strip_suffix("List").unwrap_or_default(),
         api_version: api_version.as_deref().unwrap_or_default(),
     };
-    let reader = ItemReader { cut: &shared.config.drop_fields, is_decimal: shared.known.lock().is_decimal() };
+    let reader = ItemReader::new(&shared.config, shared.known.lock().is_decimal());
     for item in items.unwrap_or_default() {
         let item = match reader.read_listed(item.get().as_bytes(), listed) {
             Ok(item) => item,

@@ -3,7 +3,9 @@
 use std::{borrow::Cow, collections::BTreeMap};
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
+use super::KubeConfig;
 use crate::{
     cache::{Problem, ProblemReason},
     model::{FieldCut, JsonText, Object, ObjectError, ObjectKey, ObjectParts, ResourceVersion},
@@ -23,9 +25,10 @@ pub(super) struct Item {
 /// Reads objects.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ItemReader<'a> {
-    pub(super) cut: &'a FieldCut,
+    cut: &'a FieldCut,
+    is_metadata_only: bool,
     /// Whether versions have to be decimals.
-    pub(super) is_decimal: bool,
+    is_decimal: bool,
 }
 
 /// What the items of a list are, where they do not say it.
@@ -53,6 +56,13 @@ struct TypeMeta<'a> {
     kind: Option<JsonText<'a>>,
 }
 
+/// The part of an object that a `PartialObjectMetadata` has.
+#[derive(Deserialize)]
+struct Partial<'a> {
+    #[serde(borrow)]
+    metadata: &'a RawValue,
+}
+
 #[derive(Deserialize)]
 struct Bare<'a> {
     #[serde(borrow)]
@@ -78,18 +88,27 @@ const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
 
 // === impl ItemReader ===
 
-impl ItemReader<'_> {
+impl<'a> ItemReader<'a> {
+    pub(super) fn new(config: &'a KubeConfig, is_decimal: bool) -> Self {
+        let KubeConfig { drop_fields, is_metadata_only, .. } = config;
+        Self { cut: drop_fields, is_metadata_only: *is_metadata_only, is_decimal }
+    }
+
     /// Reads one object.
     ///
     /// # Errors
     ///
     /// For what has no key, and no version of the kind that is expected. What is only too large is an item.
     pub(super) fn read(self, body: &[u8]) -> Result<Item, ObjectError> {
-        self.read_cut(&self.cut.apply(body))
+        let body = self.cut.apply(body);
+        if self.is_metadata_only { self.read_cut(&partial(&body)?) } else { self.read_cut(&body) }
     }
 
     /// The same of an item of a list, which says its type before its items (and leaves it out of them).
     pub(super) fn read_listed(self, body: &[u8], listed: ItemType<'_>) -> Result<Item, ObjectError> {
+        if self.is_metadata_only {
+            return self.read(body);
+        }
         let body = self.cut.apply(body);
         let TypeMeta { api_version, kind } = serde_json::from_slice(&body)?;
         let is_typed = [api_version, kind].iter().flatten().any(|text| !text.is_empty());
@@ -141,6 +160,13 @@ impl Bookmark {
     }
 }
 
+/// Returns a `PartialObjectMetadata`, byte by byte as an API server of Kubernetes writes it. Of an API that does not know the
+/// type and answers with whole objects nothing else is kept.
+fn partial(body: &[u8]) -> Result<Vec<u8>, ObjectError> {
+    let Partial { metadata } = serde_json::from_slice(body)?;
+    Ok(format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{metadata}}}"#).into())
+}
+
 /// As the API writes it in watch events: the type first.
 fn typed<'a>(body: &'a [u8], listed: ItemType<'_>) -> Cow<'a, [u8]> {
     let Some(rest) = body.strip_prefix(b"{") else { return body.into() };
@@ -157,7 +183,7 @@ mod tests {
     const LISTED: ItemType<'static> = ItemType { api_version: "v1", kind: "Pod" };
 
     fn reader(cut: &FieldCut) -> ItemReader<'_> {
-        ItemReader { cut, is_decimal: true }
+        ItemReader { cut, is_metadata_only: false, is_decimal: true }
     }
 
     #[test]
@@ -169,6 +195,29 @@ mod tests {
         assert_eq!(listed.object, told.object);
         let typed = br#"{"kind":"X","metadata":{"name":"a","resourceVersion":"5"}}"#;
         assert_eq!(reader(&cut).read_listed(typed, LISTED).unwrap().object.body(), typed, "as it came");
+    }
+
+    /// The first is as the API server of Kubernetes writes it, and the others as an API that does not know the type.
+    #[test]
+    fn of_a_whole_object_the_metadata_is_kept() {
+        let cut = FieldCut::new([Path::parse("metadata.managedFields").unwrap()]).unwrap();
+        let reader = ItemReader { is_metadata_only: true, ..reader(&cut) };
+        let metadata = r#""metadata":{"name":"a","resourceVersion":"5","labels":{"x":"y"}}"#;
+        let expected = format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1",{metadata}}}"#);
+        let managed = metadata.replace("}}", r#"},"managedFields":[{"manager":"k"}]}"#);
+        let large = "x".repeat(MAX_OBJECT_BYTES);
+        for body in [
+            expected.clone(),
+            format!(r#"{{"kind":"Secret","apiVersion":"v1",{metadata},"data":{{"metadata":"c2VjcmV0"}}}}"#),
+            format!(r#"{{"data":{{"a":"c2VjcmV0"}}, {managed} ,"stringData":"{large}"}}"#),
+            format!("{{{metadata}}}"),
+        ] {
+            for item in [reader.read(body.as_bytes()).unwrap(), reader.read_listed(body.as_bytes(), LISTED).unwrap()] {
+                assert_eq!(str::from_utf8(item.object.body()).unwrap(), expected, "{}", &body[..80]);
+                assert_eq!((item.object.kind(), item.problem), ("PartialObjectMetadata", None));
+            }
+        }
+        assert!(reader.read(br#"{"kind":"Secret","data":{}}"#).is_err(), "it has no name");
     }
 
     #[test]
@@ -190,7 +239,7 @@ mod tests {
         let cut = FieldCut::default();
         let body = br#"{"metadata":{"name":"a","resourceVersion":"x-1"}}"#;
         assert!(matches!(reader(&cut).read(body), Err(ObjectError::Version(_))));
-        assert_eq!(ItemReader { cut: &cut, is_decimal: false }.read(body).unwrap().text, "x-1");
+        assert_eq!(ItemReader { is_decimal: false, ..reader(&cut) }.read(body).unwrap().text, "x-1");
     }
 
     /// `TestWatchList`: "a bookmark with any other value does not count".

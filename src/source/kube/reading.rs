@@ -103,7 +103,7 @@ impl KubeSource {
         let client = clients.get(&config.cluster, config.contact_timeout);
         let shared = Shared {
             path: path(&config, &config.namespace),
-            api: Api::new(client, config.answer_timeout, health.clone()),
+            api: Api::new(client, &config, health.clone()),
             known: Mutex::new(if config.has_opaque_versions { Known::opaque() } else { Known::default() }),
             problems: Problems::new("kube", config.resource.clone(), health.clone()),
             health,
@@ -201,8 +201,9 @@ impl WarmStart for KubeSource {
         let KubeCluster { kubeconfig, context } = cluster;
         // Nothing is kept of opaque versions, and what was kept before they were is of another form.
         let opaque = if self.shared.config.has_opaque_versions { " with opaque versions" } else { "" };
+        let partial = if self.shared.config.is_metadata_only { " metadata only" } else { "" };
         format!(
-            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}{opaque}",
+            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}{opaque}{partial}",
             self.shared.path
         )
     }

@@ -4,6 +4,7 @@
 mod connections;
 mod faults;
 mod lists;
+mod metadata;
 mod play;
 mod rewind;
 mod told;

@@ -209,7 +209,7 @@ impl Live {
     }
 
     pub(super) fn decode<'a>(&self, line: &'a [u8]) -> Result<Said<'a, Item>, Stop> {
-        let reader = ItemReader { cut: &self.shared.config.drop_fields, is_decimal: self.is_decimal() };
+        let reader = ItemReader::new(&self.shared.config, self.is_decimal());
         let mut is_decimal = true;
         let said = watch_event::decode(line, |object| {
             let read = reader.read(object.as_bytes());

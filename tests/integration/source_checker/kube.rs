@@ -44,6 +44,8 @@ pub(crate) struct Setup {
     selection: Selection,
     /// Only requests with the configured selector are allowed.
     needs_selector: bool,
+    /// The source requests metadata only, of an API that knows this, or not.
+    metadata: Option<bool>,
     page_size: Option<u32>,
     token: Option<TokenEnd>,
     first: Vec<Step>,
@@ -145,6 +147,12 @@ impl Kube {
     }
 }
 
+/// An object as the API writes its metadata only.
+fn metadata(object: &[u8]) -> String {
+    let object: serde_json::Value = serde_json::from_slice(object).unwrap();
+    format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{}}}"#, object["metadata"])
+}
+
 fn key(text: &str) -> Key {
     let (namespace, name) = text.split_once('/').unwrap();
     (namespace.to_owned(), name.to_owned())
@@ -233,6 +241,8 @@ impl Upstream for Kube {
         "initial events that are ignored",
         "no bookmarks",
         "token file that ends with a newline",
+        "metadata only",
+        "metadata only of an API that sends whole objects",
         "watch from before the watch cache",
         "page",
         "version too large",
@@ -255,11 +265,13 @@ impl Upstream for Kube {
         (
             (select(vec![Served, Served, Served, Forbidden, Ignored]), any::<bool>(), often(), any::<bool>(), often()),
             (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(2)]), token, first),
+            select(vec![None, None, None, None, Some(true), Some(false)]),
         )
             .prop_map(
                 |(
                     (initial_events, ignores_limit, sends_bookmarks, is_built_in, is_cluster_readable),
                     (selection, needs_selector, page_size, token, first),
+                    metadata,
                 )| Setup {
                     initial_events,
                     ignores_limit,
@@ -268,6 +280,7 @@ impl Upstream for Kube {
                     is_cluster_readable,
                     selection,
                     needs_selector: needs_selector && selection == Selection::Name,
+                    metadata,
                     page_size,
                     token,
                     first,
@@ -383,6 +396,8 @@ impl Upstream for Kube {
             ("only the selector is allowed", setup.needs_selector),
             ("selected by a field", setup.selection == Selection::Field),
             ("kube-system is not readable", !setup.is_cluster_readable),
+            ("metadata only", setup.metadata == Some(true)),
+            ("metadata only of an API that sends whole objects", setup.metadata == Some(false)),
         ];
         kinds.into_iter().filter(|(_, is_so)| *is_so).map(|(kind, _)| kind).collect()
     }
@@ -408,6 +423,7 @@ impl Upstream for Kube {
             sends_bookmarks: setup.sends_bookmarks,
             is_built_in: setup.is_built_in,
             needs_selector: setup.needs_selector,
+            knows_metadata: setup.metadata == Some(true),
             once: Vec::new(),
             standing: None,
             in_band: Vec::new(),
@@ -537,6 +553,7 @@ impl Upstream for Kube {
             label_selector: label_selector.to_owned(),
             field_selector: field_selector.to_owned(),
             cluster: KubeCluster { kubeconfig: Some(self.directory.path().join("kubeconfig")), context: None },
+            is_metadata_only: self.setup.metadata.is_some(),
             page_size: self.setup.page_size,
             ..KubeConfig::new("things", "example.com", "v1", PLURAL)
         };
@@ -549,6 +566,9 @@ impl Upstream for Kube {
             let mut truths = vec![state.world.truth(usize::MAX)];
             // A replica that sees nothing more goes on to answer, and cannot know.
             truths.extend(state.lagging_at.map(|(changes, _)| state.world.truth(changes)));
+            if self.setup.metadata.is_some() {
+                truths.iter_mut().flat_map(Truth::values_mut).for_each(|fact| fact.body = metadata(&fact.body).into());
+            }
             truths
         })
     }

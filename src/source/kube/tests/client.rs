@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     cache::{SourceHealth, SyncState},
     source::{
-        kube::api::Api,
+        kube::{KubeConfig, api::Api},
         tests::{DEADLINE, Gate},
     },
 };
@@ -144,7 +144,8 @@ impl Server {
     fn api_over(&self, port: u16, user: &str, health: &SourceHealth) -> Api {
         let cluster = KubeCluster { kubeconfig: Some(self.kubeconfig(port, user)), context: None };
         let client = KubeClients::default().get(&cluster, Duration::from_secs(15));
-        Api::new(client, Duration::from_secs(10), health.clone())
+        let config = KubeConfig { answer_timeout: Duration::from_secs(10), ..KubeConfig::new("x", "", "v1", "x") };
+        Api::new(client, &config, health.clone())
     }
 }
 

@@ -34,6 +34,8 @@ pub(super) struct Store {
     pub(super) token: Option<&'static str>,
     /// What stands before each version.
     pub(super) prefix: &'static str,
+    /// Whether it knows `PartialObjectMetadata`.
+    pub(super) knows_partial: bool,
     /// Whether initial events can be asked for.
     pub(super) streams: bool,
     /// A version that lists, and watches, do not know of: an API server that lags behind.
@@ -83,6 +85,8 @@ struct Change {
 type Query = BTreeMap<String, String>;
 
 const NAMESPACE: &str = "namespace of the path";
+/// Whether only metadata is to be sent.
+const PARTIAL: &str = "type of the answer";
 
 // === impl Play ===
 
@@ -95,6 +99,7 @@ impl Play {
             cluster: Some("u-1"),
             token: None,
             prefix: "",
+            knows_partial: true,
             streams: true,
             lag: 0,
             opens_the_future: false,
@@ -182,6 +187,17 @@ impl Play {
             form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
         if let Some((_, rest)) = uri.path().split_once("/namespaces/") {
             query.insert(NAMESPACE.to_owned(), rest.split('/').next().unwrap_or_default().to_owned());
+        }
+        let accept = request.headers()["accept"].to_str().unwrap();
+        if accept.contains(";as=") && self.set(|store| store.knows_partial) {
+            // As Kubernetes negotiates: the type of an answer is that of what is asked for.
+            let list = if query.contains_key("watch") { "" } else { "List" };
+            let expected =
+                format!("application/json;as=PartialObjectMetadata{list};g=meta.k8s.io;v=v1,application/json");
+            if accept != expected {
+                return refuse(406, None, &json!({"reason": "NotAcceptable", "message": accept}).to_string());
+            }
+            query.insert(PARTIAL.to_owned(), String::new());
         }
         let authorization = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
         let expected = self.set(|store| store.token.map(|token| format!("Bearer {token}")));
@@ -282,12 +298,12 @@ impl Play {
         let rest: Vec<_> = all.into_iter().filter(|(key, _)| *key >= from && selects(query, key)).collect();
         let next = rest.get(limit).map(|(key, _)| format!("{revision}/{key}"));
         // As the types of Kubernetes itself: what kind the items are is said once.
-        let items: Vec<Value> = rest.iter().take(limit).map(|(key, change)| store.object(key, change, false)).collect();
+        let is_partial = query.contains_key(PARTIAL);
+        let item = |(key, change): &(String, Change)| partial(query, store.object(key, change, is_partial));
+        let items: Vec<Value> = rest.iter().take(limit).map(item).collect();
+        let kind = if is_partial { "PartialObjectMetadataList" } else { "WidgetList" };
         let metadata = json!({"resourceVersion": format!("{}{revision}", store.prefix), "continue": next});
-        success(
-            json!({"kind": "WidgetList", "apiVersion": "example.com/v1", "metadata": metadata, "items": items})
-                .to_string(),
-        )
+        success(json!({"kind": kind, "apiVersion": "example.com/v1", "metadata": metadata, "items": items}).to_string())
     }
 
     fn watch(&self, query: &Query) -> Response {
@@ -361,7 +377,7 @@ impl Store {
         let added = state
             .iter()
             .filter(|(key, _)| selects(query, key))
-            .map(|(key, change)| event("ADDED", &self.object(key, change, true)));
+            .map(|(key, change)| event("ADDED", &partial(query, self.object(key, change, true))));
         let version = format!("{}{}", self.prefix, self.revision);
         added.chain([bookmark(&version, Some("true"))]).map(|line| line + "\n").collect()
     }
@@ -375,10 +391,18 @@ impl Store {
                 Some(_) if is_new => "ADDED",
                 Some(_) => "MODIFIED",
             };
-            format!("{}\n", event(event_type, &self.object(&change.key, change, true)))
+            format!("{}\n", event(event_type, &partial(query, self.object(&change.key, change, true))))
         };
         after.map(line).collect()
     }
+}
+
+/// An object as far as it was asked for.
+fn partial(query: &Query, object: Value) -> Value {
+    if !query.contains_key(PARTIAL) {
+        return object;
+    }
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
 /// Whether an object is in the namespace of the path and has the name of the field selector.
@@ -412,16 +436,19 @@ pub(super) fn expired() -> String {
 
 fn summary(query: &Query) -> String {
     let get = |key: &str| query.get(key).map_or("", String::as_str);
+    let of_metadata = if query.contains_key(PARTIAL) { " of metadata" } else { "" };
     let kind = match (query.contains_key("watch"), query.contains_key("sendInitialEvents")) {
         (true, true) => "initial",
         (true, false) => "watch",
-        (false, _) if get("limit") == "1" && get("labelSelector").is_empty() => return "head".to_owned(),
+        (false, _) if get("limit") == "1" && get("labelSelector").is_empty() => {
+            return format!("head{of_metadata}");
+        }
         (false, _) => "list",
     };
     let version = format!("{kind} {}", get("resourceVersion"));
     let limit = query.get("limit").map(|limit| format!(" limit={limit}")).unwrap_or_default();
     let page = if query.contains_key("continue") { " page" } else { "" };
-    format!("{}{limit}{page}", version.trim_end())
+    format!("{}{limit}{page}{of_metadata}", version.trim_end())
 }
 
 fn without_initial_events(mut query: Query) -> Query {

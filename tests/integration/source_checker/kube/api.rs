@@ -56,6 +56,8 @@ pub(crate) struct State {
     pub(crate) is_built_in: bool,
     /// Only requests with the configured selector are allowed.
     pub(crate) needs_selector: bool,
+    /// Answers with metadata only where that is requested.
+    pub(crate) knows_metadata: bool,
     /// Answers to the next requests, each once.
     pub(crate) once: Vec<Answer>,
     /// The answer to every request, while it stands.
@@ -175,9 +177,12 @@ impl Api {
                 None => failure(403, RetryAfter::None, "Forbidden", "kube-system is not yours"),
             };
         }
-        let Some(target) = Target::of(uri.path(), &query) else {
+        let Some(mut target) = Target::of(uri.path(), &query) else {
             return failure(404, RetryAfter::None, "NotFound", "no such path");
         };
+        let wanted = if is_watch { ";as=PartialObjectMetadata;" } else { ";as=PartialObjectMetadataList;" };
+        let accept = request.headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        target.is_metadata = accept.contains(wanted) && self.state.lock().knows_metadata;
         if !self.state.lock().is_served {
             return failure(404, RetryAfter::None, "NotFound", "the server could not find the requested resource");
         }
@@ -262,7 +267,7 @@ impl Api {
         let items: Vec<String> = rest
             .iter()
             .take(limit)
-            .map(|(key, (version, stored))| state.world.object(key, *version, stored, !state.is_built_in))
+            .map(|(key, (version, stored))| target.shape(state.world.object(key, *version, stored, !state.is_built_in)))
             .collect();
         if let (Some(_), true) = (&target.name, target.is_one) {
             return match items.first() {
@@ -322,7 +327,7 @@ impl Api {
         if is_state {
             for (key, (version, stored)) in state.world.selected(known) {
                 if target.is_of(&key) {
-                    first += &event("ADDED", &state.world.object(&key, version, &stored, true));
+                    first += &event("ADDED", &target.shape(state.world.object(&key, version, &stored, true)));
                 }
             }
             if is_initial {
@@ -377,9 +382,9 @@ impl Api {
                     if target.is_of(&state.world.changes[next].key) {
                         lines += &match state.world.told(next) {
                             None => String::new(),
-                            Some(Told::Added(object)) => event("ADDED", &object),
-                            Some(Told::Modified(object)) => event("MODIFIED", &object),
-                            Some(Told::Deleted(object)) => event("DELETED", &object),
+                            Some(Told::Added(object)) => event("ADDED", &target.shape(object)),
+                            Some(Told::Modified(object)) => event("MODIFIED", &target.shape(object)),
+                            Some(Told::Deleted(object)) => event("DELETED", &target.shape(object)),
                         };
                     }
                     version = version.max(state.world.changes[next].version);
@@ -449,6 +454,8 @@ struct Target {
     /// One object by its path.
     is_one: bool,
     has_selector: bool,
+    /// Of the objects, only their metadata.
+    is_metadata: bool,
 }
 
 impl Target {
@@ -473,7 +480,12 @@ impl Target {
             name: one.or(by_name),
             is_one,
             has_selector,
+            is_metadata: false,
         })
+    }
+
+    fn shape(&self, object: String) -> String {
+        if self.is_metadata { super::metadata(object.as_bytes()) } else { object }
     }
 
     fn is_of(&self, (namespace, name): &Key) -> bool {

@@ -1,0 +1,72 @@
+//! A source of metadata alone.
+
+use super::*;
+use crate::cache::WarmStart;
+
+fn config(stand: &Stand) -> KubeConfig {
+    KubeConfig { is_metadata_only: true, page_size: Some(2), label_selector: "a=b".to_owned(), ..stand.config() }
+}
+
+fn rig(stand: &Stand, kept: Option<&Kept>) -> Rig {
+    let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
+    Rig::follow(KubeSource::new(config(stand), health.clone()), health, kept, body)
+}
+
+/// Keys in their order, whoever wrote it.
+fn body(object: &Object) -> String {
+    serde_json::from_slice::<serde_json::Value>(object.body()).unwrap().to_string()
+}
+
+/// What is served of what has been written.
+fn expected(key: &str, uid: u64, version: u64) -> String {
+    let metadata = serde_json::json!({
+        "name": key, "namespace": "", "uid": format!("u{uid}"), "resourceVersion": version.to_string(),
+        "managedFields": [{"manager": "x"}],
+    });
+    let kind = ("PartialObjectMetadata", "meta.k8s.io/v1");
+    serde_json::json!({"kind": kind.0, "apiVersion": kind.1, "metadata": metadata}).to_string()
+}
+
+/// By initial events and in pages, live and after a restart; and of an API that sends whole objects.
+#[tokio::test]
+async fn metadata_is_all_that_is_served_whatever_the_api_sends() {
+    for (streams, knows_partial) in [(true, true), (false, true), (true, false), (false, false)] {
+        let stand = Stand::new().await;
+        stand.play.set(|store| (store.streams, store.knows_partial) = (streams, knows_partial));
+        stand.play.write("a=secret b=secret c=secret");
+        let mut rig = rig(&stand, None);
+        assert_eq!(rig.told().await, "list 4");
+        let listed: Vec<_> = rig.state.values().map(|(_, body)| body.clone()).collect();
+        assert_eq!(listed, [expected("a", 2, 2), expected("b", 3, 3), expected("c", 4, 4)]);
+        assert_eq!(stand.play.asked().iter().any(|asked| asked.contains("page")), !streams);
+        assert!(stand.play.set(|store| store.target.contains("labelSelector=a%3Db")));
+        stand.play.write("b=other -c d=secret");
+        assert_eq!(rig.told().await, format!("5 ~b={}", expected("b", 3, 5)));
+        assert_eq!(rig.told().await, "6 -c");
+        assert_eq!(rig.told().await, format!("7 +d={}", expected("d", 7, 7)));
+        // The last known change is read again before the next watch.
+        stand.gate.cut();
+        stand.play.write("a=other");
+        assert_eq!(rig.told().await, format!("8 ~a={}", expected("a", 2, 8)));
+        assert_eq!((rig.lists(), rig.rewinds), (1, 0));
+        let kept = rig.kept().await;
+        drop(rig);
+        stand.play.write("a=more");
+        let mut rig = self::rig(&stand, Some(&kept));
+        assert_eq!(rig.told().await, format!("9 ~a={}", expected("a", 2, 9)));
+        assert_eq!((rig.lists(), rig.rewinds), (0, 0));
+        let asked = stand.play.asked();
+        assert!(asked.iter().all(|asked| asked.ends_with(" of metadata") == knows_partial), "{asked:?}");
+    }
+}
+
+/// A state of whole objects is none to go on with, and the other way round.
+#[tokio::test]
+async fn what_is_kept_says_that_it_is_metadata() {
+    let stand = Stand::new().await;
+    let identity = |config: KubeConfig| {
+        let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
+        KubeSource::new(config, health).identity()
+    };
+    assert_ne!(identity(config(&stand)), identity(KubeConfig { is_metadata_only: false, ..config(&stand) }));
+}
