@@ -10,8 +10,7 @@ use crate::{
     apiserver::{ADMIN, AGGREGATED, ApiServer, ask},
     authority::Authority,
     kube::check,
-    metadata::bodies,
-    served::Served,
+    served::{Served, bodies},
     truth::Truth,
 };
 
@@ -88,8 +87,11 @@ async fn every_client_is_told_what_another_api_server_has() {
     check(&followers, &truth, AGGREGATED, true).await;
     assert_eq!(served.count("reflector_lists_total").await, 2, "one for each resource");
     // The API server behind converts them.
-    let objects = bodies(&served, "metadata").await;
-    assert_eq!(objects.keys().collect::<Vec<_>>(), bodies(&served, "things").await.keys().collect::<Vec<_>>());
+    let objects = bodies(served.client().await, "metadata").await;
+    assert_eq!(
+        objects.keys().collect::<Vec<_>>(),
+        bodies(served.client().await, "things").await.keys().collect::<Vec<_>>()
+    );
     for body in objects.values() {
         assert!(
             body.starts_with(r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"#),

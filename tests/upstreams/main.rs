@@ -10,6 +10,7 @@ mod apiserver;
 mod asked;
 mod authority;
 mod contact;
+mod crd;
 mod deploy;
 mod etcd;
 mod faults;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     apiserver::{ADMIN, ApiServer},
     follow::Follower,
-    served::Served,
+    served::{Served, bodies},
 };
 
 const SECRETS: &str = "/api/v1/namespaces/a/secrets";
@@ -58,7 +58,7 @@ async fn secrets_are_served_without_their_data_and_followed() {
         }
 
         Follower::of(served.client().await, selection("all")).await.reach(last).await;
-        assert_eq!(bodies(&served, "all").await, expected, "to the byte");
+        assert_eq!(bodies(served.client().await, "all").await, expected, "to the byte");
         assert_eq!(served.count("reflector_lists_total").await, 2, "one for each resource");
         assert_eq!(served.count("cache_rewinds_total").await, 0);
     }
@@ -95,21 +95,4 @@ async fn listed(apiserver: &ApiServer) -> BTreeMap<String, String> {
     };
     let List { items } = serde_json::from_str(&list).unwrap();
     items.into_iter().map(|item| (key(item.get()), item.get().to_owned())).collect()
-}
-
-/// The bodies of a List.
-pub(crate) async fn bodies(served: &Served, resource: &str) -> BTreeMap<String, String> {
-    let request = pb::ListRequest {
-        resource: resource.to_owned(),
-        format: pb::PayloadFormat::Raw.into(),
-        ..pb::ListRequest::default()
-    };
-    let answer = served.client().await.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
-    let entry = |object: pb::Object| match object.body {
-        Some(pb::object::Body::Raw(body)) => {
-            (format!("{}/{}", object.namespace, object.name), String::from_utf8(body.to_vec()).unwrap())
-        }
-        other => panic!("{other:?}"),
-    };
-    answer.objects.into_iter().map(entry).collect()
 }

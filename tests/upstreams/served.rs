@@ -1,6 +1,6 @@
 //! informerd itself, in this process, over one prefix of one etcd, one kind of one API, or another informerd.
 
-use std::{fs, net::SocketAddr};
+use std::{collections::BTreeMap, fs, net::SocketAddr};
 
 use informerd::{
     app::App,
@@ -169,6 +169,23 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.running.abort();
     }
+}
+
+/// The bodies of a List.
+pub(crate) async fn bodies(mut client: InformerServiceClient<Channel>, resource: &str) -> BTreeMap<String, String> {
+    let request = pb::ListRequest {
+        resource: resource.to_owned(),
+        format: pb::PayloadFormat::Raw.into(),
+        ..pb::ListRequest::default()
+    };
+    let answer = client.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let entry = |object: pb::Object| match object.body {
+        Some(pb::object::Body::Raw(body)) => {
+            (format!("{}/{}", object.namespace, object.name), String::from_utf8(body.to_vec()).unwrap())
+        }
+        other => panic!("{other:?}"),
+    };
+    answer.objects.into_iter().map(entry).collect()
 }
 
 /// The sum of what `/metrics` says of a name, or of a name with some labels.
