@@ -262,7 +262,7 @@ fn every_planted_bug_is_found() {
     let mut scripts = Vec::new();
     let mut wrong = Vec::new();
     let named = std::env::var("INFORMERD_CHECKER_BUG").unwrap_or_default();
-    for bug in Bug::ALL.iter().filter(|bug| format!("{bug:?}").contains(&named)) {
+    for bug in Bug::of("engine").iter().filter(|bug| format!("{bug:?}").contains(&named)) {
         let (mut reached, mut found, mut first) = (0, 0, None);
         for at in 0..counted.max(1500) {
             if found > 0 && at >= counted {
@@ -273,7 +273,7 @@ fn every_planted_bug_is_found() {
             }
             planted::plant(Some(*bug));
             let checked = check(&scripts[at], &mut Totals::default());
-            reached += u64::from(planted::was_reached());
+            reached += u64::from(planted::take_reached(*bug));
             planted::plant(None);
             if let Err(violation) = checked {
                 found += 1;

@@ -15,7 +15,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto"]),
     ("bench", &["model", "proto"]),
-    ("source", &["model", "watch", "cache", "proto", "client"]),
+    ("source", &["model", "watch", "cache", "proto", "client", "planted"]),
     ("transport", &[]),
     ("grpc", &["model", "watch", "cache", "proto", "transport", "planted"]),
     ("config", &["model", "watch", "cache", "proto"]),

@@ -35,6 +35,7 @@ use super::{
 use crate::{
     cache::{List, Problem, ProblemReason, SourceHealth},
     model::{Event, Lineage, ResourceVersion},
+    planted::planted,
     source::problems::Problems,
 };
 
@@ -285,7 +286,7 @@ impl Engine {
     }
 
     fn is_settled(&self, root: &Root) -> bool {
-        self.settled.is_none_or(|settled| settled == root.id)
+        self.settled.is_none_or(|settled| settled == root.id) || planted!(AnotherRootIsTheSame)
     }
 
     fn patience(&self, is_other: bool) -> Patience {
@@ -339,7 +340,8 @@ impl Engine {
             }
             Err(error) => return Err(outage(error.to_string())),
         }
-        if scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root) {
+        let is_emptied = scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root);
+        if is_emptied && !planted!(EmptyRootIsADeletion) {
             return Err(outage(format!(
                 "the directory {} was replaced by one without manifests, as when a volume is unmounted: mount it or \
                  create the files again; if they were deleted on purpose, restart informerd",

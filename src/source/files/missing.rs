@@ -18,6 +18,8 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::planted::planted;
+
 /// The files that were not found.
 #[derive(Debug, Default)]
 pub(super) struct Missing {
@@ -82,7 +84,8 @@ impl Missing {
     pub(super) fn take_certain(&mut self, patience: Patience, now: Instant) -> Vec<Arc<str>> {
         let since = |begin: Instant| now.saturating_duration_since(begin);
         let is_settled = self.changed_at.is_none_or(|changed_at| since(changed_at) >= patience.unchanged);
-        let is_certain = |begin: Instant| is_settled || since(begin) >= patience.at_most;
+        let is_certain =
+            |begin: Instant| is_settled || since(begin) >= patience.at_most || planted!(DeletionIsNotAwaited);
         let certain: Vec<_> =
             self.files.iter().filter(|(_, begin)| is_certain(**begin)).map(|(path, _)| path.clone()).collect();
         for path in &certain {

@@ -31,6 +31,7 @@ use self::{
 use super::{
     live::{Expected, Live, pause},
     parallel::{Checker, Counts, Excluded},
+    runner::with_bugs,
 };
 
 const QUIET: Duration = Duration::from_millis(30);
@@ -215,7 +216,8 @@ impl Stop {
 /// Carries out one history.
 fn run(script: &Script, excluded: &Excluded, counts: &mut Counts) -> Result<(), String> {
     drop_rights();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = with_bugs(&mut builder).worker_threads(1).enable_all().build().unwrap();
     let mut directory = Directory::new(script.is_mounted && script.begin != Begin::Missing);
     match script.begin {
         Begin::Full => directory.appear(&script.first),
@@ -253,8 +255,15 @@ fn drop_rights() {
     set_capabilities(None, sets).unwrap_or_default();
 }
 
+const CHECKER: Checker = Checker { name: "files", cases: 150, required: REQUIRED, not_yet: NOT_YET };
+
 /// Checks the source over drawn histories.
 pub(crate) fn check() {
-    let checker = Checker { name: "files", cases: 150, required: REQUIRED, not_yet: NOT_YET };
-    checker.check(any_script, run);
+    CHECKER.check(any_script, run);
+}
+
+/// Runs one history of a seed.
+#[cfg(debug_assertions)]
+pub(crate) fn run_case(seed: u64, case: u64) -> Result<(), String> {
+    CHECKER.run_case(any_script, run, seed, case)
 }

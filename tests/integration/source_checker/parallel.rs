@@ -30,7 +30,7 @@ pub(crate) struct Checker {
 pub(crate) struct Excluded(Vec<String>);
 
 /// Histories at one time, unless `INFORMERD_SOURCE_CHECKER_THREADS` has another number.
-const THREADS: u64 = 16;
+pub(crate) const THREADS: usize = 16;
 /// For the search of a shorter history that is wrong too.
 const SHRINKING: Duration = Duration::from_secs(60);
 /// Histories in which every required kind has to be.
@@ -79,7 +79,7 @@ impl Checker {
         let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(self.cases);
         let seed = setting("INFORMERD_CHECKER_SEED").unwrap_or(1);
         let only = setting("INFORMERD_SOURCE_CHECKER_CASE");
-        let threads = setting("INFORMERD_SOURCE_CHECKER_THREADS").unwrap_or(THREADS);
+        let threads = setting("INFORMERD_SOURCE_CHECKER_THREADS").unwrap_or(THREADS as u64);
         let most = if setting("INFORMERD_SOURCE_CHECKER_SURVEY").is_some() { usize::MAX } else { 1 };
         let excluded = self.excluded();
         let began = Instant::now();
@@ -124,6 +124,19 @@ impl Checker {
             |kind: &&&str| !excluded.has_any(&[**kind]) && totals.0.get(**kind).is_none_or(|count| *count == 0);
         let missing: Vec<_> = self.required.iter().filter(is_missing).collect();
         assert!(only.is_some() || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
+    }
+
+    /// Runs one history of a seed.
+    #[cfg(debug_assertions)]
+    pub(crate) fn run_case<S: Strategy>(
+        &self,
+        strategy: impl Fn() -> S,
+        run: impl Fn(&S::Value, &Excluded, &mut Counts) -> Result<(), String>,
+        seed: u64,
+        case: u64,
+    ) -> Result<(), String> {
+        let script = strategy().new_tree(&mut runner(seed, case)).unwrap().current();
+        run(&script, &self.excluded(), &mut Counts::default())
     }
 
     fn excluded(&self) -> Excluded {

@@ -11,6 +11,7 @@ use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
+use tokio::runtime::Builder;
 
 use super::{
     history::{self, Totals},
@@ -35,10 +36,7 @@ pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
     let (began, totals) = (Instant::now(), Mutex::new(Totals::default()));
     let (next, last) = only.map_or((0, cases), |only| (only, only + 1));
     let (next, wrong) = (AtomicU64::new(next), Mutex::new(None));
-    let threads = match U::PARALLEL {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
+    let threads = threads_of::<U>();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -81,9 +79,32 @@ pub(crate) fn run_case<U: Upstream>(seed: u64, case: u64, totals: &mut Totals) -
     run_script(&script, totals)
 }
 
+/// How many histories run beside each other.
+pub(crate) fn threads_of<U: Upstream>() -> usize {
+    match U::PARALLEL {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    }
+}
+
+/// Whether a bug is planted on this thread.
+pub(crate) fn has_bug() -> bool {
+    #[cfg(debug_assertions)]
+    return super::mutants::has_bug();
+    #[cfg(not(debug_assertions))]
+    false
+}
+
+/// Has the threads of a history's runtime do what is planted on its own.
+pub(crate) fn with_bugs(builder: &mut Builder) -> &mut Builder {
+    #[cfg(debug_assertions)]
+    super::mutants::inherit(builder);
+    builder
+}
+
 fn run_script<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().start_paused(U::IS_PAUSED).build().unwrap();
+    let mut builder = Builder::new_current_thread();
+    let runtime = with_bugs(&mut builder).enable_all().start_paused(U::IS_PAUSED).build().unwrap();
     let ran = catch_unwind(AssertUnwindSafe(|| runtime.block_on(history::run(script, totals))));
     runtime.shutdown_background();
     ran.unwrap_or_else(|panic| {

@@ -27,6 +27,7 @@ use self::{
 use super::{
     live::{Expected, Live, pause},
     parallel::{Checker, Counts, Excluded},
+    runner::with_bugs,
 };
 
 const STALE_AFTER: Duration = Duration::from_millis(150);
@@ -208,7 +209,8 @@ impl Run<'_> {
 
 /// Carries out one history.
 fn run(script: &Script, excluded: &Excluded, counts: &mut Counts) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = with_bugs(&mut builder).worker_threads(1).enable_all().build().unwrap();
     let pipe = match script.input {
         Input::Pipe => Pipe::new_pipe(),
         Input::File => file(&script.writers[0]),
@@ -253,8 +255,15 @@ fn file(writer: &Writer) -> Pipe {
     file
 }
 
+const CHECKER: Checker = Checker { name: "stream", cases: 200, required: REQUIRED, not_yet: NOT_YET };
+
 /// Checks the source over drawn histories.
 pub(crate) fn check() {
-    let checker = Checker { name: "stream", cases: 200, required: REQUIRED, not_yet: NOT_YET };
-    checker.check(any_script, run);
+    CHECKER.check(any_script, run);
+}
+
+/// Runs one history of a seed.
+#[cfg(debug_assertions)]
+pub(crate) fn run_case(seed: u64, case: u64) -> Result<(), String> {
+    CHECKER.run_case(any_script, run, seed, case)
 }
