@@ -47,15 +47,12 @@ pub(crate) fn find_all(
         let found = find(*bug, cases, threads, &run);
         let is_reached = planted::take_reached(*bug);
         let (name, took) = (format!("{bug:?}"), began.elapsed());
-        match found {
-            Some((case, violation)) => {
-                let line: String = violation.lines().next().unwrap_or_default().chars().take(160).collect();
-                println!("{name:<40} {} ({took:.1?}): {line}", case + 1);
-            }
-            None => {
-                println!("{name:<40} not in {cases} ({took:.1?})");
-                wrong.push(format!("{name} was {}reached and never found", if is_reached { "" } else { "not " }));
-            }
+        if let Some((case, violation)) = found {
+            let line: String = violation.lines().next().unwrap_or_default().chars().take(160).collect();
+            println!("{name:<40} {} ({took:.1?}): {line}", case + 1);
+        } else {
+            println!("{name:<40} not in {cases} ({took:.1?})");
+            wrong.push(format!("{name} was {}reached and never found", if is_reached { "" } else { "not " }));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
