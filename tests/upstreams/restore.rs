@@ -1,5 +1,7 @@
 //! An etcd that is restored from a snapshot: history has changed, and everybody is told.
 
+use std::fs;
+
 use tonic::Code;
 
 use informerd::proto::pb;
@@ -10,6 +12,7 @@ use crate::{
     follow::Follower,
     served::Served,
     truth::Truth,
+    warm::Killable,
 };
 
 /// The restored cluster is behind informerd, at the same revision, or ahead; its id and raft term are those of the old one.
@@ -78,6 +81,54 @@ async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
             }
         };
         assert_eq!(status.code(), Code::OutOfRange, "a version from before is not resumed from: {status}");
+    }
+}
+
+/// The origin of two relays is started again without its state, perhaps over an etcd that was restored meanwhile and is beyond
+/// what was known. One relay runs on; the other one was killed, too, and resumes from its state.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn relays_notice_that_the_etcd_of_their_origin_was_restored() {
+    for is_restored in [true, false] {
+        let mut etcd = Etcd::start(Version::Latest).await;
+        let (mut driver, mut truth) = (etcd.driver(), Truth::new(9));
+        write(&mut truth, &mut driver, 20);
+        let (snapshot, kept) = (etcd.snapshot(), truth.revision());
+        let mut origin = Killable::start(&etcd);
+        origin.synced().await;
+        let running = Served::relay_of(origin.address()).await;
+        let mut killed = Killable::relay(&origin);
+        let mut followers = running.followers().await;
+        killed.synced().await;
+        write(&mut truth, &mut driver, 30);
+        reach(&followers, &truth, true).await;
+        killed.kept(&truth).await;
+
+        killed.kill();
+        origin.kill();
+        fs::remove_file(origin.state()).unwrap();
+        if is_restored {
+            etcd.restore(&snapshot);
+            etcd.restart().await;
+            truth.rewind(kept);
+            driver = etcd.driver();
+        }
+        write(&mut truth, &mut driver, 60);
+        killed.restart();
+        followers.extend(killed.followers(3).await);
+        origin.restart();
+        if is_restored {
+            for follower in &followers {
+                assert_eq!(follower.end().await, (Code::OutOfRange, "HISTORY_CHANGED".to_owned()));
+            }
+            followers = running.followers().await;
+            killed.synced().await;
+            followers.extend(killed.followers(3).await);
+        }
+        write(&mut truth, &mut driver, 5);
+        reach(&followers, &truth, is_restored).await;
+        for rewinds in [running.count("cache_rewinds_total").await, killed.count("cache_rewinds_total").await] {
+            assert_eq!(rewinds, u64::from(is_restored));
+        }
     }
 }
 

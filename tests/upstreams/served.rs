@@ -50,7 +50,12 @@ impl Served {
 
     /// A relay of another one, with what stands between them.
     pub(crate) async fn relay(upstream: &Self) -> Self {
-        let gate = Gate::to(upstream.address.trim_start_matches("http://").parse().unwrap()).await;
+        Self::relay_of(upstream.address.trim_start_matches("http://").parse().unwrap()).await
+    }
+
+    /// A relay of a process.
+    pub(crate) async fn relay_of(upstream: SocketAddr) -> Self {
+        let gate = Gate::to(upstream).await;
         let source = json!({ "informerd": { "endpoint": gate.url() } });
         Self::serve(TempDir::new().unwrap(), vec![gate], &source).await
     }

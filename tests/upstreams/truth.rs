@@ -93,6 +93,11 @@ impl Truth {
         self.transactions.len()
     }
 
+    /// Whether the last transaction has deleted something.
+    pub(crate) fn ends_with_deletion(&self) -> bool {
+        self.transactions.last().is_some_and(|(_, changes)| changes.values().any(Option::is_none))
+    }
+
     /// Namespace and name of something that is there.
     pub(crate) fn any_key(&self) -> (String, String) {
         let (namespace, name) = self.state.keys().next().unwrap().split_once('/').unwrap();

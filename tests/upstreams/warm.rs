@@ -46,6 +46,12 @@ impl Killable {
         Self::over(directory, &json!({ "kube": source }))
     }
 
+    /// A relay of another one.
+    pub(crate) fn relay(upstream: &Self) -> Self {
+        let endpoint = format!("http://{}", upstream.address);
+        Self::over(TempDir::new().unwrap(), &json!({ "informerd": { "endpoint": endpoint } }))
+    }
+
     fn over(directory: TempDir, source: &Value) -> Self {
         let [address, admin] = [(); 2].map(|()| free_address());
         // JSON is YAML.
@@ -58,6 +64,10 @@ impl Killable {
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn restart(&mut self) {
