@@ -15,14 +15,17 @@ use crate::{
     served::Served,
 };
 
-/// What has been asked for one kind in all namespaces, which is nobody's but informerd's and these tests'. The uid of
-/// kube-system, which informerd gets before each list and each watch, the API server gets for itself, too: it is not counted.
+/// What has been asked for one kind in all namespaces, or for one object of it by its name, which is nobody's but informerd's and
+/// these tests'. The uid of kube-system, which informerd gets before each list and each watch, the API server gets for itself,
+/// too: it is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     /// Whole lists, as the initial events of a watch.
     streamed: u64,
     /// Requests for lists: a page each, or the version of the cluster.
     lists: u64,
+    /// Lists of one object by its name in its namespace: the last known change, before a watch is opened again.
+    heads: u64,
     /// Watches that are open, and those that have been.
     watches: u64,
     /// Watches that were refused.
@@ -43,7 +46,7 @@ async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
             let before = asked(&apiserver, kind).await;
             create(&apiserver, kind, "first").await;
             let served = Served::kube(&apiserver, ADMIN, source).await;
-            let once = Asked { streamed, lists: 1 - streamed, watches: 1, refused: 1 - streamed };
+            let once = Asked { streamed, lists: 1 - streamed, heads: 0, watches: 1, refused: 1 - streamed };
             until_watched(&apiserver, kind).await;
             assert_eq!(asked(&apiserver, kind).await.since(before), once, "no clients");
 
@@ -63,14 +66,13 @@ async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
             }
             assert_eq!(asked(&apiserver, kind).await.since(before), once, "{CLIENTS} clients");
 
-            // A watch is opened again once the last change has been found as it was, by a list of that one object in its
-            // namespace: no list of the cluster's scope.
+            // A watch is opened again once the last change has been found as it was: one request for that one object.
             served.cut();
             let version = create(&apiserver, kind, "third").await;
             for follower in &followers {
                 assert_eq!(follower.reach(version).await.told.len(), 3);
             }
-            let again = Asked { watches: 2, ..once };
+            let again = Asked { heads: 1, watches: 2, ..once };
             assert_eq!(asked(&apiserver, kind).await.since(before), again, "after a cut");
         }
     }
@@ -79,16 +81,20 @@ async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
 async fn asked(apiserver: &ApiServer, kind: Kind) -> Asked {
     let metrics = apiserver.metrics().await;
     let resource = format!("resource=\"{}\"", kind.plural);
-    let count = |name: &str, labels: &[&str]| {
-        let labels = [&[&*resource, "scope=\"cluster\""], labels].concat();
+    let count_of = |scope: &str, name: &str, labels: &[&str]| {
+        let labels = [&[&*resource, scope], labels].concat();
         let is_it = |line: &&str| line.starts_with(name) && labels.iter().all(|label| line.contains(label));
         metrics.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
     };
+    let count = |name: &str, labels: &[&str]| count_of("scope=\"cluster\"", name, labels);
     let (total, watch, ok) = ("apiserver_request_total{", "verb=\"WATCH\"", "code=\"200\"");
     let ended = count(total, &[watch, ok]);
     Asked {
         streamed: count("apiserver_watch_list_duration_seconds_count{", &[]),
         lists: count(total, &["verb=\"LIST\"", ok]),
+        // Of a custom resource the API server counts it as a GET of that object.
+        heads: count_of("scope=\"namespace\"", total, &["verb=\"LIST\"", ok])
+            + count_of("scope=\"resource\"", total, &["verb=\"GET\"", ok]),
         watches: ended + count("apiserver_longrunning_requests{", &[watch]),
         refused: count(total, &[watch]) - ended,
     }
@@ -126,6 +132,7 @@ impl Asked {
         Self {
             streamed: self.streamed - before.streamed,
             lists: self.lists - before.lists,
+            heads: self.heads - before.heads,
             watches: self.watches - before.watches,
             refused: self.refused - before.refused,
         }
