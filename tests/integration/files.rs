@@ -1,6 +1,6 @@
 //! The whole server over a directory of manifests: what is edited is watched, and what is broken hurts nobody.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use informerd::{
     app::App,
@@ -129,6 +129,41 @@ async fn a_directory_that_goes_deletes_nothing_and_comes_back() {
     write(&served.path("web.yaml"), &WEB.replace("n1", "n2"));
     assert_eq!(kind_and_name(&next_event(&mut watch).await), "MODIFIED web", "and nothing before it");
     served.stop().await;
+}
+
+/// The mount point is an empty directory. Clients receive the difference to the next volume, once it is mounted.
+#[tokio::test]
+async fn a_volume_that_is_unmounted_is_stale_until_the_next_one_is_mounted() {
+    let directory = TempDir::new().unwrap();
+    let volume = directory.path().join("volume");
+    fs::create_dir(&volume).unwrap();
+    let mount = || Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&volume).status();
+    let unmount = || assert!(Command::new("umount").arg("-l").arg(&volume).status().unwrap().success());
+    if !mount().is_ok_and(|status| status.success()) {
+        eprintln!("not tested: mounting is not allowed here");
+        return;
+    }
+    write(&volume.join("web.yaml"), WEB);
+    write(&volume.join("api.yaml"), &WEB.replace("web", "api"));
+    let config = directory.path().join("config.yaml");
+    let pods = "{ source: { files: { path: volume, rescan: 100ms, quiet: 10ms } } }";
+    write(&config, &format!("{{ stale_after: 500ms, resources: {{ pods: {pods} }} }}"));
+    let served = Served::start(directory, ServeFlags { config: Some(config), ..ServeFlags::default() }).await;
+    let mut client = served.client().await;
+    let mut watch = watch(&mut client).await;
+    unmount();
+    let resource = served.until(|resource| resource.state() == pb::SyncState::Stale).await;
+    assert!(resource.objects == 2 && resource.last_error.contains("mount it"), "{resource:?}");
+    assert!(mount().unwrap().success());
+    write(&volume.join("web.yaml"), &WEB.replace("n1", "n2"));
+    let mut changes = [next_event(&mut watch).await, next_event(&mut watch).await].map(|event| kind_and_name(&event));
+    changes.sort();
+    assert_eq!(changes, ["DELETED api", "MODIFIED web"]);
+    served.until(|resource| resource.state() == pb::SyncState::Synced && resource.last_error.is_empty()).await;
+    write(&volume.join("more.yaml"), &WEB.replace("web", "more"));
+    assert_eq!(kind_and_name(&next_event(&mut watch).await), "ADDED more", "and nothing before it");
+    served.stop().await;
+    unmount();
 }
 
 #[tokio::test]
