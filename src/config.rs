@@ -193,6 +193,8 @@ pub struct KubeResource {
     pub plural: String,
     /// Only this namespace; empty for all, and for what has none.
     pub namespace: String,
+    /// Only these namespaces, 1 to 100; instead of `namespace`.
+    pub namespaces: Vec<String>,
     /// Only objects with these labels; empty for all.
     pub label_selector: String,
     /// Only objects with these fields; empty for all.

@@ -67,6 +67,7 @@ pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
         version,
         plural,
         namespace,
+        namespaces,
         label_selector,
         field_selector,
         is_metadata_only,
@@ -82,6 +83,7 @@ pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
     KubeConfig {
         contact_timeout: contact_timeout.unwrap_or(config.contact_timeout),
         namespace,
+        namespaces,
         label_selector,
         field_selector,
         cluster: KubeCluster { kubeconfig, context },

@@ -7,6 +7,8 @@
 //!   than all bounds.
 //! - All that came at one version is found and evicted together, and an open version, to which more may come, is kept.
 //! - Changes at a version that was complete before come again for whoever resumes from it: nobody knows who has them.
+//! - Changes above the version that was complete when they came come again for whoever resumes from below them. They are kept
+//!   until they are part of a complete version.
 //! - Between the start and the end of a relist nobody knows what happened (invariant 5): an object that was created and
 //!   deleted there is in neither state. A version strictly in between is expired, even inside the window.
 
@@ -31,6 +33,9 @@ pub struct History {
     current: Reached,
     /// The newest version, of which more may come.
     applied: ResourceVersion,
+    /// Batches with changes that were [ahead](Batch::ahead), by the offset of their first change, and how far. Only those that
+    /// went further than all before them, so that both increase.
+    ahead: VecDeque<(u64, ResourceVersion)>,
     events: usize,
     bytes: usize,
 }
@@ -85,7 +90,16 @@ impl History {
     /// An empty history that begins here.
     pub fn new(bounds: Retention, begin: Reached) -> Self {
         let applied = begin.version.clone();
-        Self { bounds, batches: VecDeque::new(), oldest: begin.clone(), current: begin, applied, events: 0, bytes: 0 }
+        Self {
+            bounds,
+            batches: VecDeque::new(),
+            oldest: begin.clone(),
+            current: begin,
+            applied,
+            ahead: VecDeque::new(),
+            events: 0,
+            bytes: 0,
+        }
     }
 
     /// The oldest version that can be resumed from.
@@ -116,6 +130,11 @@ impl History {
         if batch.changes.is_empty() && !(batch.is_relist && batch.before != batch.after) {
             return;
         }
+        if let Some(ahead) = batch.ahead()
+            && self.ahead.back().is_none_or(|(_, last)| last < ahead)
+        {
+            self.ahead.push_back((self.current.offset, ahead.clone()));
+        }
         let recorded = Recorded { at: now, offset: self.current.offset, what: What::new(batch) };
         self.current.offset = recorded.end();
         self.events += recorded.what.events();
@@ -134,6 +153,15 @@ impl History {
             if is_needed && !planted!(OldestInsideAnOpenVersion) {
                 break;
             }
+            let mut version = oldest.what.after().clone();
+            let count = self.batches.partition_point(|recorded| *recorded.what.after() <= version);
+            let count = if planted!(OldestInsideAnOpenVersion) { 1 } else { count };
+            let end = self.batches[count - 1].end();
+            let ahead = self.ahead.partition_point(|(offset, _)| *offset < end);
+            let ahead_of = ahead.checked_sub(1).map(|last| &self.ahead[last].1);
+            if ahead_of.is_some_and(|ahead| *ahead > self.current.version) {
+                break;
+            }
             let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
             let is_full = self.events == self.bounds.events && planted!(HistoryEvictsTooEarly);
             let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size || is_full;
@@ -144,9 +172,6 @@ impl History {
                 self.lose_first_event();
                 continue;
             }
-            let mut version = oldest.what.after().clone();
-            let count = self.batches.partition_point(|recorded| *recorded.what.after() <= version);
-            let count = if planted!(OldestInsideAnOpenVersion) { 1 } else { count };
             for recorded in self.batches.drain(..count) {
                 self.events -= recorded.what.events();
                 self.bytes -= recorded.what.bytes();
@@ -154,6 +179,10 @@ impl History {
                 if recorded.what.is_late() {
                     version = recorded.what.after().next();
                 }
+            }
+            let ahead_of = self.ahead.drain(..ahead).next_back().map(|(_, ahead)| ahead);
+            for passed in ahead_of.into_iter().chain([self.oldest.version.clone()]) {
+                version = if passed > version { passed } else { version };
             }
             // A version that only a relist has closed may be incomplete without it.
             let relist = self.batches.front().and_then(|next| next.what.relist_from_before(&version));
@@ -211,6 +240,7 @@ impl History {
         if self.batches.get(first).is_some_and(in_gap) && !planted!(ResumeInsideGap) {
             return Err(NotInHistory::Expired);
         }
+        first = first.min(self.first_ahead_of(version));
         if first > 0 && planted!(ResumeTooEarly) {
             first -= 1;
         }
@@ -221,6 +251,25 @@ impl History {
             first = self.batches.len();
         }
         Ok(self.backlog(first))
+    }
+
+    /// The place of the first batch with changes above `version`, though it came before that was complete. What the client
+    /// has of those that follow is left out by [`Replay`](crate::watch::Replay).
+    fn first_ahead_of(&self, version: &ResourceVersion) -> usize {
+        let at = self.ahead.partition_point(|(_, ahead)| ahead <= version);
+        let Some((offset, _)) = self.ahead.get(at) else { return self.batches.len() };
+        self.batches.partition_point(|recorded| recorded.offset < *offset)
+    }
+
+    /// The changes above the version that can be resumed from, though they came before it was complete, the last one first.
+    pub fn ahead(&self) -> Vec<Change> {
+        let current = &self.current.version;
+        let batches = self.batches.range(self.first_ahead_of(current)..).rev();
+        let ahead = batches.filter_map(|recorded| match &recorded.what {
+            What::Batch(batch) if batch.ahead().is_some() => Some(batch.changes.iter().rev()),
+            _ => None,
+        });
+        ahead.flatten().filter(|change| change.version > *current).cloned().collect()
     }
 
     /// What was recorded from this place in the list on.

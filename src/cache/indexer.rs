@@ -79,6 +79,19 @@ impl Indexer {
         self.state.clone()
     }
 
+    /// The state as it was before the last changes, which come the last one first.
+    pub fn snapshot_before(&self, changes: &[Change]) -> Snapshot {
+        let mut past = Self { indexers: Arc::clone(&self.indexers), state: self.state.clone() };
+        for Change { old, new, version, .. } in changes {
+            match (old, new) {
+                (Some(old), _) => past.put(old),
+                (None, Some(new)) => drop(past.delete(new, version, Cause::Change)),
+                (None, None) => {}
+            }
+        }
+        past.state
+    }
+
     /// The applied version.
     pub fn version(&self) -> &ResourceVersion {
         self.state.applied.version()

@@ -341,7 +341,8 @@ impl<F: Frame> Writer<F> {
                     batches.extend(self.change(events, closes || planted!(OpenVersionIsComplete), now));
                 }
                 Delta::Checkpoint(proof) => {
-                    let snapshot = self.live.as_ref().map(|live| live.indexer.snapshot());
+                    // A later start has no history, and what came ahead of the version has to come again.
+                    let snapshot = self.live.as_ref().map(|live| live.indexer.snapshot_before(&live.history.ahead()));
                     fifo.checkpoints().give(snapshot.map(|snapshot| Checkpoint { snapshot, proof }));
                 }
                 Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),

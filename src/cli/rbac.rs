@@ -57,11 +57,17 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
 
 fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<Cluster<'a>, Roles<'a>> {
     let mut clusters: BTreeMap<Cluster<'a>, Roles<'a>> = BTreeMap::new();
-    for KubeResource { group, plural, namespace, kubeconfig, context, .. } in resources {
+    for KubeResource { group, plural, namespace, namespaces, kubeconfig, context, .. } in resources {
         let roles = clusters.entry((kubeconfig, context)).or_default();
-        let of_namespace =
-            if namespace.is_empty() { &mut roles.everywhere } else { roles.by_namespace.entry(namespace).or_default() };
-        of_namespace.entry(group).or_default().insert(plural);
+        let named = namespaces.iter().chain([namespace]).filter(|name| !name.is_empty());
+        let mut is_everywhere = true;
+        for namespace in named {
+            is_everywhere = false;
+            roles.by_namespace.entry(namespace).or_default().entry(group).or_default().insert(plural);
+        }
+        if is_everywhere {
+            roles.everywhere.entry(group).or_default().insert(plural);
+        }
     }
     clusters.values_mut().for_each(Roles::reduce);
     clusters
@@ -178,6 +184,9 @@ mod tests {
         let kinds: Vec<_> =
             found.iter().map(|role| (role["kind"].as_str(), role["metadata"]["namespace"].as_str())).collect();
         assert_eq!(kinds, [(Some("Role"), Some("123")), (Some("Role"), Some("b"))]);
+        let several = KubeResource { namespaces: vec!["a".into(), "b".into()], ..resource("", "pods", "") };
+        let found = documents(&[several]);
+        assert_eq!(found.iter().map(|role| &role["metadata"]["namespace"]).collect::<Vec<_>>(), ["a", "b"]);
     }
 
     #[test]

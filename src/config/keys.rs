@@ -107,6 +107,10 @@ const KEYS: &[Key] = &[
     no_default("resources.<name>.source.kube.version", "the version of the group, such as v1"),
     no_default("resources.<name>.source.kube.plural", "the kind as it is written in paths, such as pods"),
     no_default("resources.<name>.source.kube.namespace", "only this namespace; all of them if left out"),
+    no_default(
+        "resources.<name>.source.kube.namespaces",
+        "only these namespaces, 1 to 100, such as [shop, stock], with a watch for each; instead of namespace",
+    ),
     no_default("resources.<name>.source.kube.label_selector", "only objects with these labels, such as app=web"),
     no_default(
         "resources.<name>.source.kube.field_selector",

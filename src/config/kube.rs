@@ -31,6 +31,8 @@ const MAX_GROUP_BYTES: usize = 253;
 /// A third of it is the time between signs of life, which must leave an API server under load the time to answer.
 const MIN_CONTACT_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_CONTACT_TIMEOUT: Duration = Duration::from_secs(300);
+/// Each has a watch of its own.
+const MAX_NAMESPACES: usize = 100;
 const MAX_PAGE_SIZE: u32 = 100_000;
 /// A watch costs the API server some requests each time that it is opened.
 const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,6 +72,16 @@ pub(super) fn resolve(
     let page_size = errors.read(&at("page_size"), raw.page_size.as_ref(), read_page_size);
     let watch_timeout = errors.read(&at("watch_timeout"), raw.watch_timeout.as_ref(), read_watch_timeout);
     let versions = errors.read(&at("versions"), raw.versions.as_ref(), read_versions);
+    let namespaces = errors.read(&at("namespaces"), raw.namespaces.as_ref(), read_namespaces);
+    if raw.namespaces.is_some() && raw.namespace.is_some() {
+        errors.add(&at("namespaces"), "is another way to write `namespace`; keep one");
+    }
+    if raw.namespaces.is_some() && versions == Some(true) {
+        errors.add(
+            &at("namespaces"),
+            "needs the versions of the API; remove `versions: opaque`, or configure a resource for each",
+        );
+    }
     let kubeconfig = errors.read(&at("kubeconfig"), raw.kubeconfig.as_ref(), value::file);
     let contact_timeout = errors.read(&at("contact_timeout"), raw.contact_timeout.as_ref(), read_contact_timeout);
     Some(SourceConfig::Kube(KubeResource {
@@ -77,6 +89,7 @@ pub(super) fn resolve(
         version: version?,
         plural: plural?,
         namespace: namespace.unwrap_or_default(),
+        namespaces: namespaces.unwrap_or_default(),
         label_selector: label_selector.unwrap_or_default(),
         field_selector: field_selector.unwrap_or_default(),
         is_metadata_only: metadata_only.unwrap_or_default(),
@@ -165,6 +178,27 @@ fn read_watch_timeout(value: &Value) -> Result<Duration, ValueError> {
         return Err(ValueError::new(format!("expected a duration from 10s to 24h, found {}", value::found(value))));
     }
     Ok(timeout)
+}
+
+fn read_namespaces(value: &Value) -> Result<Vec<String>, ValueError> {
+    let list = value.as_array().filter(|list| (1..=MAX_NAMESPACES).contains(&list.len()));
+    let expected = || {
+        let what = format!("expected a list of 1 to {MAX_NAMESPACES} namespaces such as [shop, stock]");
+        ValueError::new(format!(
+            "{what}, found {}",
+            value.as_array().map_or(value::found(value), |list| list.len().to_string())
+        ))
+    };
+    let mut namespaces = Vec::new();
+    for value in list.ok_or_else(expected)? {
+        let name = value::text(value)?;
+        check(is_label(name), "a namespace", name)?;
+        if namespaces.iter().any(|earlier| earlier == name) {
+            return Err(ValueError::new(format!("expected each namespace once, found {} again", quote(name))));
+        }
+        namespaces.push(name.to_owned());
+    }
+    Ok(namespaces)
 }
 
 /// Returns whether versions are opaque.

@@ -115,6 +115,13 @@ impl Batch {
     pub fn is_late(&self) -> bool {
         self.before == self.after && !self.changes.is_empty()
     }
+
+    /// The highest version of its changes, if that is above the version after them: where several watches make up a resource,
+    /// one of them may be ahead of the version that all have reached. Whoever resumes from a version below needs them again.
+    pub fn ahead(&self) -> Option<&ResourceVersion> {
+        let ahead = self.changes.iter().map(|change| &change.version).filter(|version| **version > self.after);
+        ahead.filter(|_| !self.is_relist).reduce(|highest, version| if version > highest { version } else { highest })
+    }
 }
 
 // === impl Applied ===

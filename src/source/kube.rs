@@ -59,6 +59,8 @@ mod lines;
 #[cfg(feature = "kube")]
 mod list;
 #[cfg(feature = "kube")]
+mod namespaces;
+#[cfg(feature = "kube")]
 mod object;
 #[cfg(feature = "kube")]
 mod proof;
@@ -109,6 +111,9 @@ pub struct KubeConfig {
     pub plural: String,
     /// Only this namespace; empty for all, and for what has none.
     pub namespace: String,
+    /// Only these namespaces, at most 100, each with a list and a watch of its own; instead of `namespace`, and only of an API
+    /// whose versions are decimals.
+    pub namespaces: Vec<String>,
     /// Only objects with these labels, as kubectl's `-l`; empty for all.
     pub label_selector: String,
     /// Only objects with these fields, as far as the API can select by them; empty for all.
@@ -154,6 +159,7 @@ impl KubeConfig {
             version: version.to_owned(),
             plural: plural.to_owned(),
             namespace: String::new(),
+            namespaces: Vec::new(),
             label_selector: String::new(),
             field_selector: String::new(),
             cluster: KubeCluster::default(),

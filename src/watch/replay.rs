@@ -73,7 +73,7 @@ impl Replay {
             if F::size(arena) >= max_size {
                 break;
             }
-            let leaves_gap = batch.is_relist && batch.before != batch.after;
+            let leaves_gap = batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
             self.is_gap |= leaves_gap && !planted!(ReplayedRelistIsUntold);
             let Some(change) = batch.changes.get(self.at) else {
                 let end = if planted!(ReplayedOpenVersionIsComplete) { &batch.after } else { batch.safe() };
@@ -86,7 +86,8 @@ impl Replay {
                 (self.first, self.at) = (self.first + batch.changes.len() as u64, 0);
                 continue;
             };
-            if let Some(transition) = selection.transition(change) {
+            let is_known = self.has_passed(&batch) && change.version <= self.version;
+            if let Some(transition) = selection.transition(change).filter(|_| !is_known) {
                 let before = self.not_before(&batch.before);
                 encoded += self.tell::<F>(&batch, &before, format, arena);
                 self.held = Some((self.at, transition));
@@ -94,6 +95,11 @@ impl Replay {
             self.at += 1;
         }
         encoded
+    }
+
+    /// Whether the client has a batch, but for its changes that were [ahead](Batch::ahead) of the version that it has.
+    fn has_passed(&self, batch: &Batch) -> bool {
+        batch.after < self.version || batch.after == self.version && !batch.is_late()
     }
 
     /// A version, unless the client is past it: it may come back in between the versions of two batches, and never goes back.

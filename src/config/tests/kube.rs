@@ -19,7 +19,8 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { drop_fields: [.status], source: { kube: { group: apps, version: v1, plural: deployments, \
                 namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, metadata_only: true, \
                 page_size: 100, watch_timeout: 1m, versions: opaque, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
-                b: { source: { kube: { version: v1, plural: pods } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
+                b: { source: { kube: { version: v1, plural: pods } } }, \
+                n: { source: { kube: { version: v1, plural: pods, namespaces: [shop, stock] } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
     let (directory, flags) = file(yaml, &["--kube=d=v1/pods", "--kubeconfig=f", "--kube-context=e"]);
     let config = Config::load(&flags).unwrap();
     let expected = KubeResource {
@@ -27,6 +28,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         version: "v1".to_owned(),
         plural: "deployments".to_owned(),
         namespace: "shop".to_owned(),
+        namespaces: Vec::new(),
         label_selector: "app in (a,b)".to_owned(),
         field_selector: "metadata.name=x".to_owned(),
         is_metadata_only: true,
@@ -45,6 +47,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         ("", "", &None, &None, None)
     );
     assert!(!plain.is_metadata_only);
+    assert_eq!(kube(&config, "n").namespaces, ["shop", "stock"]);
     assert_ne!(plain.drop_fields, FieldCut::default());
     assert_eq!(kube(&config, "c").drop_fields, FieldCut::default());
     let flagged = KubeResource { kubeconfig: Some("f".into()), context: Some("e".to_owned()), ..plain };
@@ -76,7 +79,25 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, watch_timeout: 9s"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
         (&format!("{all}, watch_timeout: 25h"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
         (&format!("{all}, versions: decimal"), format!("{key}.versions: expected auto or opaque, found")),
-        (&format!("{all}, namespaces: x"), format!("{key}.namespaces: unknown key; did you mean `namespace`?")),
+        (&format!("{all}, namespacez: x"), format!("{key}.namespacez: unknown key; did you mean `namespace`?")),
+        (
+            &format!("{all}, namespaces: x"),
+            format!("{key}.namespaces: expected a list of 1 to 100 namespaces such as [shop, stock], found"),
+        ),
+        (&format!("{all}, namespaces: []"), format!("{key}.namespaces: expected a list of 1 to 100 namespaces")),
+        (&format!("{all}, namespaces: [a, '']"), format!("{key}.namespaces: expected a namespace, found")),
+        (
+            &format!("{all}, namespaces: [a, b, a]"),
+            format!("{key}.namespaces: expected each namespace once, found \"a\""),
+        ),
+        (
+            &format!("{all}, namespace: '', namespaces: [a]"),
+            format!("{key}.namespaces: is another way to write `namespace`; keep one"),
+        ),
+        (
+            &format!("{all}, versions: opaque, namespaces: [a]"),
+            format!("{key}.namespaces: needs the versions of the API; remove `versions: opaque`"),
+        ),
     ] {
         let yaml = format!("resources: {{ a: {{ source: {{ kube: {{ {written} }} }} }} }}");
         let found = load(&yaml, &["--files=b=."]).unwrap_err().to_string();

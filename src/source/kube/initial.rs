@@ -61,8 +61,8 @@ impl InitialEvents {
 pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Reading, Live), Stop> {
     let version = shared.version_query(at);
     let mut query = vec![("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
-    if !version.0.is_empty() {
-        query.push(("resourceVersion", &version.0));
+    if !version.text.is_empty() {
+        query.push(("resourceVersion", &version.text));
     }
     let mut live = Live::open(shared, &query).await?;
     let deadline = live.deadline;

@@ -47,9 +47,17 @@ const PAGE_SIZE: u32 = 500;
 
 /// Reads all pages, at the version of the first.
 pub(super) async fn read(shared: &Shared, at: &ListVersion) -> Result<Reading, Stop> {
-    let at = shared.version_query(at);
+    read_at(shared, shared.version_query(at)).await
+}
+
+/// Reads all pages at exactly this version, if the API still has it and takes account of it: the reading has its version.
+pub(super) async fn read_exact(shared: &Shared, version: String) -> Result<Reading, Stop> {
+    read_at(shared, VersionQuery { text: version.into(), is_exact: true }).await
+}
+
+async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
     // Without a limit the API can answer what is not the most recent out of its cache.
-    let is_paged = at.is_empty() || at.is_any() || shared.pages.load(Ordering::Relaxed);
+    let is_paged = at.is_exact || at.is_empty() || at.is_any() || shared.pages.load(Ordering::Relaxed);
     let limit = shared.config.page_size.or(is_paged.then_some(PAGE_SIZE));
     let limit = limit.map(|limit| limit.to_string());
     let mut first: Vec<(&str, &str)> = at.pairs();
@@ -107,21 +115,26 @@ async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) ->
 
 /// How a version is asked for.
 #[derive(Debug)]
-pub(super) struct VersionQuery(pub(super) Cow<'static, str>);
+pub(super) struct VersionQuery {
+    pub(super) text: Cow<'static, str>,
+    /// That version, and no later one.
+    pub(super) is_exact: bool,
+}
 
 impl VersionQuery {
     fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.text.is_empty()
     }
 
     fn is_any(&self) -> bool {
-        self.0 == "0"
+        self.text == "0"
     }
 
     fn pairs(&self) -> Vec<(&str, &str)> {
-        match &*self.0 {
+        match &*self.text {
             "" => Vec::new(),
             "0" => vec![("resourceVersion", "0")],
+            text if self.is_exact => vec![("resourceVersion", text), ("resourceVersionMatch", "Exact")],
             // With a limit and without this, it would be exactly that version.
             text => vec![("resourceVersion", text), ("resourceVersionMatch", "NotOlderThan")],
         }

@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use super::{
     KubeCluster, KubeConfig,
     api::{self, Api},
-    client::KubeClients,
+    client::{Client, KubeClients},
     head::Head,
     initial::{self, InitialEvents},
     known::{Known, Origin, Position},
     list::{self, VersionQuery},
+    namespaces::Namespaces,
     proof::{KeptMark, Mark, Recognition},
     watch::{self, Live},
 };
@@ -34,6 +35,8 @@ pub struct KubeSource {
     shared: Arc<Shared>,
     /// The watch whose initial events were the last list.
     opened: Mutex<Option<(ResourceVersion, Live)>>,
+    /// Instead of one path.
+    namespaces: Option<Namespaces>,
 }
 
 #[derive(Debug)]
@@ -99,19 +102,13 @@ impl KubeSource {
     /// The same with the connections and credentials of every other source of the same cluster and context. They are made on
     /// the runtime of the first such call, which has to outlast the sources.
     pub fn with_clients(config: KubeConfig, health: SourceHealth, clients: &KubeClients) -> Self {
-        health.set_namespaces(Some(config.namespace.clone()).filter(|name| !name.is_empty()).into_iter().collect());
+        let one = Some(config.namespace.clone()).filter(|name| !name.is_empty());
+        health.set_namespaces(one.into_iter().chain(config.namespaces.iter().cloned()).collect());
         let client = clients.get(&config.cluster, config.contact_timeout);
-        let shared = Shared {
-            path: path(&config, &config.namespace),
-            api: Api::new(client, &config, health.clone()),
-            known: Mutex::new(if config.has_opaque_versions { Known::opaque() } else { Known::default() }),
-            problems: Problems::new("kube", config.resource.clone(), health.clone()),
-            health,
-            initial_events: Mutex::default(),
-            pages: AtomicBool::new(false),
-            config,
-        };
-        Self { shared: Arc::new(shared), opened: Mutex::default() }
+        let has_several = !config.namespaces.is_empty();
+        let shared = Arc::new(Shared::new(config, Arc::clone(&client), health));
+        let namespaces = has_several.then(|| Namespaces::new(&shared, client));
+        Self { shared, opened: Mutex::default(), namespaces }
     }
 
     /// Whether there is a kubeconfig with the context, or a cluster that this runs in. No connection is made.
@@ -153,6 +150,9 @@ impl KubeSource {
 
 impl ListerWatcher for KubeSource {
     async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.list(&at).await;
+        }
         let shared = &self.shared;
         *self.opened.lock() = None;
         shared.check_cluster().await?;
@@ -171,6 +171,9 @@ impl ListerWatcher for KubeSource {
     }
 
     async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.watch(from).await;
+        }
         let shared = &self.shared;
         let position = shared.known.lock().begin_watch(&from);
         let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
@@ -202,13 +205,18 @@ impl WarmStart for KubeSource {
         // Nothing is kept of opaque versions, and what was kept before they were is of another form.
         let opaque = if self.shared.config.has_opaque_versions { " with opaque versions" } else { "" };
         let partial = if self.shared.config.is_metadata_only { " metadata only" } else { "" };
+        let namespaces =
+            self.namespaces.as_ref().map_or(String::new(), |namespaces| format!(" {}", namespaces.identity()));
         format!(
-            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}{opaque}{partial}",
+            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}{opaque}{partial}{namespaces}",
             self.shared.path
         )
     }
 
     fn proof(&self) -> Option<Bytes> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.proof();
+        }
         let (cluster, Position { version, mark, .. }) = {
             let known = self.shared.known.lock();
             (known.cluster().map(str::to_owned), known.position()?.clone())
@@ -221,6 +229,9 @@ impl WarmStart for KubeSource {
     }
 
     fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.resume(at, proof);
+        }
         let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
         let Kept { cluster, version, mark, problems } = kept;
         if version != at.to_string() {
@@ -235,6 +246,19 @@ impl WarmStart for KubeSource {
 // === impl Shared ===
 
 impl Shared {
+    pub(super) fn new(config: KubeConfig, client: Arc<Client>, health: SourceHealth) -> Self {
+        Self {
+            path: path(&config, &config.namespace),
+            api: Api::new(client, &config, health.clone()),
+            known: Mutex::new(if config.has_opaque_versions { Known::opaque() } else { Known::default() }),
+            problems: Problems::new("kube", config.resource.clone(), health.clone()),
+            health,
+            initial_events: Mutex::default(),
+            pages: AtomicBool::new(false),
+            config,
+        }
+    }
+
     /// The path of the resource with a query, and what is selected.
     pub(super) fn target(&self, query: &[(&str, &str)]) -> String {
         self.target_in("", None, query)
@@ -261,13 +285,14 @@ impl Shared {
     }
 
     pub(super) fn version_query(&self, at: &ListVersion) -> VersionQuery {
-        VersionQuery(match at {
+        let text = match at {
             ListVersion::Any => Cow::Borrowed("0"),
             ListVersion::MostRecent => Cow::Borrowed(""),
             ListVersion::NotOlderThan(version) => {
                 self.known.lock().text_of(version).map_or(Cow::Borrowed(""), Cow::Owned)
             }
-        })
+        };
+        VersionQuery { text, is_exact: false }
     }
 
     /// Opens a watch from a version, if the history of the cluster is the one that is known there.
@@ -275,7 +300,11 @@ impl Shared {
     /// What the head proves is enough only at the version of the last known change: a cluster that was restored to a state
     /// between that change and the known version has the change too, and may have others since. So a watch that broke goes on
     /// from before the change. One that the API has closed itself ended in the history that it goes on with.
-    async fn watch(self: &Arc<Self>, from: &ResourceVersion, position: Option<Position>) -> Result<Live, SourceError> {
+    pub(super) async fn watch(
+        self: &Arc<Self>,
+        from: &ResourceVersion,
+        position: Option<Position>,
+    ) -> Result<Live, SourceError> {
         let Some(Position { mark, origin, .. }) = position else { return watch::open(self, from, None).await };
         if origin == Origin::List {
             return watch::open(self, from, None).await;
@@ -300,7 +329,7 @@ impl Shared {
     }
 
     /// Whose API it is, as far as we may know.
-    async fn check_cluster(&self) -> Result<(), SourceError> {
+    pub(super) async fn check_cluster(&self) -> Result<(), SourceError> {
         let namespace = match self.api.get(CLUSTER).await {
             Ok(namespace) => namespace,
             // Not for us to read, or not there: an API of another kind.
@@ -312,7 +341,7 @@ impl Shared {
     }
 
     /// What was read, at its version.
-    fn settle(&self, reading: Reading, at: &ListVersion) -> Result<List, SourceError> {
+    pub(super) fn settle(&self, reading: Reading, at: &ListVersion) -> Result<List, SourceError> {
         let Reading { mut objects, version: text, problems } = reading;
         let mut known = self.known.lock();
         let version = known.state(&text).or_else(|_| {

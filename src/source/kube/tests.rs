@@ -5,6 +5,7 @@ mod connections;
 mod faults;
 mod lists;
 mod metadata;
+mod namespaces;
 mod play;
 mod rewind;
 mod told;

@@ -68,6 +68,15 @@ pub(super) async fn open(
 impl Live {
     pub(super) async fn open(shared: &Arc<Shared>, query: &[(&str, &str)]) -> Result<Self, SourceError> {
         let time = shared.config.watch_timeout.mul_f64(1.0 + random_fraction());
+        Self::open_for(shared, query, time).await
+    }
+
+    /// Opens a watch that the API is to close after a time.
+    pub(super) async fn open_for(
+        shared: &Arc<Shared>,
+        query: &[(&str, &str)],
+        time: Duration,
+    ) -> Result<Self, SourceError> {
         let seconds = time.as_secs().max(1).to_string();
         let watch = [("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", &*seconds)];
         let body = shared.api.open(&shared.target(&[&watch, query].concat())).await;

@@ -11,7 +11,11 @@
 //! - While somebody waits for a version, the stream is one with bookmarks at the shortest interval; it takes the place of
 //!   the other one, and is given up when nobody has waited for a heartbeat.
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
 
 use tokio::time::Instant;
 
@@ -31,6 +35,10 @@ pub(super) struct Live {
     shared: Arc<Shared>,
     messages: Messages,
     position: Position,
+    /// A version after the position that was handed out, and at which more may come.
+    opened: Option<ResourceVersion>,
+    /// Changes above the position that were handed out, by their versions: the last one up to a later position is its mark.
+    ahead: BTreeMap<u128, Mark>,
     /// Of a stream of another server, which begins before the position: until it is beyond that, nothing is new.
     check: Option<ResumeCheck>,
     /// The events of a batch, as long as the version has not advanced.
@@ -55,6 +63,8 @@ impl Live {
             shared,
             messages,
             position,
+            opened: None,
+            ahead: BTreeMap::new(),
             check: None,
             gathered: Vec::new(),
             deletion: Cause::Change,
@@ -183,8 +193,19 @@ impl Live {
         }
         self.is_relisted = false;
         let version = &self.position.version;
-        // What came at a version that was complete before does not move it.
-        let end = (event.version() < version).then(|| Event::Bookmark(version.clone()));
+        let opened = self.opened.take().filter(|opened| opened > version);
+        // What came at a version that was complete before does not move it, nor does what is ahead of the position by more
+        // than a version: the upstream has several watches, of which one is ahead.
+        let reached = opened.as_ref().unwrap_or(version);
+        let is_next =
+            *event.version() == version.next() && opened.as_ref().is_none_or(|opened| opened == event.version());
+        let end = (!is_next && event.version() != reached).then(|| Event::Bookmark(reached.clone()));
+        if event.version() > version
+            && let Some(mark) = Mark::after_batch(None, std::slice::from_ref(&event), false)
+        {
+            self.ahead.insert(event.version().number(), mark);
+        }
+        self.opened = if is_next { Some(event.version().clone()) } else { opened };
         let events = [event].into_iter().chain(end);
         let delta = if is_inferred {
             Delta::Relist(events.collect(), Cause::Inferred)
@@ -217,8 +238,15 @@ impl Live {
         if is_relisted || events.last().is_none_or(|last| *last.version() != version) {
             events.push(Event::Bookmark(version.clone()));
         }
-        self.position.version = version;
         self.position.mark = Mark::after_batch(self.position.mark.take(), &events, is_relisted);
+        let ahead = self.ahead.split_off(&version.next().number());
+        let passed = std::mem::replace(&mut self.ahead, ahead).pop_last().filter(|_| !is_relisted);
+        if let Some((_, mark)) =
+            passed.filter(|(at, _)| self.position.mark.as_ref().is_none_or(|mark| mark.version().number() < *at))
+        {
+            self.position.mark = Some(mark);
+        }
+        self.position.version = version;
         if is_relisted { Delta::Relist(events, deletion) } else { Delta::transaction(events) }
     }
 

@@ -84,7 +84,7 @@ impl Rig {
         Kept { proof, version: self.version, state: self.state.clone() }
     }
 
-    /// The next delta, folded, in short: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`.
+    /// The next delta, folded, in short: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`, `7 ahead +a=1@9`.
     pub(in crate::source) async fn next(&mut self) -> String {
         let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("something in time");
         let delta = popped.unwrap().remove(0);
@@ -108,6 +108,10 @@ impl Rig {
             Delta::Relist(events, _) => panic!("only a relay has an upstream that lists: {events:?}"),
             Delta::Checkpoint(_) => "checkpoint".to_owned(),
             Delta::Changes { events, .. } if matches!(*events, [Event::Bookmark(_)]) => format!("bookmark {version}"),
+            Delta::Changes { events, .. } if matches!(*events, [_, Event::Bookmark(_)]) => {
+                assert_eq!(version, self.version, "what is ahead moves nobody on");
+                return format!("{version} ahead{}@{}", self.apply(&events[0]), events[0].version());
+            }
             Delta::Changes { events, .. } => {
                 assert!(events.iter().all(|event| event.version().number() == version), "one revision: {events:?}");
                 let told: String = events.iter().map(|event| self.apply(event)).collect();

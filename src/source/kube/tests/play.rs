@@ -38,6 +38,10 @@ pub(super) struct Store {
     pub(super) knows_partial: bool,
     /// Whether initial events can be asked for.
     pub(super) streams: bool,
+    /// Whether a list can be of an older version.
+    pub(super) knows_exact: bool,
+    /// The namespaces that there are; `None` if they are not for us to read.
+    pub(super) namespaces: Option<Vec<&'static str>>,
     /// A version that lists, and watches, do not know of: an API server that lags behind.
     pub(super) lag: u64,
     /// Whether a watch from the future is opened, and silent until it is there.
@@ -101,6 +105,8 @@ impl Play {
             prefix: "",
             knows_partial: true,
             streams: true,
+            knows_exact: true,
+            namespaces: None,
             lag: 0,
             opens_the_future: false,
             lists: VecDeque::new(),
@@ -181,6 +187,11 @@ impl Play {
         self.store.lock().asked.clone()
     }
 
+    /// The same as it was.
+    pub(super) fn state_at(&self, revision: u64) -> BTreeMap<String, (String, String)> {
+        self.store.lock().state_at(revision)
+    }
+
     fn answer(&self, request: &Request) -> Response {
         let uri = request.uri();
         let mut query: Query =
@@ -211,6 +222,13 @@ impl Play {
         if uri.path() == "/api/v1/namespaces/kube-system" {
             return match self.set(|store| store.cluster) {
                 Some(uid) => success(json!({"metadata": {"name": "kube-system", "uid": uid}}).to_string()),
+                None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
+            };
+        }
+        if let Some(name) = uri.path().strip_prefix("/api/v1/namespaces/").filter(|name| !name.contains('/')) {
+            return match self.set(|store| store.namespaces.clone()) {
+                Some(names) if names.contains(&name) => success(json!({"metadata": {"name": name}}).to_string()),
+                Some(_) => refuse(404, None, &json!({"reason": "NotFound", "message": "not found"}).to_string()),
                 None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
             };
         }
@@ -281,12 +299,14 @@ impl Play {
 
     fn list(&self, query: &Query, known: u64) -> Response {
         let store = self.store.lock();
+        let asked = store.number(query.get("resourceVersion").map_or("", String::as_str));
         let limit = query.get("limit").map_or(usize::MAX, |limit| limit.parse().unwrap());
         let (revision, from) = match query.get("continue") {
             Some(token) => {
                 let (revision, from) = token.split_once('/').unwrap();
                 (revision.parse().unwrap(), from.to_owned())
             }
+            None if is_exact(query) && store.knows_exact => (asked, String::new()),
             None => (known, String::new()),
         };
         if revision < store.compacted {
@@ -316,6 +336,11 @@ impl Play {
                 (String::new(), asked)
             }
         };
+        if is_probe(query) {
+            // With a bookmark before its end.
+            let store = self.store.lock();
+            return success(store.events_after(from, query) + &bookmark(&store.revision.to_string(), None) + "\n");
+        }
         let mut told = from;
         let play = self.clone();
         let query = query.clone();
@@ -448,7 +473,18 @@ fn summary(query: &Query) -> String {
     let version = format!("{kind} {}", get("resourceVersion"));
     let limit = query.get("limit").map(|limit| format!(" limit={limit}")).unwrap_or_default();
     let page = if query.contains_key("continue") { " page" } else { "" };
-    format!("{}{limit}{page}{of_metadata}", version.trim_end())
+    let exact = if is_exact(query) { " exact" } else { "" };
+    let probe = if is_probe(query) { " probe" } else { "" };
+    format!("{}{limit}{page}{of_metadata}{exact}{probe}", version.trim_end())
+}
+
+fn is_exact(query: &Query) -> bool {
+    query.get("resourceVersionMatch").is_some_and(|how| how == "Exact")
+}
+
+/// Whether it is a watch that is to end within seconds.
+fn is_probe(query: &Query) -> bool {
+    query.get("timeoutSeconds").is_some_and(|seconds| seconds == "4")
 }
 
 fn without_initial_events(mut query: Query) -> Query {

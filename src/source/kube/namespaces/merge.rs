@@ -1,0 +1,156 @@
+//! The rule by which the watches of several namespaces become one: what is handed out, and at which version.
+//!
+//! Pure. The API counts all objects of a kind together, so that a version means the same in each namespace. A namespace has
+//! *reached* a version when everything up to it was received: by an event that closes its version, or by a bookmark.
+//!
+//! - The **merged version** is the lowest that any namespace has reached: the one to resume from (invariant 3).
+//! - An event is handed out at once. One above the merged version is *ahead*: it comes with the merged version behind it, and
+//!   whoever resumes from a version below the event gets it again ([`History`](crate::cache::History)).
+//! - When the lowest namespace advances, a bookmark moves everybody on.
+//! - The order within a namespace is the API's. Between namespaces there is none.
+//!
+//! Bounded: at more than 10,000 events or 16 MiB ahead the resource is listed, which brings all namespaces to one version.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    cache::{Delta, SourceError},
+    model::{Event, ResourceVersion},
+};
+
+/// Position of several watches of one resource.
+#[derive(Debug)]
+pub(super) struct Merge {
+    /// Of each member.
+    reached: Vec<ResourceVersion>,
+    /// Handed out.
+    version: ResourceVersion,
+    ahead: Ahead,
+}
+
+/// Events above the merged version that were handed out.
+#[derive(Debug, Default)]
+struct Ahead {
+    /// How many at each version, and of which size.
+    by_version: BTreeMap<u128, (usize, usize)>,
+    events: usize,
+    bytes: usize,
+}
+
+const MAX_AHEAD_EVENTS: usize = 10_000;
+const MAX_AHEAD_BYTES: usize = 16 << 20;
+
+// === impl Merge ===
+
+impl Merge {
+    /// Members at the version of a list.
+    pub(super) fn new(members: usize, version: ResourceVersion) -> Self {
+        Self { reached: vec![version.clone(); members], version, ahead: Ahead::default() }
+    }
+
+    /// Goes on from a version with members that have reached these.
+    pub(super) fn begin(&mut self, version: ResourceVersion, reached: Vec<ResourceVersion>) {
+        (self.version, self.reached) = (version, reached);
+    }
+
+    /// The merged version, as it was handed out.
+    pub(super) fn version(&self) -> &ResourceVersion {
+        &self.version
+    }
+
+    /// Takes over what a member has received, and returns what is to be handed out at once.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Expired`] when too much is ahead.
+    pub(super) fn take(&mut self, member: usize, delta: Delta) -> Result<Option<Delta>, SourceError> {
+        let Delta::Changes { mut events, closes } = delta else { return Ok(Some(delta)) };
+        let Some(version) = events.last().map(|last| last.version().clone()) else { return Ok(None) };
+        let reached = if closes { version.clone() } else { version.previous() };
+        if reached > self.reached[member] {
+            self.reached[member] = reached;
+        }
+        events.retain(|event| !matches!(event, Event::Bookmark(_)));
+        if events.is_empty() {
+            return Ok(None);
+        }
+        let lowest = self.lowest().clone();
+        if closes && version == lowest && lowest > self.version {
+            self.advance(lowest);
+            return Ok(Some(Delta::Changes { events, closes }));
+        }
+        if version > lowest {
+            self.ahead.add(version.number(), events.len(), events.iter().map(Event::weight).sum());
+        }
+        if self.ahead.events > MAX_AHEAD_EVENTS || self.ahead.bytes > MAX_AHEAD_BYTES {
+            let text = format!("{} events are ahead of the namespace that is behind, at {lowest}", self.ahead.events);
+            return Err(SourceError::Expired(text));
+        }
+        events.push(Event::Bookmark(self.version.clone()));
+        Ok(Some(Delta::Changes { events, closes: true }))
+    }
+
+    /// Takes note that nothing has happened to a member up to a version.
+    pub(super) fn note_quiet(&mut self, member: usize, version: ResourceVersion) {
+        if version > self.reached[member] {
+            self.reached[member] = version;
+        }
+    }
+
+    /// Returns the bookmark that moves everybody on, if there is one to hand out.
+    pub(super) fn progress(&mut self) -> Option<Delta> {
+        let lowest = self.lowest().clone();
+        if lowest <= self.version {
+            return None;
+        }
+        self.advance(lowest.clone());
+        Some(Delta::event(Event::Bookmark(lowest)))
+    }
+
+    /// How many events are ahead.
+    pub(super) fn ahead(&self) -> usize {
+        self.ahead.events
+    }
+
+    /// The members that others are ahead of, the furthest behind first, with the version that they have reached.
+    pub(super) fn behind(&self) -> Vec<(usize, ResourceVersion)> {
+        let Some(highest) = self.highest() else { return Vec::new() };
+        let mut behind: Vec<_> = self.reached.iter().cloned().enumerate().filter(|(_, at)| at < highest).collect();
+        behind.sort_by_key(|(_, at)| at.number());
+        behind
+    }
+
+    /// The highest version that a member has reached.
+    pub(super) fn highest(&self) -> Option<&ResourceVersion> {
+        self.reached.iter().max_by_key(|at| at.number())
+    }
+
+    fn lowest(&self) -> &ResourceVersion {
+        self.reached.iter().min_by_key(|at| at.number()).unwrap_or(&self.version)
+    }
+
+    fn advance(&mut self, version: ResourceVersion) {
+        self.ahead.remove_until(version.number());
+        self.version = version;
+    }
+}
+
+// === impl Ahead ===
+
+impl Ahead {
+    fn add(&mut self, version: u128, events: usize, bytes: usize) {
+        let at = self.by_version.entry(version).or_default();
+        *at = (at.0 + events, at.1 + bytes);
+        (self.events, self.bytes) = (self.events + events, self.bytes + bytes);
+    }
+
+    fn remove_until(&mut self, version: u128) {
+        while let Some(first) = self.by_version.first_entry().filter(|first| *first.key() <= version) {
+            let (events, bytes) = first.remove();
+            (self.events, self.bytes) = (self.events - events, self.bytes - bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! Whatever the order in which namespaces are received: whoever resumes from a merged version gets exactly what is above it.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use proptest::{collection::vec, prelude::*};
+use tokio::time::Instant;
+
+use super::*;
+use crate::{
+    cache::{Backlog, History, Indexer, List, NotInHistory},
+    model::{EventType, Indexers, Object, Reached, Selection},
+    watch::{Deliveries, Replay, Retention},
+};
+
+/// One write: the namespace, the object, and whether it is deleted.
+#[derive(Debug, Clone, Copy)]
+struct Write {
+    namespace: usize,
+    name: u8,
+    is_deleted: bool,
+}
+
+const NAMESPACES: usize = 3;
+const BEGIN: u128 = 10;
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+fn object(write: Write, number: u128) -> Arc<Object> {
+    let Write { namespace, name, .. } = write;
+    let text = format!(r#"{{"metadata":{{"namespace":"n{namespace}","name":"o{name}"}},"at":{number}}}"#);
+    Arc::new(Object::from_json(Bytes::from(text), "x", version(number)).unwrap())
+}
+
+fn event(write: Write, number: u128) -> Event {
+    if write.is_deleted { Event::Deleted(object(write, number)) } else { Event::Modified(object(write, number)) }
+}
+
+/// The resource as a client has it: key to version.
+type State = BTreeMap<String, u128>;
+
+/// What is written, from the version after [`BEGIN`] on.
+struct Truth(Vec<Write>);
+
+impl Truth {
+    fn at(&self, end: u128, is_in: impl Fn(usize) -> bool) -> State {
+        let mut state = State::new();
+        for (write, number) in self.0.iter().zip(BEGIN + 1..=end).filter(|(write, _)| is_in(write.namespace)) {
+            let key = object(*write, number).key().to_string();
+            if write.is_deleted {
+                state.remove(&key)
+            } else {
+                state.insert(key, number)
+            };
+        }
+        state
+    }
+
+    fn end(&self) -> u128 {
+        BEGIN + self.0.len() as u128
+    }
+}
+
+/// What follows a version, until there is nothing more, in parts of so many batches; where one ends, the next goes on by its
+/// offset.
+fn resumed(history: &History, from: u128, step: usize, state: &mut State) -> Result<ResourceVersion, NotInHistory> {
+    let selection = Selection::default();
+    let mut backlog = history.after(&version(from))?;
+    let mut reached = Reached { version: version(from), offset: backlog.first };
+    loop {
+        let Backlog { mut batches, first, .. } = backlog;
+        let has_more = batches.len() > step;
+        batches.truncate(step);
+        let mut replay = Replay::new(batches, first, reached);
+        let mut arena = Vec::new();
+        replay.encode::<Deliveries>(&selection, (), &mut arena, usize::MAX, usize::MAX);
+        assert!(replay.is_done());
+        for told in arena {
+            assert!(told.version >= version(from), "{told:?} after {from}");
+            assert!(told.object_version > version(from), "{told:?} is known at {from}");
+            match told.event_type {
+                EventType::Deleted => state.remove(&told.object.key().to_string()),
+                _ => state.insert(told.object.key().to_string(), told.object.version().number()),
+            };
+        }
+        reached = replay.reached();
+        if !has_more {
+            return Ok(reached.version);
+        }
+        backlog = history.after_offset(reached.offset)?;
+    }
+}
+
+fn writes() -> impl Strategy<Value = Vec<Write>> {
+    let write = (0..NAMESPACES, 0_u8..3, any::<bool>(), any::<bool>());
+    vec(write.prop_map(|(namespace, name, a, b)| Write { namespace, name, is_deleted: a && b }), 1..24)
+}
+
+proptest! {
+    /// Invariants 3 and 12.
+    #[test]
+    fn whoever_resumes_from_a_merged_version_gets_what_is_above_it(
+        writes in writes(),
+        received in vec((0..NAMESPACES, 0_u8..4), 0..60),
+        bound in 1_usize..40,
+        step in 1_usize..5,
+    ) {
+        let truth = Truth(writes);
+        let retention = Retention { events: bound, size: 1 << 20, age: Duration::from_secs(300) };
+        let mut history = History::new(retention, Reached { version: version(BEGIN), offset: 0 });
+        let mut indexer = Indexer::new(Arc::new(Indexers::default()), List::new(Vec::new(), version(BEGIN)));
+        let mut merge = Merge::new(NAMESPACES, version(BEGIN));
+        let (mut next, mut reached) = ([BEGIN + 1; NAMESPACES], [BEGIN; NAMESPACES]);
+        for (member, what) in received {
+            let of_member = |number: &u128| truth.0[(*number - BEGIN - 1) as usize].namespace == member;
+            let waiting = (next[member]..=truth.end()).find(of_member);
+            let delta = match (waiting, what) {
+                // Nothing happened to it up to here.
+                (_, 0) => {
+                    let end = waiting.map_or(truth.end(), |waiting| waiting - 1).max(next[member] - 1);
+                    next[member] = end + 1;
+                    Delta::event(Event::Bookmark(version(end)))
+                }
+                (Some(number), _) => {
+                    next[member] = number + 1;
+                    let write = truth.0[(number - BEGIN - 1) as usize];
+                    Delta::Changes { events: [event(write, number)].into_iter().collect(), closes: !write.is_deleted }
+                }
+                (None, _) => continue,
+            };
+            // Of a version that is open the one before.
+            reached[member] = next[member] - if delta.closes() { 1 } else { 2 };
+            for delta in [merge.take(member, delta).unwrap(), merge.progress()].into_iter().flatten() {
+                let Delta::Changes { events, closes } = delta else { panic!("{delta:?}") };
+                history.record(Arc::new(indexer.apply_events(events, closes)), Instant::now());
+            }
+            let current = history.current().version.clone();
+            prop_assert_eq!(&current, merge.version());
+            prop_assert_eq!(Some(current.number()), reached.into_iter().min());
+            prop_assert!(*history.oldest() <= current, "the version that everybody has can be resumed from");
+            let kept = indexer.snapshot_before(&history.ahead());
+            let kept: State = kept.objects(None, None).map(|object| (object.key().to_string(), object.version().number())).collect();
+            prop_assert_eq!(&kept, &truth.at(current.number(), |_| true), "what a later start begins with");
+            // What has been received: of each namespace up to another version.
+            let mut all = State::new();
+            for member in 0..NAMESPACES {
+                all.extend(truth.at(next[member] - 1, |namespace| namespace == member));
+            }
+            for from in history.oldest().number()..=current.number() {
+                let mut state = truth.at(from, |_| true);
+                let end = resumed(&history, from, step, &mut state);
+                prop_assert!(end.as_ref().is_ok_and(|end| *end <= current), "{:?} after {}", end, from);
+                prop_assert_eq!(&state, &all, "after {}", from);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_event_that_is_ahead_is_handed_out_at_once_at_the_merged_version() {
+    let write = |namespace, name| Write { namespace, name, is_deleted: false };
+    let mut merge = Merge::new(2, version(10));
+    let first = event(write(0, 1), 12);
+    let delta = merge.take(0, Delta::event(first.clone())).unwrap();
+    assert_eq!(delta, Some(Delta::transaction([first, Event::Bookmark(version(10))])));
+    assert_eq!((merge.progress(), merge.ahead()), (None, 1));
+    assert_eq!(merge.behind(), [(1, version(10))]);
+
+    let second = event(write(1, 1), 11);
+    assert_eq!(merge.take(1, Delta::event(second.clone())).unwrap(), Some(Delta::event(second)), "nobody is behind it");
+    assert_eq!((merge.progress(), merge.version()), (None, &version(11)));
+    let third = event(write(1, 2), 14);
+    let delta = merge.take(1, Delta::event(third.clone())).unwrap();
+    assert_eq!(delta, Some(Delta::transaction([third, Event::Bookmark(version(11))])), "first the event");
+    assert_eq!(merge.progress(), Some(Delta::event(Event::Bookmark(version(12)))), "then everybody moves on");
+    assert_eq!(merge.ahead(), 1);
+
+    // Of a version that is open the one before is reached.
+    let gone = event(Write { is_deleted: true, ..write(0, 1) }, 16);
+    merge.take(0, Delta::Changes { events: [gone].into_iter().collect(), closes: false }).unwrap();
+    assert_eq!((merge.progress(), merge.ahead()), (Some(Delta::event(Event::Bookmark(version(14)))), 1));
+    assert_eq!(merge.behind(), [(1, version(14))]);
+    merge.note_quiet(1, version(20));
+    assert_eq!(merge.progress(), Some(Delta::event(Event::Bookmark(version(15)))));
+    merge.take(0, Delta::event(Event::Bookmark(version(18)))).unwrap();
+    assert_eq!((merge.progress(), merge.ahead()), (Some(Delta::event(Event::Bookmark(version(18)))), 0));
+}
+
+#[test]
+fn what_is_ahead_is_bounded() {
+    let mut merge = Merge::new(2, version(10));
+    let take = |merge: &mut Merge, number| {
+        merge.take(0, Delta::event(event(Write { namespace: 0, name: 1, is_deleted: false }, number)))
+    };
+    for number in 11..=10 + MAX_AHEAD_EVENTS as u128 {
+        take(&mut merge, number).unwrap();
+    }
+    assert!(matches!(take(&mut merge, 20_000), Err(SourceError::Expired(_))));
+}
