@@ -9,7 +9,9 @@ use tempfile::TempDir;
 use crate::{
     apiserver::{ADMIN, AGGREGATED, ApiServer, ask},
     authority::Authority,
+    follow::Follower,
     kube::check,
+    selection::Selection,
     served::{Served, bodies},
     truth::Truth,
 };
@@ -87,11 +89,11 @@ async fn every_client_is_told_what_another_api_server_has() {
     check(&followers, &truth, AGGREGATED, true).await;
     assert_eq!(served.count("reflector_lists_total").await, 2, "one for each resource");
     // The API server behind converts them.
+    let follower = Follower::of(served.client().await, Selection::default().resource("metadata")).await;
+    follower.reach(truth.revision()).await;
     let objects = bodies(served.client().await, "metadata").await;
-    assert_eq!(
-        objects.keys().collect::<Vec<_>>(),
-        bodies(served.client().await, "things").await.keys().collect::<Vec<_>>()
-    );
+    let all = bodies(served.client().await, "things").await;
+    assert!(objects.keys().eq(all.keys()), "{objects:?}");
     for body in objects.values() {
         assert!(
             body.starts_with(r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"#),

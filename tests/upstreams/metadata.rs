@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     apiserver::{ADMIN, ApiServer},
     follow::Follower,
+    selection::Selection,
     served::{Served, bodies},
 };
 
@@ -57,7 +58,7 @@ async fn secrets_are_served_without_their_data_and_followed() {
             assert!(body["metadata"].get("managedFields").is_none());
         }
 
-        Follower::of(served.client().await, selection("all")).await.reach(last).await;
+        Follower::of(served.client().await, Selection::default().resource("all")).await.reach(last).await;
         assert_eq!(bodies(served.client().await, "all").await, expected, "to the byte");
         assert_eq!(served.count("reflector_lists_total").await, 2, "one for each resource");
         assert_eq!(served.count("cache_rewinds_total").await, 0);
@@ -66,12 +67,6 @@ async fn secrets_are_served_without_their_data_and_followed() {
 
 fn secret(name: &str) -> Value {
     json!({ "metadata": { "name": name, "labels": { "suite": "truth" } }, "data": { "password": SECRET } })
-}
-
-fn selection(resource: &str) -> crate::selection::Selection {
-    let mut selection = crate::selection::Selection::default();
-    resource.clone_into(&mut selection.request.resource);
-    selection
 }
 
 fn version(body: &str) -> i64 {

@@ -29,6 +29,12 @@ impl Selection {
         Self { request, selects: |_| true, pace: Duration::ZERO }
     }
 
+    /// The same of another resource.
+    pub(crate) fn resource(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.request.resource);
+        self
+    }
+
     pub(crate) fn labels(mut self, selector: &str, selects: fn(&str) -> bool) -> Self {
         selector.clone_into(&mut self.request.label_selector);
         Self { selects, ..self }
