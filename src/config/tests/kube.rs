@@ -88,7 +88,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, namespaces: [a, '']"), format!("{key}.namespaces: expected a namespace, found")),
         (
             &format!("{all}, namespaces: [a, b, a]"),
-            format!("{key}.namespaces: expected each namespace once, found \"a\""),
+            format!("{key}.namespaces: expected each namespace once, found the text \"a\" again"),
         ),
         (
             &format!("{all}, namespace: '', namespaces: [a]"),

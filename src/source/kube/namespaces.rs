@@ -75,11 +75,14 @@ struct Merged {
     state: Arc<Mutex<State>>,
     members: Vec<Member>,
     health: SourceHealth,
-    watches: SelectAll<Pin<Box<dyn Stream<Item = (usize, Result<Delta, SourceError>)> + Send>>>,
+    watches: SelectAll<MemberWatch>,
     probes: FuturesUnordered<Pin<Box<dyn Future<Output = Probe> + Send>>>,
     /// The members that there is a probe of.
     probed: Vec<usize>,
 }
+
+/// What a member receives, with its place.
+type MemberWatch = Pin<Box<dyn Stream<Item = (usize, Result<Delta, SourceError>)> + Send>>;
 
 /// A member, and the version up to which nothing has happened to it.
 type Probe = (usize, Option<ResourceVersion>);
@@ -385,8 +388,8 @@ impl Member {
         let query = [("resourceVersion", &*from.to_string())];
         let mut live = Live::open_for(&self.shared, &query, PROBE_TIME).await.ok()?;
         loop {
-            let line = live.line().await.ok()??;
-            let Said::Bookmark(object) = live.decode(&line).ok()? else { return None };
+            let received = live.line().await.ok()??;
+            let Said::Bookmark(object) = live.decode(&received).ok()? else { return None };
             let version: ResourceVersion = Bookmark::read(object).ok()?.version.parse().ok()?;
             if version > *from {
                 return Some(version);
@@ -398,7 +401,7 @@ impl Member {
 // === impl Followed ===
 
 impl Followed {
-    fn into_stream(self, at: usize) -> Pin<Box<dyn Stream<Item = (usize, Result<Delta, SourceError>)> + Send>> {
+    fn into_stream(self, at: usize) -> MemberWatch {
         Box::pin(stream::unfold(Some(self), move |followed| async move {
             let mut followed = followed?;
             match followed.next().await {

@@ -38,8 +38,8 @@ pub(super) struct Store {
     pub(super) knows_partial: bool,
     /// Whether initial events can be asked for.
     pub(super) streams: bool,
-    /// Whether a list can be of an older version.
-    pub(super) knows_exact: bool,
+    /// How far a list is from the version that it is to be of exactly.
+    pub(super) inexact: u64,
     /// The namespaces that there are; `None` if they are not for us to read.
     pub(super) namespaces: Option<Vec<&'static str>>,
     /// A version that lists, and watches, do not know of: an API server that lags behind.
@@ -105,7 +105,7 @@ impl Play {
             prefix: "",
             knows_partial: true,
             streams: true,
-            knows_exact: true,
+            inexact: 0,
             namespaces: None,
             lag: 0,
             opens_the_future: false,
@@ -306,7 +306,7 @@ impl Play {
                 let (revision, from) = token.split_once('/').unwrap();
                 (revision.parse().unwrap(), from.to_owned())
             }
-            None if is_exact(query) && store.knows_exact => (asked, String::new()),
+            None if is_exact(query) => (asked + store.inexact, String::new()),
             None => (known, String::new()),
         };
         if revision < store.compacted {

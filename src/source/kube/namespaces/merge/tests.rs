@@ -145,8 +145,8 @@ proptest! {
             prop_assert_eq!(&kept, &truth.at(current.number(), |_| true), "what a later start begins with");
             // What has been received: of each namespace up to another version.
             let mut all = State::new();
-            for member in 0..NAMESPACES {
-                all.extend(truth.at(next[member] - 1, |namespace| namespace == member));
+            for (member, next) in next.into_iter().enumerate() {
+                all.extend(truth.at(next - 1, |namespace| namespace == member));
             }
             for from in history.oldest().number()..=current.number() {
                 let mut state = truth.at(from, |_| true);
