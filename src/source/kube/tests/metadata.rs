@@ -19,8 +19,12 @@ fn body(object: &Object) -> String {
 
 /// What is served of what has been written.
 fn expected(key: &str, uid: u64, version: u64) -> String {
+    expected_in("", key, uid, version)
+}
+
+fn expected_in(namespace: &str, name: &str, uid: u64, version: u64) -> String {
     let metadata = serde_json::json!({
-        "name": key, "namespace": "", "uid": format!("u{uid}"), "resourceVersion": version.to_string(),
+        "name": name, "namespace": namespace, "uid": format!("u{uid}"), "resourceVersion": version.to_string(),
         "managedFields": [{"manager": "x"}],
     });
     let kind = ("PartialObjectMetadata", "meta.k8s.io/v1");
@@ -58,6 +62,25 @@ async fn metadata_is_all_that_is_served_whatever_the_api_sends() {
         let asked = stand.play.asked();
         assert!(asked.iter().all(|asked| asked.ends_with(" of metadata") == knows_partial), "{asked:?}");
     }
+}
+
+#[tokio::test]
+async fn several_namespaces_are_of_metadata_as_one_is() {
+    let stand = Stand::new().await;
+    stand.play.write("m/a=secret n/b=secret o/c=secret");
+    let namespaces = ["m", "n"].map(str::to_owned).into();
+    let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(15));
+    let source = KubeSource::new(KubeConfig { namespaces, ..config(&stand) }, health.clone());
+    let mut rig = Rig::follow(source, health, None, body);
+    assert_eq!(rig.told().await, "list 4");
+    stand.play.write("n/b=other");
+    while rig.state["n/b"].1 != expected_in("n", "b", 3, 5) {
+        rig.next().await;
+    }
+    assert_eq!(rig.state["m/a"].1, expected_in("m", "a", 2, 2));
+    assert_eq!(rig.state.len(), 2);
+    let asked = stand.play.asked();
+    assert!(asked.iter().all(|asked| asked.contains(" of metadata")), "{asked:?}");
 }
 
 /// A state of whole objects is none to go on with, and the other way round.
