@@ -1,5 +1,5 @@
-//! A CRD that changes while two replicas follow its objects: other bytes at the same versions, and a version that is not served
-//! for a while. The truth is the API's own list.
+//! A CRD that changes while replicas follow its objects, and while one does not run: other bytes at the same versions, and a
+//! version that is not served for a while. The truth is the API's own list.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -47,17 +47,23 @@ async fn replicas_serve_what_the_api_does_whatever_happens_to_its_crd() {
         put(&apiserver, n).await;
     }
     let source = json!({ "group": "crd.example.com", "version": "v1", "plural": "widgets" });
-    let replicas = [(); 2].map(|()| Killable::kube(&apiserver, ADMIN, source.clone()));
-    let mut followers = Vec::new();
+    let mut replicas = [(); 3].map(|()| Killable::kube(&apiserver, ADMIN, source.clone()));
     for replica in &replicas {
         replica.synced().await;
-        followers.push(Follower::start(replica.client().await, "").await);
     }
     equal(&apiserver, &replicas, |spec| spec["color"] == "red").await;
+    let mut followers = Vec::new();
+    for replica in &replicas[..2] {
+        followers.push(Follower::start(replica.client().await, "").await);
+    }
+    // The third one resumes from the state of before.
+    replicas[2].written().await;
+    replicas[2].kill();
 
     // Nothing is written.
     let after = json!({ "n": { "type": "integer" }, "replicas": { "type": "integer", "default": 3 } });
     change(&apiserver, &versions(&after, true)).await;
+    replicas[2].restart();
     let objects = equal(&apiserver, &replicas, |spec| spec["replicas"] == 3 && spec.get("color").is_none()).await;
     for (replica, follower) in replicas.iter().zip(&followers) {
         let told = told(replica, follower).await.split_off(OBJECTS);
@@ -80,10 +86,12 @@ async fn replicas_serve_what_the_api_does_whatever_happens_to_its_crd() {
     change(&apiserver, &versions(&after, true)).await;
     let objects = equal(&apiserver, &replicas, |spec| spec["replicas"] == 3 || spec["n"] == 1).await;
     assert_eq!(objects.len(), OBJECTS);
-    for (replica, follower) in replicas.iter().zip(&followers) {
+    for replica in &replicas {
         replica.synced().await;
-        told(replica, follower).await;
         assert_eq!(replica.count("cache_rewinds_total").await, 0);
+    }
+    for (replica, follower) in replicas.iter().zip(&followers) {
+        told(replica, follower).await;
     }
 }
 

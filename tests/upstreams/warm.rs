@@ -127,6 +127,15 @@ impl Killable {
         }
     }
 
+    /// Waits until there is a file of this start.
+    pub(crate) async fn written(&self) {
+        let started = Instant::now();
+        while self.count("state_writes_total").await == 0 {
+            assert!(started.elapsed() < DEADLINE, "not in time: a state is written");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// The version of the state, as the header of the file has it.
     fn kept_version(&self) -> u128 {
         let [header, _] = self.pieces().unwrap();
