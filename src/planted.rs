@@ -236,10 +236,18 @@ bugs! {
         EmptyRootIsADeletion,
         /// A directory that cannot be read is empty.
         UnreadableIsEmpty,
-        /// A file that is missing is deleted at once.
-        DeletionIsNotAwaited,
         /// A file is read while somebody writes it.
         HalfAFileIsRead,
+        /// A file counts of whose last modification no notice has come.
+        UnnoticedFileIsRead,
+        /// A file with fewer objects than before counts at once.
+        FewerObjectsCountAtOnce,
+        /// An object that its file does not have any more is deleted at once.
+        LostObjectIsNotAwaited,
+        /// An object that its file does not have any more is deleted though another file does not count yet.
+        UnfinishedFileIsNotAwaited,
+        /// A directory in the place of another one is known as soon as no file is missing.
+        AnotherRootIsKnownEarly,
         /// A file that becomes unusable has no objects.
         UnusableIsEmpty,
     }

@@ -17,8 +17,8 @@
 //!   keeps its own.
 //! - What notices tell is looked at when it has been quiet; everything is looked at at an interval.
 //! - Nothing is deleted but by a deletion: a file that cannot be parsed, or a directory that is away, keeps its objects
-//!   and is reported. A deletion counts when it is certain (`missing`), a file that is being written when it is closed
-//!   (`unfinished`).
+//!   and is reported. A deletion counts when it is certain (`missing`), also of an object that its file does not have any more;
+//!   a file that is being written counts when it is closed (`unfinished`).
 //! - Only one list or watch is active; the next one ends the one before it.
 //!
 //! Unix only: identity and stamps of files are inode numbers and times of change.
@@ -28,6 +28,7 @@
 mod catalog;
 mod decode;
 mod engine;
+mod kinds;
 mod live;
 mod lookup;
 mod missing;
@@ -86,7 +87,9 @@ pub struct FilesConfig {
     /// these.
     pub rescan: Duration,
     /// How long a burst of changes has to be over before it is looked at; at most `rescan`. A burst that lasts five times as
-    /// long is looked at in its midst. A file that is missing then is deleted when it is missing for as long again.
+    /// long is looked at in its midst. A file that is missing then is deleted when it is missing for as long again, and so is an
+    /// object that no file has any more. A file counts whose last change no notice told of when it has been left alone for five
+    /// times as long.
     pub quiet: Duration,
 }
 

@@ -66,10 +66,7 @@ fn relays_are_followed_under_drawn_faults() {
     runner::check::<relay::Relay>("relay", 40);
 }
 
-/// In `.ci/nightly` only, because a failure of it is open: history 115 of seed 1 once listed an older body of an object after it
-/// had been deleted. Whether the source or the checker is wrong is not known.
 #[test]
-#[ignore = "an open failure of the source or of the checker: run by .ci/nightly"]
 fn files_are_followed_under_drawn_faults() {
     files::check();
 }

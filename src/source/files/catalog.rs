@@ -9,6 +9,7 @@
 //! - The same bytes make no event and keep their version, whichever file they come from: a file that is renamed, or a
 //!   waiting object that takes over from an equal one, changes nothing.
 //! - Every event is one version after the event before it; the first application is version 1 as a whole.
+//! - An object that no file has any more is served until the engine deletes it.
 //! - An unusable file changes nothing but the list of unusable files.
 //! - A file that is missing keeps its objects until it is gone, but of two objects with one key that of a file that is there
 //!   is served: a file that was moved and changed is served as it is at once.
@@ -37,6 +38,8 @@ pub(super) struct Catalog {
     files: HashMap<Arc<str>, FileRecord, RandomState>,
     /// Who claims which key, the served one first.
     claims: BTreeSet<Claim>,
+    /// The objects that are served and that no file has any more.
+    unclaimed: BTreeMap<ObjectKey, Arc<Object>>,
     /// The keys with more than one claim.
     contested: BTreeSet<ObjectKey>,
     /// How many objects of each kind there are, served or waiting. An object without a kind is not counted.
@@ -129,6 +132,7 @@ impl Catalog {
             number: 0,
             files: HashMap::default(),
             claims: BTreeSet::new(),
+            unclaimed: BTreeMap::new(),
             contested: BTreeSet::new(),
             kinds: BTreeMap::new(),
             unusable: BTreeMap::new(),
@@ -155,7 +159,16 @@ impl Catalog {
             }
             last = Some(&claim.key);
         }
+        if !self.unclaimed.is_empty() {
+            objects.extend(self.unclaimed.values().cloned());
+            objects.sort_unstable_by(|a, b| a.key().cmp(b.key()));
+        }
         objects
+    }
+
+    /// The objects that are served and that no file has any more, by key.
+    pub(super) fn unclaimed(&self) -> &BTreeMap<ObjectKey, Arc<Object>> {
+        &self.unclaimed
     }
 
     /// The known file of this path, and its stamp.
@@ -209,8 +222,18 @@ impl Catalog {
         })
     }
 
-    /// Takes over what a scan found, as a whole. Returns the changes: deletions first, then the rest, by key. The first
-    /// application has no events, because there was no state before it.
+    /// Deletes these of the objects that no file has any more. Returns the changes.
+    pub(super) fn delete(&mut self, keys: &[ObjectKey]) -> Vec<Event> {
+        let deleted: Vec<_> = keys.iter().filter_map(|key| self.unclaimed.remove(key)).collect();
+        let deleted = deleted.into_iter().map(|object| {
+            self.number += 1;
+            Event::Deleted(Arc::new(object.at_version(self.version())))
+        });
+        deleted.collect()
+    }
+
+    /// Takes over what a scan found, as a whole. Returns the changes, by key; no deletion is among them. The first application
+    /// has no events, because there was no state before it.
     pub(super) fn apply(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
         let mut before = Before::default();
         for change in changes {
@@ -220,20 +243,23 @@ impl Catalog {
         let mut touched: Vec<_> = before.into_iter().collect();
         touched.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let mut events = Vec::new();
-        let (mut deleted, mut present) = (Vec::new(), Vec::new());
+        let mut present = Vec::new();
         for (key, old) in touched {
             let (winner, is_contested) = {
                 let mut claims = self.claims_of(&key);
                 (claims.next().cloned(), claims.next().is_some())
             };
             if is_contested {
-                self.contested.insert(key);
+                self.contested.insert(key.clone());
             } else {
                 self.contested.remove(&key);
             }
             match (old, winner) {
-                (Some(old), None) => deleted.push(old),
-                (old, Some(winner)) => present.push((old, winner)),
+                (Some(old), None) => drop(self.unclaimed.insert(key, old)),
+                (old, Some(winner)) => {
+                    self.unclaimed.remove(&key);
+                    present.push((old, winner));
+                }
                 (None, None) => {}
             }
         }
@@ -241,10 +267,6 @@ impl Catalog {
             // All at once: the objects were decoded with version 1 already.
             self.number = 1;
             return events;
-        }
-        for old in deleted {
-            self.number += 1;
-            events.push(Event::Deleted(Arc::new(old.at_version(self.version()))));
         }
         for (old, winner) in present {
             events.extend(self.serve(old, &winner));
@@ -307,7 +329,8 @@ impl Catalog {
     fn remember<'k>(&self, keys: impl Iterator<Item = &'k ObjectKey>, before: &mut Before) {
         for key in keys {
             if let Entry::Vacant(entry) = before.entry(key.clone()) {
-                entry.insert(self.claims_of(key).next().and_then(|claim| self.claimed(claim)).cloned());
+                let claimed = self.claims_of(key).next().and_then(|claim| self.claimed(claim));
+                entry.insert(claimed.or_else(|| self.unclaimed.get(key)).cloned());
             }
         }
     }

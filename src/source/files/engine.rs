@@ -6,11 +6,14 @@
 //! Invariants:
 //! - A scan counts as a whole or not at all: if the directory was not there, or not the same any more at the end of it,
 //!   nothing is taken over, and so nothing is deleted.
-//! - Additions and modifications count at once, a deletion only when it is certain (`missing`). Another directory at the
+//! - Additions and modifications count at once, a deletion only when it is certain (`missing`); what a walk has missed is
+//!   deleted by a later walk, which has read what was written before. Another directory at the
 //!   path, such as the mount point of a volume that was unmounted, counts as unavailable as long as it has no manifests.
 //! - A cancelled scan has changed nothing.
 //!
 //! Not here: when to scan (`live`).
+
+mod walk;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,20 +24,22 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::walk::Walked;
 use super::{
     FilesConfig,
     catalog::{Catalog, FileChange, Finding},
+    kinds::kinds_advice,
     lookup::{Lookup, look_up},
     missing::{Missing, Patience},
     notices::{DirtySet, Notices},
     root::{DirectoryId, Root},
-    scan::{Probe, Scan, ScanError, Scanner, may_hold},
+    scan::{Probe, Scan, Scanner},
     text::{escaped, one_line},
     unfinished::{MAX_RESCANS, Shrunk, Signs},
 };
 use crate::{
     cache::{List, Problem, ProblemReason, SourceHealth},
-    model::{Event, Lineage, ResourceVersion},
+    model::{Event, Lineage, ObjectKey, ResourceVersion},
     planted::planted,
     source::problems::Problems,
 };
@@ -48,11 +53,16 @@ pub(super) struct Engine {
     problems: Problems,
     /// What the last walk found wrong that does not lie in a file's content.
     found: BTreeMap<String, String>,
-    /// The directory that the catalog is of. Another one is taken over once no file is missing in it.
+    /// The directory that the catalog is of. Another one is taken over once nothing is missing in it.
     settled: Option<DirectoryId>,
-    missing: Missing,
-    /// The last walk met not all files that were there: the directory changed meanwhile, and only another walk can tell.
-    is_torn: bool,
+    missing: Missing<Arc<str>>,
+    /// The objects that no file has any more.
+    lost: Missing<ObjectKey>,
+    /// The files whose content does not count yet.
+    unfinished: BTreeSet<Arc<str>>,
+    /// When one of these counts though nothing more is noticed of it.
+    counts_at: Option<Instant>,
+    doubt: Doubt,
     shrunk: Shrunk,
     /// The directories below the root where another file system was mounted, with a trailing `/`.
     mounts: BTreeMap<String, DirectoryId>,
@@ -64,6 +74,17 @@ pub(super) struct Engine {
     outage: Option<String>,
     /// The kinds that were warned of.
     warned: Vec<String>,
+}
+
+/// What only another walk can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    None,
+    /// Which of the missing files and objects are deleted: the last walk has found them to be missing, and may have passed by the
+    /// files that have the objects now.
+    Missing,
+    /// Everything: the last walk met not all files that were there, because the directory changed meanwhile.
+    All,
 }
 
 /// Why there is no result.
@@ -79,9 +100,10 @@ pub(super) enum Failure {
 #[derive(Debug)]
 pub(super) struct Looked {
     pub(super) events: Vec<Event>,
-    /// When to look again, because a file was not found and it is not certain yet that it was deleted. Until then the state
-    /// is not proved to be that of the directory.
+    /// When to look again.
     pub(super) again_at: Option<Instant>,
+    /// It is not certain yet that what was not found was deleted: the state is not proved to be that of the directory.
+    pub(super) is_uncertain: bool,
 }
 
 /// What became of looking at single paths.
@@ -92,19 +114,6 @@ pub(super) enum Refresh {
     /// Only a scan of everything can tell.
     Unclear,
 }
-
-/// A walk of everything.
-struct Walked {
-    root: Root,
-    scan: Scan,
-    /// The known files that are not there.
-    absent: BTreeSet<Arc<str>>,
-    /// A known file was not met by the walk, and is there: the directory changed meanwhile.
-    is_torn: bool,
-}
-
-/// How many kinds the advice shows flags for.
-const SHOWN_KINDS: usize = 8;
 
 // === impl Engine ===
 
@@ -117,7 +126,10 @@ impl Engine {
             found: BTreeMap::new(),
             settled: None,
             missing: Missing::default(),
-            is_torn: false,
+            lost: Missing::default(),
+            unfinished: BTreeSet::new(),
+            counts_at: None,
+            doubt: Doubt::None,
             shrunk: Shrunk::default(),
             mounts: BTreeMap::new(),
             links: false,
@@ -157,17 +169,23 @@ impl Engine {
             Err(Failure::Cancelled) => {}
         }
         let Walked { root, scan, absent, is_torn } = outcome?;
-        let Scan { mut changes, shrunk, problems, links, mounts, .. } = scan;
+        let Scan { mut changes, unfinished, again_at, problems, links, mounts, .. } = scan;
         let now = Instant::now();
-        self.shrunk.retain(&shrunk.iter().map(|(path, _)| path.clone()).collect());
-        for (path, stamp) in shrunk {
-            self.shrunk.insert(path, stamp, now);
+        (self.unfinished, self.counts_at) = (BTreeSet::new(), again_at);
+        let mut shrunk = BTreeSet::new();
+        for (path, stamp) in unfinished {
+            if let Some(stamp) = stamp {
+                shrunk.insert(path.clone());
+                self.shrunk.insert(path.clone(), stamp, now);
+            }
+            self.unfinished.insert(path);
         }
-        let found = self.missing.retain(&absent);
+        self.shrunk.retain(&shrunk);
+        let found = self.missing.retain(|path| absent.contains(path));
         let is_other = !self.is_settled(&root);
         let is_new = |change: &FileChange| self.catalog.file(&change.path).is_none();
         if is_other && (!found.is_empty() || changes.iter().any(is_new)) {
-            self.missing.disturb(now);
+            self.disturb(now);
         }
         changes.extend(found.into_iter().map(|path| FileChange { path, finding: Finding::Found }));
         for path in &absent {
@@ -179,12 +197,19 @@ impl Engine {
         self.found = problems;
         self.links = links;
         self.mounts = mounts;
+        // A directory that changes during each walk is walked at the interval.
+        let was_torn = self.doubt == Doubt::All;
+        self.doubt = if is_torn { Doubt::All } else { Doubt::None };
         let mut looked = self.take_over(changes, patience, now);
+        if !is_torn && (self.missing.has_changed(now) || self.lost.has_changed(now)) {
+            self.doubt = Doubt::Missing;
+        }
         self.report_empty();
-        if self.missing.is_empty() {
+        let is_known = self.lost.is_empty() && self.unfinished.is_empty() || planted!(AnotherRootIsKnownEarly);
+        if self.missing.is_empty() && is_known {
             self.settled = Some(root.id);
         } else if is_other {
-            let (resource, missing) = (&self.config.resource, self.missing.paths().count());
+            let (resource, missing) = (&self.config.resource, self.missing.keys().len());
             tracing::info!(
                 source = "files",
                 resource,
@@ -192,11 +217,10 @@ impl Engine {
                 "directory replaced; deletions wait for the next scans"
             );
         }
-        // A directory that changes during each walk is walked at the interval.
-        let was_torn = std::mem::replace(&mut self.is_torn, is_torn);
         if is_torn {
             let pause = if was_torn { self.config.rescan } else { self.config.quiet };
             looked.again_at.get_or_insert(now + pause);
+            looked.is_uncertain = true;
         }
         Ok(looked)
     }
@@ -215,7 +239,7 @@ impl Engine {
         let now = Instant::now();
         let mut changes = Vec::new();
         let (mut absent, mut unfinished) = (Vec::new(), Vec::new());
-        let signs = Signs { notices: Some(notices), shrunk: &self.shrunk, rescan: self.config.rescan, now };
+        let signs = self.signs(Some(notices), now);
         let mut scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), signs, cancelled);
         for path in paths {
             let Some(path) = path.strip_prefix(&root.path).ok().and_then(|path| path.to_str()) else {
@@ -231,23 +255,28 @@ impl Engine {
                 Probe::Unclear => return Ok(Refresh::Unclear),
             }
         }
+        let counts_at = scanner.again_at();
         // Files that are gone together with the directory are not deleted.
         if Root::open(&self.config.path).as_ref() != Ok(&root) {
             return Ok(Refresh::Unclear);
+        }
+        self.counts_at = self.counts_at.into_iter().chain(counts_at).min();
+        for change in &changes {
+            self.missing.remove(&change.path);
+            self.shrunk.remove(&change.path);
+            self.unfinished.remove(&change.path);
         }
         for (path, stamp) in unfinished {
             if self.missing.remove(&path) {
                 changes.push(FileChange { path: path.clone(), finding: Finding::Found });
             }
             if let Some(stamp) = stamp {
-                self.shrunk.insert(path, stamp, now);
+                self.shrunk.insert(path.clone(), stamp, now);
             }
-        }
-        for change in &changes {
-            self.missing.remove(&change.path);
-            self.shrunk.remove(&change.path);
+            self.unfinished.insert(path);
         }
         for path in absent {
+            self.unfinished.remove(&path);
             if self.missing.insert(&path, now) {
                 changes.push(FileChange { path, finding: Finding::Missing });
             }
@@ -257,8 +286,10 @@ impl Engine {
 
     /// Looks for the missing files again, and returns what has changed.
     pub(super) fn look_for_missing(&mut self, cancelled: &CancellationToken) -> Result<Refresh, Failure> {
-        let Some(root) = self.settled_root() else { return Ok(Refresh::Unclear) };
-        for path in self.missing.paths() {
+        let now = Instant::now();
+        let is_due = self.doubt == Doubt::Missing || self.counts_at.is_some_and(|at| at <= now);
+        let Some(root) = self.settled_root().filter(|_| !is_due) else { return Ok(Refresh::Unclear) };
+        for path in self.missing.keys() {
             if cancelled.is_cancelled() {
                 return Err(Failure::Cancelled);
             }
@@ -269,17 +300,23 @@ impl Engine {
         if Root::open(&self.config.path).as_ref() != Ok(&root) {
             return Ok(Refresh::Unclear);
         }
-        Ok(Refresh::Done(self.take_over(Vec::new(), self.patience(false), Instant::now())))
+        Ok(Refresh::Done(self.take_over(Vec::new(), self.patience(false), now)))
     }
 
     /// Takes note that the directory is changing at this moment, so that no deletion is certain.
-    pub(super) fn disturb(&mut self) {
-        self.missing.disturb(Instant::now());
+    pub(super) fn disturb(&mut self, now: Instant) {
+        self.missing.disturb(now);
+        self.lost.disturb(now);
+    }
+
+    fn signs<'a>(&'a self, notices: Option<&'a DirtySet>, now: Instant) -> Signs<'a> {
+        let FilesConfig { rescan, quiet, .. } = *self.config;
+        Signs { notices, shrunk: &self.shrunk, rescan, quiet, now }
     }
 
     /// The directory, if it is the one that the catalog is of, and single files of it can be looked at.
     fn settled_root(&self) -> Option<Root> {
-        if self.outage.is_some() || self.is_torn {
+        if self.outage.is_some() || self.doubt == Doubt::All {
             return None;
         }
         Root::open(&self.config.path).ok().filter(|root| self.is_settled(root))
@@ -298,105 +335,46 @@ impl Engine {
         }
     }
 
-    fn walk(&mut self, mut notices: Option<&mut Notices>, cancelled: &CancellationToken) -> Result<Walked, Failure> {
-        let outage = |reason: String| Failure::Outage(one_line(&reason));
-        let root = match Root::open(&self.config.path) {
-            Ok(root) => root,
-            Err(error) => {
-                if let Some(notices) = notices {
-                    notices.forget();
-                }
-                return Err(outage(error.to_string()));
-            }
-        };
-        if let Some(notices) = &mut notices {
-            let message = |reason| {
-                format!(
-                    "not all changes are reported, and found by a scan every {:?} only: {reason}",
-                    self.config.rescan
-                )
-            };
-            let problem = |reason| Problem::new(ProblemReason::NotificationsUnavailable, "", message(reason));
-            let found = notices.follow(&root).err().map(problem);
-            self.problems.replace(&[ProblemReason::NotificationsUnavailable], found.into_iter().collect());
-        }
-        let signs = Signs {
-            notices: notices.as_ref().map(|notices| &**notices.dirty()),
-            shrunk: &self.shrunk,
-            rescan: self.config.rescan,
-            now: Instant::now(),
-        };
-        let scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), signs, cancelled);
-        let mut scan = scanner.walk().map_err(|error| match error {
-            ScanError::Cancelled => Failure::Cancelled,
-            ScanError::Root(error) => outage(format!("the directory {} cannot be read: {error}", root.path.display())),
-        })?;
-        self.keep_unmounted(&root, &mut scan);
-        let (absent, is_torn) = self.absent(&root, &scan, cancelled)?;
-        match Root::open(&self.config.path) {
-            Ok(now) if now == root => {}
-            Ok(_) => {
-                return Err(outage(format!("the directory {} was replaced while it was read", root.path.display())));
-            }
-            Err(error) => return Err(outage(error.to_string())),
-        }
-        let is_emptied = scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root);
-        if is_emptied && !planted!(EmptyRootIsADeletion) {
-            return Err(outage(format!(
-                "the directory {} was replaced by one without manifests, as when a volume is unmounted: mount it or \
-                 create the files again; if they were deleted on purpose, restart informerd",
-                root.path.display()
-            )));
-        }
-        Ok(Walked { root, scan, absent, is_torn })
-    }
-
-    /// Keeps the files of a volume below the root that is not mounted any more, as long as its mount point is empty.
-    fn keep_unmounted(&self, root: &Root, scan: &mut Scan) {
-        let is_other = |(directory, id): &(&String, &DirectoryId)| scan.mounts.get(*directory) != Some(*id);
-        for (directory, id) in self.mounts.iter().filter(is_other).collect::<Vec<_>>() {
-            let is_below = |path: &Arc<str>| path.starts_with(directory.as_str());
-            let is_empty = !scan.seen.iter().any(is_below) && root.path.join(directory).is_dir();
-            if is_empty && self.catalog.paths().any(is_below) {
-                let problem = "a volume was mounted here and is not any more; its objects are kept: mount it, create the \
-                               files again, or delete the directory";
-                scan.problems.insert(escaped(directory).into_owned(), problem.to_owned());
-                scan.unknown.insert(directory.clone());
-                scan.mounts.insert(directory.clone(), *id);
-            }
-        }
-    }
-
-    /// The known files that a walk has not met and that are not there; and whether one of them is there after all.
-    fn absent(
-        &self,
-        root: &Root,
-        scan: &Scan,
-        cancelled: &CancellationToken,
-    ) -> Result<(BTreeSet<Arc<str>>, bool), Failure> {
-        let (mut absent, mut is_torn) = (BTreeSet::new(), false);
-        let is_seen = |path: &Arc<str>| scan.seen.contains(path) || may_hold(&scan.unknown, path);
-        for path in self.catalog.paths().filter(|path| !is_seen(path)) {
-            if cancelled.is_cancelled() {
-                return Err(Failure::Cancelled);
-            }
-            match look_up(root, path) {
-                Lookup::Absent => drop(absent.insert(path.clone())),
-                Lookup::Present | Lookup::Unclear => is_torn = true,
-            }
-        }
-        Ok((absent, is_torn))
-    }
-
     /// Takes over changes, and the deletions that are certain by now.
-    fn take_over(&mut self, mut changes: Vec<FileChange>, patience: Patience, now: Instant) -> Looked {
-        let certain = self.missing.take_certain(patience, now);
-        changes.extend(certain.into_iter().map(|path| FileChange { path, finding: Finding::Gone }));
-        let events = self.catalog.apply(changes);
+    fn take_over(&mut self, changes: Vec<FileChange>, patience: Patience, now: Instant) -> Looked {
+        let mut events = self.catalog.apply(changes);
+        let unclaimed = self.catalog.unclaimed();
+        self.lost.retain(|key| unclaimed.contains_key(key));
+        for key in unclaimed.keys() {
+            self.lost.insert(key, now);
+        }
+        if self.doubt != Doubt::Missing {
+            let certain = self.missing.take_certain(patience, now);
+            let begin = certain.iter().map(|(_, begin)| *begin).min().unwrap_or(now);
+            let gone = |(path, _)| FileChange { path, finding: Finding::Gone };
+            events.extend(self.catalog.apply(certain.into_iter().map(gone).collect()));
+            for key in self.catalog.unclaimed().keys() {
+                self.lost.insert_since(key, begin);
+            }
+            let certain = self.lost.take_certain(self.patience_for_objects(patience), now);
+            let certain: Vec<_> = certain.into_iter().map(|(key, _)| key).collect();
+            events.extend(self.catalog.delete(&certain));
+        }
         let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
         self.problems.replace(&[ProblemReason::FileInvalid], self.standing().into_iter().map(problem).collect());
         self.warn_of_kinds();
-        Looked { events, again_at: self.missing.next_look(patience) }
+        // What waits for a file is looked at again with that file.
+        let lost = self.lost.next_look(patience).filter(|_| self.is_all_read());
+        let again_at = self.missing.next_look(patience).into_iter().chain(lost).min();
+        Looked { events, again_at: again_at.into_iter().chain(self.counts_at).min(), is_uncertain: again_at.is_some() }
+    }
+
+    /// Whether no file may have an object that is not known to be in it.
+    fn is_all_read(&self) -> bool {
+        self.unfinished.is_empty() && self.missing.is_empty() && self.doubt != Doubt::All
+    }
+
+    /// The patience with objects that no file has any more.
+    fn patience_for_objects(&self, patience: Patience) -> Patience {
+        let longest = self.config.rescan.saturating_mul(MAX_RESCANS);
+        let is_all_read = self.is_all_read() || planted!(UnfinishedFileIsNotAwaited);
+        let patience = if is_all_read { patience } else { Patience { unchanged: longest, at_most: longest } };
+        patience.or_none(planted!(LostObjectIsNotAwaited))
     }
 
     /// Reports a directory that has had no manifest since the start: perhaps its volume is mounted later.
@@ -450,26 +428,6 @@ impl Engine {
             let (resource, advice) = (&self.config.resource, kinds_advice(&self.warned, &self.config.path));
             tracing::warn!(source = "files", resource, "{advice}");
         }
-    }
-}
-
-/// For example `several kinds in one resource; serve each as its own: --files pods=DIR@Pod --files services=DIR@Service`.
-fn kinds_advice(kinds: &[String], directory: &std::path::Path) -> String {
-    let directory = directory.to_string_lossy();
-    let flags = kinds.iter().take(SHOWN_KINDS).map(|kind| format!(" --files {}={directory}@{kind}", plural(kind)));
-    let more = if kinds.len() > SHOWN_KINDS { " …" } else { "" };
-    escaped(&format!("several kinds in one resource; serve each as its own:{}{more}", flags.collect::<String>()))
-        .into_owned()
-}
-
-/// As Kubernetes names its resources, for nearly all of them.
-fn plural(kind: &str) -> String {
-    let kind = kind.to_lowercase();
-    match kind.as_bytes() {
-        [.., b'a' | b'e' | b'o' | b'u', b'y'] => kind + "s",
-        [.., b'y'] => format!("{}ies", &kind[..kind.len() - 1]),
-        [.., b's' | b'x'] | [.., b'c' | b's', b'h'] => kind + "es",
-        _ => kind + "s",
     }
 }
 

@@ -149,7 +149,7 @@ impl Live {
         let dirty = notices.take();
         if !is_quiet {
             let engine = self.engine.clone();
-            blocking(move || engine.lock().disturb()).await?;
+            blocking(move || engine.lock().disturb(Instant::now())).await?;
         }
         let paths = match dirty {
             Dirty::Paths(paths) if Instant::now() < self.next_scan => paths,
@@ -170,10 +170,10 @@ impl Live {
     async fn refreshed(&mut self, refresh: Refresh) -> Result<(), Failure> {
         match refresh {
             Refresh::Unclear => self.scan().await,
-            Refresh::Done(Looked { events, again_at }) => {
+            Refresh::Done(Looked { events, again_at, is_uncertain }) => {
                 self.ready.extend(events);
                 self.again_at = again_at;
-                if again_at.is_none() && self.owes_bookmark {
+                if !is_uncertain && self.owes_bookmark {
                     let engine = self.engine.clone();
                     self.bookmark(blocking(move || engine.lock().version()).await?);
                 }
@@ -199,13 +199,13 @@ impl Live {
         self.notices = notices;
         self.next_scan = Instant::now() + self.config.rescan;
         (self.again_at, self.owes_bookmark) = (None, false);
-        let (Looked { events, again_at }, version) = outcome?;
+        let (Looked { events, again_at, is_uncertain }, version) = outcome?;
         self.ready.extend(events);
         self.again_at = again_at;
-        if again_at.is_none() {
-            self.bookmark(version);
-        } else {
+        if is_uncertain {
             self.owes_bookmark = true;
+        } else {
+            self.bookmark(version);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The known files that were not found. Their deletion waits until it is certain.
+//! The known files that were not found, and the objects that no file has any more. Their deletion waits until it is certain.
 //!
 //! Kept by `engine`. A walk can come in the middle of `rm -rf DIRECTORY` or of a checkout, so that one look proves nothing:
 //!
@@ -8,71 +8,84 @@
 //! | another one, with files | when two walks that are a rescan apart have found the same files, or else after six rescans |
 //! | another one, without files | never: the directory counts as unavailable (`engine`) |
 //!
+//! An object that no file has any more waits just so; and as long as the content of some file does not count yet, which may have
+//! it, for six rescans at most.
+//!
 //! Pure: the time comes from the caller.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::planted::planted;
-
-/// The files that were not found.
-#[derive(Debug, Default)]
-pub(super) struct Missing {
+/// The files, or the objects, that were not found.
+#[derive(Debug)]
+pub(super) struct Missing<K> {
     /// Since when.
-    files: BTreeMap<Arc<str>, Instant>,
+    all: BTreeMap<K, Instant>,
     /// The last time that something else was found than before.
     changed_at: Option<Instant>,
 }
 
 /// The time that it takes to be certain of a deletion.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Patience {
     /// Nothing has changed for so long.
     pub(super) unchanged: Duration,
-    /// The file has been missing for so long, whatever else changes.
+    /// The file or object has been missing for so long, whatever else changes.
     pub(super) at_most: Duration,
+}
+
+// === impl Patience ===
+
+impl Patience {
+    /// No patience at all, if so.
+    pub(super) fn or_none(self, is_none: bool) -> Self {
+        if is_none { Self { unchanged: Duration::ZERO, at_most: Duration::ZERO } } else { self }
+    }
 }
 
 // === impl Missing ===
 
-impl Missing {
-    /// Whether no file is missing.
+impl<K> Default for Missing<K> {
+    fn default() -> Self {
+        Self { all: BTreeMap::new(), changed_at: None }
+    }
+}
+
+impl<K: Ord + Clone> Missing<K> {
+    /// Whether nothing is missing.
     pub(super) fn is_empty(&self) -> bool {
-        self.files.is_empty()
+        self.all.is_empty()
     }
 
-    /// The missing files.
-    pub(super) fn paths(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.files.keys()
+    /// What is missing.
+    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &K> {
+        self.all.keys()
     }
 
-    /// Adds a file. Whether it was not missing before.
-    pub(super) fn insert(&mut self, path: &Arc<str>, now: Instant) -> bool {
-        let is_new = !self.files.contains_key(path);
+    /// Adds a file or object. Whether it was not missing before.
+    pub(super) fn insert(&mut self, key: &K, now: Instant) -> bool {
+        let is_new = !self.all.contains_key(key);
         if is_new {
-            self.files.insert(path.clone(), now);
+            self.all.insert(key.clone(), now);
             self.changed_at = Some(now);
         }
         is_new
     }
 
-    /// Removes a file. Whether it was missing.
-    pub(super) fn remove(&mut self, path: &str) -> bool {
-        self.files.remove(path).is_some()
+    /// Adds an object that was in a file which was missing since `begin`: nothing has changed since.
+    pub(super) fn insert_since(&mut self, key: &K, begin: Instant) {
+        self.all.entry(key.clone()).or_insert(begin);
     }
 
-    /// Takes over all that a walk has not found. Returns the files that are there again.
-    pub(super) fn retain(&mut self, absent: &BTreeSet<Arc<str>>) -> Vec<Arc<str>> {
-        let found: Vec<_> = self.files.keys().filter(|path| !absent.contains(*path)).cloned().collect();
-        for path in &found {
-            self.files.remove(path);
-        }
-        found
+    /// Removes a file or object. Whether it was missing.
+    pub(super) fn remove(&mut self, key: &K) -> bool {
+        self.all.remove(key).is_some()
+    }
+
+    /// Removes all but these. Returns what was removed: it is there again.
+    pub(super) fn retain(&mut self, is_absent: impl Fn(&K) -> bool) -> Vec<K> {
+        self.take(|key, _| !is_absent(key)).into_iter().map(|(key, _)| key).collect()
     }
 
     /// Begins to wait anew: the directory is changing.
@@ -80,21 +93,28 @@ impl Missing {
         self.changed_at = Some(now);
     }
 
-    /// Removes the files whose deletion is certain.
-    pub(super) fn take_certain(&mut self, patience: Patience, now: Instant) -> Vec<Arc<str>> {
-        let since = |begin: Instant| now.saturating_duration_since(begin);
-        let is_settled = self.changed_at.is_none_or(|changed_at| since(changed_at) >= patience.unchanged);
-        let is_certain =
-            |begin: Instant| is_settled || since(begin) >= patience.at_most || planted!(DeletionIsNotAwaited);
-        let certain: Vec<_> =
-            self.files.iter().filter(|(_, begin)| is_certain(**begin)).map(|(path, _)| path.clone()).collect();
-        for path in &certain {
-            self.files.remove(path);
-        }
-        certain
+    /// Whether something else was found at this time than before.
+    pub(super) fn has_changed(&self, now: Instant) -> bool {
+        !self.is_empty() && self.changed_at == Some(now)
     }
 
-    /// When to look again; `None` while no file is missing.
+    /// Removes what is deleted for certain. Returns it, and since when it was missing.
+    pub(super) fn take_certain(&mut self, patience: Patience, now: Instant) -> Vec<(K, Instant)> {
+        let since = |begin: Instant| now.saturating_duration_since(begin);
+        let changed_at = self.changed_at;
+        let unchanged = |begin: Instant| since(changed_at.map_or(begin, |changed_at| changed_at.max(begin)));
+        let is_certain = |begin| unchanged(begin) >= patience.unchanged || since(begin) >= patience.at_most;
+        self.take(|_, begin| is_certain(begin))
+    }
+
+    fn take(&mut self, is_taken: impl Fn(&K, Instant) -> bool) -> Vec<(K, Instant)> {
+        let all = std::mem::take(&mut self.all).into_iter();
+        let (taken, rest): (Vec<_>, Vec<_>) = all.partition(|(key, begin)| is_taken(key, *begin));
+        self.all.extend(rest);
+        taken
+    }
+
+    /// When to look again; `None` while nothing is missing.
     pub(super) fn next_look(&self, patience: Patience) -> Option<Instant> {
         self.changed_at.filter(|_| !self.is_empty()).map(|changed_at| changed_at + patience.unchanged)
     }
@@ -106,8 +126,8 @@ mod tests {
 
     const PATIENCE: Patience = Patience { unchanged: Duration::from_secs(1), at_most: Duration::from_secs(5) };
 
-    fn certain(missing: &mut Missing, now: Instant) -> Vec<String> {
-        missing.take_certain(PATIENCE, now).iter().map(ToString::to_string).collect()
+    fn certain(missing: &mut Missing<&'static str>, now: Instant) -> Vec<&'static str> {
+        missing.take_certain(PATIENCE, now).into_iter().map(|(key, _)| key).collect()
     }
 
     #[test]
@@ -117,27 +137,30 @@ mod tests {
         let at = |n: u64| base + Duration::from_secs(n);
         let mut missing = Missing::default();
         assert_eq!(missing.next_look(PATIENCE), None);
-        assert!(missing.insert(&"a".into(), at(0)));
-        assert!(!missing.insert(&"a".into(), at(9)), "it is missing since 0");
+        assert!(missing.insert(&"a", at(0)));
+        assert!(!missing.insert(&"a", at(9)), "it is missing since 0");
         assert_eq!(missing.next_look(PATIENCE), Some(at(1)));
         assert_eq!(certain(&mut missing, at(0)), [""; 0]);
         // One more, as `rm -rf` goes on.
-        missing.insert(&"b".into(), at(1));
+        missing.insert(&"b", at(1));
         assert_eq!(certain(&mut missing, at(1)), [""; 0]);
-        assert_eq!(missing.retain(&BTreeSet::from(["b".into()])), ["a".into()], "it is back");
+        assert_eq!(missing.retain(|key| *key == "b"), ["a"], "it is back");
         missing.disturb(at(2));
         assert_eq!(certain(&mut missing, at(2)), [""; 0]);
         assert_eq!(certain(&mut missing, at(3)), ["b"]);
         assert!(missing.is_empty());
+        // An object of a file that is gone has waited with it.
+        missing.insert_since(&"c", at(2));
+        assert_eq!(certain(&mut missing, at(3)), ["c"]);
     }
 
     #[test]
     fn a_directory_that_always_changes_delays_a_deletion_for_a_bounded_time() {
         let base = Instant::now();
         let mut missing = Missing::default();
-        for n in 0..10_u64 {
+        for (n, name) in (0..).zip(["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]) {
             let now = base + Duration::from_secs(n) / 2;
-            missing.insert(&n.to_string().into(), now);
+            missing.insert(&name, now);
             assert_eq!(certain(&mut missing, now), [""; 0]);
         }
         assert_eq!(certain(&mut missing, base + Duration::from_secs(5)), ["0"]);

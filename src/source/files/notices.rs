@@ -7,7 +7,8 @@
 //! - The set is bounded: past [`MAX_PATHS`] it only says that anything may have changed.
 //! - Nothing is lost between two readings: a mark that comes while the set is being dealt with is in the next one.
 //! - A notice is a hint. What has changed, a scan finds out; what no notice told, the periodic scan finds.
-//! - A file counts as being written from its first modification to its close, of at most [`MAX_PATHS`] files.
+//! - A file counts as being written from its first modification to its close, of at most [`MAX_PATHS`] files; of as many the
+//!   time of the last notice is known.
 //!
 //! Not here: what follows from a file that is being written (`unfinished`), and what a path means (`scan`).
 
@@ -16,7 +17,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use notify::{
@@ -50,11 +51,20 @@ pub(super) enum Dirty {
 #[derive(Debug)]
 pub(super) struct DirtySet {
     marks: Mutex<Dirty>,
-    /// The files that were modified and not closed since, and their first modification.
-    written: Mutex<BTreeMap<PathBuf, Instant>>,
+    /// What is known of the paths that had a notice last.
+    noticed: Mutex<BTreeMap<PathBuf, Noticed>>,
     /// Why not everything below the directory is watched; what to do about it.
     fault: Mutex<Option<String>>,
     wake: Notify,
+}
+
+/// What the notices of one path say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Noticed {
+    /// When the last one came, by the clock that files have their times from.
+    pub(super) at: SystemTime,
+    /// The first modification since the file was closed last.
+    pub(super) written_since: Option<Instant>,
 }
 
 /// The running subscription to the operating system: dropping it ends it.
@@ -90,11 +100,39 @@ enum State {
 impl DirtySet {
     fn new() -> Self {
         let marks = Mutex::new(Dirty::Paths(BTreeSet::new()));
-        Self { marks, written: Mutex::default(), fault: Mutex::default(), wake: Notify::new() }
+        Self { marks, noticed: Mutex::default(), fault: Mutex::default(), wake: Notify::new() }
     }
 
     /// Marks one path.
     pub(super) fn mark(&self, path: PathBuf) {
+        self.note(path, |_| {});
+    }
+
+    /// Marks a file that somebody writes.
+    pub(super) fn mark_written(&self, path: PathBuf) {
+        self.note(path, |noticed| noticed.written_since = noticed.written_since.or_else(|| Some(Instant::now())));
+    }
+
+    /// Marks a file that is not written any more: it was closed, or something else has its path.
+    pub(super) fn mark_finished(&self, path: PathBuf) {
+        self.note(path, |noticed| noticed.written_since = None);
+    }
+
+    /// Takes a notice of a path.
+    fn note(&self, path: PathBuf, change: impl FnOnce(&mut Noticed)) {
+        {
+            let mut all = self.noticed.lock();
+            if all.len() >= MAX_PATHS && !all.contains_key(&path) {
+                // A file that has been open longest has probably counted as written for as long as it may.
+                let order = |noticed: &Noticed| (noticed.written_since.is_some(), noticed.written_since, noticed.at);
+                let first = all.iter().min_by_key(|(_, noticed)| order(noticed)).map(|(path, _)| path.clone());
+                first.and_then(|first| all.remove(&first));
+            }
+            let at = SystemTime::now();
+            let noticed = all.entry(path.clone()).or_insert(Noticed { at, written_since: None });
+            noticed.at = at;
+            change(noticed);
+        }
         {
             let mut marks = self.marks.lock();
             match &mut *marks {
@@ -114,34 +152,14 @@ impl DirtySet {
         self.wake.notify_one();
     }
 
-    /// Marks a file that somebody writes.
-    pub(super) fn mark_written(&self, path: PathBuf) {
-        {
-            let mut written = self.written.lock();
-            if written.len() >= MAX_PATHS && !written.contains_key(&path) {
-                // The one that has been open longest has probably counted for as long as it may.
-                let oldest = written.iter().min_by_key(|(_, begin)| **begin).map(|(path, _)| path.clone());
-                oldest.and_then(|oldest| written.remove(&oldest));
-            }
-            written.entry(path.clone()).or_insert_with(Instant::now);
-        }
-        self.mark(path);
+    /// What the notices of this absolute path say; `None` if none has come, or not lately.
+    pub(super) fn noticed(&self, path: &Path) -> Option<Noticed> {
+        self.noticed.lock().get(path).copied()
     }
 
-    /// Marks a file that is not written any more: it was closed, or something else has its path.
-    pub(super) fn mark_finished(&self, path: PathBuf) {
-        self.written.lock().remove(&path);
-        self.mark(path);
-    }
-
-    /// Since when the file at this absolute path is being written; `None` if it is not.
-    pub(super) fn written_since(&self, path: &Path) -> Option<Instant> {
-        self.written.lock().get(path).copied()
-    }
-
-    /// Counts no file as being written: the notice of a close may have been lost.
-    fn forget_written(&self) {
-        self.written.lock().clear();
+    /// Forgets what the notices of each path say: the notice of a close may have been lost.
+    fn forget_noticed(&self) {
+        self.noticed.lock().clear();
     }
 
     /// Takes note that the watch has become incomplete.
@@ -197,7 +215,7 @@ impl Notices {
         }
         // The old subscription ends before the new one begins: both at once could be one too many.
         self.state = State::Idle;
-        self.dirty.forget_written();
+        self.dirty.forget_noticed();
         *self.dirty.fault.lock() = None;
         let (root, at) = (root.clone(), Instant::now());
         match (self.subscribe)(&root.path, self.dirty.clone()) {
@@ -230,7 +248,7 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
     let handle = move |event: notify::Result<notify::Event>| match event {
         Ok(event) if !changes(event.kind) => {}
         Ok(event) if event.need_rescan() || event.paths.is_empty() || event.paths.contains(&base) => {
-            dirty.forget_written();
+            dirty.forget_noticed();
             dirty.mark_everything();
         }
         Ok(event) => {
@@ -316,19 +334,20 @@ mod tests {
         set.mark_written("/a".into());
         tokio::time::advance(RETRY).await;
         set.mark_written("/a".into());
-        assert_eq!(set.written_since(Path::new("/a")), Some(begin));
+        let since = |path: &str| set.noticed(Path::new(path)).and_then(|noticed| noticed.written_since);
+        assert_eq!(since("/a"), Some(begin));
         set.mark_finished("/a".into());
-        assert_eq!(set.written_since(Path::new("/a")), None);
+        assert_eq!(since("/a"), None);
         assert_eq!(set.take(), Dirty::Paths(BTreeSet::from(["/a".into()])));
         set.mark_written("/first".into());
         for n in 0..MAX_PATHS {
             tokio::time::advance(Duration::from_nanos(1)).await;
             set.mark_written(format!("/{n}").into());
         }
-        assert_eq!(set.written.lock().len(), MAX_PATHS, "bounded");
-        assert_eq!(set.written_since(Path::new("/first")), None, "the oldest goes first");
-        set.forget_written();
-        assert_eq!(set.written_since(Path::new("/1")), None);
+        assert_eq!(set.noticed.lock().len(), MAX_PATHS, "bounded");
+        assert_eq!(since("/first"), None, "the oldest goes first");
+        set.forget_noticed();
+        assert_eq!(since("/1"), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,6 +20,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -45,8 +46,10 @@ pub(super) struct Scan {
     pub(super) changes: Vec<FileChange>,
     /// Every file that is there.
     pub(super) seen: HashSet<Arc<str>, RandomState>,
-    /// Of these, the ones that have fewer objects than before and may be half-written.
-    pub(super) shrunk: Vec<(Arc<str>, Stamp)>,
+    /// Of these, the ones whose content does not count yet; with the stamp if they have fewer objects than before.
+    pub(super) unfinished: Vec<(Arc<str>, Option<Stamp>)>,
+    /// When one of these counts though nothing more is noticed of it.
+    pub(super) again_at: Option<Instant>,
     /// The directories that could not be looked into, with a trailing `/`; empty text for the root. What is known to be
     /// in them stays.
     pub(super) unknown: BTreeSet<String>,
@@ -74,7 +77,7 @@ pub(super) enum Probe {
     Nothing,
     /// This file, and no other, may have changed.
     File(FileChange),
-    /// This file may be half-written; with the stamp if it has fewer objects than before.
+    /// The content of this file does not count yet; with the stamp if it has fewer objects than before.
     Unfinished(Arc<str>, Option<Stamp>),
     /// This file, which is known, is not there.
     Absent(Arc<str>),
@@ -176,6 +179,11 @@ impl<'a> Scanner<'a> {
                 None => Probe::Nothing,
             },
         }
+    }
+
+    /// When the content of a file counts that was looked at and does not yet, though nothing more is noticed of it.
+    pub(super) fn again_at(&self) -> Option<Instant> {
+        self.found.again_at
     }
 
     /// Goes through one directory. `relative` is empty for the root, or else ends in `/`; it is given back as it was.
@@ -344,8 +352,8 @@ impl<'a> Scanner<'a> {
                     let problem = format!("is still open for writing; read when it is closed, or after {longest:?}");
                     self.problem(relative, &problem);
                 }
-                self.found.shrunk.extend(stamp.map(|stamp| (path.clone(), stamp)));
-                self.found.seen.insert(path);
+                self.found.seen.insert(path.clone());
+                self.found.unfinished.push((path, stamp));
             }
             Reading::Nothing => {}
         }
@@ -359,17 +367,21 @@ impl<'a> Scanner<'a> {
         }
         let (id, stamp, content) = match outcome {
             Ok(Outcome::Bytes { stamp, is_trusted, bytes }) => {
-                let content = if decode::is_blank(bytes) {
-                    Content::Blank
+                let decoded = if decode::is_blank(bytes) {
+                    None
                 } else {
-                    match decode::decode(path, format, bytes, self.kind, &self.version) {
-                        Ok(objects) if self.catalog.holds(path, &objects) => Content::Same,
-                        Ok(objects) if self.has_just_shrunk(path, objects.len(), &stamp) => {
-                            return Reading::Unfinished(Some(stamp));
-                        }
-                        Ok(objects) => Content::Objects(objects),
-                        Err(reason) => Content::Unusable(reason),
+                    Some(decode::decode(path, format, bytes, self.kind, &self.version))
+                };
+                let is_good = matches!(decoded, Some(Ok(_)));
+                let content = match decoded {
+                    Some(Ok(objects)) if self.catalog.holds(path, &objects) => Content::Same,
+                    _ if self.is_changing(path, absolute, &stamp, is_good) => return Reading::Unfinished(None),
+                    Some(Ok(objects)) if self.has_just_shrunk(path, objects.len(), &stamp) => {
+                        return Reading::Unfinished(Some(stamp));
                     }
+                    None => Content::Blank,
+                    Some(Ok(objects)) => Content::Objects(objects),
+                    Some(Err(reason)) => Content::Unusable(reason),
                 };
                 (Some(stamp.id()), is_trusted.then_some(stamp), content)
             }
@@ -381,6 +393,17 @@ impl<'a> Scanner<'a> {
             Err(error) => (None, None, Content::Unusable(format!("cannot be read: {error}"))),
         };
         Reading::Found(Finding::Read { id, stamp, content })
+    }
+
+    /// Whether a file was modified so recently that its content does not count. What is good counts with a notice.
+    fn is_changing(&mut self, path: &str, absolute: &Path, stamp: &Stamp, is_good: bool) -> bool {
+        let Some(at) = self.signs.left_alone_at(stamp) else { return false };
+        let is_linked = || absolute != self.root.path.join(path);
+        if is_good && (self.signs.is_noticed(absolute, stamp) || is_linked()) {
+            return false;
+        }
+        self.found.again_at = Some(self.found.again_at.map_or(at, |other| other.min(at)));
+        true
     }
 
     fn has_just_shrunk(&self, path: &str, objects: usize, stamp: &Stamp) -> bool {

@@ -1,19 +1,23 @@
 //! Files whose content may be half of what it will be: the last good content is served meanwhile.
 //!
 //! Asked by `scan` for each file that it has read. Most of the time a prefix of a YAML file is YAML too, so that the text
-//! alone does not show that somebody is still writing it. Two signs do:
+//! alone does not show that somebody is still writing it. Four signs do:
 //!
 //! - The file was modified and has not been closed since, as `notices` have it.
 //! - The file has fewer objects than before, and is the same file: a writer that puts a new file in its place has finished
 //!   it. The objects are taken from it when a look at least a rescan later finds it unchanged.
+//! - The file was modified, and no notice has come since: a directory is watched only some time after it was created, and the
+//!   notice may be late. The content counts with the next notice, or when the file has been left alone for [`LEFT_ALONE`] quiet
+//!   periods. What a symbolic link leads to is exempt: the link is put there when that is complete.
+//! - The file was modified, and cannot be used: it is unusable when it has been left alone for as long.
 //!
-//! Both end after [`MAX_RESCANS`]: a process may keep a file open for ever, or write it again and again.
+//! The first two end after [`MAX_RESCANS`]: a process may keep a file open for ever, or write it again and again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::time::Instant;
@@ -24,6 +28,9 @@ use crate::planted::planted;
 /// How long a sign counts, in rescans.
 pub(super) const MAX_RESCANS: u32 = 6;
 
+/// How long a file has to be left alone of whose last modification no notice has come, in quiet periods.
+const LEFT_ALONE: u32 = 5;
+
 /// The signs at one moment.
 #[derive(Clone, Copy)]
 pub(super) struct Signs<'a> {
@@ -31,6 +38,7 @@ pub(super) struct Signs<'a> {
     pub(super) notices: Option<&'a DirtySet>,
     pub(super) shrunk: &'a Shrunk,
     pub(super) rescan: Duration,
+    pub(super) quiet: Duration,
     pub(super) now: Instant,
 }
 
@@ -54,14 +62,29 @@ struct Sight {
 impl Signs<'_> {
     /// How long the file at this absolute path has been written, if it is still being written.
     pub(super) fn is_written(&self, absolute: &Path) -> Option<Duration> {
-        let begin = self.notices?.written_since(absolute)?;
+        let begin = self.notices?.noticed(absolute)?.written_since?;
         let lasts = self.now.saturating_duration_since(begin);
         (lasts < self.longest() && !planted!(HalfAFileIsRead)).then_some(lasts)
     }
 
+    /// When a file with this stamp will have been left alone, if it has not been yet.
+    pub(super) fn left_alone_at(&self, stamp: &Stamp) -> Option<Instant> {
+        self.notices?;
+        // A time in the future was set by hand, or by another clock.
+        let age = SystemTime::now().duration_since(modified(stamp)?).ok()?;
+        let left = self.quiet.saturating_mul(LEFT_ALONE).checked_sub(age)?;
+        (!planted!(UnnoticedFileIsRead)).then_some(self.now + left)
+    }
+
+    /// Whether a notice of the file at this absolute path has come since it was modified.
+    pub(super) fn is_noticed(&self, absolute: &Path, stamp: &Stamp) -> bool {
+        let noticed = self.notices.and_then(|notices| notices.noticed(absolute));
+        noticed.is_some_and(|noticed| modified(stamp).is_none_or(|modified| noticed.at >= modified))
+    }
+
     /// Whether a file with fewer objects than before has to be found with them once more.
     pub(super) fn has_just_shrunk(&self, path: &str, stamp: &Stamp) -> bool {
-        let Some(sight) = self.shrunk.files.get(path) else { return true };
+        let Some(sight) = self.shrunk.files.get(path) else { return !planted!(FewerObjectsCountAtOnce) };
         let since = |begin: Instant| self.now.saturating_duration_since(begin);
         let is_unchanged = sight.stamp == *stamp && since(sight.since) >= self.rescan;
         !is_unchanged && since(sight.begin) < self.longest()
@@ -95,6 +118,10 @@ impl Shrunk {
     }
 }
 
+fn modified(stamp: &Stamp) -> Option<SystemTime> {
+    Some(UNIX_EPOCH + Duration::from_nanos(u64::try_from(stamp.mtime).ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,7 +138,7 @@ mod tests {
         let mut shrunk = Shrunk::default();
         let just = |shrunk: &Shrunk, seconds: u64, mtime: i64| {
             let now = base + Duration::from_secs(seconds);
-            Signs { notices: None, shrunk, rescan: RESCAN, now }.has_just_shrunk("a", &stamp(mtime))
+            Signs { notices: None, shrunk, rescan: RESCAN, quiet: RESCAN, now }.has_just_shrunk("a", &stamp(mtime))
         };
         assert!(just(&shrunk, 0, 1), "never seen before");
         shrunk.insert("a".into(), stamp(1), base);

@@ -46,6 +46,20 @@ fn catalog(files: &[(&str, &[(&str, u8)])]) -> Catalog {
     catalog
 }
 
+impl Catalog {
+    /// Applies changes, and deletes at once what no file has any more.
+    fn apply_all(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
+        let mut events = self.apply(changes);
+        events.extend(self.delete_all());
+        events
+    }
+
+    fn delete_all(&mut self) -> Vec<Event> {
+        let keys: Vec<_> = self.unclaimed().keys().cloned().collect();
+        self.delete(&keys)
+    }
+}
+
 /// For example `+x=1@abc.2`.
 fn shown(events: &[Event]) -> Vec<String> {
     let show = |sign: &str, object: &Object| {
@@ -66,11 +80,11 @@ fn shown(events: &[Event]) -> Vec<String> {
 #[test]
 fn every_change_of_one_object_is_the_next_version() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1), ("z", 1)])]);
-    let events = catalog.apply(vec![read(&catalog, "a.yaml", &[("w", 1), ("y", 2), ("z", 1)])]);
-    assert_eq!(shown(&events), ["-x=1@abc.2", "+w=1@abc.3", "~y=2@abc.4"]);
+    let events = catalog.apply_all(vec![read(&catalog, "a.yaml", &[("w", 1), ("y", 2), ("z", 1)])]);
+    assert_eq!(shown(&events), ["+w=1@abc.2", "~y=2@abc.3", "-x=1@abc.4"]);
     assert_eq!(catalog.version().to_string(), "abc.4");
     let versions: Vec<_> = catalog.objects().iter().map(|o| format!("{}@{}", o.key(), o.version())).collect();
-    assert_eq!(versions, ["w@abc.3", "y@abc.4", "z@abc.1"], "what did not change keeps its version");
+    assert_eq!(versions, ["w@abc.2", "y@abc.3", "z@abc.1"], "what did not change keeps its version");
 }
 
 #[test]
@@ -78,20 +92,20 @@ fn the_first_path_wins_and_the_next_one_takes_over() {
     let mut catalog = catalog(&[("b.yaml", &[("x", 2)]), ("a.yaml", &[("x", 1), ("x", 3)])]);
     let duplicates: Vec<_> = catalog.duplicates().map(|(key, by, path)| format!("{key} {by} {path}")).collect();
     assert_eq!(duplicates, ["x a.yaml a.yaml", "x a.yaml b.yaml"]);
-    let events = catalog.apply(vec![read(&catalog, "a.yaml", &[("x", 3)])]);
+    let events = catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 3)])]);
     assert_eq!(shown(&events), ["~x=3@abc.2"]);
-    let events = catalog.apply(vec![gone("a.yaml")]);
+    let events = catalog.apply_all(vec![gone("a.yaml")]);
     assert_eq!(shown(&events), ["~x=2@abc.3"]);
     assert_eq!(catalog.duplicates().count(), 0);
-    assert_eq!(shown(&catalog.apply(vec![gone("b.yaml")])), ["-x=2@abc.4"]);
+    assert_eq!(shown(&catalog.apply_all(vec![gone("b.yaml")])), ["-x=2@abc.4"]);
 }
 
 #[test]
 fn the_same_bytes_from_another_file_are_no_change() {
     let mut catalog = catalog(&[("b.yaml", &[("x", 1)]), ("c.yaml", &[("x", 1)])]);
     let before = catalog.objects();
-    assert_eq!(catalog.apply(vec![gone("b.yaml"), read(&catalog, "a.yaml", &[("x", 1)])]), [], "a rename");
-    assert_eq!(catalog.apply(vec![gone("a.yaml")]), [], "the waiting one takes over");
+    assert_eq!(catalog.apply_all(vec![gone("b.yaml"), read(&catalog, "a.yaml", &[("x", 1)])]), [], "a rename");
+    assert_eq!(catalog.apply_all(vec![gone("a.yaml")]), [], "the waiting one takes over");
     assert_eq!(catalog.objects(), before);
     assert!(Arc::ptr_eq(&catalog.objects()[0], &before[0]));
 }
@@ -100,33 +114,51 @@ fn the_same_bytes_from_another_file_are_no_change() {
 fn a_missing_file_keeps_its_objects_behind_those_that_are_there() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1)]), ("b.yaml", &[("z", 1)])]);
     let missing = |finding| FileChange { path: "a.yaml".into(), finding };
-    assert_eq!(catalog.apply(vec![missing(Finding::Missing)]), []);
+    assert_eq!(catalog.apply_all(vec![missing(Finding::Missing)]), []);
     assert_eq!(catalog.objects().len(), 3);
-    let events = catalog.apply(vec![read(&catalog, "c.yaml", &[("x", 2)])]);
+    let events = catalog.apply_all(vec![read(&catalog, "c.yaml", &[("x", 2)])]);
     assert_eq!(shown(&events), ["~x=2@abc.2"], "moved and changed");
     assert_eq!(catalog.duplicates().count(), 0);
-    assert_eq!(shown(&catalog.apply(vec![missing(Finding::Found)])), ["~x=1@abc.3"]);
+    assert_eq!(shown(&catalog.apply_all(vec![missing(Finding::Found)])), ["~x=1@abc.3"]);
     assert_eq!(catalog.duplicates().count(), 1);
-    catalog.apply(vec![missing(Finding::Missing)]);
-    assert_eq!(shown(&catalog.apply(vec![gone("a.yaml")])), ["-y=1@abc.5"]);
+    catalog.apply_all(vec![missing(Finding::Missing)]);
+    assert_eq!(shown(&catalog.apply_all(vec![gone("a.yaml")])), ["-y=1@abc.5"]);
+}
+
+#[test]
+fn an_object_that_moves_is_no_event_and_stays_until_it_is_deleted() {
+    let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1)]), ("b.yaml", &[("z", 1)])]);
+    let before = catalog.objects();
+    let loses = read(&catalog, "a.yaml", &[("y", 1)]);
+    assert_eq!(catalog.apply(vec![loses]), []);
+    assert_eq!(catalog.objects(), before, "by key");
+    let has = read(&catalog, "b.yaml", &[("z", 1), ("x", 1)]);
+    assert_eq!(catalog.apply(vec![has]), []);
+    assert!(Arc::ptr_eq(&catalog.objects()[0], &before[0]));
+    assert_eq!((catalog.unclaimed().len(), catalog.delete_all()), (0, vec![]));
+    catalog.apply(vec![gone("b.yaml")]);
+    let keys: Vec<_> = catalog.unclaimed().keys().cloned().collect();
+    let changed = read(&catalog, "a.yaml", &[("y", 1), ("x", 2)]);
+    assert_eq!(shown(&catalog.apply(vec![changed])), ["~x=2@abc.2"]);
+    assert_eq!(shown(&catalog.delete(&keys)), ["-z=1@abc.3"], "what has a file again is not deleted");
 }
 
 #[test]
 fn an_unusable_or_emptied_file_keeps_its_last_good_objects() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1)])]);
     let finding = |content| FileChange { path: "a.yaml".into(), finding: finding(content) };
-    assert_eq!(catalog.apply(vec![finding(Content::Blank)]), []);
+    assert_eq!(catalog.apply_all(vec![finding(Content::Blank)]), []);
     assert_eq!(
         catalog.unusable().map(|(path, reason, kept)| (&**path, reason, kept)).collect::<Vec<_>>(),
         [("a.yaml", BLANK, true)]
     );
-    assert_eq!(catalog.apply(vec![finding(Content::Unusable("bad".into()))]), []);
+    assert_eq!(catalog.apply_all(vec![finding(Content::Unusable("bad".into()))]), []);
     assert_eq!(catalog.unusable().count(), 1);
     assert_eq!(catalog.objects().len(), 1);
-    assert_eq!(catalog.apply(vec![read(&catalog, "a.yaml", &[("x", 1)])]), [], "mended, and the same as before");
+    assert_eq!(catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 1)])]), [], "mended, and the same as before");
     assert_eq!(catalog.unusable().count(), 0);
-    assert_eq!(shown(&catalog.apply(vec![read(&catalog, "a.yaml", &[])])), ["-x=1@abc.2"]);
-    assert_eq!(catalog.apply(vec![finding(Content::Blank)]), []);
+    assert_eq!(shown(&catalog.apply_all(vec![read(&catalog, "a.yaml", &[])])), ["-x=1@abc.2"]);
+    assert_eq!(catalog.apply_all(vec![finding(Content::Blank)]), []);
     assert_eq!(catalog.unusable().count(), 0, "an empty file that had nothing is no problem");
 }
 
@@ -134,9 +166,9 @@ fn an_unusable_or_emptied_file_keeps_its_last_good_objects() {
 fn kinds_are_those_of_the_objects_that_are_there() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 3)])]);
     assert_eq!(catalog.kinds().collect::<Vec<_>>(), ["Big", "Small"]);
-    catalog.apply(vec![read(&catalog, "a.yaml", &[("x", 1), ("y", 2)])]);
+    catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 1), ("y", 2)])]);
     assert_eq!(catalog.kinds().collect::<Vec<_>>(), ["Small"]);
-    catalog.apply(vec![gone("a.yaml")]);
+    catalog.apply_all(vec![gone("a.yaml")]);
     assert_eq!(catalog.kinds().len(), 0);
     assert_eq!((catalog.len(), catalog.claims.len()), (0, 0));
 }
@@ -203,11 +235,12 @@ fn served(objects: &[Arc<Object>]) -> BTreeMap<String, u8> {
 
 proptest! {
     #[test]
-    fn events_fold_to_the_merged_state(scans in prop::collection::vec(prop::collection::vec(step(), 0..5), 1..12)) {
+    fn events_fold_to_the_merged_state(scans in prop::collection::vec((prop::collection::vec(step(), 0..5), any::<bool>()), 1..12)) {
         let mut catalog = Catalog::new("abc".into());
         let mut model = Model::default();
         let mut folded: BTreeMap<String, Arc<Object>> = BTreeMap::new();
-        for (at, scan) in scans.into_iter().enumerate() {
+        let mut last: BTreeMap<String, u8> = BTreeMap::new();
+        for (at, (scan, deletes)) in scans.into_iter().enumerate() {
             let mut changes = Vec::new();
             for (path, step) in scan {
                 model.apply(path, &step);
@@ -239,7 +272,11 @@ proptest! {
                 changes.push(FileChange { path: path.into(), finding: finding(content) });
             }
             let before = catalog.version();
-            let events = catalog.apply(changes);
+            let mut events = catalog.apply(changes);
+            prop_assert!(!events.iter().any(|event| matches!(event, Event::Deleted(_))), "the engine says when");
+            if deletes {
+                events.extend(catalog.delete_all());
+            }
             let mut expected = before;
             for event in &events {
                 expected = expected.next();
@@ -265,7 +302,11 @@ proptest! {
                 prop_assert_eq!(&expected, &catalog.version());
             }
             prop_assert_eq!(folded.values().cloned().collect::<Vec<_>>(), objects.clone());
-            prop_assert_eq!(served(&objects), model.served());
+            let known = served(&objects);
+            let in_files = model.served();
+            last.retain(|name, _| !deletes && !in_files.contains_key(name));
+            last.extend(in_files);
+            prop_assert_eq!(&known, &last);
             let all: usize = catalog.files.values().map(|record| record.objects.len()).sum();
             prop_assert_eq!((catalog.claims.len(), catalog.duplicates().count()), (all, model.waiting()));
         }

@@ -119,7 +119,7 @@ async fn a_list_is_served_as_its_items() {
     rig.write("all.json", format!(r#"{{"apiVersion":"v1","kind":"List","items":[{},{}]}}"#, pod("a", 1), pod("b", 1)));
     let mut follower = rig.follow().await;
     rig.write("all.json", format!(r#"{{"apiVersion":"v1","kind":"List","items":[{},{}]}}"#, pod("a", 1), pod("c", 1)));
-    assert_eq!(follower.changes(2).await, ["-b", "+c"]);
+    assert_eq!(follower.changes(2).await, ["+c", "-b"], "a deletion is certain a moment later");
 }
 
 #[tokio::test]
