@@ -159,6 +159,9 @@ impl Family<'_, '_> {
             "Objects that still exist upstream and could no longer be served",
             |r| load(&r.observed.resource.informer.stats().not_served),
         )?;
+        self.counter("source_late_changes", "Changes at versions that the upstream's rules had completed", |r| {
+            r.observed.resource.informer.health().late_changes()
+        })?;
         self.counter("cache_replaces", "Lists applied", |r| load(&r.observed.resource.informer.stats().replaces))?;
         self.gauge("history_events", "Events kept for watches that resume", |r| {
             load(&r.observed.resource.informer.stats().history_events) as f64

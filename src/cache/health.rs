@@ -65,6 +65,7 @@ struct Shared {
     unconfirmed: AtomicBool,
     /// When it turns STALE, unless it is alive before. Read without the lock, by every watch that is idle.
     stale_micros: AtomicU64,
+    late_changes: AtomicU64,
     record: Mutex<Record>,
     demand: Demand,
     provenance: Provenance,
@@ -96,6 +97,7 @@ impl SourceHealth {
             stale_upstream: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
             stale_micros: AtomicU64::new(0),
+            late_changes: AtomicU64::new(0),
             record: Mutex::default(),
             demand: Demand::default(),
             provenance: Provenance::new(),
@@ -111,6 +113,16 @@ impl SourceHealth {
         let mut record = self.shared.record.lock();
         record.seen_at = Some(SystemTime::now());
         record.problems.clear(ProblemReason::UpstreamUnreachable, "");
+    }
+
+    /// Counts a change at a version that had been complete, by the rules of the upstream's API.
+    pub fn count_late_change(&self) {
+        self.shared.late_changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of changes at versions that had been complete.
+    pub fn late_changes(&self) -> u64 {
+        self.shared.late_changes.load(Ordering::Relaxed)
     }
 
     /// The upstream is gone for certain, or changes of it have been missed for certain: STALE from now on, until it is alive

@@ -261,12 +261,14 @@ impl History {
         self.batches.partition_point(|recorded| recorded.offset < *offset)
     }
 
-    /// The changes above the version that can be resumed from, though they came before it was complete, the last one first.
+    /// The changes above the version that can be resumed from, the last one first: those of an open version, and those that
+    /// came before it was complete.
     pub fn ahead(&self) -> Vec<Change> {
         let current = &self.current.version;
-        let batches = self.batches.range(self.first_ahead_of(current)..).rev();
+        let open = self.batches.partition_point(|recorded| recorded.what.after() <= current);
+        let batches = self.batches.range(open.min(self.first_ahead_of(current))..).rev();
         let ahead = batches.filter_map(|recorded| match &recorded.what {
-            What::Batch(batch) if batch.ahead().is_some() => Some(batch.changes.iter().rev()),
+            What::Batch(batch) if batch.is_open => Some(batch.changes.iter().rev()),
             _ => None,
         });
         ahead.flatten().filter(|change| change.version > *current).cloned().collect()

@@ -26,7 +26,7 @@ pub enum Delta {
     Changes {
         /// At least one.
         events: Events,
-        /// No further event comes at this version. Always true of a bookmark.
+        /// No further event comes at this version.
         closes: bool,
     },
     /// No change: the proof of the history up to here, for the checkpoint that somebody waits for.

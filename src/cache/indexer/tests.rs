@@ -1,12 +1,20 @@
 //! The store and its indexes: client-go's tests, the difference that a relist makes, and any history against plain maps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::select};
+use tokio::time::Instant;
 
 use super::*;
-use crate::model::{ObjectParts, Path};
+use crate::{
+    cache::History,
+    model::{ObjectParts, Path, Reached},
+    watch::Retention,
+};
 
 fn version(number: u128) -> ResourceVersion {
     ResourceVersion::decimal(number)
@@ -235,6 +243,25 @@ fn another_uid_under_the_same_key_is_a_deletion_and_an_addition() {
 
     let unknown = indexer.apply(Event::Modified(pod("a", "", "z", version(10))));
     assert_eq!(told(&unknown), ["~a 10"], "without a uid nobody can tell");
+}
+
+/// A later start has no history: whoever resumes from the version before has to get all of the open one.
+#[tokio::test]
+async fn what_is_kept_for_a_later_start_is_the_state_of_the_version_to_resume_from() {
+    let held = ["a", "b", "c"].map(|name| pod(name, "", "", version(1))).into();
+    let mut indexer = Indexer::new(indexers(), list(held, 5));
+    let bounds = Retention { events: 100, size: 1 << 20, age: Duration::from_secs(300) };
+    let mut history = History::new(bounds, Reached { version: version(5), offset: 0 });
+    let mut apply = |events: Vec<Event>, closes: bool| {
+        history.record(Arc::new(indexer.apply_events(events, closes)), Instant::now());
+        let kept = indexer.snapshot_before(&history.ahead());
+        kept.objects(None, None).map(|object| object.key().to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(apply(vec![delete("a", 9)], false), ["a", "b", "c"]);
+    assert_eq!(apply(vec![delete("b", 9)], false), ["a", "b", "c"]);
+    assert_eq!(apply(vec![Event::Bookmark(version(9))], true), ["c"]);
+    assert_eq!(apply(vec![delete("c", 12)], false), ["c"]);
+    assert_eq!(apply(vec![put("d", "", 13)], true), ["d"]);
 }
 
 /// Invariant 12: objects on a shared lease expire by the hundred at one version.

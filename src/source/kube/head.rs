@@ -10,14 +10,19 @@
 //! |---|---|
 //! | a lower version than the known one | another history |
 //! | the object at an older version, at another one up to the known version, or with another uid | another history |
-//! | the object at its known version | the history up to that version |
+//! | the object at its known version, with the same bytes | the history up to that version |
 //! | no object, or a newer one; an answer of another kind, or none that this server may have | nothing |
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
-use super::{proof::Mark, reading::Shared};
+use super::{
+    object::{ItemReader, ItemType},
+    proof::Mark,
+    reading::Shared,
+};
 use crate::{
     cache::SourceError,
     model::{JsonText, ResourceVersion},
@@ -35,36 +40,22 @@ pub(super) enum Head {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Answer<'a> {
+    #[serde(borrow, default)]
+    kind: Option<JsonText<'a>>,
+    #[serde(borrow, default)]
+    api_version: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     metadata: AnswerMetadata<'a>,
     /// Go writes null for none.
     #[serde(borrow, default)]
-    items: Option<Vec<Item<'a>>>,
-}
-
-#[derive(Deserialize)]
-struct Item<'a> {
-    #[serde(borrow)]
-    metadata: ItemMetadata<'a>,
+    items: Option<Vec<&'a RawValue>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
 struct AnswerMetadata<'a> {
-    #[serde(borrow)]
-    resource_version: Option<JsonText<'a>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct ItemMetadata<'a> {
-    #[serde(borrow)]
-    namespace: Option<JsonText<'a>>,
-    #[serde(borrow)]
-    name: Option<JsonText<'a>>,
-    #[serde(borrow)]
-    uid: Option<JsonText<'a>>,
     #[serde(borrow)]
     resource_version: Option<JsonText<'a>>,
 }
@@ -97,16 +88,22 @@ impl Shared {
             Err(error) => return Err(error),
         };
         let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&answer) else { return Ok(Head::Unknown) };
-        judge(&answer, known, mark).map_err(|problem| {
+        let reader = ItemReader::new(&self.config, true);
+        judge(&answer, known, mark, reader).map_err(|problem| {
             self.known.lock().forget();
             SourceError::HistoryChanged(problem)
         })
     }
 }
 
-fn judge(answer: &Answer<'_>, known: &ResourceVersion, mark: Option<&Mark>) -> Result<Head, String> {
-    let decimal = |text: &Option<JsonText<'_>>| text.as_deref().and_then(|text| text.parse::<ResourceVersion>().ok());
-    if let Some(version) = decimal(&answer.metadata.resource_version)
+fn judge(
+    answer: &Answer<'_>,
+    known: &ResourceVersion,
+    mark: Option<&Mark>,
+    reader: ItemReader<'_>,
+) -> Result<Head, String> {
+    let version = answer.metadata.resource_version.as_deref().and_then(|text| text.parse::<ResourceVersion>().ok());
+    if let Some(version) = version
         && version < *known
     {
         return Err(format!("the cluster is at version {version}, and {known} was known"));
@@ -117,18 +114,16 @@ fn judge(answer: &Answer<'_>, known: &ResourceVersion, mark: Option<&Mark>) -> R
     if mark.is_deleted() {
         return Ok(Head::Unknown);
     }
-    let is_marked = |item: &&Item<'_>| {
-        let ItemMetadata { namespace, name, .. } = &item.metadata;
-        namespace.as_deref().unwrap_or_default() == mark.key().namespace() && name.as_deref() == Some(mark.key().name())
-    };
+    let listed = ItemType::of_list(answer.kind.as_deref(), answer.api_version.as_deref());
+    let objects = items.iter().filter_map(|item| reader.read_listed(item.get().as_bytes(), listed).ok());
     // An API that takes no account of the selector sends others.
-    let Some(Item { metadata }) = items.iter().find(is_marked) else { return Ok(Head::Unknown) };
-    let Some(version) = decimal(&metadata.resource_version) else { return Ok(Head::Unknown) };
-    let uid = metadata.uid.as_deref().unwrap_or_default();
-    if version == *mark.version() && uid == mark.uid() {
-        return Ok(Head::HasMark);
+    let marked = objects.map(|item| item.object).find(|object| object.key() == mark.key());
+    let Some(object) = marked else { return Ok(Head::Unknown) };
+    let (version, uid) = (object.version(), object.uid());
+    if version == mark.version() && uid == mark.uid() {
+        return Ok(if mark.is_written_as(&object) { Head::HasMark } else { Head::Unknown });
     }
-    if version > *known {
+    if version > known {
         return Ok(Head::Unknown);
     }
     Err(format!(
@@ -150,7 +145,7 @@ fn escaped(value: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::kube::proof::KeptMark;
+    use crate::source::kube::{KubeConfig, proof::KeptMark};
 
     /// Known up to 9; `a` in `n` with the uid `u` was changed last, at 5.
     fn judged(version: &str, items: &str, is_deleted: bool) -> Result<Head, String> {
@@ -159,7 +154,9 @@ mod tests {
             r#"{{"version":"5","namespace":"n","name":"a","uid":"u","is_deleted":{is_deleted},"is_listed":false}}"#
         );
         let mark = Mark::resume(serde_json::from_str::<KeptMark>(&kept).unwrap()).unwrap();
-        judge(&serde_json::from_str(&text).unwrap(), &ResourceVersion::decimal(9), Some(&mark))
+        let config = KubeConfig::new("r", "", "v1", "widgets");
+        let reader = ItemReader::new(&config, true);
+        judge(&serde_json::from_str(&text).unwrap(), &ResourceVersion::decimal(9), Some(&mark), reader)
     }
 
     fn item(name: &str, uid: &str, version: &str) -> String {

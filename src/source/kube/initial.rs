@@ -86,7 +86,7 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
                 shared.initial_events.lock().failed();
                 return Err(SourceError::Unavailable("the initial events did not end in time".to_owned()).into());
             }
-            Err(no_line @ NoLine::TooLong) => return Err(live.broken(no_line).into()),
+            Err(no_line @ (NoLine::TooLong | NoLine::NotReplayed)) => return Err(live.broken(no_line).into()),
         };
         match live.decode(&told)? {
             Said::Change(event_type, Item { object, problem, .. }) => {

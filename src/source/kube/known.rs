@@ -15,6 +15,8 @@ pub(super) struct Known {
     lineage: Option<Place>,
     /// `None` before the first list, and when the history is another one.
     position: Option<Position>,
+    /// Every version stays open until the next: the API has made several changes at one that were not all deletions.
+    leaves_open: bool,
 }
 
 /// Where the resource is.
@@ -22,9 +24,38 @@ pub(super) struct Known {
 pub(super) struct Position {
     /// Everything up to here has been handed out.
     pub(super) version: ResourceVersion,
+    openness: Openness,
+    /// Changes at that version.
+    changes: usize,
     /// The last change up to there.
-    pub(super) mark: Option<Mark>,
+    mark: Option<Mark>,
     pub(super) origin: Origin,
+}
+
+/// Whether more changes may come at a version (invariant 12).
+///
+/// The API makes one change at each version, but for deletions: all objects on one lease expire at one. The next version ends
+/// it, and so does the second bookmark at it: the API server may send the first between two of its changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Openness {
+    /// By a list or a bookmark.
+    Closed,
+    /// By a change, which is the only one.
+    Changed,
+    Open,
+    /// Still open, and a bookmark has come.
+    Bookmarked,
+}
+
+/// An event at the version where the resource is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Noted {
+    /// Nothing more comes at it.
+    pub(super) closes: bool,
+    /// By the API's rules nothing more could come at it.
+    pub(super) is_late: bool,
+    /// The API's versions do not tell its changes apart.
+    pub(super) is_beyond_bound: bool,
 }
 
 /// Whom a position is known from.
@@ -47,6 +78,33 @@ struct Place {
     version: ResourceVersion,
     /// What the API says instead.
     text: String,
+    /// What it said before that. The version before is resumed from there: the API may have said the same for both.
+    previous: String,
+    /// The API has said the same for the version before.
+    is_repeated: bool,
+}
+
+/// Changes of the API at one version; a lease of Kubernetes has at most 1,000 objects. When there are more its versions are of
+/// no use, and what is at an open version is kept for whoever resumes before it.
+const MAX_CHANGES: usize = 10_000;
+
+// === impl Position ===
+
+impl Position {
+    /// Returns the version that a watch goes on from: nothing more comes at it.
+    pub(super) fn safe(&self) -> ResourceVersion {
+        if self.is_open() { self.version.previous() } else { self.version.clone() }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.openness, Openness::Open | Openness::Bookmarked)
+    }
+
+    /// Returns the last change, to be recognised.
+    pub(super) fn mark(&self) -> Option<Mark> {
+        let mark = self.mark.clone()?;
+        Some(if self.is_open() { mark.open() } else { mark })
+    }
 }
 
 // === impl Known ===
@@ -78,10 +136,11 @@ impl Known {
         self.position.as_ref()
     }
 
-    /// Goes on from where an earlier start was.
-    pub(super) fn resume(cluster: Option<String>, version: ResourceVersion, mark: Option<Mark>) -> Self {
-        let position = Position { version, mark, origin: Origin::EarlierStart };
-        Self { cluster, lineage: None, position: Some(position) }
+    /// Goes on from where an earlier start was: at a version, of which it had all, and perhaps a part of the next one.
+    pub(super) fn resume(cluster: Option<String>, safe: ResourceVersion, is_open: bool, mark: Option<Mark>) -> Self {
+        let (version, openness) = if is_open { (safe.next(), Openness::Open) } else { (safe, Openness::Closed) };
+        let position = Position { version, openness, changes: 0, mark, origin: Origin::EarlierStart };
+        Self { cluster, position: Some(position), ..Self::default() }
     }
 
     /// Whether versions are the API's own.
@@ -99,26 +158,33 @@ impl Known {
     /// From now on versions are counted here.
     pub(super) fn begin_lineage(&mut self) {
         let version = ResourceVersion::of_lineage(new_lineage(), 0);
-        self.lineage = Some(Place { version, text: String::new() });
+        self.lineage = Some(Place { version, text: String::new(), previous: String::new(), is_repeated: false });
     }
 
     /// What the API calls a version; `None` for one that it cannot be asked for any more.
     pub(super) fn text_of(&self, version: &ResourceVersion) -> Option<String> {
-        match &self.lineage {
-            None => version.lineage().is_none().then(|| version.to_string()),
-            Some(place) => (place.version == *version && !place.text.is_empty()).then(|| place.text.clone()),
-        }
+        let Some(Place { version: current, text, previous, .. }) = &self.lineage else {
+            return version.lineage().is_none().then(|| version.to_string());
+        };
+        let text = if version == current {
+            text
+        } else if current.number() > 0 && *version == current.previous() {
+            previous
+        } else {
+            return None;
+        };
+        Some(text.clone()).filter(|text| !text.is_empty())
     }
 
     /// The version of a change, which is another one than that before.
     pub(super) fn change(&mut self, text: &str) -> Result<ResourceVersion, VersionError> {
-        match &mut self.lineage {
-            None => text.parse(),
-            Some(place) => {
-                *place = Place { version: place.version.next(), text: text.to_owned() };
-                Ok(place.version.clone())
-            }
+        let Some(place) = &mut self.lineage else { return text.parse() };
+        place.version = place.version.next();
+        place.is_repeated = place.text == text && !text.is_empty();
+        if !place.is_repeated {
+            place.previous = std::mem::replace(&mut place.text, text.to_owned());
         }
+        Ok(place.version.clone())
     }
 
     /// The version of a state, which may be the one before.
@@ -131,17 +197,59 @@ impl Known {
 
     /// A list has been read.
     pub(super) fn note_list(&mut self, version: &ResourceVersion, mark: Option<Mark>) {
-        self.position = Some(Position { version: version.clone(), mark, origin: Origin::List });
+        let (version, openness) = (version.clone(), Openness::Closed);
+        self.position = Some(Position { version, openness, changes: 0, mark, origin: Origin::List });
     }
 
-    /// An event is handed out. One that contradicts what is known is not taken over by whom it is handed to.
-    pub(super) fn note_event(&mut self, event: &Event) {
-        if self.position.as_ref().is_some_and(|position| event.version() < &position.version) {
-            return;
+    /// Takes note of an event that is handed out, which is a deletion or not in the API's own words. One that contradicts what
+    /// is known is not taken over by whom it is handed to.
+    pub(super) fn note_event(&mut self, event: &Event, is_deletion: bool) -> Noted {
+        // A change that is counted here has a number of its own, whatever the API calls it.
+        let is_repeated = self.lineage.as_ref().is_some_and(|place| place.is_repeated);
+        let is_same = |position: &Position| *event.version() == position.version || is_repeated;
+        let (at_version, changes, known) = match self.position.take() {
+            Some(position) if *event.version() < position.version => {
+                self.position = Some(position);
+                return Noted { closes: true, is_late: false, is_beyond_bound: false };
+            }
+            Some(position) if is_same(&position) => (position.openness, position.changes, position.mark),
+            position => (Openness::Closed, 0, position.and_then(|position| position.mark)),
+        };
+        let change = Mark::of_event(event);
+        let is_late = match at_version {
+            _ if change.is_none() => false,
+            Openness::Closed => false,
+            Openness::Changed => true,
+            Openness::Open | Openness::Bookmarked => !is_deletion,
+        };
+        if is_late {
+            self.leave_open(event.version());
         }
-        let known = self.position.take().and_then(|position| position.mark);
-        let mark = Mark::of_event(event).or(known);
-        self.position = Some(Position { version: event.version().clone(), mark, origin: Origin::Watch });
+        let openness = match (&change, at_version) {
+            (Some(_), _) if is_deletion || self.leaves_open => Openness::Open,
+            (Some(_), _) | (None, Openness::Changed) => Openness::Changed,
+            (None, Openness::Open) => Openness::Bookmarked,
+            (None, _) => Openness::Closed,
+        };
+        let changes = changes + usize::from(change.is_some());
+        let mark = match (known, change) {
+            (Some(known), Some(change)) => Some(known.followed_by(change)),
+            (known, change) => change.or(known),
+        };
+        let position = Position { version: event.version().clone(), openness, changes, mark, origin: Origin::Watch };
+        let closes = !position.is_open();
+        self.position = Some(position);
+        Noted { closes, is_late, is_beyond_bound: changes > MAX_CHANGES && self.lineage.is_none() }
+    }
+
+    /// From now on every version stays open until the next.
+    fn leave_open(&mut self, version: impl std::fmt::Display) {
+        if !std::mem::replace(&mut self.leaves_open, true) {
+            tracing::warn!(
+                %version,
+                "several changes at one version: from now on each is complete with the next version or the second bookmark"
+            );
+        }
     }
 
     /// The API has closed a watch, and everything in it has been handed out.
@@ -159,7 +267,8 @@ impl Known {
     /// Where a watch from this version begins, if the resource is there. That a list, or the close of a watch, was the last
     /// thing that happened is true once.
     pub(super) fn begin_watch(&mut self, from: &ResourceVersion) -> Option<Position> {
-        let position = self.position.as_mut().filter(|position| position.version == *from)?;
+        let position =
+            self.position.as_mut().filter(|position| position.version == *from || position.safe() == *from)?;
         let begun = position.clone();
         if matches!(position.origin, Origin::List | Origin::Closed) {
             position.origin = Origin::Watch;

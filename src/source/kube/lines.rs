@@ -28,6 +28,8 @@ pub(super) enum NoLine {
     Silent,
     /// The time for all of them is over; told by whoever sets one.
     Late,
+    /// What had to be replayed first has not been; reported by whoever waits for it.
+    NotReplayed,
     /// It is longer than [`MAX_LINE_BYTES`].
     TooLong,
 }

@@ -93,11 +93,7 @@ async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) ->
     if reading.version.is_empty() {
         metadata.resource_version.as_deref().unwrap_or_default().clone_into(&mut reading.version);
     }
-    let kind = kind.as_deref().unwrap_or_default();
-    let listed = ItemType {
-        kind: kind.strip_suffix("List").unwrap_or_default(),
-        api_version: api_version.as_deref().unwrap_or_default(),
-    };
+    let listed = ItemType::of_list(kind.as_deref(), api_version.as_deref());
     let reader = ItemReader::new(&shared.config, shared.known.lock().is_decimal());
     for item in items.unwrap_or_default() {
         let item = match reader.read_listed(item.get().as_bytes(), listed) {

@@ -45,7 +45,7 @@ use super::{
 };
 use crate::{
     cache::{Delta, List, ListVersion, SourceError, SourceHealth, Watch},
-    model::{Event, ResourceVersion},
+    model::{Event, EventType, Object, ResourceVersion},
     source::{problems::KeptProblems, watch_event::Said},
 };
 
@@ -107,7 +107,11 @@ struct Kept {
 #[derive(Serialize, Deserialize)]
 struct KeptMember {
     namespace: String,
+    /// All of it was received.
     version: String,
+    /// The version after it is known in part: its changes are the mark's.
+    #[serde(default)]
+    is_open: bool,
     mark: Option<KeptMark>,
 }
 
@@ -136,7 +140,6 @@ impl Namespaces {
         if self.whole.config.has_opaque_versions {
             return Err(not_decimal());
         }
-        self.whole.check_cluster().await?;
         let members: Vec<Member> = self.names().iter().map(|name| self.member(name)).collect();
         // No namespace goes back behind what was handed out of it.
         let highest = self.state.lock().merge.highest().cloned();
@@ -148,6 +151,8 @@ impl Namespaces {
         };
         for _ in 0..LIST_ATTEMPTS {
             let Some(readings) = read(&members, at).await? else { continue };
+            // Only now: it is of this list that the cluster has to be known.
+            self.whole.check_cluster().await?;
             return self.settle(members, readings, at, highest.as_ref());
         }
         let text = "the API does not list namespaces at one version (resourceVersionMatch=Exact): follow each of them as a \
@@ -253,14 +258,15 @@ impl Namespaces {
             return Err(format!("its proof is of version {version}, and it is at {at}"));
         }
         let (mut resumed, mut reached) = (Vec::new(), Vec::new());
-        for KeptMember { namespace, version, mark } in members {
+        for KeptMember { namespace, version, is_open, mark } in members {
             let version: ResourceVersion = version.parse().map_err(|error| unreadable(&error))?;
             let member = self.member(&namespace);
-            *member.shared.known.lock() = Known::resume(cluster.clone(), version.clone(), mark.and_then(Mark::resume));
+            let mark = mark.and_then(Mark::resume);
+            *member.shared.known.lock() = Known::resume(cluster.clone(), version.clone(), is_open, mark);
             resumed.push(member);
             reached.push(version);
         }
-        *self.whole.known.lock() = Known::resume(cluster, at.clone(), None);
+        *self.whole.known.lock() = Known::resume(cluster, at.clone(), false, None);
         let mut merge = Merge::new(0, at.clone());
         merge.begin(at.clone(), reached);
         *self.state.lock() = State { members: resumed, merge };
@@ -327,14 +333,15 @@ fn not_decimal() -> SourceError {
 impl Member {
     /// The version that was handed out completely; `None` when that is not known.
     fn reached(&self) -> Option<ResourceVersion> {
-        self.shared.known.lock().position().map(|position| position.version.clone())
+        self.shared.known.lock().position().map(Position::safe)
     }
 
     /// Opens its watch, for a resource that goes on from a merged version.
     async fn follow(self, merged: &ResourceVersion) -> Result<Followed, SourceError> {
         let position = self.shared.known.lock().position().cloned();
-        let is_ahead = |Position { version, mark, .. }: &Position| {
-            version > merged || mark.as_ref().is_some_and(|mark| mark.version() > merged)
+        let is_ahead = |position: &Position| {
+            let mark = position.mark().filter(|_| !position.is_open());
+            position.safe() > *merged || mark.is_some_and(|mark| mark.version() > merged)
         };
         let ahead = position.filter(|position| position.origin == Origin::EarlierStart && is_ahead(position));
         let live = match ahead {
@@ -347,7 +354,7 @@ impl Member {
     /// Opens the watch of a namespace that was ahead when an earlier start ended, at the merged version, which is that of the
     /// kept state.
     async fn open_behind(&self, merged: &ResourceVersion, position: Position) -> Result<Live, SourceError> {
-        let Position { version, mark, .. } = position;
+        let (mark, Position { version, .. }) = (position.mark(), position);
         self.shared.check_cluster().await?;
         if self.shared.head(&version, mark.as_ref()).await? != Head::HasMark {
             let text = format!("the namespace {} has nothing at {version} to be recognised by", self.namespace);
@@ -355,7 +362,7 @@ impl Member {
         }
         let live = watch::open(&self.shared, merged, None).await?;
         let mut known = self.shared.known.lock();
-        *known = Known::resume(known.cluster().map(str::to_owned), merged.clone(), None);
+        *known = Known::resume(known.cluster().map(str::to_owned), merged.clone(), false, None);
         drop(known);
         Ok(live)
     }
@@ -370,8 +377,8 @@ impl Member {
     fn keep(&self) -> Option<KeptMember> {
         let known = self.shared.known.lock();
         let position = known.position()?;
-        let (version, mark) = (position.version.to_string(), position.mark.as_ref().map(Mark::keep));
-        Some(KeptMember { namespace: self.namespace.clone(), version, mark })
+        let (is_open, mark) = (position.is_open(), position.mark().as_ref().map(Mark::keep));
+        Some(KeptMember { namespace: self.namespace.clone(), version: position.safe().to_string(), is_open, mark })
     }
 
     /// Returns a version up to which nothing has happened after this one, if the API tells.
@@ -389,12 +396,23 @@ impl Member {
         let mut live = Live::open_for(&self.shared, &query, PROBE_TIME).await.ok()?;
         loop {
             let received = live.line().await.ok()??;
-            let Said::Bookmark(object) = live.decode(&received).ok()? else { return None };
-            let version: ResourceVersion = Bookmark::read(object).ok()?.version.parse().ok()?;
-            if version > *from {
-                return Some(version);
+            match live.decode(&received).ok()? {
+                Said::Bookmark(object) => {
+                    let version: ResourceVersion = Bookmark::read(object).ok()?.version.parse().ok()?;
+                    if version > *from {
+                        return Some(version);
+                    }
+                }
+                // Of a version that is open what is known comes again.
+                Said::Change(EventType::Deleted, item) if self.has_deleted(&item.object) => {}
+                _ => return None,
             }
         }
+    }
+
+    fn has_deleted(&self, last: &Object) -> bool {
+        let mark = self.shared.known.lock().position().and_then(Position::mark);
+        mark.is_some_and(|mark| mark.has_deletion(last))
     }
 }
 
@@ -452,8 +470,10 @@ impl Merged {
                 Some((at, quiet)) = self.probes.next() => {
                     self.probed.retain(|probed| *probed != at);
                     if let Some(version) = quiet {
-                        self.members[at].shared.known.lock().note_event(&Event::Bookmark(version.clone()));
-                        self.state.lock().merge.note_quiet(at, version);
+                        self.members[at].shared.known.lock().note_event(&Event::Bookmark(version), false);
+                        if let Some(reached) = self.members[at].reached() {
+                            self.state.lock().merge.note_quiet(at, reached);
+                        }
                     }
                 }
                 () = demand.wanted(), if has_room && !demand.is_wanted() => {}

@@ -38,6 +38,14 @@ pub(super) struct ItemType<'a> {
     pub(super) kind: &'a str,
 }
 
+impl<'a> ItemType<'a> {
+    /// Returns the type of the items of a list of this type.
+    pub(super) fn of_list(kind: Option<&'a str>, api_version: Option<&'a str>) -> Self {
+        let kind = kind.and_then(|kind| kind.strip_suffix("List")).unwrap_or_default();
+        Self { kind, api_version: api_version.unwrap_or_default() }
+    }
+}
+
 /// What the object of a bookmark says.
 #[derive(Debug, Default)]
 pub(super) struct Bookmark {

@@ -5,9 +5,14 @@
 //! change that is known has to be told again, and nothing between it and that version: a watch begins just before it. API
 //! servers keep the last changes of each resource for as long as they run, and one that has begun after the change says that
 //! it is too old; then the resource is listed, and the cache compares the list with what it holds.
+//!
+//! Many objects can be deleted at one version: those of an expired lease. The API replays them in any order. All of them that
+//! are known have to be replayed; while their version is open there may be further ones.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
+use ring::digest::SHA256;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -15,13 +20,27 @@ use crate::{
     model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
 };
 
-/// The last change of a resource that is known, to be recognised.
+/// The last change of a resource that is known, and the others at its version, to be recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mark {
     object: Arc<Object>,
     is_deleted: bool,
+    /// Of the bytes of an object that an earlier start has read.
+    digest: Option<String>,
     /// It is the newest of a list. What was deleted between it and the list is not known.
     is_listed: bool,
+    /// The other known changes at its version.
+    others: BTreeSet<MarkedChange>,
+    /// There may be changes at its version that are not known.
+    has_more: bool,
+}
+
+/// A change, as far as it is recognised.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct MarkedChange {
+    key: ObjectKey,
+    uid: String,
+    is_deleted: bool,
 }
 
 /// A mark, for a later start: its numbers and names only.
@@ -33,18 +52,28 @@ pub(super) struct KeptMark {
     uid: String,
     is_deleted: bool,
     is_listed: bool,
+    #[serde(default)]
+    digest: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    others: Vec<KeptChange>,
+    #[serde(default)]
+    has_more: bool,
 }
+
+/// Namespace, name, uid, and whether it was deleted.
+type KeptChange = (String, String, String, bool);
 
 /// A watch that begins before the version that is known, until it is beyond it.
 #[derive(Debug)]
 pub(super) struct Recognition {
     mark: Mark,
     known: ResourceVersion,
-    is_told: bool,
+    /// The known changes that have not been replayed yet.
+    missing: BTreeSet<MarkedChange>,
 }
 
 /// What an event of such a watch is.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It was told to the earlier start.
     Old,
@@ -52,7 +81,12 @@ pub(super) enum Verdict {
     Recognised,
     /// It has not been told, and neither has what follows.
     New,
+    /// It is of the version that is open; the next event may be an old one.
+    Further,
 }
+
+/// Changes of one version that are kept to be recognised; of more of them the rest is taken as it is replayed.
+const MAX_MARKED: usize = 4096;
 
 // === impl Mark ===
 
@@ -64,13 +98,52 @@ impl Mark {
             Event::Deleted(object) => (object, true),
             Event::Bookmark(_) => return None,
         };
-        Some(Self { object: Arc::clone(object), is_deleted, is_listed: false })
+        Some(Self::new(Arc::clone(object), is_deleted, false))
     }
 
     /// Of a list; none of an empty one.
     pub(super) fn of_list(objects: &[Arc<Object>]) -> Option<Self> {
         let newest = objects.iter().max_by_key(|object| object.version().number())?;
-        Some(Self { object: Arc::clone(newest), is_deleted: false, is_listed: true })
+        let at_newest = objects.iter().filter(|object| object.version() == newest.version());
+        let mark = Self::new(Arc::clone(newest), false, false);
+        let mark = at_newest.fold(mark, |mark, object| mark.followed_by(Self::new(Arc::clone(object), false, false)));
+        Some(Self { is_listed: true, ..mark })
+    }
+
+    fn new(object: Arc<Object>, is_deleted: bool, is_listed: bool) -> Self {
+        Self { object, is_deleted, digest: None, is_listed, others: BTreeSet::new(), has_more: false }
+    }
+
+    /// Returns the mark after a later change, which it is part of if that is at the same version.
+    pub(super) fn followed_by(mut self, change: Self) -> Self {
+        if self.is_listed || self.object.version() != change.object.version() {
+            return change;
+        }
+        let change = change.marked();
+        if change != self.marked() && !self.others.contains(&change) {
+            if self.others.len() < MAX_MARKED {
+                self.others.insert(change);
+            } else {
+                self.has_more = true;
+            }
+        }
+        self
+    }
+
+    /// Returns the mark as it is while more may come at its version.
+    pub(super) fn open(self) -> Self {
+        Self { has_more: true, ..self }
+    }
+
+    /// Returns whether the deletion of an object is among the known changes.
+    pub(super) fn has_deletion(&self, last: &Object) -> bool {
+        let deletion = MarkedChange { key: last.key().clone(), uid: last.uid().to_owned(), is_deleted: true };
+        self.version() == last.version() && (self.marked() == deletion || self.others.contains(&deletion))
+    }
+
+    fn marked(&self) -> MarkedChange {
+        let Self { object, is_deleted, .. } = self;
+        MarkedChange { key: object.key().clone(), uid: object.uid().to_owned(), is_deleted: *is_deleted }
     }
 
     /// The version to watch from, so that the change is told first; `None` if there is none before it.
@@ -98,8 +171,11 @@ impl Mark {
     }
 
     pub(super) fn keep(&self) -> KeptMark {
-        let Self { object, is_deleted, is_listed } = self;
+        let Self { object, is_deleted, digest, is_listed, others, has_more } = self;
         let key = object.key();
+        let kept = |MarkedChange { key, uid, is_deleted }: &MarkedChange| {
+            (key.namespace().to_owned(), key.name().to_owned(), uid.clone(), *is_deleted)
+        };
         KeptMark {
             version: object.version().to_string(),
             namespace: key.namespace().to_owned(),
@@ -107,21 +183,32 @@ impl Mark {
             uid: object.uid().to_owned(),
             is_deleted: *is_deleted,
             is_listed: *is_listed,
+            digest: digest.clone().or_else(|| Some(digest_of(object))),
+            others: others.iter().map(kept).collect(),
+            has_more: *has_more,
         }
     }
 
     /// What was kept, as far as it has to be recognised; `None` if it is none.
     pub(super) fn resume(kept: KeptMark) -> Option<Self> {
-        let KeptMark { version, namespace, name, uid, is_deleted, is_listed } = kept;
+        let KeptMark { version, namespace, name, uid, is_deleted, is_listed, digest, others, has_more } = kept;
+        let other = |(namespace, name, uid, is_deleted): KeptChange| {
+            Some(MarkedChange { key: ObjectKey::new(&namespace, &name).ok()?, uid, is_deleted })
+        };
+        let others = others.into_iter().map(other).collect::<Option<_>>()?;
         let (key, version) = (ObjectKey::new(&namespace, &name).ok()?, version.parse().ok()?);
         let object = Object::new(ObjectParts { uid, ..ObjectParts::bare(key, version) });
-        Some(Self { object: Arc::new(object), is_deleted, is_listed })
+        // Of older state files, which have none, nothing is compared.
+        let digest = digest.or_else(|| Some(String::new()));
+        Some(Self { object: Arc::new(object), is_deleted, digest, is_listed, others, has_more })
     }
 
-    /// Not by their bytes, which API servers of two versions write differently.
-    fn is(&self, other: &Self) -> bool {
-        let parts = |mark: &Self| (mark.object.version().clone(), mark.object.uid().to_owned(), mark.is_deleted);
-        self.object.key() == other.object.key() && parts(self) == parts(other)
+    /// Returns whether an object has the bytes of the last known change.
+    pub(super) fn is_written_as(&self, object: &Object) -> bool {
+        match &self.digest {
+            None => self.object.body() == object.body(),
+            Some(digest) => digest.is_empty() || *digest == digest_of(object),
+        }
     }
 }
 
@@ -130,12 +217,13 @@ impl Mark {
 impl Recognition {
     /// The mark of the history that is known up to a version.
     pub(super) fn new(mark: Mark, known: ResourceVersion) -> Self {
-        Self { mark, known, is_told: false }
+        let missing = [mark.marked()].into_iter().chain(mark.others.iter().cloned()).collect();
+        Self { mark, known, missing }
     }
 
-    /// Returns whether the last known change has been replayed.
+    /// Returns whether the last known changes have been replayed.
     pub(super) fn is_recognised(&self) -> bool {
-        self.is_told
+        self.missing.is_empty()
     }
 
     /// What the next event is.
@@ -145,15 +233,37 @@ impl Recognition {
     /// [`SourceError::HistoryChanged`] when it cannot be of the history that is known, [`SourceError::Expired`] when that
     /// cannot be told.
     pub(super) fn judge(&mut self, event: &Event) -> Result<Verdict, SourceError> {
-        let Self { mark, known, is_told } = self;
+        let Self { mark, known, missing } = self;
         let marked = mark.object.version();
-        match Mark::of_event(event) {
-            Some(told) if !*is_told && mark.is(&told) => {
-                *is_told = true;
-                Ok(Verdict::Recognised)
+        let told = Mark::of_event(event);
+        if let Some(told) = told.as_ref().filter(|told| told.object.version() == marked) {
+            let change = told.marked();
+            // Whoever goes on from before an open version may lack what is known of it.
+            let at_open = mark.has_more && known == marked;
+            if missing.remove(&change) {
+                // API servers of two versions write it differently, and so may a history that was restored.
+                if change == mark.marked() && !mark.is_deleted && !mark.is_written_as(&told.object) {
+                    return Err(SourceError::Expired(format!("{} has other bytes at {marked}", mark.object.key())));
+                }
+                return Ok(if at_open { Verdict::Further } else { Verdict::Recognised });
             }
-            None if !*is_told && event.version() < marked => Ok(Verdict::Old),
-            _ if !*is_told => Err(SourceError::HistoryChanged(format!(
+            if change == mark.marked() || mark.others.contains(&change) {
+                return Ok(Verdict::Old);
+            }
+            // An API that makes several changes at one version makes deletions, unless it is known to break that rule.
+            let is_alike = told.is_deleted || !mark.is_deleted || mark.others.iter().any(|other| !other.is_deleted);
+            if mark.has_more && is_alike {
+                // At a version that is not the last nothing can be emitted any more.
+                return Ok(if at_open { Verdict::Further } else { Verdict::Old });
+            }
+        }
+        // The API may send a bookmark between two changes of a version.
+        let has_begun = missing.len() <= mark.others.len();
+        match told {
+            None if !missing.is_empty() && (event.version() < marked || event.version() == marked && has_begun) => {
+                Ok(Verdict::Old)
+            }
+            _ if !missing.is_empty() => Err(SourceError::HistoryChanged(format!(
                 "{} was changed last at {marked}, and that is not told again",
                 mark.object.key()
             ))),
@@ -172,6 +282,10 @@ impl Recognition {
     }
 }
 
+fn digest_of(object: &Object) -> String {
+    BASE64_STANDARD.encode(ring::digest::digest(&SHA256, object.body()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,6 +298,9 @@ mod tests {
             uid: uid.into(),
             is_deleted: false,
             is_listed: false,
+            digest: None,
+            others: Vec::new(),
+            has_more: false,
         };
         Mark::resume(kept).unwrap().object
     }
@@ -194,7 +311,7 @@ mod tests {
 
     /// Known up to 9, and changed last at 5.
     fn recognition(is_deleted: bool, is_listed: bool) -> Recognition {
-        let mark = Mark { object: object("a", "u", 5), is_deleted, is_listed };
+        let mark = Mark::new(object("a", "u", 5), is_deleted, is_listed);
         let mark = Mark::resume(serde_json::from_str(&serde_json::to_string(&mark.keep()).unwrap()).unwrap()).unwrap();
         assert_eq!(mark.before(), Some(ResourceVersion::decimal(4)));
         Recognition::new(mark, ResourceVersion::decimal(9))
@@ -251,5 +368,90 @@ mod tests {
         let mark = Mark::of_list(&[object("a", "u", 5), object("b", "u", 7), object("c", "u", 6)]).unwrap();
         assert_eq!((mark.before(), mark.is_listed), (Some(ResourceVersion::decimal(6)), true));
         assert_eq!(Mark::of_list(&[object("a", "u", 1)]).unwrap().before(), None);
+    }
+
+    /// By an API server of another version, or in a restored history.
+    #[test]
+    fn other_bytes_at_the_same_version_are_listed() {
+        let written = |body: &str| {
+            let body =
+                format!(r#"{{"metadata":{{"namespace":"n","name":"a","uid":"u","resourceVersion":"5"}},"v":{body}}}"#);
+            let version = |text: &str| text.parse();
+            Arc::new(Object::from_json_versioned(bytes::Bytes::from(body), version).unwrap())
+        };
+        let mark = Mark::of_event(&Event::Modified(written("1"))).unwrap();
+        let kept = serde_json::from_str(&serde_json::to_string(&mark.keep()).unwrap()).unwrap();
+        for mark in [mark, Mark::resume(kept).unwrap()] {
+            let judged = |body| {
+                let event = Event::Added(written(body));
+                Recognition::new(mark.clone(), ResourceVersion::decimal(9)).judge(&event)
+            };
+            assert_eq!(judged("1"), Ok(Verdict::Recognised));
+            assert!(matches!(judged("2"), Err(SourceError::Expired(_))));
+        }
+    }
+
+    fn deleted(name: &str, version: u128) -> Event {
+        Event::Deleted(object(name, "u", version))
+    }
+
+    /// The deletions of `a`, `b` and `c` at 5, in a mark that was kept.
+    fn expired() -> Mark {
+        let marks = ["a", "b", "c", "b"].map(|name| Mark::of_event(&deleted(name, 5)).unwrap());
+        let mark = marks.into_iter().reduce(Mark::followed_by).unwrap();
+        Mark::resume(serde_json::from_str(&serde_json::to_string(&mark.keep()).unwrap()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn all_known_changes_of_a_version_are_replayed_in_any_order() {
+        for (mark, known, verdict) in [
+            (expired(), 5, Verdict::Recognised),
+            (expired().open(), 5, Verdict::Further),
+            (expired(), 9, Verdict::Recognised),
+        ] {
+            let mut recognition = Recognition::new(mark, ResourceVersion::decimal(known));
+            assert_eq!(recognition.judge(&bookmark(4)), Ok(Verdict::Old));
+            for name in ["c", "a", "b"] {
+                assert!(!recognition.is_recognised());
+                assert_eq!(recognition.judge(&deleted(name, 5)), Ok(verdict), "{name}");
+                assert_eq!(recognition.judge(&deleted(name, 5)), Ok(Verdict::Old), "{name} again");
+            }
+            assert!(recognition.is_recognised());
+            assert_eq!(recognition.judge(&bookmark(known)), Ok(Verdict::New));
+            assert_eq!(recognition.judge(&deleted("d", known + 1)), Ok(Verdict::New));
+        }
+    }
+
+    #[test]
+    fn one_that_is_missing_is_another_history_and_a_bookmark_between_them_is_none() {
+        for last in [deleted("d", 6), bookmark(6)] {
+            let mut recognition = Recognition::new(expired().open(), ResourceVersion::decimal(5));
+            assert_eq!(recognition.judge(&deleted("b", 5)), Ok(Verdict::Further));
+            assert_eq!(recognition.judge(&bookmark(5)), Ok(Verdict::Old));
+            assert_eq!(recognition.judge(&deleted("c", 5)), Ok(Verdict::Further));
+            let judged = recognition.judge(&last);
+            assert!(matches!(judged, Err(SourceError::HistoryChanged(_))), "a is missing: {judged:?}");
+        }
+    }
+
+    #[test]
+    fn a_further_one_is_new_while_the_version_is_open() {
+        let judged =
+            |mark: Mark, known: u128| Recognition::new(mark, ResourceVersion::decimal(known)).judge(&deleted("d", 5));
+        assert_eq!(judged(expired().open(), 5), Ok(Verdict::Further));
+        let written = Event::Modified(object("d", "u", 5));
+        let judged_written = Recognition::new(expired().open(), ResourceVersion::decimal(5)).judge(&written);
+        assert!(matches!(judged_written, Err(SourceError::HistoryChanged(_))), "a write is alone at its version");
+        assert_eq!(judged(expired().open(), 9), Ok(Verdict::Old), "a bookmark at 9 came after it");
+        assert!(matches!(judged(expired(), 5), Err(SourceError::HistoryChanged(_))));
+        let later = expired().followed_by(Mark::of_event(&deleted("a", 6)).unwrap());
+        assert_eq!((later.others.len(), later.before()), (0, Some(ResourceVersion::decimal(5))));
+    }
+
+    #[test]
+    fn of_more_changes_than_are_marked_the_rest_is_not_missed() {
+        let marks = (0..MAX_MARKED + 3).map(|n| Mark::of_event(&deleted(&format!("o{n}"), 5)).unwrap());
+        let mark = marks.reduce(Mark::followed_by).unwrap();
+        assert_eq!((mark.others.len(), mark.has_more), (MAX_MARKED, true));
     }
 }

@@ -84,7 +84,11 @@ struct NamespaceMetadata {
 #[derive(Serialize, Deserialize)]
 struct Kept {
     cluster: Option<String>,
+    /// Safe to resume from.
     version: String,
+    /// The version after it is known in part: its changes are the mark's.
+    #[serde(default)]
+    is_open: bool,
     mark: Option<KeptMark>,
     problems: KeptProblems,
 }
@@ -155,7 +159,6 @@ impl ListerWatcher for KubeSource {
         }
         let shared = &self.shared;
         *self.opened.lock() = None;
-        shared.check_cluster().await?;
         let (reading, live) = match self.read(&at).await {
             Err(Stop::NotDecimal) if shared.known.lock().is_decimal() => {
                 tracing::warn!("the API's versions are not decimals: they are counted here, anew at each start");
@@ -165,6 +168,8 @@ impl ListerWatcher for KubeSource {
             read => read,
         }
         .map_err(Stop::into_error)?;
+        // Only now: it is of this list that the cluster has to be known.
+        shared.check_cluster().await?;
         let list = shared.settle(reading, &at)?;
         *self.opened.lock() = live.map(|live| (list.version.clone(), live));
         Ok(list)
@@ -217,14 +222,14 @@ impl WarmStart for KubeSource {
         if let Some(namespaces) = &self.namespaces {
             return namespaces.proof();
         }
-        let (cluster, Position { version, mark, .. }) = {
+        let (cluster, position) = {
             let known = self.shared.known.lock();
             (known.cluster().map(str::to_owned), known.position()?.clone())
         };
         // What is counted here counts anew at each start.
-        let version = version.lineage().is_none().then(|| version.to_string())?;
-        let mark = mark.as_ref().map(Mark::keep);
-        let kept = Kept { cluster, version, mark, problems: self.shared.problems.keep() };
+        let version = position.version.lineage().is_none().then(|| position.safe().to_string())?;
+        let (is_open, mark) = (position.is_open(), position.mark().as_ref().map(Mark::keep));
+        let kept = Kept { cluster, version, is_open, mark, problems: self.shared.problems.keep() };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -233,11 +238,11 @@ impl WarmStart for KubeSource {
             return namespaces.resume(at, proof);
         }
         let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
-        let Kept { cluster, version, mark, problems } = kept;
+        let Kept { cluster, version, is_open, mark, problems } = kept;
         if version != at.to_string() {
             return Err(format!("its proof is of version {version}, and it is at {at}"));
         }
-        *self.shared.known.lock() = Known::resume(cluster, at.clone(), mark.and_then(Mark::resume));
+        *self.shared.known.lock() = Known::resume(cluster, at.clone(), is_open, mark.and_then(Mark::resume));
         self.shared.problems.resume(problems);
         Ok(())
     }
@@ -305,27 +310,29 @@ impl Shared {
         from: &ResourceVersion,
         position: Option<Position>,
     ) -> Result<Live, SourceError> {
-        let Some(Position { mark, origin, .. }) = position else { return watch::open(self, from, None).await };
+        let Some(position) = position else { return watch::open(self, from, None).await };
+        let (from, mark, Position { version, origin, .. }) = (position.safe(), position.mark(), position);
         if origin == Origin::List {
-            return watch::open(self, from, None).await;
+            return watch::open(self, &from, None).await;
         }
         self.check_cluster().await?;
         // Versions that are counted here cannot be compared.
-        let head = if from.lineage().is_some() { Head::Unknown } else { self.head(from, mark.as_ref()).await? };
+        let is_counted = version.lineage().is_some();
+        let head = if is_counted { Head::Unknown } else { self.head(&version, mark.as_ref()).await? };
         let is_known = match (origin, &mark) {
             (Origin::Closed, _) => true,
-            _ if from.lineage().is_some() => true,
+            _ if is_counted => true,
             (Origin::Watch, None) => head == Head::Empty,
-            (Origin::Watch, Some(mark)) => head == Head::HasMark && mark.version() == from,
+            (Origin::Watch, Some(mark)) => head == Head::HasMark && *mark.version() == version,
             _ => false,
         };
         if is_known {
-            return watch::open(self, from, None).await;
+            return watch::open(self, &from, None).await;
         }
         let Some((mark, before)) = mark.and_then(|mark| mark.before().map(|before| (mark, before))) else {
-            return Err(SourceError::Expired(format!("{from} has nothing before it to be recognised by")));
+            return Err(SourceError::Expired(format!("{version} has nothing before it to be recognised by")));
         };
-        watch::open(self, &before, Some(Recognition::new(mark, from.clone()))).await
+        watch::open(self, &before, Some(Recognition::new(mark, version))).await
     }
 
     /// Whose API it is, as far as we may know.

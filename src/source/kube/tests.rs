@@ -6,6 +6,7 @@ mod faults;
 mod lists;
 mod metadata;
 mod namespaces;
+mod open;
 mod play;
 mod rewind;
 mod told;

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     client::Watchdog,
+    known::Noted,
     lines::{Lines, NoLine},
     object::{Bookmark, Item, ItemReader},
     proof::{Recognition, Verdict},
@@ -110,8 +111,12 @@ impl Live {
                 }
                 return Ok(None);
             };
+            let mut is_deletion = false;
             let event = match self.decode(&line).map_err(Stop::into_error)? {
-                Said::Change(event_type, item) => self.change(event_type, item)?,
+                Said::Change(event_type, item) => {
+                    is_deletion = event_type == EventType::Deleted;
+                    self.change(event_type, item)?
+                }
                 Said::Bookmark(object) => {
                     let bookmark = Bookmark::read(object).map_err(|error| self.unreadable(&error))?;
                     let version = self.shared.known.lock().state(&bookmark.version);
@@ -120,8 +125,17 @@ impl Live {
                 Said::Failure(status) => return Err(self.shared.api.told(status)),
             };
             if self.is_new(&event)? {
-                self.shared.known.lock().note_event(&event);
-                return Ok(Some(Delta::event(event)));
+                let Noted { closes, is_late, is_beyond_bound } =
+                    self.shared.known.lock().note_event(&event, is_deletion);
+                if is_late {
+                    self.shared.health.count_late_change();
+                }
+                if is_beyond_bound {
+                    tracing::warn!(version = %event.version(), "versions are counted here: too many changes at one");
+                    self.shared.known.lock().begin_lineage();
+                    return Err(SourceError::Expired(format!("too many changes at version {}", event.version())));
+                }
+                return Ok(Some(Delta::Changes { events: [event].into_iter().collect(), closes }));
             }
         }
     }
@@ -135,6 +149,7 @@ impl Live {
                 self.shared.health.alive();
                 Ok(false)
             }
+            Ok(Verdict::Further) => Ok(true),
             Ok(Verdict::New) => {
                 self.recognition = None;
                 Ok(true)
@@ -170,6 +185,14 @@ impl Live {
 
     /// The next line. That nothing comes when the watch is opened shows that the upstream is alive, unless a line has begun.
     async fn first_or_next_line(&mut self) -> Result<Option<Bytes>, NoLine> {
+        if self.recognition.as_ref().is_some_and(|recognition| !recognition.is_recognised()) {
+            // The API replays what it has at once. One without bookmarks would be silent for ever if it has nothing.
+            return match timeout(self.shared.config.contact_timeout, self.line()).await {
+                Ok(line) => line,
+                Err(_) if self.lines.is_between_lines() => Err(NoLine::NotReplayed),
+                Err(_) => self.line().await,
+            };
+        }
         if self.is_opening {
             let line = timeout(OPENING.min(self.shared.config.contact_timeout / 2), self.line()).await;
             self.is_opening = false;
@@ -209,6 +232,7 @@ impl Live {
             NoLine::Broken(why) => SourceError::Broken(why),
             NoLine::Late => SourceError::Broken("the API did not close the watch in time".to_owned()),
             NoLine::Silent => SourceError::Broken("nothing has come in time".to_owned()),
+            NoLine::NotReplayed => SourceError::Expired("the last known change is not replayed in time".to_owned()),
             NoLine::TooLong => SourceError::Undecodable("an event without end".to_owned()),
         }
     }

@@ -28,6 +28,8 @@ pub(in crate::source) struct Rig {
     /// Key to uid and value.
     pub(in crate::source) state: BTreeMap<String, (String, String)>,
     pub(in crate::source) version: u128,
+    /// The last version that is complete.
+    pub(in crate::source) safe: u128,
     pub(in crate::source) rewinds: usize,
 }
 
@@ -65,7 +67,7 @@ impl Rig {
         let task = tokio::spawn(reflector.run());
         let version = kept.map_or(0, |kept| kept.version);
         let objects = kept.map(|kept| kept.state.clone()).unwrap_or_default();
-        Self { fifo, health, stats, task, value, state: objects, version, rewinds: 0 }
+        Self { fifo, health, stats, task, value, state: objects, version, safe: version, rewinds: 0 }
     }
 
     /// What has come of it so far, and its proof.
@@ -77,11 +79,11 @@ impl Rig {
             let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
             match popped.unwrap().remove(0) {
                 Delta::Checkpoint(proof) => break proof,
-                delta => self.version = delta.version().unwrap().number(),
+                delta => self.advance(delta.version().unwrap().number(), delta.closes()),
             }
         };
         taking.abort();
-        Kept { proof, version: self.version, state: self.state.clone() }
+        Kept { proof, version: self.safe, state: self.state.clone() }
     }
 
     /// The next delta, folded, in short: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`, `7 ahead +a=1@9`.
@@ -89,19 +91,20 @@ impl Rig {
         let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("something in time");
         let delta = popped.unwrap().remove(0);
         let version = delta.version().map_or(self.version, ResourceVersion::number);
+        let closes = delta.closes();
         let text = match delta {
             Delta::Replace(list) => {
                 // As the informer takes it.
                 if version < self.version {
                     self.rewinds += 1;
-                    self.version = 0;
+                    (self.version, self.safe) = (0, 0);
                 }
                 self.replace(&list);
                 format!("list {version}")
             }
             Delta::Rewind(list) => {
                 self.rewinds += 1;
-                self.version = 0;
+                (self.version, self.safe) = (0, 0);
                 self.replace(&list);
                 format!("rewind {version}")
             }
@@ -119,9 +122,19 @@ impl Rig {
             }
         };
         assert!(version >= self.version, "{text} after {}", self.version);
-        assert!(version > self.version || !text.contains(['+', '~', '-', '!']), "{text} is told again");
-        self.version = version;
+        let is_complete = version <= self.safe && self.health.late_changes() == 0;
+        assert!(!is_complete || !text.contains(['+', '~', '-', '!']), "{text} is told again");
+        self.advance(version, closes);
         text
+    }
+
+    fn advance(&mut self, version: u128, closes: bool) {
+        match closes {
+            true => self.safe = version,
+            false if version > self.version => self.safe = version - 1,
+            false => {}
+        }
+        self.version = version;
     }
 
     /// What comes next but for bookmarks.

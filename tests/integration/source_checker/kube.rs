@@ -115,19 +115,16 @@ const STALE_AFTER: Duration = Duration::from_secs(15);
 impl Kube {
     /// A new API server process answers: what is open is cut, and its watch cache begins at the present version.
     async fn restart(&mut self) {
-        self.api.set(|state| {
-            state.generation += 1;
-            state.cache_start = state.world.version;
-            state.lagging_at = None;
-        });
+        self.api.set(State::restart);
         self.proxy.begin(NetworkFault::Cut).await;
     }
 
     async fn restore(&mut self, restore: &Restore) {
         let Restore { back, ahead, elsewhere, has_another_uid } = *restore;
-        self.api.set(|state| state.world.restore(state.world.version.saturating_sub(back).max(1)));
-        self.restart().await;
+        // In one step: nobody sees half of it.
         self.api.set(|state| {
+            state.world.restore(state.world.version.saturating_sub(back).max(1));
+            state.restart();
             state.compacted = state.world.version;
             if let Some(uid) = state.cluster.as_mut().filter(|_| has_another_uid) {
                 *uid += "x";
@@ -138,6 +135,7 @@ impl Kube {
             state.world.version += elsewhere;
         });
         self.rewrites += 1;
+        self.proxy.begin(NetworkFault::Cut).await;
     }
 
     fn write_token(&self) {
@@ -194,7 +192,6 @@ impl Upstream for Kube {
 
     const IS_PAUSED: bool = true;
     const NOT_YET: &'static [(&'static str, &'static str)] = &[
-        ("several deletions at one version", "a client that resumes after the first keeps the others"),
         (
             "only the selector is allowed",
             "open: history 9 of seed 1 ends with a fault that does not heal; the cause is not known",

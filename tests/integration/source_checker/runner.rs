@@ -25,13 +25,16 @@ const SHRINKING: Duration = Duration::from_secs(20);
 const MANY: u64 = 100;
 
 /// Runs as many histories as `INFORMERD_SOURCE_CHECKER_CASES` says, or `cases`; always the same, or those of
-/// `INFORMERD_CHECKER_SEED`. With `INFORMERD_SOURCE_CHECKER_CASE` only that one. With `INFORMERD_SOURCE_CHECKER_SURVEY` it
+/// `INFORMERD_CHECKER_SEED`. With `INFORMERD_SOURCE_CHECKER_CASE` only that one, with its log. With `INFORMERD_SOURCE_CHECKER_SURVEY` it
 /// does not stop at the first violation, and prints a line for each.
 #[allow(clippy::print_stdout, reason = "the figures of a test")]
 pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
     let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(cases);
     let seed = setting("INFORMERD_CHECKER_SEED").unwrap_or(1);
     let only = setting("INFORMERD_SOURCE_CHECKER_CASE");
+    if only.is_some() {
+        tracing_subscriber::fmt().with_test_writer().try_init().ok();
+    }
     let is_survey = setting("INFORMERD_SOURCE_CHECKER_SURVEY").is_some();
     let (began, totals) = (Instant::now(), Mutex::new(Totals::default()));
     let (next, last) = only.map_or((0, cases), |only| (only, only + 1));

@@ -25,6 +25,8 @@ pub(super) struct Merge {
     reached: Vec<ResourceVersion>,
     /// Handed out.
     version: ResourceVersion,
+    /// Of an event that was handed out or a bookmark; it may be open.
+    highest: ResourceVersion,
     ahead: Ahead,
 }
 
@@ -45,12 +47,16 @@ const MAX_AHEAD_BYTES: usize = 16 << 20;
 impl Merge {
     /// Members at the version of a list.
     pub(super) fn new(members: usize, version: ResourceVersion) -> Self {
-        Self { reached: vec![version.clone(); members], version, ahead: Ahead::default() }
+        let (reached, highest) = (vec![version.clone(); members], version.clone());
+        Self { reached, version, highest, ahead: Ahead::default() }
     }
 
     /// Goes on from a version with members that have reached these.
     pub(super) fn begin(&mut self, version: ResourceVersion, reached: Vec<ResourceVersion>) {
         (self.version, self.reached) = (version, reached);
+        for at in 0..self.reached.len() {
+            self.note_highest(&self.reached[at].clone());
+        }
     }
 
     /// The merged version, as it was handed out.
@@ -66,6 +72,7 @@ impl Merge {
     pub(super) fn take(&mut self, member: usize, delta: Delta) -> Result<Option<Delta>, SourceError> {
         let Delta::Changes { mut events, closes } = delta else { return Ok(Some(delta)) };
         let Some(version) = events.last().map(|last| last.version().clone()) else { return Ok(None) };
+        self.note_highest(&version);
         let reached = if closes { version.clone() } else { version.previous() };
         if reached > self.reached[member] {
             self.reached[member] = reached;
@@ -92,8 +99,15 @@ impl Merge {
 
     /// Takes note that nothing has happened to a member up to a version.
     pub(super) fn note_quiet(&mut self, member: usize, version: ResourceVersion) {
+        self.note_highest(&version);
         if version > self.reached[member] {
             self.reached[member] = version;
+        }
+    }
+
+    fn note_highest(&mut self, version: &ResourceVersion) {
+        if *version > self.highest {
+            self.highest.clone_from(version);
         }
     }
 
@@ -114,15 +128,15 @@ impl Merge {
 
     /// The members that others are ahead of, the furthest behind first, with the version that they have reached.
     pub(super) fn behind(&self) -> Vec<(usize, ResourceVersion)> {
-        let Some(highest) = self.highest() else { return Vec::new() };
-        let mut behind: Vec<_> = self.reached.iter().cloned().enumerate().filter(|(_, at)| at < highest).collect();
+        let is_behind = |(_, at): &(usize, ResourceVersion)| *at < self.highest;
+        let mut behind: Vec<_> = self.reached.iter().cloned().enumerate().filter(is_behind).collect();
         behind.sort_by_key(|(_, at)| at.number());
         behind
     }
 
-    /// The highest version that a member has reached.
+    /// The highest version of what a member has received; `None` without members.
     pub(super) fn highest(&self) -> Option<&ResourceVersion> {
-        self.reached.iter().max_by_key(|at| at.number())
+        Some(&self.highest).filter(|_| !self.reached.is_empty())
     }
 
     fn lowest(&self) -> &ResourceVersion {

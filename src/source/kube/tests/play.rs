@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     convert::Infallible,
+    fmt::Display,
     net::SocketAddr,
     sync::Arc,
 };
@@ -71,6 +72,8 @@ pub(super) enum Fault {
     Tell(Vec<String>),
     /// A watch, but without its initial events.
     Ignore,
+    /// A watch of so many of the events that have happened, which is silent then.
+    Hold(usize),
     /// A success of any content.
     Answer(String),
     /// Something happens, and then what is asked for.
@@ -157,6 +160,18 @@ impl Play {
         self.head.send_replace(revision);
     }
 
+    /// Deletes all of them at one version, as when a lease expires.
+    pub(super) fn expire(&self, keys: &[&str]) {
+        let revision = self.set(|store| {
+            store.revision += 1;
+            let revision = store.revision;
+            let deleted = |key: &&str| Change { revision, key: (*key).to_owned(), state: None };
+            store.history.extend(keys.iter().map(deleted));
+            revision
+        });
+        self.head.send_replace(revision);
+    }
+
     pub(super) fn set<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         change(&mut self.store.lock())
     }
@@ -175,6 +190,13 @@ impl Play {
 
     pub(super) fn revision(&self) -> u64 {
         self.store.lock().revision
+    }
+
+    /// An event of an object as it is now.
+    pub(super) fn line(&self, event_type: &str, key: &str) -> String {
+        let store = self.store.lock();
+        let change = &store.state_of(store.revision)[key];
+        event(event_type, &typed(&store.object(key, change)))
     }
 
     /// Key to uid and value.
@@ -258,6 +280,14 @@ impl Play {
             Some(Fault::Refuse(code, patience, body)) => refuse(code, patience, &body),
             Some(Fault::Tell(lines)) => success(lines.join("\n") + "\n"),
             Some(Fault::Answer(body)) => success(body),
+            Some(Fault::Hold(count)) => {
+                let store = self.store.lock();
+                let from = store.number(query.get("resourceVersion").map_or("", String::as_str));
+                let lines = store.events_after(from, &query);
+                let some: String = lines.split_inclusive('\n').take(count).collect();
+                let told = tokio_stream::once(Ok::<_, Infallible>(Bytes::from(some)));
+                success(Body::from_stream(told.chain(tokio_stream::pending())))
+            }
             Some(Fault::Ignore) => self.watch(&without_initial_events(query)),
             Some(Fault::Then(then)) => {
                 then(self);
@@ -319,7 +349,7 @@ impl Play {
         let next = rest.get(limit).map(|(key, _)| format!("{revision}/{key}"));
         // As the types of Kubernetes itself: what kind the items are is said once.
         let is_partial = query.contains_key(PARTIAL);
-        let item = |(key, change): &(String, Change)| partial(query, store.object(key, change, is_partial));
+        let item = |(key, change): &(String, Change)| partial(query, store.object(key, change));
         let items: Vec<Value> = rest.iter().take(limit).map(item).collect();
         let kind = if is_partial { "PartialObjectMetadataList" } else { "WidgetList" };
         let metadata = json!({"resourceVersion": format!("{}{revision}", store.prefix), "continue": next});
@@ -377,7 +407,7 @@ impl Store {
         self.state_of(revision).into_iter().map(|(key, change)| (key, change.state.unwrap())).collect()
     }
 
-    fn object(&self, key: &str, change: &Change, is_typed: bool) -> Value {
+    fn object(&self, key: &str, change: &Change) -> Value {
         let version = format!("{}{}", self.prefix, change.revision);
         let (uid, value) = change.state.clone().unwrap_or_else(|| {
             let before = self.state_at(change.revision - 1);
@@ -385,10 +415,6 @@ impl Store {
         });
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
         let mut object = serde_json::Map::new();
-        if is_typed {
-            object.insert("kind".into(), "Widget".into());
-            object.insert("apiVersion".into(), "example.com/v1".into());
-        }
         let metadata = json!({
             "name": name, "namespace": namespace, "uid": uid, "resourceVersion": version, "managedFields": [{"manager": "x"}],
         });
@@ -402,7 +428,7 @@ impl Store {
         let added = state
             .iter()
             .filter(|(key, _)| selects(query, key))
-            .map(|(key, change)| event("ADDED", &partial(query, self.object(key, change, true))));
+            .map(|(key, change)| event("ADDED", &typed(&partial(query, self.object(key, change)))));
         let version = format!("{}{}", self.prefix, self.revision);
         added.chain([bookmark(&version, Some("true"))]).map(|line| line + "\n").collect()
     }
@@ -416,7 +442,7 @@ impl Store {
                 Some(_) if is_new => "ADDED",
                 Some(_) => "MODIFIED",
             };
-            format!("{}\n", event(event_type, &partial(query, self.object(&change.key, change, true))))
+            format!("{}\n", event(event_type, &typed(&partial(query, self.object(&change.key, change)))))
         };
         after.map(line).collect()
     }
@@ -438,7 +464,16 @@ fn selects(query: &Query, key: &str) -> bool {
     query.get(NAMESPACE).is_none_or(|wanted| wanted == namespace) && names.all(|wanted| wanted == name)
 }
 
-pub(super) fn event(event_type: &str, object: &Value) -> String {
+/// With its type in front, as the API writes it in events; lists have it once.
+fn typed(object: &Value) -> String {
+    let text = object.to_string();
+    if object.get("kind").is_some() {
+        return text;
+    }
+    format!(r#"{{"kind":"Widget","apiVersion":"example.com/v1",{}"#, &text[1..])
+}
+
+pub(super) fn event(event_type: &str, object: &impl Display) -> String {
     format!(r#"{{"type":"{event_type}","object":{object}}}"#)
 }
 

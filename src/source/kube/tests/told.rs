@@ -149,9 +149,11 @@ async fn an_api_with_other_versions_is_served_by_lineage() {
         assert_eq!(rig.told().await, "3 -a");
         stand.gate.cut();
         stand.play.write("c=1");
-        assert_eq!(rig.told().await, "4 +c=1");
+        // More may have been deleted at its version.
+        assert_eq!(rig.told().await, "4 -a");
+        assert_eq!(rig.told().await, "5 +c=1");
         assert_eq!((rig.state.clone(), rig.rewinds), (stand.play.state(), 0));
-        assert_eq!(stand.play.asked().last().unwrap(), "watch v-5");
+        assert_eq!(stand.play.asked().last().unwrap(), "watch v-4");
     }
 }
 

@@ -160,7 +160,14 @@ impl Api {
             return failure(401, RetryAfter::None, "Unauthorized", "no");
         }
         let is_watch = query.get("watch").is_some_and(|watch| watch == "1" || watch == "true");
-        if let Some(answer) = self.fault(is_watch) {
+        // What is answered to lists of the resource is not answered to this.
+        let is_cluster = uri.path() == "/api/v1/namespaces/kube-system";
+        let to = match is_watch {
+            _ if is_cluster => To::All,
+            true => To::Watches,
+            false => To::Lists,
+        };
+        if let Some(answer) = self.fault(to) {
             let reason = match answer.code {
                 403 => "Forbidden",
                 404 => "NotFound",
@@ -171,7 +178,7 @@ impl Api {
             };
             return failure(answer.code, answer.retry_after, reason, "drawn");
         }
-        if uri.path() == "/api/v1/namespaces/kube-system" {
+        if is_cluster {
             return match &self.state.lock().cluster {
                 Some(uid) => success(json!({"metadata": {"name": "kube-system", "uid": uid}}).to_string()),
                 None => failure(403, RetryAfter::None, "Forbidden", "kube-system is not yours"),
@@ -192,13 +199,9 @@ impl Api {
         if is_watch { self.watch(query, target).await } else { self.list(&query, target).await }
     }
 
-    fn fault(&self, is_watch: bool) -> Option<Answer> {
+    fn fault(&self, to: To) -> Option<Answer> {
         let mut state = self.state.lock();
-        let is_meant = |answer: &Answer| match answer.to {
-            To::All => true,
-            To::Lists => !is_watch,
-            To::Watches => is_watch,
-        };
+        let is_meant = |answer: &Answer| answer.to == To::All || answer.to == to;
         let once = state.once.iter().position(is_meant).map(|at| state.once.remove(at));
         state.counts.once += u64::from(once.is_some());
         let answer = once.or_else(|| state.standing.filter(is_meant));
@@ -426,6 +429,13 @@ impl Api {
 // === impl State ===
 
 impl State {
+    /// Another process answers, whose watch cache begins now.
+    pub(crate) fn restart(&mut self) {
+        self.generation += 1;
+        self.cache_start = self.world.version;
+        self.lagging_at = None;
+    }
+
     /// The version that the replica has reached.
     pub(crate) fn reached(&self) -> u64 {
         self.lagging_at.map_or(self.world.version, |(_, version)| version)

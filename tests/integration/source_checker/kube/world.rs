@@ -17,6 +17,8 @@ pub(crate) struct World {
     pub(crate) selection: Selection,
     pub(crate) deleted: BTreeSet<Key>,
     uids: u64,
+    /// The changes that restores have undone.
+    undone: Vec<Change>,
 }
 
 #[derive(Debug, Clone)]
@@ -66,7 +68,15 @@ pub(crate) enum Told {
 
 impl World {
     pub(crate) fn new(selection: Selection) -> Self {
-        Self { changes: Vec::new(), version: 10, form: Form::default(), selection, deleted: BTreeSet::new(), uids: 0 }
+        Self {
+            changes: Vec::new(),
+            version: 10,
+            form: Form::default(),
+            selection,
+            deleted: BTreeSet::new(),
+            uids: 0,
+            undone: Vec::new(),
+        }
     }
 
     /// Creates or updates an object, at a version of its own.
@@ -79,6 +89,7 @@ impl World {
             format!("u{}", self.uids)
         };
         let state = Some(Stored { uid, number });
+        self.skip_repetition(key, state.as_ref());
         self.changes.push(Change { version: self.version, key: key.clone(), state });
     }
 
@@ -90,6 +101,9 @@ impl World {
         keys.dedup();
         for (at, key) in keys.into_iter().enumerate() {
             self.version += u64::from(at == 0 || !is_at_once);
+            if at == 0 || !is_at_once {
+                self.skip_repetition(key, None);
+            }
             self.deleted.insert(key.clone());
             self.changes.push(Change { version: self.version, key: key.clone(), state: None });
         }
@@ -97,8 +111,24 @@ impl World {
 
     /// Forgets what came after a version, as a cluster does that is restored from a backup.
     pub(crate) fn restore(&mut self, version: u64) {
-        self.changes.retain(|change| change.version <= version);
+        self.undone.extend(self.changes.extract_if(.., |change| change.version > version));
         self.version = version;
+    }
+
+    /// Moves on from a version at which the same was done before a restore: such a change is the last known one, as far as a
+    /// watch can show, and nobody can tell the histories apart by it.
+    fn skip_repetition(&mut self, key: &Key, state: Option<&Stored>) {
+        let is_selected = |state: Option<&Stored>| state.filter(|stored| self.selects(key, stored)).cloned();
+        let new = is_selected(state);
+        let is_repeated = |version: u64| {
+            let mut undone = self.undone.iter().filter(|undone| undone.version == version && undone.key == *key);
+            undone.any(|undone| {
+                let old = is_selected(undone.state.as_ref());
+                old.is_none() || new.is_none() || old == new
+            })
+        };
+        let last = self.version + self.undone.len() as u64;
+        self.version = (self.version..=last).find(|version| !is_repeated(*version)).unwrap_or(last);
     }
 
     /// Every object after so many changes, and the version of its last change.

@@ -181,7 +181,7 @@ fn an_event_that_is_ahead_is_handed_out_at_once_at_the_merged_version() {
     let gone = event(Write { is_deleted: true, ..write(0, 1) }, 16);
     merge.take(0, Delta::Changes { events: [gone].into_iter().collect(), closes: false }).unwrap();
     assert_eq!((merge.progress(), merge.ahead()), (Some(Delta::event(Event::Bookmark(version(14)))), 1));
-    assert_eq!(merge.behind(), [(1, version(14))]);
+    assert_eq!(merge.behind(), [(1, version(14)), (0, version(15))]);
     merge.note_quiet(1, version(20));
     assert_eq!(merge.progress(), Some(Delta::event(Event::Bookmark(version(15)))));
     merge.take(0, Delta::event(Event::Bookmark(version(18)))).unwrap();
