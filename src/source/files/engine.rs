@@ -19,6 +19,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
+    time::SystemTime,
 };
 
 use tokio::time::Instant;
@@ -27,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use self::walk::Walked;
 use super::{
     FilesConfig,
-    catalog::{Catalog, FileChange, Finding},
+    catalog::{Catalog, Content, FileChange, Finding},
     kinds::kinds_advice,
     lookup::{Lookup, look_up},
     missing::{Missing, Patience},
@@ -102,7 +103,7 @@ pub(super) struct Looked {
     pub(super) events: Vec<Event>,
     /// When to look again.
     pub(super) again_at: Option<Instant>,
-    /// It is not certain yet that what was not found was deleted: the state is not proved to be that of the directory.
+    /// It is not certain yet that a file that was not found was deleted: the state is not proved to be that of the directory.
     pub(super) is_uncertain: bool,
 }
 
@@ -311,7 +312,7 @@ impl Engine {
 
     fn signs<'a>(&'a self, notices: Option<&'a DirtySet>, now: Instant) -> Signs<'a> {
         let FilesConfig { rescan, quiet, .. } = *self.config;
-        Signs { notices, shrunk: &self.shrunk, rescan, quiet, now }
+        Signs { notices, shrunk: &self.shrunk, rescan, quiet, now, clock: SystemTime::now() }
     }
 
     /// The directory, if it is the one that the catalog is of, and single files of it can be looked at.
@@ -337,6 +338,11 @@ impl Engine {
 
     /// Takes over changes, and the deletions that are certain by now.
     fn take_over(&mut self, changes: Vec<FileChange>, patience: Patience, now: Instant) -> Looked {
+        let is_change =
+            |change: &FileChange| matches!(change.finding, Finding::Read { content: Content::Objects(_), .. });
+        if changes.iter().any(is_change) {
+            self.lost.disturb(now);
+        }
         let mut events = self.catalog.apply(changes);
         let unclaimed = self.catalog.unclaimed();
         self.lost.retain(|key| unclaimed.contains_key(key));
@@ -360,8 +366,8 @@ impl Engine {
         self.warn_of_kinds();
         // What waits for a file is looked at again with that file.
         let lost = self.lost.next_look(patience).filter(|_| self.is_all_read());
-        let again_at = self.missing.next_look(patience).into_iter().chain(lost).min();
-        Looked { events, again_at: again_at.into_iter().chain(self.counts_at).min(), is_uncertain: again_at.is_some() }
+        let again_at = self.missing.next_look(patience).into_iter().chain(lost).chain(self.counts_at).min();
+        Looked { events, again_at, is_uncertain: !self.missing.is_empty() }
     }
 
     /// Whether no file may have an object that is not known to be in it.
@@ -373,7 +379,8 @@ impl Engine {
     fn patience_for_objects(&self, patience: Patience) -> Patience {
         let longest = self.config.rescan.saturating_mul(MAX_RESCANS);
         let is_all_read = self.is_all_read() || planted!(UnfinishedFileIsNotAwaited);
-        let patience = if is_all_read { patience } else { Patience { unchanged: longest, at_most: longest } };
+        let unchanged = if is_all_read { patience.unchanged } else { longest };
+        let patience = Patience { unchanged, at_most: longest };
         patience.or_none(planted!(LostObjectIsNotAwaited))
     }
 

@@ -4,12 +4,12 @@
 //!
 //! | the directory | a file that was not found is deleted |
 //! |---|---|
-//! | the one that was served | when it is still missing after nothing has changed for the quiet period, or else after a rescan |
+//! | the one that was served | when it is still missing after nothing has changed for the quiet period, or else after a rescan (its objects after six) |
 //! | another one, with files | when two walks that are a rescan apart have found the same files, or else after six rescans |
 //! | another one, without files | never: the directory counts as unavailable (`engine`) |
 //!
-//! An object that no file has any more waits just so; and as long as the content of some file does not count yet, which may have
-//! it, for six rescans at most.
+//! An object that no file has any more waits just so, until no file changes any more; and as long as the content of some file
+//! does not count yet, which may have it; for six rescans at most.
 //!
 //! Pure: the time comes from the caller.
 

@@ -8,7 +8,7 @@
 //! - Nothing is lost between two readings: a mark that comes while the set is being dealt with is in the next one.
 //! - A notice is a hint. What has changed, a scan finds out; what no notice told, the periodic scan finds.
 //! - A file counts as being written from its first modification to its close, of at most [`MAX_PATHS`] files; of as many the
-//!   time of the last notice is known.
+//!   time of the last close is known.
 //!
 //! Not here: what follows from a file that is being written (`unfinished`), and what a path means (`scan`).
 
@@ -59,10 +59,10 @@ pub(super) struct DirtySet {
 }
 
 /// What the notices of one path say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Noticed {
-    /// When the last one came, by the clock that files have their times from.
-    pub(super) at: SystemTime,
+    /// When the last one of a close or a rename came, by the clock that files have their times from.
+    pub(super) finished_at: Option<SystemTime>,
     /// The first modification since the file was closed last.
     pub(super) written_since: Option<Instant>,
 }
@@ -105,34 +105,6 @@ impl DirtySet {
 
     /// Marks one path.
     pub(super) fn mark(&self, path: PathBuf) {
-        self.note(path, |_| {});
-    }
-
-    /// Marks a file that somebody writes.
-    pub(super) fn mark_written(&self, path: PathBuf) {
-        self.note(path, |noticed| noticed.written_since = noticed.written_since.or_else(|| Some(Instant::now())));
-    }
-
-    /// Marks a file that is not written any more: it was closed, or something else has its path.
-    pub(super) fn mark_finished(&self, path: PathBuf) {
-        self.note(path, |noticed| noticed.written_since = None);
-    }
-
-    /// Takes a notice of a path.
-    fn note(&self, path: PathBuf, change: impl FnOnce(&mut Noticed)) {
-        {
-            let mut all = self.noticed.lock();
-            if all.len() >= MAX_PATHS && !all.contains_key(&path) {
-                // A file that has been open longest has probably counted as written for as long as it may.
-                let order = |noticed: &Noticed| (noticed.written_since.is_some(), noticed.written_since, noticed.at);
-                let first = all.iter().min_by_key(|(_, noticed)| order(noticed)).map(|(path, _)| path.clone());
-                first.and_then(|first| all.remove(&first));
-            }
-            let at = SystemTime::now();
-            let noticed = all.entry(path.clone()).or_insert(Noticed { at, written_since: None });
-            noticed.at = at;
-            change(noticed);
-        }
         {
             let mut marks = self.marks.lock();
             match &mut *marks {
@@ -144,6 +116,31 @@ impl DirtySet {
             }
         }
         self.wake.notify_one();
+    }
+
+    /// Marks a file that somebody writes.
+    pub(super) fn mark_written(&self, path: PathBuf) {
+        self.note(path, |noticed| noticed.written_since = noticed.written_since.or_else(|| Some(Instant::now())));
+    }
+
+    /// Marks a file that is not written any more: it was closed, or something else has its path.
+    pub(super) fn mark_finished(&self, path: PathBuf) {
+        self.note(path, |noticed| *noticed = Noticed { finished_at: Some(SystemTime::now()), written_since: None });
+    }
+
+    /// Takes note of a file, and marks it.
+    fn note(&self, path: PathBuf, change: impl FnOnce(&mut Noticed)) {
+        {
+            let mut all = self.noticed.lock();
+            if all.len() >= MAX_PATHS && !all.contains_key(&path) {
+                // A file that has been open longest has probably counted as written for as long as it may.
+                let order = |noticed: &Noticed| (noticed.written_since, noticed.finished_at);
+                let first = all.iter().min_by_key(|(_, noticed)| order(noticed)).map(|(path, _)| path.clone());
+                first.and_then(|first| all.remove(&first));
+            }
+            change(all.entry(path.clone()).or_default());
+        }
+        self.mark(path);
     }
 
     /// Marks everything.

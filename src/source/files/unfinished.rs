@@ -22,7 +22,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{catalog::Stamp, notices::DirtySet};
+use super::{
+    catalog::Stamp,
+    notices::{DirtySet, Noticed},
+};
 use crate::planted::planted;
 
 /// How long a sign counts, in rescans.
@@ -40,6 +43,8 @@ pub(super) struct Signs<'a> {
     pub(super) rescan: Duration,
     pub(super) quiet: Duration,
     pub(super) now: Instant,
+    /// The same moment by the clock that files have their times from.
+    pub(super) clock: SystemTime,
 }
 
 /// The files that have fewer objects than before.
@@ -62,24 +67,35 @@ struct Sight {
 impl Signs<'_> {
     /// How long the file at this absolute path has been written, if it is still being written.
     pub(super) fn is_written(&self, absolute: &Path) -> Option<Duration> {
-        let begin = self.notices?.noticed(absolute)?.written_since?;
+        self.lasts(self.notices?.noticed(absolute)?)
+    }
+
+    fn lasts(&self, noticed: Noticed) -> Option<Duration> {
+        let begin = noticed.written_since?;
         let lasts = self.now.saturating_duration_since(begin);
         (lasts < self.longest() && !planted!(HalfAFileIsRead)).then_some(lasts)
     }
 
-    /// When a file with this stamp will have been left alone, if it has not been yet.
+    /// When a file with this stamp will have been left alone, if it had not been yet before it was read.
     pub(super) fn left_alone_at(&self, stamp: &Stamp) -> Option<Instant> {
         self.notices?;
+        let modified = modified(stamp).filter(|_| !planted!(UnnoticedFileIsRead))?;
         // A time in the future was set by hand, or by another clock.
-        let age = SystemTime::now().duration_since(modified(stamp)?).ok()?;
+        let is_past = modified <= SystemTime::now();
+        let age = self.clock.duration_since(modified).unwrap_or_default();
         let left = self.quiet.saturating_mul(LEFT_ALONE).checked_sub(age)?;
-        (!planted!(UnnoticedFileIsRead)).then_some(self.now + left)
+        is_past.then_some(self.now + left)
     }
 
-    /// Whether a notice of the file at this absolute path has come since it was modified.
+    /// Whether a notice has come that the file at this absolute path was closed since it was modified.
     pub(super) fn is_noticed(&self, absolute: &Path, stamp: &Stamp) -> bool {
-        let noticed = self.notices.and_then(|notices| notices.noticed(absolute));
-        noticed.is_some_and(|noticed| modified(stamp).is_none_or(|modified| noticed.at >= modified))
+        let Some(noticed) = self.notices.and_then(|notices| notices.noticed(absolute)) else { return false };
+        let is_later = |at: SystemTime| modified(stamp).is_none_or(|modified| at >= modified);
+        match noticed.written_since {
+            // Who has it open for that long may never close it.
+            Some(_) => self.lasts(noticed).is_none(),
+            None => noticed.finished_at.is_some_and(is_later),
+        }
     }
 
     /// Whether a file with fewer objects than before has to be found with them once more.
@@ -138,7 +154,8 @@ mod tests {
         let mut shrunk = Shrunk::default();
         let just = |shrunk: &Shrunk, seconds: u64, mtime: i64| {
             let now = base + Duration::from_secs(seconds);
-            Signs { notices: None, shrunk, rescan: RESCAN, quiet: RESCAN, now }.has_just_shrunk("a", &stamp(mtime))
+            Signs { notices: None, shrunk, rescan: RESCAN, quiet: RESCAN, now, clock: UNIX_EPOCH }
+                .has_just_shrunk("a", &stamp(mtime))
         };
         assert!(just(&shrunk, 0, 1), "never seen before");
         shrunk.insert("a".into(), stamp(1), base);

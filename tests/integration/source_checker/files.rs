@@ -13,6 +13,7 @@
 //!   DELETED that was not deleted, and no half of a file is served;
 //! - no watch ends for a reason that such a source does not have.
 
+mod content;
 mod directory;
 mod script;
 
@@ -48,6 +49,7 @@ const REQUIRED: &[&str] = &[
     "write",
     "slow write",
     "slow write in a new directory",
+    "write in parts",
     "rename over a file",
     "deletion",
     "deletion of all files",
@@ -145,6 +147,11 @@ impl Run<'_> {
             self.rest(Expected::Truth).await?;
         }
         match step {
+            Step::Parts(file, gap) => {
+                // So that it is certain how many objects it has.
+                self.rest(Expected::Truth).await?;
+                self.directory.write_parts(*file, *gap, &PATIENCE)?;
+            }
             Step::Write(content, how) => self.directory.write(content, how, &PATIENCE)?,
             Step::Remove(file) => self.directory.remove(*file),
             Step::RemoveAll => self.directory.remove_all(),

@@ -153,14 +153,14 @@ async fn a_directory_that_changes_all_the_time_delays_deletions_for_a_bounded_ti
     let mut rig = Rig::new(&["a.json", "b.json"]);
     rig.remove("a.json");
     assert_eq!(rig.scan(), "?");
-    for _ in 0..10 {
+    for _ in 0..11 * MAX_RESCANS {
         advance(RESCAN / 11).await;
         rig.engine.disturb(Instant::now());
         assert!(rig.look().ends_with('?'));
     }
-    advance(RESCAN / 11 + QUIET / 2).await;
+    advance(QUIET / 2).await;
     rig.engine.disturb(Instant::now());
-    assert_eq!(rig.look(), "scan:-a");
+    assert!(rig.look().ends_with("-a"));
 
     fs::rename(rig.root(), rig.dir.path().join("old")).unwrap();
     rig.write("0.json");
@@ -203,6 +203,8 @@ async fn an_object_that_is_taken_out_of_a_file_is_deleted_when_nothing_has_chang
     rig.write("y.json");
     assert_eq!(rig.scan(), "?", "it has only moved");
     advance(QUIET / 2).await;
+    assert_eq!(rig.look(), "scan:?", "the directory was changing");
+    advance(QUIET / 2).await;
     assert_eq!(rig.look(), "-z");
 }
 
@@ -239,7 +241,7 @@ async fn a_file_without_a_notice_counts_when_it_has_been_left_alone() {
         file.set_modified(std::time::SystemTime::now() - ago).unwrap();
     };
     modified("new/b.json", RESCAN * 6);
-    notices.dirty().mark(rig.root().join("a.json"));
+    notices.dirty().mark_finished(rig.root().join("a.json"));
     assert_eq!(rig.scan_with(Some(&mut notices)), "+b +c");
     // A link is put there when what it leads to is complete.
     rig.write("..1/d.json");
@@ -259,7 +261,14 @@ async fn a_linked_directory_that_is_swapped_during_the_walk_deletes_nothing() {
     let root = Root::open(&rig.root()).unwrap();
     fs::remove_file(rig.root().join("..data/sub/b.json")).unwrap();
     let shrunk = Shrunk::default();
-    let signs = Signs { notices: None, shrunk: &shrunk, rescan: RESCAN, quiet: QUIET, now: Instant::now() };
+    let signs = Signs {
+        notices: None,
+        shrunk: &shrunk,
+        rescan: RESCAN,
+        quiet: QUIET,
+        now: Instant::now(),
+        clock: SystemTime::now(),
+    };
     let scan = Scanner::new(&root, &rig.engine.catalog, None, signs, &cancelled).walk().unwrap();
     assert_eq!(scan.seen.len(), 1);
     fs::remove_file(rig.root().join("..data")).unwrap();

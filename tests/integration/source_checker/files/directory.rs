@@ -4,11 +4,14 @@
 //! path, then by place in the file, counts; a file that becomes unusable or empty keeps its objects; a directory that is
 //! away keeps everything; nothing else is deleted but by the deletion or replacement of its file.
 
+mod outage;
+mod volume;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File, Permissions},
     io::{self, Write},
-    os::unix::fs::{PermissionsExt, symlink},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -16,7 +19,10 @@ use std::{
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use tempfile::TempDir;
 
-use super::script::{Back, Content, DIRECTORIES, Damage, How, Outage, PATHS, Shape, Swap, Target};
+use super::{
+    content::{FileModel, format, object},
+    script::{Content, DIRECTORIES, Damage, How, PATHS, Shape, Target},
+};
 use crate::source_checker::{
     live::pause,
     timeline::{Objects, Timeline},
@@ -49,13 +55,6 @@ pub(crate) struct Directory {
 type Claim = (String, String);
 
 #[derive(Debug, Clone)]
-struct FileModel {
-    objects: Vec<(String, String)>,
-    is_list: bool,
-    is_damaged: bool,
-}
-
-#[derive(Debug, Clone)]
 struct Volume {
     number: u64,
     objects: Vec<(String, String)>,
@@ -69,7 +68,7 @@ pub(crate) struct TooSlow;
 pub(crate) struct Patience {
     /// Emptying the directory.
     pub(crate) remove: Duration,
-    /// Filling another one.
+    /// From one file of another one to the next, and from one part of a file to the next.
     pub(crate) fill: Duration,
     /// Writing a file in pieces.
     pub(crate) write: Duration,
@@ -283,6 +282,36 @@ impl Directory {
         if is_timely { Ok(()) } else { Err(TooSlow) }
     }
 
+    /// Writes a file anew, object by object, if it has several.
+    pub(crate) fn write_parts(&mut self, file: usize, gap: u64, patience: &Patience) -> Result<(), TooSlow> {
+        let path = PATHS[file];
+        let Some(mut model) = self.files.get(path).filter(|file| !file.is_damaged && file.objects.len() > 1).cloned()
+        else {
+            return Ok(());
+        };
+        model.is_list = false;
+        let mut is_timely = true;
+        let mut file = File::create(self.root().join(path)).unwrap();
+        for at in 0..model.objects.len() {
+            let began = Instant::now();
+            if at > 0 {
+                drop(file);
+                pause(Duration::from_millis(gap));
+                file = File::options().append(true).open(self.root().join(path)).unwrap();
+                file.write_all(if format(path) == "json" { b"\n" } else { b"---\n" }).unwrap();
+            }
+            let value = self.value();
+            let (name, body) = &mut model.objects[at];
+            *body = object(name, value);
+            let one = FileModel { objects: vec![model.objects[at].clone()], ..model };
+            file.write_all(one.text(path).as_bytes()).unwrap();
+            is_timely &= began.elapsed() <= patience.fill;
+        }
+        self.files.insert(path.to_owned(), model);
+        self.becomes();
+        if is_timely { Ok(()) } else { Err(TooSlow) }
+    }
+
     pub(crate) fn remove(&mut self, file: usize) {
         if self.files.remove(PATHS[file]).is_some() {
             fs::remove_file(self.root().join(PATHS[file])).unwrap();
@@ -379,180 +408,6 @@ impl Directory {
         fs::write(self.root().join(path), bytes).unwrap();
     }
 
-    /// Writes a volume anew, as often as it says.
-    pub(crate) fn swap(&mut self, swap: &Swap) {
-        for _ in 0..swap.repeats {
-            self.swap_once(swap);
-            pause(Duration::from_millis(swap.gap));
-        }
-    }
-
-    fn swap_once(&mut self, swap: &Swap) {
-        let (shape, root) = (swap.shape, self.root());
-        let old = self.volumes.get(&shape).cloned();
-        let number = old.as_ref().map_or(1, |old| old.number + 1);
-        let count = old.as_ref().map_or(swap.files, |old| old.objects.len());
-        let mut objects = Vec::new();
-        for at in 0..count {
-            let known = old.as_ref().filter(|_| !swap.is_new).map(|old| old.objects[at].clone());
-            let name = format!("{}-{at:03}", shape.link());
-            objects.push(match known {
-                Some(known) => known,
-                None => (name.clone(), object(&name, self.value())),
-            });
-        }
-        let directory = format!("..{}-{number}", shape.link());
-        let below = if shape == Shape::Sub { root.join(&directory).join("sub") } else { root.join(&directory) };
-        fs::create_dir_all(&below).unwrap();
-        for (at, (_, body)) in objects.iter().enumerate() {
-            fs::write(below.join(format!("{at:03}.json")), body).unwrap();
-        }
-        // As kubelet's AtomicWriter does it: a link beside, a rename, and the old directory goes.
-        let data = root.join(shape.data());
-        let beside = root.join(format!("..{}_tmp", shape.link()));
-        symlink(&directory, &beside).unwrap();
-        fs::rename(&beside, &data).unwrap();
-        self.volumes.insert(shape, Volume { number, objects });
-        if let Some(old) = old {
-            fs::remove_dir_all(root.join(format!("..{}-{}", shape.link(), old.number))).unwrap();
-        } else {
-            shape.create_links(&root, count);
-        }
-        self.becomes();
-    }
-
-    /// Removes a volume.
-    pub(crate) fn unlink(&mut self, shape: Shape) {
-        let Some(volume) = self.volumes.remove(&shape) else { return };
-        let root = self.root();
-        match shape {
-            Shape::Each => fs::remove_dir_all(root.join(shape.link())).unwrap(),
-            Shape::Sub | Shape::Direct => fs::remove_file(root.join(shape.link())).unwrap(),
-        }
-        if shape != Shape::Direct {
-            fs::remove_file(root.join(shape.data())).unwrap();
-        }
-        fs::remove_dir_all(root.join(format!("..{}-{}", shape.link(), volume.number))).unwrap();
-        self.becomes();
-    }
-
-    /// Takes the directory away.
-    pub(crate) fn leave(&mut self, outage: &Outage, patience: &Patience) -> Result<(), TooSlow> {
-        let (root, aside) = (self.root(), self.base.path().join("aside"));
-        let began = Instant::now();
-        self.is_away = true;
-        if self.mounted.is_some() {
-            unmount(&root, UnmountFlags::DETACH).unwrap();
-        } else if outage.is_removed {
-            fs::remove_dir_all(&root).unwrap();
-        } else {
-            fs::rename(&root, aside).unwrap();
-        }
-        if outage.is_empty_between && self.mounted.is_none() {
-            fs::create_dir(&root).unwrap();
-        }
-        if outage.is_removed && began.elapsed() > patience.remove { Err(TooSlow) } else { Ok(()) }
-    }
-
-    /// Puts a directory in the place of the one that was taken away.
-    pub(crate) fn come_back(&mut self, outage: &Outage, patience: &Patience) -> Result<(), TooSlow> {
-        self.is_unsettled = true;
-        let (root, aside) = (self.root(), self.base.path().join("aside"));
-        let kept = self.mounted.take().or_else(|| aside.exists().then(|| aside.clone()));
-        let was_mounted = kept.as_ref().is_some_and(|kept| *kept != aside);
-        let is_timely = match (&outage.back, kept) {
-            (Back::Same | Back::Changed(_), Some(kept)) => {
-                if let Back::Changed(contents) = &outage.back {
-                    self.write_all(&kept, contents);
-                }
-                self.put(&kept, was_mounted);
-                true
-            }
-            (Back::Prepared(contents) | Back::Changed(contents), _) => {
-                self.clear();
-                let prepared = self.new_directory();
-                self.write_all(&prepared, contents);
-                self.put(&prepared, was_mounted);
-                true
-            }
-            (Back::Cloned(contents), _) => {
-                self.clear();
-                self.fill(&root, contents) <= patience.fill
-            }
-            (Back::Same, None) => {
-                self.volumes.clear();
-                let began = Instant::now();
-                fs::create_dir_all(&root).unwrap();
-                for (path, file) in &mut self.files {
-                    file.is_damaged = false;
-                    write(&root, path, &file.text(path));
-                }
-                began.elapsed() <= patience.fill
-            }
-        };
-        if aside.exists() {
-            fs::remove_dir_all(aside).unwrap();
-        }
-        self.is_away = false;
-        self.becomes();
-        if is_timely { Ok(()) } else { Err(TooSlow) }
-    }
-
-    /// The directory that comes has nothing of the one before.
-    fn clear(&mut self) {
-        self.files.clear();
-        self.volumes.clear();
-    }
-
-    fn write_all(&mut self, directory: &Path, contents: &[Content]) {
-        for content in contents {
-            let path = PATHS[content.file];
-            let model = self.model(content);
-            write(directory, path, &model.text(path));
-            self.files.insert(path.to_owned(), model);
-        }
-    }
-
-    /// Writes these files where the source can see each at once. How long it takes.
-    fn fill(&mut self, root: &Path, contents: &[Content]) -> Duration {
-        let before = self.truth.current().clone();
-        let began = Instant::now();
-        fs::create_dir_all(root).unwrap();
-        for content in contents {
-            self.write_all(root, std::slice::from_ref(content));
-            // What is in no file yet is kept until the directory is known.
-            self.note_alternatives();
-            let mut objects = before.clone();
-            objects.extend(self.objects());
-            self.truth.becomes(objects);
-        }
-        let took = began.elapsed();
-        self.becomes();
-        took
-    }
-
-    fn put(&mut self, directory: &Path, is_mounted: bool) {
-        let root = self.root();
-        if is_mounted {
-            return self.mount(directory);
-        }
-        if root.exists() {
-            fs::remove_dir(&root).unwrap();
-        }
-        fs::rename(directory, root).unwrap();
-    }
-
-    /// Fills the directory that was empty or missing.
-    pub(crate) fn appear(&mut self, contents: &[Content]) {
-        let root = self.root();
-        self.fill(&root, contents);
-    }
-
-    /// Removes the empty directory.
-    pub(crate) fn vanish(&mut self) {
-        fs::remove_dir(self.root()).unwrap();
-    }
-
     /// Sets the permissions of what there is; false if there is nothing.
     pub(crate) fn set_mode(&self, target: Target, mode: Option<u32>) -> bool {
         let (path, usual) = match target {
@@ -594,90 +449,4 @@ impl Drop for Directory {
             unmount(self.root(), UnmountFlags::DETACH).unwrap_or_default();
         }
     }
-}
-
-// === impl FileModel ===
-
-impl FileModel {
-    fn names(&self) -> BTreeSet<String> {
-        self.objects.iter().map(|(name, _)| name.clone()).collect()
-    }
-
-    /// The file's text, in the format that its name says.
-    fn text(&self, path: &str) -> String {
-        let objects = self.objects.iter().map(|(_, body)| body.as_str());
-        match (format(path), self.is_list) {
-            ("json", false) => objects.collect::<Vec<_>>().join("\n"),
-            ("json", true) => {
-                let items = objects.collect::<Vec<_>>().join(",");
-                format!("{{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[{items}]}}\n")
-            }
-            (_, false) => objects.map(|body| yaml(body, "")).collect::<Vec<_>>().join("---\n"),
-            (_, true) => {
-                let items: String = objects.map(|body| yaml(body, "  ").replacen("  ", "- ", 1)).collect();
-                format!("apiVersion: v1\nkind: List\nitems:\n{items}")
-            }
-        }
-    }
-}
-
-// === impl Shape ===
-
-impl Shape {
-    fn link(self) -> &'static str {
-        match self {
-            Self::Sub => "sub",
-            Self::Direct => "current",
-            Self::Each => "volume",
-        }
-    }
-
-    /// The link that is swapped.
-    fn data(self) -> &'static str {
-        match self {
-            Self::Sub => "..data",
-            Self::Direct => "current",
-            Self::Each => "..volume",
-        }
-    }
-
-    fn create_links(self, root: &Path, files: usize) {
-        match self {
-            Self::Sub => symlink("..data/sub", root.join("sub")).unwrap(),
-            Self::Direct => {}
-            Self::Each => {
-                fs::create_dir_all(root.join("volume")).unwrap();
-                for at in 0..files {
-                    let target = format!("../..volume/{at:03}.json");
-                    symlink(target, root.join(format!("volume/{at:03}.json"))).unwrap();
-                }
-            }
-        }
-    }
-}
-
-fn write(directory: &Path, path: &str, text: &str) {
-    let path = directory.join(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
-
-/// The format that the name of a file says.
-fn format(path: &str) -> &str {
-    if path.ends_with("json") { "json" } else { "yaml" }
-}
-
-/// An object's body, with sorted keys and without blanks: the same, whichever format it came in.
-fn object(name: &str, value: u64) -> String {
-    format!(r#"{{"kind":"Pod","metadata":{{"name":"{name}"}},"note":"n{value}","value":{value}}}"#)
-}
-
-/// The same object in YAML.
-fn yaml(body: &str, indent: &str) -> String {
-    let value: serde_json::Value = serde_json::from_str(body).unwrap();
-    let (name, note) = (value["metadata"]["name"].as_str().unwrap(), value["note"].as_str().unwrap());
-    format!(
-        "{indent}kind: Pod\n{indent}metadata:\n{indent}  name: {name}\n{indent}note: {note}\n{indent}value: {}\n",
-        value["value"]
-    )
 }

@@ -42,6 +42,9 @@ pub(crate) struct Document {
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Write(Content, How),
+    /// The same objects with new bodies, one by one, and the file is closed after each: it has fewer meanwhile. The time between
+    /// them is in milliseconds.
+    Parts(usize, u64),
     Remove(usize),
     /// Every file that is no link, one after the other.
     RemoveAll,
@@ -82,6 +85,7 @@ impl Step {
             Self::Write(content, How::Slowly(..)) if directory.is_in_new_directory(content) => {
                 vec!["slow write in a new directory"]
             }
+            Self::Parts(..) => vec!["write in parts"],
             Self::Write(_, How::InPlace) => vec!["write"],
             Self::Write(_, How::Replace) => vec!["rename over a file"],
             Self::Write(_, How::Slowly(..)) => vec!["slow write"],
@@ -113,8 +117,9 @@ impl Outage {
         let back = match &self.back {
             Back::Same => "comes back",
             Back::Changed(_) => "comes back changed",
-            Back::Cloned(contents) if directory.moves_objects(contents) => "clone in which objects move",
-            Back::Cloned(_) => "clone",
+            Back::Dealt(_) => "clone in which objects move",
+            Back::Cloned(contents, _) if directory.moves_objects(contents) => "clone in which objects move",
+            Back::Cloned(..) => "clone",
             Back::Prepared(_) => "another directory",
         };
         let mut kinds = vec![gone, back];
@@ -179,8 +184,11 @@ pub(crate) enum Back {
     Same,
     /// With these changes.
     Changed(Vec<Content>),
-    /// Another directory with these files, written one after the other where it is served.
-    Cloned(Vec<Content>),
+    /// Another directory with these files, written one after the other where it is served, with this time between them, in
+    /// milliseconds.
+    Cloned(Vec<Content>, u64),
+    /// The same with the files that there were and one more; the first object of each is in the next one.
+    Dealt(u64),
     /// Another directory with these files, put there as a whole.
     Prepared(Vec<Content>),
 }
@@ -230,7 +238,8 @@ fn outage() -> impl Strategy<Value = Outage> {
     let back = prop_oneof![
         2 => Just(Back::Same),
         1 => vec(content(), 1..4).prop_map(Back::Changed),
-        2 => vec(content(), 1..6).prop_map(Back::Cloned),
+        2 => (vec(content(), 1..6), prop_oneof![Just(0), 20_u64..80]).prop_map(|(files, gap)| Back::Cloned(files, gap)),
+        3 => (40_u64..80).prop_map(Back::Dealt),
         1 => vec(content(), 1..6).prop_map(Back::Prepared),
     ];
     (any::<bool>(), any::<bool>(), prop::bool::weighted(0.7), back).prop_map(
@@ -253,6 +262,7 @@ fn step() -> impl Strategy<Value = Step> {
     let damage = select(vec![Damage::Cut, Damage::Binary, Damage::Text, Damage::Blank]);
     prop_oneof![
         20 => (content(), how()).prop_map(|(content, how)| Step::Write(content, how)),
+        4 => (file(), 50_u64..90).prop_map(|(file, gap)| Step::Parts(file, gap)),
         6 => file().prop_map(Step::Remove),
         1 => Just(Step::RemoveAll),
         5 => (file(), file()).prop_map(|(from, to)| Step::Rename(from, to)),

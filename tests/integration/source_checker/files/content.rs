@@ -1,0 +1,56 @@
+//! The objects of one file, and its text in each format.
+
+use std::collections::BTreeSet;
+
+/// A file: its objects with their bodies, in order.
+#[derive(Debug, Clone)]
+pub(super) struct FileModel {
+    pub(super) objects: Vec<(String, String)>,
+    pub(super) is_list: bool,
+    pub(super) is_damaged: bool,
+}
+
+// === impl FileModel ===
+
+impl FileModel {
+    pub(super) fn names(&self) -> BTreeSet<String> {
+        self.objects.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The file's text, in the format that its name says.
+    pub(super) fn text(&self, path: &str) -> String {
+        let objects = self.objects.iter().map(|(_, body)| body.as_str());
+        match (format(path), self.is_list) {
+            ("json", false) => objects.collect::<Vec<_>>().join("\n"),
+            ("json", true) => {
+                let items = objects.collect::<Vec<_>>().join(",");
+                format!("{{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[{items}]}}\n")
+            }
+            (_, false) => objects.map(|body| yaml(body, "")).collect::<Vec<_>>().join("---\n"),
+            (_, true) => {
+                let items: String = objects.map(|body| yaml(body, "  ").replacen("  ", "- ", 1)).collect();
+                format!("apiVersion: v1\nkind: List\nitems:\n{items}")
+            }
+        }
+    }
+}
+
+/// The format that the name of a file says.
+pub(super) fn format(path: &str) -> &str {
+    if path.ends_with("json") { "json" } else { "yaml" }
+}
+
+/// An object's body, with sorted keys and without blanks: the same, whichever format it came in.
+pub(super) fn object(name: &str, value: u64) -> String {
+    format!(r#"{{"kind":"Pod","metadata":{{"name":"{name}"}},"note":"n{value}","value":{value}}}"#)
+}
+
+/// The same object in YAML.
+fn yaml(body: &str, indent: &str) -> String {
+    let value: serde_json::Value = serde_json::from_str(body).unwrap();
+    let (name, note) = (value["metadata"]["name"].as_str().unwrap(), value["note"].as_str().unwrap());
+    format!(
+        "{indent}kind: Pod\n{indent}metadata:\n{indent}  name: {name}\n{indent}note: {note}\n{indent}value: {}\n",
+        value["value"]
+    )
+}
