@@ -195,6 +195,8 @@ pub struct KubeResource {
     pub namespace: String,
     /// Only these namespaces, 1 to 100; instead of `namespace`.
     pub namespaces: Vec<String>,
+    /// Only namespaces with these labels, at most 100 at a time; instead of `namespace`.
+    pub namespace_selector: String,
     /// Only objects with these labels; empty for all.
     pub label_selector: String,
     /// Only objects with these fields; empty for all.

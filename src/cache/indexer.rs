@@ -163,7 +163,7 @@ impl Indexer {
     /// [`Cause::NotServed`], if it still exists), then additions and modifications in the list's order; what is unchanged
     /// produces nothing.
     pub fn replace(&mut self, list: List) -> Batch {
-        let List { objects, version: after, not_served: existing } = list;
+        let List { objects, version: after, not_served: existing, .. } = list;
         let existing: HashMap<&ObjectKey, &Arc<Object>> =
             existing.iter().map(|object| (object.key(), object)).collect();
         let mut listed: HashSet<ObjectKey, foldhash::fast::RandomState> =
@@ -202,7 +202,9 @@ impl Indexer {
     pub fn contradiction<'a>(&self, list: &'a List, bodies_prove: bool) -> Option<&'a ObjectKey> {
         let applied = &self.state.applied;
         let known = if planted!(OpenVersionIsComplete) { applied.version() } else { applied.safe() };
-        let is_old = |object: &Object| object.version() <= known && object.version().lineage().is_none();
+        let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
+        let is_old =
+            |object: &Object| object.version() <= known && object.version().lineage().is_none() && !is_new(object);
         let is_held = |object: &Object| {
             let held = self.state.objects.get(object.key());
             held.is_some_and(|held| is_same(held, object) && (!bodies_prove || held.body() == object.body()))

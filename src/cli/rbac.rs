@@ -57,13 +57,17 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
 
 fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<Cluster<'a>, Roles<'a>> {
     let mut clusters: BTreeMap<Cluster<'a>, Roles<'a>> = BTreeMap::new();
-    for KubeResource { group, plural, namespace, namespaces, kubeconfig, context, .. } in resources {
+    for KubeResource { group, plural, namespace, namespaces, namespace_selector, kubeconfig, context, .. } in resources
+    {
         let roles = clusters.entry((kubeconfig, context)).or_default();
         let named = namespaces.iter().chain([namespace]).filter(|name| !name.is_empty());
         let mut is_everywhere = true;
         for namespace in named {
             is_everywhere = false;
             roles.by_namespace.entry(namespace).or_default().entry(group).or_default().insert(plural);
+        }
+        if !namespace_selector.is_empty() {
+            roles.everywhere.entry("").or_default().insert("namespaces");
         }
         if is_everywhere {
             roles.everywhere.entry(group).or_default().insert(plural);
@@ -187,6 +191,12 @@ mod tests {
         let several = KubeResource { namespaces: vec!["a".into(), "b".into()], ..resource("", "pods", "") };
         let found = documents(&[several]);
         assert_eq!(found.iter().map(|role| &role["metadata"]["namespace"]).collect::<Vec<_>>(), ["a", "b"]);
+        let selected = KubeResource { namespace_selector: "a=b".to_owned(), ..resource("", "pods", "") };
+        let found = documents(&[selected]);
+        assert_eq!(
+            (&found[0]["kind"], &found[0]["rules"][0]),
+            (&json!("ClusterRole"), &rule("", &["namespaces", "pods"]))
+        );
     }
 
     #[test]

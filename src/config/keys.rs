@@ -111,6 +111,10 @@ const KEYS: &[Key] = &[
         "resources.<name>.source.kube.namespaces",
         "only these namespaces, 1 to 100, such as [shop, stock], with a watch for each; instead of namespace",
     ),
+    no_default(
+        "resources.<name>.source.kube.namespace_selector",
+        "only namespaces with these labels, at most 100 at a time, such as team=shop; instead of namespace",
+    ),
     no_default("resources.<name>.source.kube.label_selector", "only objects with these labels, such as app=web"),
     no_default(
         "resources.<name>.source.kube.field_selector",

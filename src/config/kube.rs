@@ -67,18 +67,25 @@ pub(super) fn resolve(
     let namespace = read("namespace", raw.namespace.as_ref(), check_namespace);
     let label_selector = read("label_selector", raw.label_selector.as_ref(), check_label_selector);
     let field_selector = read("field_selector", raw.field_selector.as_ref(), |_| Ok(()));
+    let namespace_selector = read("namespace_selector", raw.namespace_selector.as_ref(), check_namespace_selector);
     let context = read("context", raw.context.as_ref(), |_| Ok(()));
     let metadata_only = errors.read(&at("metadata_only"), raw.metadata_only.as_ref(), value::boolean);
     let page_size = errors.read(&at("page_size"), raw.page_size.as_ref(), read_page_size);
     let watch_timeout = errors.read(&at("watch_timeout"), raw.watch_timeout.as_ref(), read_watch_timeout);
     let versions = errors.read(&at("versions"), raw.versions.as_ref(), read_versions);
     let namespaces = errors.read(&at("namespaces"), raw.namespaces.as_ref(), read_namespaces);
-    if raw.namespaces.is_some() && raw.namespace.is_some() {
-        errors.add(&at("namespaces"), "is another way to write `namespace`; keep one");
+    let written = [
+        ("namespace", raw.namespace.is_some()),
+        ("namespaces", raw.namespaces.is_some()),
+        ("namespace_selector", raw.namespace_selector.is_some()),
+    ];
+    let written: Vec<_> = written.into_iter().filter(|(_, is_written)| *is_written).map(|(leaf, _)| leaf).collect();
+    for leaf in written.iter().skip(1) {
+        errors.add(&at(leaf), format!("is another way to write `{}`; keep one", written[0]));
     }
-    if raw.namespaces.is_some() && versions == Some(true) {
+    if let Some(leaf) = written.first().filter(|first| **first != "namespace" && versions == Some(true)) {
         errors.add(
-            &at("namespaces"),
+            &at(leaf),
             "needs the versions of the API; remove `versions: opaque`, or configure a resource for each",
         );
     }
@@ -90,6 +97,7 @@ pub(super) fn resolve(
         plural: plural?,
         namespace: namespace.unwrap_or_default(),
         namespaces: namespaces.unwrap_or_default(),
+        namespace_selector: namespace_selector.unwrap_or_default(),
         label_selector: label_selector.unwrap_or_default(),
         field_selector: field_selector.unwrap_or_default(),
         is_metadata_only: metadata_only.unwrap_or_default(),
@@ -242,6 +250,11 @@ fn check_plural(text: &str) -> Result<(), ValueError> {
 
 fn check_namespace(text: &str) -> Result<(), ValueError> {
     check(is_label(text) || text.is_empty(), "one namespace, or \"\" for all", text)
+}
+
+fn check_namespace_selector(text: &str) -> Result<(), ValueError> {
+    check(!text.trim().is_empty(), "a label selector such as team=shop", text)?;
+    check_label_selector(text)
 }
 
 fn check_label_selector(text: &str) -> Result<(), ValueError> {

@@ -255,6 +255,7 @@ pub(super) struct RawKube {
     pub(super) plural: Option<Value>,
     pub(super) namespace: Option<Value>,
     pub(super) namespaces: Option<Value>,
+    pub(super) namespace_selector: Option<Value>,
     pub(super) label_selector: Option<Value>,
     pub(super) field_selector: Option<Value>,
     pub(super) metadata_only: Option<Value>,

@@ -261,7 +261,7 @@ impl Shared {
         let mark = Mark::of_list(revision, &reading.newest);
         self.problems.replace(&OBJECT_REASONS, reading.problems);
         self.known.lock().position = Some(Position { revision, connection: connection.id, mark });
-        Ok(List { objects: reading.objects, version: version(revision), not_served: reading.not_served })
+        Ok(List { not_served: reading.not_served, ..List::new(reading.objects, version(revision)) })
     }
 
     /// Asks the cluster who and how far it is. One that has not come as far as we have went back in time: what it answers is

@@ -114,6 +114,8 @@ pub struct KubeConfig {
     /// Only these namespaces, at most 100, each with a list and a watch of its own; instead of `namespace`, and only of an API
     /// whose versions are decimals.
     pub namespaces: Vec<String>,
+    /// Only namespaces with these labels, at most 100 at a time, as with `namespaces`; needs `list` and `watch` of namespaces.
+    pub namespace_selector: String,
     /// Only objects with these labels, as kubectl's `-l`; empty for all.
     pub label_selector: String,
     /// Only objects with these fields, as far as the API can select by them; empty for all.
@@ -160,6 +162,7 @@ impl KubeConfig {
             plural: plural.to_owned(),
             namespace: String::new(),
             namespaces: Vec::new(),
+            namespace_selector: String::new(),
             label_selector: String::new(),
             field_selector: String::new(),
             cluster: KubeCluster::default(),

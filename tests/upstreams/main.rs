@@ -24,6 +24,7 @@ mod journal;
 mod kube;
 mod manifest;
 mod metadata;
+mod namespaces;
 mod pipe;
 mod pod;
 mod port;

@@ -150,7 +150,7 @@ impl Served {
         self.resource(name).await.state()
     }
 
-    async fn resource(&self, name: &str) -> pb::Resource {
+    pub(crate) async fn resource(&self, name: &str) -> pb::Resource {
         let answer = self.client().await.list_resources(pb::ListResourcesRequest::default()).await.unwrap();
         answer.into_inner().resources.into_iter().find(|resource| resource.name == name).unwrap()
     }

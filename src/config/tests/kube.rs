@@ -20,7 +20,8 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
                 namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, metadata_only: true, \
                 page_size: 100, watch_timeout: 1m, versions: opaque, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
                 b: { source: { kube: { version: v1, plural: pods } } }, \
-                n: { source: { kube: { version: v1, plural: pods, namespaces: [shop, stock] } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
+                n: { source: { kube: { version: v1, plural: pods, namespaces: [shop, stock] } } }, \
+                s: { source: { kube: { version: v1, plural: pods, namespace_selector: team=shop } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
     let (directory, flags) = file(yaml, &["--kube=d=v1/pods", "--kubeconfig=f", "--kube-context=e"]);
     let config = Config::load(&flags).unwrap();
     let expected = KubeResource {
@@ -29,6 +30,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         plural: "deployments".to_owned(),
         namespace: "shop".to_owned(),
         namespaces: Vec::new(),
+        namespace_selector: String::new(),
         label_selector: "app in (a,b)".to_owned(),
         field_selector: "metadata.name=x".to_owned(),
         is_metadata_only: true,
@@ -48,6 +50,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
     );
     assert!(!plain.is_metadata_only);
     assert_eq!(kube(&config, "n").namespaces, ["shop", "stock"]);
+    assert_eq!(kube(&config, "s").namespace_selector, "team=shop");
     assert_ne!(plain.drop_fields, FieldCut::default());
     assert_eq!(kube(&config, "c").drop_fields, FieldCut::default());
     let flagged = KubeResource { kubeconfig: Some("f".into()), context: Some("e".to_owned()), ..plain };
@@ -93,6 +96,19 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (
             &format!("{all}, namespace: '', namespaces: [a]"),
             format!("{key}.namespaces: is another way to write `namespace`; keep one"),
+        ),
+        (
+            &format!("{all}, namespace_selector: a=b, namespaces: [a]"),
+            format!("{key}.namespace_selector: is another way to write `namespaces`; keep one"),
+        ),
+        (
+            &format!("{all}, namespace_selector: ''"),
+            format!("{key}.namespace_selector: expected a label selector such as"),
+        ),
+        (&format!("{all}, namespace_selector: 'a in'"), format!("{key}.namespace_selector: ")),
+        (
+            &format!("{all}, versions: opaque, namespace_selector: a=b"),
+            format!("{key}.namespace_selector: needs the versions of the API; remove `versions: opaque`"),
         ),
         (
             &format!("{all}, versions: opaque, namespaces: [a]"),

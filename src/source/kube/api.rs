@@ -91,6 +91,16 @@ impl Api {
         }
     }
 
+    /// Whether there is an object at a path; `None` when the API does not tell.
+    pub(super) async fn exists(&self, path: &str) -> Option<bool> {
+        let wish = Wish { accept: JSON, may_compress: false, timeout: self.answer_timeout };
+        let (_, answer) = self.client.send(path, wish).await.ok()?;
+        match answer.status() {
+            StatusCode::NOT_FOUND => Some(false),
+            status => status.is_success().then_some(true),
+        }
+    }
+
     /// Returns the meaning of an ERROR in a watch.
     pub(super) fn told(&self, status: &str) -> SourceError {
         let url = self.state.lock().url.clone();

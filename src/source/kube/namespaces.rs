@@ -16,37 +16,41 @@
 //! - What a member has received is handed out before anything else is awaited, so that positions and what was handed out agree.
 //! - A quiet namespace holds the merged version back until its next bookmark, about a minute. While somebody waits for a later
 //!   version, or much is ahead, a short watch from its position is requested beside the one that is open: the API ends it with
-//!   a bookmark. What it shows besides comes by the open one.
+//!   a bookmark, if its etcd has counted on meanwhile, as it does all the time in a cluster that is alive. What it shows
+//!   besides comes by the open one.
 
+pub(super) mod existence;
+mod member;
 mod merge;
+mod selector;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{
-    Stream, StreamExt, TryStreamExt,
+    StreamExt, TryStreamExt,
     stream::{self, FuturesUnordered, SelectAll},
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep_until};
 
-use self::merge::Merge;
+use self::{
+    member::{KeptMember, Member, MemberWatch},
+    merge::Merge,
+    selector::Selector,
+};
 use super::{
     KubeConfig,
     client::Client,
-    head::Head,
-    known::{Known, Origin, Position},
+    known::Known,
     list,
-    object::Bookmark,
-    proof::{KeptMark, Mark},
+    proof::Mark,
     reading::{Reading, Shared, Stop},
-    watch::{self, Live},
 };
 use crate::{
     cache::{Delta, List, ListVersion, SourceError, SourceHealth, Watch},
-    model::{Event, EventType, Object, ResourceVersion},
-    source::{problems::KeptProblems, watch_event::Said},
+    model::{Event, ResourceVersion, VersionError},
+    source::problems::KeptProblems,
 };
 
 /// The namespaces of one resource.
@@ -54,6 +58,8 @@ pub(super) struct Namespaces {
     /// The resource as a whole: its problems, and which cluster it is of.
     whole: Arc<Shared>,
     client: Arc<Client>,
+    /// What decides which they are, instead of the configuration.
+    selector: Option<Selector>,
     state: Arc<Mutex<State>>,
 }
 
@@ -63,37 +69,23 @@ struct State {
     merge: Merge,
 }
 
-/// One namespace.
-#[derive(Debug, Clone)]
-struct Member {
-    namespace: String,
-    shared: Arc<Shared>,
-}
-
 /// The open watches of all members.
 struct Merged {
     state: Arc<Mutex<State>>,
     members: Vec<Member>,
     health: SourceHealth,
+    /// Ends when the namespaces are not the selected ones any more, or that cannot be told.
+    selection: Pin<Box<dyn Future<Output = SourceError> + Send>>,
+    /// Never ends.
+    checks: Pin<Box<dyn Future<Output = ()> + Send>>,
     watches: SelectAll<MemberWatch>,
     probes: FuturesUnordered<Pin<Box<dyn Future<Output = Probe> + Send>>>,
     /// The members that there is a probe of.
     probed: Vec<usize>,
 }
 
-/// What a member receives, with its place.
-type MemberWatch = Pin<Box<dyn Stream<Item = (usize, Result<Delta, SourceError>)> + Send>>;
-
 /// A member, and the version up to which nothing has happened to it.
 type Probe = (usize, Option<ResourceVersion>);
-
-/// The open watch of one member.
-struct Followed {
-    member: Member,
-    live: Live,
-    opened_at: Instant,
-    is_empty: bool,
-}
 
 /// What a later start goes on with.
 #[derive(Serialize, Deserialize)]
@@ -102,28 +94,16 @@ struct Kept {
     version: String,
     problems: KeptProblems,
     members: Vec<KeptMember>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct KeptMember {
-    namespace: String,
-    /// All of it was received.
-    version: String,
-    /// The version after it is known in part: its changes are the mark's.
-    #[serde(default)]
-    is_open: bool,
-    mark: Option<KeptMark>,
+    selector: Option<KeptMember>,
 }
 
 /// Requests for different namespaces at a time.
 const CONCURRENCY: usize = 8;
 /// Attempts to list all namespaces at one version.
 const LIST_ATTEMPTS: usize = 4;
-/// A watch that ends sooner and empty is not opened again at once.
-const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
-/// kube-apiserver sends a bookmark two seconds before the end of a watch.
-const PROBE_TIME: Duration = Duration::from_secs(4);
-const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// After a change of the selected namespaces, more of which may follow.
+const SETTLING: Duration = Duration::from_secs(1);
+const FAR: Duration = Duration::from_secs(3600);
 /// So many events are ahead before probes are sent though nobody waits.
 const PROBE_AHEAD: usize = 1_000;
 
@@ -133,14 +113,21 @@ impl Namespaces {
     pub(super) fn new(whole: &Arc<Shared>, client: Arc<Client>) -> Self {
         let members = Vec::new();
         let state = State { members, merge: Merge::new(0, ResourceVersion::decimal(0)) };
-        Self { whole: Arc::clone(whole), client, state: Arc::new(Mutex::new(state)) }
+        let has_selector = !whole.config.namespace_selector.is_empty();
+        let selector = has_selector.then(|| Selector::new(whole, Arc::clone(&client)));
+        Self { whole: Arc::clone(whole), client, selector, state: Arc::new(Mutex::new(state)) }
     }
 
     pub(super) async fn list(&self, at: &ListVersion) -> Result<List, SourceError> {
         if self.whole.config.has_opaque_versions {
             return Err(not_decimal());
         }
-        let members: Vec<Member> = self.names().iter().map(|name| self.member(name)).collect();
+        let (names, version) = match &self.selector {
+            Some(selector) => selector.list().await?,
+            None => (self.whole.config.namespaces.clone(), String::new()),
+        };
+        self.whole.health.set_namespaces(names.clone());
+        let members: Vec<Member> = names.iter().map(|name| self.member(name)).collect();
         // No namespace goes back behind what was handed out of it.
         let highest = self.state.lock().merge.highest().cloned();
         let at = match (at, highest.clone()) {
@@ -149,10 +136,18 @@ impl Namespaces {
             }
             _ => at,
         };
+        if members.is_empty() {
+            self.whole.check_cluster().await?;
+            return self.settle(members, vec![Reading { version, ..Reading::default() }], at, highest.as_ref());
+        }
         for _ in 0..LIST_ATTEMPTS {
             let Some(readings) = read(&members, at).await? else { continue };
             // Only now: it is of this list that the cluster has to be known.
             self.whole.check_cluster().await?;
+            if self.selector.is_none() {
+                let empty = names.iter().zip(&readings).filter(|(_, reading)| reading.objects.is_empty());
+                existence::check(&self.whole, &empty.map(|(name, _)| name.clone()).collect::<Vec<_>>()).await;
+            }
             return self.settle(members, readings, at, highest.as_ref());
         }
         let text = "the API does not list namespaces at one version (resourceVersionMatch=Exact): follow each of them as a \
@@ -178,14 +173,20 @@ impl Namespaces {
         if !all.version.parse::<ResourceVersion>().is_ok_and(|version| version.lineage().is_none()) {
             return Err(not_decimal());
         }
-        let list = self.whole.settle(all, at)?;
+        let mut list = self.whole.settle(all, at)?;
         let mut state = self.state.lock();
+        let is_known = |name: &String| state.members.iter().any(|member| member.namespace == *name);
+        list.new_namespaces =
+            members.iter().map(|member| member.namespace.clone()).filter(|name| !is_known(name)).collect();
         if let Some(highest) = highest.filter(|highest| list.version < **highest) {
             let text = format!("the cluster is at version {}, and {highest} was known", list.version);
             *state = State { members: Vec::new(), merge: Merge::new(0, list.version) };
             return Err(SourceError::HistoryChanged(text));
         }
         let cluster = self.whole.known.lock().cluster().map(str::to_owned);
+        if let Some((selector, uid)) = self.selector.as_ref().zip(cluster.as_deref()) {
+            selector.check_cluster(uid);
+        }
         for (member, mark) in members.iter().zip(marks) {
             let mut known = member.shared.known.lock();
             if let Some(uid) = &cluster {
@@ -214,7 +215,14 @@ impl Namespaces {
             .buffered(CONCURRENCY)
             .try_collect()
             .await?;
+        let names: Vec<_> = members.iter().map(|member| member.namespace.clone()).collect();
+        let configured = if self.selector.is_some() { Vec::new() } else { names.clone() };
         let merged = Merged {
+            selection: match &self.selector {
+                Some(selector) => Box::pin(selector::changed(selector.follow().await?, names)),
+                None => Box::pin(std::future::pending()),
+            },
+            checks: Box::pin(existence::keep_checking(Arc::clone(&self.whole), configured)),
             state: Arc::clone(&self.state),
             members,
             health: self.whole.health.clone(),
@@ -233,7 +241,8 @@ impl Namespaces {
 
     /// What the objects depend upon besides the rest of the configuration.
     pub(super) fn identity(&self) -> String {
-        format!("in {:?}", self.names())
+        let KubeConfig { namespaces, namespace_selector, .. } = &self.whole.config;
+        format!("in {namespaces:?} and by labels {namespace_selector:?}")
     }
 
     pub(super) fn proof(&self) -> Option<Bytes> {
@@ -243,7 +252,8 @@ impl Namespaces {
             cluster: self.whole.known.lock().cluster().map(str::to_owned),
             version: state.merge.version().to_string(),
             problems: self.whole.problems.keep(),
-            members: members.filter(|members| !members.is_empty())?,
+            members: members?,
+            selector: self.selector.as_ref().map(|selector| selector.keep().ok_or(())).transpose().ok()?,
         };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
@@ -253,7 +263,7 @@ impl Namespaces {
     pub(super) fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
         let unreadable = |error: &dyn std::fmt::Display| format!("its proof cannot be read: {error}");
         let kept: Kept = serde_json::from_slice(proof).map_err(|error| unreadable(&error))?;
-        let Kept { cluster, version, problems, members } = kept;
+        let Kept { cluster, version, problems, members, selector } = kept;
         if version != at.to_string() {
             return Err(format!("its proof is of version {version}, and it is at {at}"));
         }
@@ -266,16 +276,17 @@ impl Namespaces {
             resumed.push(member);
             reached.push(version);
         }
+        if let Some((selector, kept)) = self.selector.as_ref().zip(selector) {
+            let version = kept.version.parse().map_err(|error: VersionError| unreadable(&error))?;
+            selector.resume(cluster.clone(), version, kept.is_open, kept.mark.and_then(Mark::resume));
+        }
+        self.whole.health.set_namespaces(resumed.iter().map(|member| member.namespace.clone()).collect());
         *self.whole.known.lock() = Known::resume(cluster, at.clone(), false, None);
         let mut merge = Merge::new(0, at.clone());
         merge.begin(at.clone(), reached);
         *self.state.lock() = State { members: resumed, merge };
         self.whole.problems.resume(problems);
         Ok(())
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.whole.config.namespaces.clone()
     }
 
     /// The member that there is, or a new one.
@@ -298,10 +309,6 @@ impl std::fmt::Debug for Namespaces {
 /// Reads all namespaces at one version; `None` when the API has answered with different ones, or has forgotten the first.
 async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading>>, SourceError> {
     let Some((first, others)) = members.split_first() else { return Ok(None) };
-    let into_error = |stop| match stop {
-        Stop::NotDecimal => not_decimal(),
-        Stop::Source(error) => error,
-    };
     let first = list::read(&first.shared, at).await.map_err(into_error)?;
     let version = first.version.clone();
     let others = stream::iter(others.iter().cloned())
@@ -322,127 +329,17 @@ async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading
     Ok(Some(readings).filter(|readings| readings.iter().all(|reading| reading.version == version)))
 }
 
+fn into_error(stop: Stop) -> SourceError {
+    match stop {
+        Stop::NotDecimal => not_decimal(),
+        Stop::Source(error) => error,
+    }
+}
+
 fn not_decimal() -> SourceError {
     let text = "the API's versions are not decimals, so that namespaces cannot be compared: follow each of them as a resource \
                 of its own";
     SourceError::Undecodable(text.to_owned())
-}
-
-// === impl Member ===
-
-impl Member {
-    /// The version that was handed out completely; `None` when that is not known.
-    fn reached(&self) -> Option<ResourceVersion> {
-        self.shared.known.lock().position().map(Position::safe)
-    }
-
-    /// Opens its watch, for a resource that goes on from a merged version.
-    async fn follow(self, merged: &ResourceVersion) -> Result<Followed, SourceError> {
-        let position = self.shared.known.lock().position().cloned();
-        let is_ahead = |position: &Position| {
-            let mark = position.mark().filter(|_| !position.is_open());
-            position.safe() > *merged || mark.is_some_and(|mark| mark.version() > merged)
-        };
-        let ahead = position.filter(|position| position.origin == Origin::EarlierStart && is_ahead(position));
-        let live = match ahead {
-            Some(position) => self.open_behind(merged, position).await?,
-            None => self.open().await?,
-        };
-        Ok(Followed { member: self, live, opened_at: Instant::now(), is_empty: true })
-    }
-
-    /// Opens the watch of a namespace that was ahead when an earlier start ended, at the merged version, which is that of the
-    /// kept state.
-    async fn open_behind(&self, merged: &ResourceVersion, position: Position) -> Result<Live, SourceError> {
-        let (mark, Position { version, .. }) = (position.mark(), position);
-        self.shared.check_cluster().await?;
-        if self.shared.head(&version, mark.as_ref()).await? != Head::HasMark {
-            let text = format!("the namespace {} has nothing at {version} to be recognised by", self.namespace);
-            return Err(SourceError::Expired(text));
-        }
-        let live = watch::open(&self.shared, merged, None).await?;
-        let mut known = self.shared.known.lock();
-        *known = Known::resume(known.cluster().map(str::to_owned), merged.clone(), false, None);
-        drop(known);
-        Ok(live)
-    }
-
-    async fn open(&self) -> Result<Live, SourceError> {
-        let expired = || SourceError::Expired(format!("nothing is known of the namespace {}", self.namespace));
-        let from = self.reached().ok_or_else(expired)?;
-        let position = self.shared.known.lock().begin_watch(&from);
-        self.shared.watch(&from, position).await
-    }
-
-    fn keep(&self) -> Option<KeptMember> {
-        let known = self.shared.known.lock();
-        let position = known.position()?;
-        let (is_open, mark) = (position.is_open(), position.mark().as_ref().map(Mark::keep));
-        Some(KeptMember { namespace: self.namespace.clone(), version: position.safe().to_string(), is_open, mark })
-    }
-
-    /// Returns a version up to which nothing has happened after this one, if the API tells.
-    async fn probe(self, from: ResourceVersion) -> Option<ResourceVersion> {
-        let begun = Instant::now();
-        let found = self.probe_once(&from).await;
-        if found.is_none() {
-            sleep_until(begun + PROBE_INTERVAL).await;
-        }
-        found
-    }
-
-    async fn probe_once(&self, from: &ResourceVersion) -> Option<ResourceVersion> {
-        let query = [("resourceVersion", &*from.to_string())];
-        let mut live = Live::open_for(&self.shared, &query, PROBE_TIME).await.ok()?;
-        loop {
-            let received = live.line().await.ok()??;
-            match live.decode(&received).ok()? {
-                Said::Bookmark(object) => {
-                    let version: ResourceVersion = Bookmark::read(object).ok()?.version.parse().ok()?;
-                    if version > *from {
-                        return Some(version);
-                    }
-                }
-                // Of a version that is open what is known comes again.
-                Said::Change(EventType::Deleted, item) if self.has_deleted(&item.object) => {}
-                _ => return None,
-            }
-        }
-    }
-
-    fn has_deleted(&self, last: &Object) -> bool {
-        let mark = self.shared.known.lock().position().and_then(Position::mark);
-        mark.is_some_and(|mark| mark.has_deletion(last))
-    }
-}
-
-// === impl Followed ===
-
-impl Followed {
-    fn into_stream(self, at: usize) -> MemberWatch {
-        Box::pin(stream::unfold(Some(self), move |followed| async move {
-            let mut followed = followed?;
-            match followed.next().await {
-                Ok(delta) => Some(((at, Ok(delta)), Some(followed))),
-                Err(error) => Some(((at, Err(error)), None)),
-            }
-        }))
-    }
-
-    async fn next(&mut self) -> Result<Delta, SourceError> {
-        loop {
-            if let Some(delta) = self.live.next().await? {
-                self.is_empty = false;
-                return Ok(delta);
-            }
-            if self.is_empty && self.opened_at.elapsed() < VERY_SHORT_WATCH {
-                let text = format!("the watch of the namespace {} was closed at once", self.member.namespace);
-                return Err(SourceError::Busy(text));
-            }
-            self.live = self.member.open().await?;
-            (self.opened_at, self.is_empty) = (Instant::now(), true);
-        }
-    }
 }
 
 // === impl Merged ===
@@ -476,6 +373,8 @@ impl Merged {
                         }
                     }
                 }
+                error = &mut self.selection => return Err(error),
+                () = &mut self.checks => {}
                 () = demand.wanted(), if has_room && !demand.is_wanted() => {}
             }
         }

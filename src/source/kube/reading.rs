@@ -19,7 +19,7 @@ use super::{
     initial::{self, InitialEvents},
     known::{Known, Origin, Position},
     list::{self, VersionQuery},
-    namespaces::Namespaces,
+    namespaces::{Namespaces, existence},
     proof::{KeptMark, Mark, Recognition},
     watch::{self, Live},
 };
@@ -109,7 +109,7 @@ impl KubeSource {
         let one = Some(config.namespace.clone()).filter(|name| !name.is_empty());
         health.set_namespaces(one.into_iter().chain(config.namespaces.iter().cloned()).collect());
         let client = clients.get(&config.cluster, config.contact_timeout);
-        let has_several = !config.namespaces.is_empty();
+        let has_several = !config.namespaces.is_empty() || !config.namespace_selector.is_empty();
         let shared = Arc::new(Shared::new(config, Arc::clone(&client), health));
         let namespaces = has_several.then(|| Namespaces::new(&shared, client));
         Self { shared, opened: Mutex::default(), namespaces }
@@ -171,6 +171,8 @@ impl ListerWatcher for KubeSource {
         // Only now: it is of this list that the cluster has to be known.
         shared.check_cluster().await?;
         let list = shared.settle(reading, &at)?;
+        let missing = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty() && list.objects.is_empty());
+        existence::check(shared, missing.as_slice()).await;
         *self.opened.lock() = live.map(|live| (list.version.clone(), live));
         Ok(list)
     }
@@ -183,10 +185,18 @@ impl ListerWatcher for KubeSource {
         let position = shared.known.lock().begin_watch(&from);
         let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
         let live = if let Some((_, live)) = opened { live } else { shared.watch(&from, position).await? };
-        Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
-            let mut live = live?;
-            match live.next().await {
-                Ok(Some(delta)) => Some((Ok(delta), Some(live))),
+        let name = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty());
+        let checks = Box::pin(existence::keep_checking(Arc::clone(shared), name.into_iter().collect()));
+        Ok(Box::pin(futures_util::stream::unfold(Some((live, checks)), |open| async move {
+            let (mut live, mut checks) = open?;
+            let next = tokio::select! {
+                biased;
+                next = live.next() => next,
+                // Which never ends.
+                () = &mut checks => Ok(None),
+            };
+            match next {
+                Ok(Some(delta)) => Some((Ok(delta), Some((live, checks)))),
                 Ok(None) => None,
                 Err(error) => Some((Err(error), None)),
             }
@@ -371,7 +381,7 @@ impl Shared {
         drop(known);
         let (not_served, problems) = problems.into_iter().unzip();
         self.problems.replace(&OBJECT_REASONS, problems);
-        Ok(List { objects, version, not_served })
+        Ok(List { not_served, ..List::new(objects, version) })
     }
 }
 

@@ -31,6 +31,8 @@ pub(in crate::source) struct Rig {
     /// The last version that is complete.
     pub(in crate::source) safe: u128,
     pub(in crate::source) rewinds: usize,
+    /// Of the last list.
+    pub(in crate::source) new_namespaces: Vec<String>,
 }
 
 /// A state that a later start could begin with, and its proof.
@@ -67,7 +69,18 @@ impl Rig {
         let task = tokio::spawn(reflector.run());
         let version = kept.map_or(0, |kept| kept.version);
         let objects = kept.map(|kept| kept.state.clone()).unwrap_or_default();
-        Self { fifo, health, stats, task, value, state: objects, version, safe: version, rewinds: 0 }
+        Self {
+            fifo,
+            health,
+            stats,
+            task,
+            value,
+            state: objects,
+            version,
+            safe: version,
+            rewinds: 0,
+            new_namespaces: Vec::new(),
+        }
     }
 
     /// What has come of it so far, and its proof.
@@ -162,6 +175,7 @@ impl Rig {
 
     fn replace(&mut self, list: &List) {
         let entry = |object: &Arc<Object>| (object.key().to_string(), (object.uid().to_owned(), (self.value)(object)));
+        self.new_namespaces.clone_from(&list.new_namespaces);
         self.state = list.objects.iter().map(entry).collect();
     }
 

@@ -415,7 +415,7 @@ impl Harness {
             Upstream::List(held, not_served, at) => {
                 let objects = |held: Vec<Rc<Held>>| held.iter().map(|held| object(held, held.version)).collect();
                 let (objects, not_served) = (objects(held), objects(not_served));
-                Delta::Replace(List { objects, not_served, version: version(at) })
+                Delta::Replace(List { not_served, ..List::new(objects, version(at)) })
             }
         }
     }

@@ -170,3 +170,102 @@ async fn an_api_whose_versions_do_not_allow_it_is_named() {
     let opaque = KubeConfig { has_opaque_versions: true, ..stand.of_two() };
     follow(opaque, None).error("versions are not decimals").await;
 }
+
+/// One warning, whatever follows it: with all namespaces of a resource, and with the only one.
+#[tokio::test]
+async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
+    let stand = three().await;
+    let several = KubeConfig { namespaces: vec!["a".into(), "gone".into(), "lost".into()], ..stand.config() };
+    let one = KubeConfig { namespace: "gone".into(), ..stand.config() };
+    // The checks of a watch begin some time after it was requested.
+    let skip = async |seconds, is_so: &dyn Fn() -> bool| {
+        for _ in 0..10 {
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            tokio::time::resume();
+            if timeout(Duration::from_secs(1), until(is_so)).await.is_ok() {
+                return;
+            }
+        }
+        panic!("not within ten times {seconds} s");
+    };
+    for (config, missing) in [(several, vec!["gone", "lost"]), (one, vec!["gone"])] {
+        let hour = Duration::from_secs(3600);
+        let config = KubeConfig { contact_timeout: hour, watch_timeout: hour, ..config };
+        stand.play.set(|store| store.namespaces = Some(vec!["a"]));
+        let mut rig = follow(config, None);
+        assert!(rig.told().await.starts_with("list"));
+        let subjects = || {
+            let mut subjects: Vec<_> = rig.health.problems().into_iter().map(|problem| problem.subject).collect();
+            subjects.sort();
+            subjects
+        };
+        assert_eq!(subjects(), missing);
+        let problem = rig.health.problems().into_iter().find(|problem| problem.subject == "gone").unwrap();
+        assert_eq!(problem.reason.as_str(), "NAMESPACE_NOT_FOUND");
+        assert_eq!(problem.message, "namespace \"gone\" not found: create it, or remove it from the configuration");
+        stand.play.set(|store| store.namespaces = Some(vec!["a", "gone", "lost"]));
+        skip(21, &|| subjects().is_empty()).await;
+        // Which is found out without a list, too.
+        stand.play.set(|store| store.namespaces = Some(vec!["a"]));
+        skip(301, &|| subjects() == missing).await;
+        assert_eq!(rig.lists(), 1);
+        // What may not be read is no problem.
+        stand.play.set(|store| store.namespaces = None);
+        skip(21, &|| subjects().is_empty()).await;
+    }
+}
+
+/// A namespace that comes or goes leads to one list, which brings the difference.
+#[tokio::test]
+async fn a_selector_decides_which_namespaces_there_are() {
+    let stand = three().await;
+    stand.play.write("@a=1 @b=1");
+    let config = KubeConfig { namespace_selector: "team=x".into(), ..stand.config() };
+    let mut rig = follow(config.clone(), None);
+    assert_eq!(rig.told().await, "list 7");
+    assert_eq!((rig.state.clone(), rig.health.namespaces()), (stand.state_of_two(5), vec!["a".to_owned(), "b".into()]));
+    assert!(stand.play.asked()[0].starts_with("list limit=500 of namespaces"), "{:?}", stand.play.asked());
+    stand.play.write("a/x=2 @a=2");
+    assert_eq!(rig.next().await, "7 ahead ~a/x=2@8");
+
+    stand.play.write("@c=1 -@b");
+    assert_eq!(rig.told().await, "list 11");
+    assert_eq!(rig.new_namespaces, ["c"], "what was there before, and is new here, proves no other history");
+    assert_eq!((rig.lists(), rig.health.namespaces()), (2, vec!["a".to_owned(), "c".into()]));
+    let names = |rig: &Rig| rig.state.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&rig), ["a/x", "c/x"]);
+
+    stand.gate.cut();
+    stand.play.write("c/y=1");
+    until(|| stand.play.asked().iter().filter(|asked| asked.starts_with("watch 11")).count() >= 3).await;
+    assert_eq!(rig.told().await, "11 ahead +c/y=1@12");
+    stand.play.write("-@c -@a");
+    assert_eq!(rig.told().await, "list 14");
+    assert!(rig.state.is_empty() && rig.health.namespaces().is_empty());
+    stand.play.write("@b=1");
+    assert_eq!(rig.told().await, "list 15");
+    assert_eq!(names(&rig), ["b/x", "b/y"]);
+
+    // A later start, while the namespaces are other ones.
+    let kept = rig.kept().await;
+    drop(rig);
+    stand.play.write("b/z=1");
+    let mut later = follow(config.clone(), Some(&kept));
+    assert_eq!((later.told().await.as_str(), later.lists()), ("16 +b/z=1", 0), "one namespace has one version");
+    drop(later);
+    stand.play.write("@a=3");
+    let mut later = follow(config, Some(&kept));
+    while !later.told().await.starts_with("list") {}
+    assert_eq!((names(&later), later.rewinds), (vec!["a/x".to_owned(), "b/x".into(), "b/y".into(), "b/z".into()], 0));
+}
+
+#[tokio::test]
+async fn a_selector_of_too_many_namespaces_is_named() {
+    let stand = Stand::new().await;
+    for n in 0..101 {
+        stand.play.write(&format!("@n{n}=1"));
+    }
+    let config = KubeConfig { namespace_selector: "team=x".into(), ..stand.config() };
+    follow(config, None).error("selects 101 namespaces, and at most 100 are followed").await;
+}

@@ -92,6 +92,7 @@ struct Change {
 type Query = BTreeMap<String, String>;
 
 const NAMESPACE: &str = "namespace of the path";
+const NAMESPACES: &str = "namespaces alone";
 /// Whether only metadata is to be sent.
 const PARTIAL: &str = "type of the answer";
 
@@ -218,6 +219,10 @@ impl Play {
         let uri = request.uri();
         let mut query: Query =
             form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+        if uri.path() == "/api/v1/namespaces" {
+            // Of which each is an object: `@shop`.
+            query.insert(NAMESPACES.to_owned(), String::new());
+        }
         if let Some((_, rest)) = uri.path().split_once("/namespaces/") {
             query.insert(NAMESPACE.to_owned(), rest.split('/').next().unwrap_or_default().to_owned());
         }
@@ -413,7 +418,7 @@ impl Store {
             let before = self.state_at(change.revision - 1);
             before.get(key).cloned().unwrap_or_default()
         });
-        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        let (namespace, name) = key.split_once('/').unwrap_or(("", key.trim_start_matches('@')));
         let mut object = serde_json::Map::new();
         let metadata = json!({
             "name": name, "namespace": namespace, "uid": uid, "resourceVersion": version, "managedFields": [{"manager": "x"}],
@@ -459,6 +464,9 @@ fn partial(query: &Query, object: Value) -> Value {
 /// Whether an object is in the namespace of the path and has the name of the field selector.
 fn selects(query: &Query, key: &str) -> bool {
     let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+    if key.starts_with('@') != query.contains_key(NAMESPACES) {
+        return false;
+    }
     let fields = query.get("fieldSelector").into_iter().flat_map(|fields| fields.split(','));
     let mut names = fields.filter_map(|field| field.strip_prefix("metadata.name="));
     query.get(NAMESPACE).is_none_or(|wanted| wanted == namespace) && names.all(|wanted| wanted == name)
@@ -497,6 +505,8 @@ pub(super) fn expired() -> String {
 fn summary(query: &Query) -> String {
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     let of_metadata = if query.contains_key(PARTIAL) { " of metadata" } else { "" };
+    let of_namespaces = if query.contains_key(NAMESPACES) { " of namespaces" } else { "" };
+    let of_metadata = if of_namespaces.is_empty() { of_metadata } else { of_namespaces };
     let kind = match (query.contains_key("watch"), query.contains_key("sendInitialEvents")) {
         (true, true) => "initial",
         (true, false) => "watch",

@@ -1,0 +1,189 @@
+//! One of several namespaces: its position, and its watch.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::{Stream, stream};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::super::{
+    head::Head,
+    known::{Known, Origin, Position},
+    object::Bookmark,
+    proof::{KeptMark, Mark},
+    reading::Shared,
+    watch::{self, Live},
+};
+use crate::{
+    cache::{Delta, SourceError},
+    model::{EventType, Object, ResourceVersion},
+    source::watch_event::Said,
+};
+
+/// One namespace.
+#[derive(Debug, Clone)]
+pub(super) struct Member {
+    pub(super) namespace: String,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What a member receives, with its place.
+pub(super) type MemberWatch = Pin<Box<dyn Stream<Item = (usize, Result<Delta, SourceError>)> + Send>>;
+
+/// The open watch of one member.
+pub(super) struct Followed {
+    member: Member,
+    live: Live,
+    opened_at: Instant,
+    is_empty: bool,
+}
+
+/// What a later start goes on with.
+#[derive(Serialize, Deserialize)]
+pub(super) struct KeptMember {
+    pub(super) namespace: String,
+    /// All of it was received.
+    pub(super) version: String,
+    /// The version after it is known in part: its changes are the mark's.
+    #[serde(default)]
+    pub(super) is_open: bool,
+    pub(super) mark: Option<KeptMark>,
+}
+
+/// A watch that ends sooner and empty is not opened again at once.
+const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
+/// kube-apiserver sends a bookmark two seconds before the end of a watch.
+const PROBE_TIME: Duration = Duration::from_secs(4);
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// Of an API that takes no account of `limit`.
+const MAX_NUDGE_BYTES: usize = 8 << 20;
+const NUDGE_AFTER: Duration = Duration::from_millis(500);
+// === impl Member ===
+
+impl Member {
+    /// The version that was handed out completely; `None` when that is not known.
+    pub(super) fn reached(&self) -> Option<ResourceVersion> {
+        self.shared.known.lock().position().map(Position::safe)
+    }
+
+    /// Opens its watch, for a resource that goes on from a merged version.
+    pub(super) async fn follow(self, merged: &ResourceVersion) -> Result<Followed, SourceError> {
+        let position = self.shared.known.lock().position().cloned();
+        let is_ahead = |position: &Position| {
+            position.safe() > *merged || position.mark().is_some_and(|mark| mark.version() > merged)
+        };
+        let ahead = position.filter(|position| position.origin == Origin::EarlierStart && is_ahead(position));
+        let live = match ahead {
+            Some(position) => self.open_behind(merged, position).await?,
+            None => self.open().await?,
+        };
+        Ok(Followed { member: self, live, opened_at: Instant::now(), is_empty: true })
+    }
+
+    /// Opens the watch of a namespace that was ahead when an earlier start ended, at the merged version, which is that of the
+    /// kept state.
+    async fn open_behind(&self, merged: &ResourceVersion, position: Position) -> Result<Live, SourceError> {
+        let (mark, Position { version, .. }) = (position.mark(), position);
+        self.shared.check_cluster().await?;
+        if self.shared.head(&version, mark.as_ref()).await? != Head::HasMark {
+            let text = format!("the namespace {} has nothing at {version} to be recognised by", self.namespace);
+            return Err(SourceError::Expired(text));
+        }
+        let live = watch::open(&self.shared, merged, None).await?;
+        let mut known = self.shared.known.lock();
+        *known = Known::resume(known.cluster().map(str::to_owned), merged.clone(), false, None);
+        drop(known);
+        Ok(live)
+    }
+
+    async fn open(&self) -> Result<Live, SourceError> {
+        let expired = || SourceError::Expired(format!("nothing is known of the namespace {}", self.namespace));
+        let from = self.reached().ok_or_else(expired)?;
+        let position = self.shared.known.lock().begin_watch(&from);
+        self.shared.watch(&from, position).await
+    }
+
+    pub(super) fn keep(&self) -> Option<KeptMember> {
+        let known = self.shared.known.lock();
+        let position = known.position()?;
+        let (is_open, mark) = (position.is_open(), position.mark().as_ref().map(Mark::keep));
+        Some(KeptMember { namespace: self.namespace.clone(), version: position.safe().to_string(), is_open, mark })
+    }
+
+    /// Returns a version up to which nothing has happened after this one, if the API tells.
+    pub(super) async fn probe(self, from: ResourceVersion) -> Option<ResourceVersion> {
+        let begun = Instant::now();
+        let found = self.probe_once(&from).await;
+        if found.is_none() {
+            sleep_until(begun + PROBE_INTERVAL).await;
+        }
+        found
+    }
+
+    async fn probe_once(&self, from: &ResourceVersion) -> Option<ResourceVersion> {
+        let query = [("resourceVersion", &*from.to_string())];
+        let mut live = Live::open_for(&self.shared, &query, PROBE_TIME).await.ok()?;
+        let bookmark = async {
+            loop {
+                let received = live.line().await.ok()??;
+                match live.decode(&received).ok()? {
+                    Said::Bookmark(object) => {
+                        let version: ResourceVersion = Bookmark::read(object).ok()?.version.parse().ok()?;
+                        if version > *from {
+                            return Some(version);
+                        }
+                    }
+                    // Of a version that is open what is known comes again.
+                    Said::Change(EventType::Deleted, item) if self.has_deleted(&item.object) => {}
+                    _ => return None,
+                }
+            }
+        };
+        tokio::select! {
+            version = bookmark => version,
+            () = self.nudge() => None,
+        }
+    }
+
+    fn has_deleted(&self, last: &Object) -> bool {
+        let mark = self.shared.known.lock().position().and_then(Position::mark);
+        mark.is_some_and(|mark| mark.has_deletion(last))
+    }
+
+    /// Makes kube-apiserver find out how far etcd is: it does so for a list of the most recent state, and sends no bookmark
+    /// at a version that it knew when the watch was opened. Never ends.
+    async fn nudge(&self) {
+        sleep(NUDGE_AFTER).await;
+        drop(self.shared.api.list_within(&self.shared.target(&[("limit", "1")]), MAX_NUDGE_BYTES).await);
+        std::future::pending::<()>().await;
+    }
+}
+
+// === impl Followed ===
+
+impl Followed {
+    pub(super) fn into_stream(self, at: usize) -> MemberWatch {
+        Box::pin(stream::unfold(Some(self), move |followed| async move {
+            let mut followed = followed?;
+            match followed.next().await {
+                Ok(delta) => Some(((at, Ok(delta)), Some(followed))),
+                Err(error) => Some(((at, Err(error)), None)),
+            }
+        }))
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
+        loop {
+            if let Some(delta) = self.live.next().await? {
+                self.is_empty = false;
+                return Ok(delta);
+            }
+            if self.is_empty && self.opened_at.elapsed() < VERY_SHORT_WATCH {
+                let text = format!("the watch of the namespace {} was closed at once", self.member.namespace);
+                return Err(SourceError::Busy(text));
+            }
+            self.live = self.member.open().await?;
+            (self.opened_at, self.is_empty) = (Instant::now(), true);
+        }
+    }
+}

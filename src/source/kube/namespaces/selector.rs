@@ -1,0 +1,118 @@
+//! The namespaces that a label selector selects: a list, and a watch that says when it is out of date.
+//!
+//! Namespaces are a resource like another, of which only the names are of interest. A namespace that comes or goes leads to a
+//! list of all namespaces, so that the resource is at one version again.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{
+    super::{KubeConfig, client::Client, known::Known, list, proof::Mark, reading::Shared},
+    member::{Followed, KeptMember, Member},
+};
+use crate::{
+    cache::{Delta, ListVersion, SourceError},
+    model::{Event, ResourceVersion},
+};
+
+/// The selected namespaces.
+#[derive(Debug, Clone)]
+pub(super) struct Selector {
+    member: Member,
+}
+
+/// Each has a watch of its own.
+pub(super) const MAX_NAMESPACES: usize = 100;
+
+// === impl Selector ===
+
+impl Selector {
+    /// Makes the selector of a resource.
+    pub(super) fn new(whole: &Shared, client: Arc<Client>) -> Self {
+        let KubeConfig { resource, namespace_selector, cluster, .. } = &whole.config;
+        let config = KubeConfig {
+            label_selector: namespace_selector.clone(),
+            cluster: cluster.clone(),
+            is_metadata_only: true,
+            answer_timeout: whole.config.answer_timeout,
+            contact_timeout: whole.config.contact_timeout,
+            watch_timeout: whole.config.watch_timeout,
+            ..KubeConfig::new(resource, "", "v1", "namespaces")
+        };
+        let shared = Shared::new(config, client, whole.health.clone());
+        Self { member: Member { namespace: String::new(), shared: Arc::new(shared) } }
+    }
+
+    /// Lists them: their names, and the version of all objects that the list is of.
+    pub(super) async fn list(&self) -> Result<(Vec<String>, String), SourceError> {
+        let shared = &self.member.shared;
+        let reading = list::read(shared, &ListVersion::MostRecent).await.map_err(super::into_error)?;
+        let version: ResourceVersion = reading.version.parse().map_err(|_| super::not_decimal())?;
+        let mut names: Vec<String> = reading.objects.iter().map(|object| object.key().name().to_owned()).collect();
+        names.sort();
+        if names.len() > MAX_NAMESPACES {
+            let (count, selector) = (names.len(), &shared.config.label_selector);
+            let text = format!(
+                "the namespace selector {selector:?} selects {count} namespaces, and at most {MAX_NAMESPACES} are followed \
+                 one by one: select fewer, or follow all namespaces"
+            );
+            return Err(SourceError::Unavailable(text));
+        }
+        shared.known.lock().note_list(&version, Mark::of_list(&reading.objects));
+        Ok((names, reading.version))
+    }
+
+    /// Takes note of the cluster that the list was of.
+    pub(super) fn check_cluster(&self, uid: &str) {
+        let mut known = self.member.shared.known.lock();
+        if known.cluster().is_none() {
+            // What was not known contradicts nothing.
+            drop(known.check_cluster(uid));
+        }
+    }
+
+    /// Opens the watch.
+    pub(super) async fn follow(&self) -> Result<Followed, SourceError> {
+        self.member.clone().follow(&ResourceVersion::decimal(u128::MAX)).await
+    }
+
+    pub(super) fn keep(&self) -> Option<KeptMember> {
+        self.member.keep()
+    }
+
+    pub(super) fn resume(&self, cluster: Option<String>, version: ResourceVersion, is_open: bool, mark: Option<Mark>) {
+        *self.member.shared.known.lock() = Known::resume(cluster, version, is_open, mark);
+    }
+}
+
+/// Waits until the selected namespaces are other ones than these for a moment, in which more may come.
+pub(super) async fn changed(mut followed: Followed, names: Vec<String>) -> SourceError {
+    let mut until: Option<Instant> = None;
+    loop {
+        let deadline = until.unwrap_or_else(|| Instant::now() + super::FAR);
+        let received = tokio::select! {
+            // Cancel-safe: nothing is lost of a watch.
+            received = followed.next() => received,
+            () = tokio::time::sleep_until(deadline), if until.is_some() => {
+                return SourceError::Expired("the selected namespaces have changed".to_owned());
+            }
+        };
+        let delta = match received {
+            Ok(delta) => delta,
+            Err(error) => return error,
+        };
+        let Delta::Changes { events, .. } = delta else { continue };
+        let is_known = |name: &str| names.iter().any(|known| known == name);
+        let is_news = |event: &Event| match event {
+            Event::Added(namespace) | Event::Modified(namespace) | Event::NotServed(namespace) => {
+                !is_known(namespace.key().name())
+            }
+            Event::Deleted(namespace) => is_known(namespace.key().name()),
+            Event::Bookmark(_) => false,
+        };
+        if events.iter().any(is_news) {
+            until.get_or_insert_with(|| Instant::now() + super::SETTLING);
+        }
+    }
+}

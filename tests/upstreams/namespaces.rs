@@ -1,0 +1,261 @@
+//! Several namespaces in one resource over a real API server: writes in some, silence in others, cuts, and clients that come
+//! back at any version.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use informerd::proto::pb;
+use serde_json::{Value, json};
+
+use crate::{
+    DEADLINE,
+    apiserver::{ADMIN, ApiServer, CONFIG_MAPS, READER, ask},
+    served::{Served, bodies},
+};
+
+/// Key to version.
+type State = BTreeMap<String, String>;
+
+fn source(namespaces: &Value) -> Value {
+    json!({ "version": "v1", "plural": "configmaps", "namespaces": namespaces })
+}
+
+async fn put(apiserver: &ApiServer, key: &str, value: &str) -> String {
+    let (namespace, name) = key.split_once('/').unwrap();
+    let all = CONFIG_MAPS.path(namespace);
+    let data = json!({ "value": value });
+    let object = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": data });
+    let written = match apiserver.ask("PATCH", &format!("{all}/{name}"), Some(&json!({ "data": data }))).await {
+        Ok(written) => written,
+        Err(_) => apiserver.ask("POST", &all, Some(&object)).await.unwrap(),
+    };
+    written["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+}
+
+async fn delete(apiserver: &ApiServer, key: &str) {
+    let (namespace, name) = key.split_once('/').unwrap();
+    apiserver.ask("DELETE", &format!("{}/{name}", CONFIG_MAPS.path(namespace)), None).await.unwrap();
+}
+
+/// What the API has in these namespaces, now or at a version.
+async fn truth(apiserver: &ApiServer, namespaces: &[&str], at: Option<&str>) -> State {
+    let query = at.map_or(String::new(), |at| format!("?resourceVersion={at}&resourceVersionMatch=Exact"));
+    let mut state = State::new();
+    for namespace in namespaces {
+        let list = apiserver.ask("GET", &format!("{}{query}", CONFIG_MAPS.path(namespace)), None).await.unwrap();
+        for item in list["items"].as_array().unwrap() {
+            let metadata = &item["metadata"];
+            let key = format!("{namespace}/{}", metadata["name"].as_str().unwrap());
+            state.insert(key, metadata["resourceVersion"].as_str().unwrap().to_owned());
+        }
+    }
+    state
+}
+
+async fn served_state(served: &Served) -> State {
+    let version = |body: &String| {
+        let body: Value = serde_json::from_str(body).unwrap();
+        body["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+    };
+    bodies(served.client().await, "things").await.iter().map(|(key, body)| (key.clone(), version(body))).collect()
+}
+
+/// Waits until the same is served as the API has.
+async fn equal(apiserver: &ApiServer, served: &Served, namespaces: &[&str]) {
+    let started = Instant::now();
+    loop {
+        let (expected, found) = (truth(apiserver, namespaces, None).await, served_state(served).await);
+        if expected == found {
+            return;
+        }
+        assert!(started.elapsed() < 2 * DEADLINE, "{expected:?} is not {found:?}: {}", served.last_error().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn watch(served: &Served, after: &str) -> tonic::Streaming<pb::WatchResponse> {
+    let request = pb::WatchRequest {
+        resource: "things".to_owned(),
+        resource_version: after.to_owned(),
+        initial_events: if after.is_empty() { pb::InitialEvents::Send } else { pb::InitialEvents::Unspecified }.into(),
+        bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        ..pb::WatchRequest::default()
+    };
+    served.client().await.watch(request).await.unwrap().into_inner()
+}
+
+/// Folds a watch after a version until it is at another one, and returns the versions that it could be resumed from.
+async fn follow(served: &Served, after: &str, state: &mut State, until: &str) -> BTreeSet<u64> {
+    let mut stream = watch(served, after).await;
+    let (mut versions, mut last) = (BTreeSet::new(), 0);
+    let until: u64 = until.parse().unwrap();
+    while last < until {
+        let message = tokio::time::timeout(2 * DEADLINE, stream.message()).await.expect("in time").unwrap().unwrap();
+        if let Ok(version) = message.resource_version.parse() {
+            assert!(version >= last, "versions of a stream never go back");
+            last = version;
+            versions.insert(version);
+        }
+        let event_type = message.r#type();
+        let Some(object) = message.object else { continue };
+        let key = format!("{}/{}", object.namespace, object.name);
+        match event_type {
+            pb::EventType::Deleted => drop(state.remove(&key)),
+            _ => drop(state.insert(key, object.resource_version)),
+        }
+    }
+    versions
+}
+
+async fn list_at(served: &Served, version: &str) -> Duration {
+    let started = Instant::now();
+    let request = pb::ListRequest {
+        resource: "things".to_owned(),
+        min_resource_version: version.to_owned(),
+        ..pb::ListRequest::default()
+    };
+    let mut answer = served.client().await.list(request).await.unwrap().into_inner();
+    while answer.message().await.unwrap().is_some() {}
+    started.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_namespaces_are_one_resource() {
+    let apiserver = ApiServer::start().await;
+    for key in ["a/x", "b/x", "c/x"] {
+        put(&apiserver, key, "0").await;
+    }
+    let served = Served::kube(&apiserver, ADMIN, source(&json!(["a", "b", "late"]))).await;
+    equal(&apiserver, &served, &["a", "b"]).await;
+    let resource = served.resource("things").await;
+    assert_eq!(resource.namespaces, ["a", "b", "late"]);
+    let problems: Vec<_> = resource.problems.iter().map(|problem| (&*problem.reason, &*problem.subject)).collect();
+    assert_eq!(problems, [("NAMESPACE_NOT_FOUND", "late")]);
+
+    // As in any cluster something happens all the time, in another kind.
+    let life = apiserver.client.clone();
+    let life = tokio::spawn(async move {
+        let path = "/api/v1/namespaces/c/secrets";
+        for n in 0_u64.. {
+            let secret = json!({ "metadata": { "name": format!("s-{n}") } });
+            ask(&life, "POST", path, Some(&secret)).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    });
+    // At once, though the others are quiet; and once all have reached it, which is asked for.
+    let mut stream = watch(&served, "").await;
+    while !stream.message().await.unwrap().unwrap().bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
+    put(&apiserver, "c/x", "1").await;
+    let started = Instant::now();
+    let version = put(&apiserver, "a/x", "1").await;
+    let told = loop {
+        let message = stream.message().await.unwrap().unwrap();
+        if message.object.is_some() {
+            break message;
+        }
+    };
+    let latency = started.elapsed();
+    assert!(told.open && latency < Duration::from_secs(1), "{latency:?}: {told:?}");
+    let waited = list_at(&served, &version).await;
+    assert!(waited < Duration::from_secs(10), "{waited:?}");
+    println!("an event of one namespace takes {latency:?}, and a list at its version {waited:?}");
+
+    // Cuts, and a namespace that exists from now on.
+    let mut versions = BTreeSet::new();
+    for round in 0..5 {
+        served.cut();
+        for n in 0..5 {
+            put(&apiserver, &format!("a/{n}"), &format!("{round}")).await;
+            put(&apiserver, &format!("c/{n}"), &format!("{round}")).await;
+        }
+        put(&apiserver, "b/y", &format!("{round}")).await;
+        delete(&apiserver, "a/3").await;
+        let end = put(&apiserver, "a/x", &format!("round {round}")).await;
+        equal(&apiserver, &served, &["a", "b"]).await;
+        list_at(&served, &end).await;
+        let mut state = State::new();
+        versions.extend(follow(&served, "", &mut state, &end).await);
+        assert_eq!(state, truth(&apiserver, &["a", "b"], None).await, "round {round}");
+    }
+    apiserver.post("/api/v1/namespaces", &json!({ "metadata": { "name": "late" } })).await;
+    put(&apiserver, "late/x", "1").await;
+    equal(&apiserver, &served, &["a", "b", "late"]).await;
+    let started = Instant::now();
+    while !served.resource("things").await.problems.is_empty() {
+        assert!(started.elapsed() < DEADLINE);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!((served.count("reflector_lists_total").await, served.count("cache_rewinds_total").await), (1, 0));
+
+    // Whoever was at any of these versions, at whatever server, gets the rest.
+    let end = put(&apiserver, "late/x", "2").await;
+    list_at(&served, &end).await;
+    let (first, last) = (versions.first().unwrap(), end.parse::<u64>().unwrap());
+    let all = ["a", "b", "late"];
+    for from in (*first..last).step_by(3) {
+        let from = from.to_string();
+        let mut state = truth(&apiserver, &all, Some(&from)).await;
+        follow(&served, &from, &mut state, &end).await;
+        assert_eq!(state, truth(&apiserver, &all, None).await, "after {from}");
+    }
+    life.abort();
+}
+
+/// Namespaces gain and lose the label, and are created and deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_selector_of_namespaces_is_followed() {
+    let apiserver = ApiServer::start().await;
+    let label = async |namespace: &str, team: Value| {
+        let change = json!({ "metadata": { "labels": { "team": team } } });
+        apiserver.ask("PATCH", &format!("/api/v1/namespaces/{namespace}"), Some(&change)).await.unwrap();
+    };
+    for key in ["a/x", "b/x", "c/x"] {
+        put(&apiserver, key, "0").await;
+    }
+    label("a", json!("shop")).await;
+    let source = json!({ "version": "v1", "plural": "configmaps", "namespace_selector": "team=shop" });
+    let served = Served::kube(&apiserver, ADMIN, source).await;
+    equal(&apiserver, &served, &["a"]).await;
+    label("b", json!("shop")).await;
+    equal(&apiserver, &served, &["a", "b"]).await;
+    put(&apiserver, "b/y", "0").await;
+    equal(&apiserver, &served, &["a", "b"]).await;
+    label("a", Value::Null).await;
+    equal(&apiserver, &served, &["b"]).await;
+    served.cut();
+    label("b", json!("other")).await;
+    equal(&apiserver, &served, &[]).await;
+    label("c", json!("shop")).await;
+    equal(&apiserver, &served, &["c"]).await;
+    put(&apiserver, "c/y", "0").await;
+    equal(&apiserver, &served, &["c"]).await;
+    assert_eq!(served.resource("things").await.namespaces, ["c"]);
+    assert_eq!(served.count("cache_rewinds_total").await, 0);
+}
+
+/// A Role in each namespace is enough.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_in_each_namespace_is_enough() {
+    let apiserver = ApiServer::start().await;
+    let rbac = "rbac.authorization.k8s.io";
+    for namespace in ["a", "b"] {
+        let rules = json!([{ "apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"] }]);
+        let path = format!("/apis/{rbac}/v1/namespaces/{namespace}");
+        apiserver.post(&format!("{path}/roles"), &json!({ "metadata": { "name": "r" }, "rules": rules })).await;
+        let subjects = json!([{ "kind": "User", "apiGroup": rbac, "name": READER }]);
+        let role = json!({ "kind": "Role", "apiGroup": rbac, "name": "r" });
+        let binding = json!({ "metadata": { "name": "r" }, "subjects": subjects, "roleRef": role });
+        apiserver.post(&format!("{path}/rolebindings"), &binding).await;
+    }
+    put(&apiserver, "a/x", "0").await;
+    let served = Served::kube(&apiserver, READER, source(&json!(["a", "b"]))).await;
+    equal(&apiserver, &served, &["a", "b"]).await;
+    put(&apiserver, "b/x", "0").await;
+    served.cut();
+    put(&apiserver, "a/x", "1").await;
+    equal(&apiserver, &served, &["a", "b"]).await;
+    assert!(served.resource("things").await.problems.is_empty());
+    assert_eq!(served.count("reflector_lists_total").await, 1);
+}
