@@ -38,7 +38,7 @@ pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
-pub use lister_watcher::{List, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
+pub use lister_watcher::{Evidence, List, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
 pub use provenance::Provenance;
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};

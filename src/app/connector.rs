@@ -95,7 +95,7 @@ impl Connector<'_> {
             indexers: Arc::clone(&resource.indexers),
             broadcaster: config.broadcaster(),
             history: config.history(),
-            bodies_prove: source.bodies_prove(),
+            evidence: source.evidence(),
             batch_window: config.watch.batch_window.max(LEAST_WINDOW),
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);

@@ -15,7 +15,7 @@ use std::{
 use equivalent::{Comparable, Equivalent};
 use imbl::{OrdMap, OrdSet};
 
-use super::List;
+use super::{Evidence, List};
 use crate::{
     model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion},
     planted::planted,
@@ -196,18 +196,21 @@ impl Indexer {
         self.end_relist(after, changes)
     }
 
-    /// An object of a newer list that cannot be in the same history as what is held (invariant 14): where upstream counts
-    /// by itself, whatever the list has from before the last version that is complete is held, at the same version and, if `bodies_prove`,
-    /// with the same bytes. A source that counts for it proves nothing.
-    pub fn contradiction<'a>(&self, list: &'a List, bodies_prove: bool) -> Option<&'a ObjectKey> {
+    /// Returns an object of a newer list that cannot be in the same history as what is held (invariant 14): where the upstream
+    /// counts by itself, whatever the list has from before the last version that is complete is held as it is, as far as that
+    /// is [evidence](Evidence). A source that counts for it proves nothing.
+    pub fn contradiction<'a>(&self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
         let applied = &self.state.applied;
         let known = if planted!(OpenVersionIsComplete) { applied.version() } else { applied.safe() };
         let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
         let is_old =
             |object: &Object| object.version() <= known && object.version().lineage().is_none() && !is_new(object);
         let is_held = |object: &Object| {
-            let held = self.state.objects.get(object.key());
-            held.is_some_and(|held| is_same(held, object) && (!bodies_prove || held.body() == object.body()))
+            let has_bytes = |held: &Object| evidence < Evidence::Bytes || held.body() == object.body();
+            match self.state.objects.get(object.key()) {
+                Some(held) => is_same(held, object) && has_bytes(held),
+                None => evidence == Evidence::Held,
+            }
         };
         list.objects.iter().find(|object| is_old(object) && !is_held(object)).map(|object| object.key())
     }

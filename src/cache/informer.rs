@@ -25,7 +25,8 @@ use tokio::{
 
 pub use self::handle::InformerHandle;
 use super::{
-    Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth, SyncState,
+    Backlog, Checkpoint, Delta, Evidence, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth,
+    SyncState,
 };
 use crate::{
     model::{Batch, Cause, Change, Event, Indexers, Reached, ResourceVersion, in_one_wake},
@@ -50,8 +51,8 @@ pub struct InformerConfig {
     pub broadcaster: BroadcasterConfig,
     /// The bounds of the history; sizes in bytes of bodies and records.
     pub history: Retention,
-    /// [`ListerWatcher::bodies_prove`](super::ListerWatcher::bodies_prove).
-    pub bodies_prove: bool,
+    /// [`ListerWatcher::evidence`](super::ListerWatcher::evidence).
+    pub evidence: Evidence,
     /// The least time between two wakes, unless there is a whole wake's worth of events. The first event after a pause is
     /// applied at once, those that follow it are gathered: a wake costs much more than an event. Timers being what they are,
     /// it may be a millisecond more.
@@ -373,7 +374,7 @@ impl<F: Frame> Writer<F> {
         self.shared.stats.replaces.fetch_add(1, Ordering::Relaxed);
         match &mut self.live {
             Some(live) if *live.indexer.version() <= list.version => {
-                if let Some(key) = live.indexer.contradiction(&list, self.config.bodies_prove) {
+                if let Some(key) = live.indexer.contradiction(&list, self.config.evidence) {
                     let proof = format!("{key} is not what it was at its version");
                     self.restart(list, &proof);
                     return None;

@@ -29,17 +29,28 @@ pub trait ListerWatcher: Send + Sync + 'static {
     /// [`Duration::MAX`].
     fn heartbeat(&self) -> Duration;
 
-    /// Whether the upstream gives an object the same bytes at each list, so that others at the same version prove another
-    /// history (invariant 14). The Kubernetes API writes stored objects as its own version and its conversions have them; a
-    /// relay does not know what its origin follows.
-    fn bodies_prove(&self) -> bool {
-        false
+    /// Returns the evidence that a list gives of another history.
+    fn evidence(&self) -> Evidence {
+        Evidence::Listed
     }
 
     /// How a later start goes on where this one was; `None` for a source that cannot, and begins with a list.
     fn warm_start(&self) -> Option<&dyn WarmStart> {
         None
     }
+}
+
+/// Difference of a list, at versions that are known, that proves another history (invariant 14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Evidence {
+    /// An object at another version than it is held at. The Kubernetes API can change what a field selector selects without a
+    /// change of the object.
+    Held,
+    /// That, and an object that is not held.
+    Listed,
+    /// That, and other bytes at the same version: where the upstream stores bytes. The Kubernetes API writes stored objects as
+    /// its own version and its conversions have them; a relay does not know what its origin follows.
+    Bytes,
 }
 
 /// A source whose upstream can be followed from a version that an earlier start had reached: it counts by itself, and its

@@ -43,7 +43,7 @@ use self::{
     watch::Live,
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{Evidence, List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
     source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
@@ -210,8 +210,8 @@ impl ListerWatcher for EtcdSource {
         self.shared.config.heartbeat
     }
 
-    fn bodies_prove(&self) -> bool {
-        true
+    fn evidence(&self) -> Evidence {
+        Evidence::Bytes
     }
 
     fn warm_start(&self) -> Option<&dyn WarmStart> {

@@ -11,8 +11,8 @@ use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use informerd::{
     cache::{
-        BackoffConfig, Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion, ListerWatcher,
-        RealFifo, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
+        BackoffConfig, Delta, Evidence, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion,
+        ListerWatcher, RealFifo, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
     },
     config::WatchConfig,
     grpc::{self, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
@@ -113,7 +113,7 @@ impl Sandbox {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster: options.broadcaster,
             history: options.history,
-            bodies_prove: relay.as_ref().is_none_or(ListerWatcher::bodies_prove),
+            evidence: relay.as_ref().map_or(Evidence::Bytes, ListerWatcher::evidence),
             batch_window: Duration::from_micros(500),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);

@@ -277,10 +277,10 @@ fn a_version_is_safe_once_it_is_closed() {
     let second = indexer.apply_events([delete("b", 9)], false);
     assert_eq!((bounds(&second), at(&indexer)), ((8, 9, true), (9, 8)));
     let listed = list(vec![pod("c", "", "", version(1)), pod("z", "", "", version(9))], 9);
-    assert_eq!(indexer.contradiction(&listed, false), None, "it may come at the open version");
+    assert_eq!(indexer.contradiction(&listed, Evidence::Listed), None, "it may come at the open version");
     let end = indexer.apply(Event::Bookmark(version(9)));
     assert_eq!((bounds(&end), at(&indexer)), ((8, 9, false), (9, 9)));
-    let contradiction = indexer.contradiction(&listed, false).map(ToString::to_string);
+    let contradiction = indexer.contradiction(&listed, Evidence::Listed).map(ToString::to_string);
     assert_eq!(contradiction.as_deref(), Some("z"), "now it would have come");
     let late = indexer.apply_events([delete("c", 9)], false);
     assert_eq!((bounds(&late), late.is_late(), at(&indexer)), ((9, 9, true), true, (9, 9)));

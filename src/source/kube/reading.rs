@@ -24,7 +24,7 @@ use super::{
     watch::{self, Live},
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, Problem, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{Evidence, List, ListVersion, ListerWatcher, Problem, SourceError, SourceHealth, WarmStart, Watch},
     model::{Object, ResourceVersion},
     source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
@@ -205,6 +205,12 @@ impl ListerWatcher for KubeSource {
 
     fn heartbeat(&self) -> Duration {
         self.shared.config.contact_timeout
+    }
+
+    fn evidence(&self) -> Evidence {
+        let fields = self.shared.config.field_selector.split(',').filter(|field| !field.is_empty());
+        let of_metadata = |field: &str| field.trim_start().starts_with("metadata.");
+        if fields.into_iter().all(of_metadata) { Evidence::Listed } else { Evidence::Held }
     }
 
     fn warm_start(&self) -> Option<&dyn WarmStart> {

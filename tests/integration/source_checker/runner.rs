@@ -68,8 +68,10 @@ pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
         let (shrunk, steps) = shrink::<U>(seed, case, violation);
         panic!("{name}: history {case} of seed {seed}: {shrunk}\n\nin {steps}");
     }
+    // Of a new seed a rare kind may not be among them.
+    let is_fixed = setting("INFORMERD_CHECKER_SEED").is_none() && only.is_none();
     let missing = totals.missing::<U>();
-    assert!(only.is_some() || cases < MANY || missing.is_empty(), "{name}: a run without any {missing:?}");
+    assert!(!is_fixed || cases < MANY || missing.is_empty(), "{name}: a run without any {missing:?}");
 }
 
 /// Runs one history of a seed.

@@ -59,7 +59,7 @@ impl Served {
             indexers: Arc::new(Indexers::new([]).unwrap()),
             broadcaster: BroadcasterConfig { retention: bound, ..BroadcasterConfig::default() },
             history: bound,
-            bodies_prove: source.bodies_prove(),
+            evidence: source.evidence(),
             batch_window: Duration::from_micros(500),
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);

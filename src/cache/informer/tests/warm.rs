@@ -10,7 +10,7 @@ fn begun() -> Running {
         indexers: Arc::default(),
         broadcaster,
         history: broadcaster.retention,
-        bodies_prove: true,
+        evidence: Evidence::Bytes,
         batch_window: Duration::ZERO,
     };
     let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config);

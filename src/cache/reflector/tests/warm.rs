@@ -6,7 +6,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    cache::{Checkpoint, Informer, InformerConfig, InformerHandle},
+    cache::{Checkpoint, Evidence, Informer, InformerConfig, InformerHandle},
     watch::{BroadcasterConfig, Deliveries},
 };
 
@@ -162,7 +162,7 @@ async fn a_checkpoint_is_of_one_moment() {
         indexers: Arc::default(),
         broadcaster,
         history: broadcaster.retention,
-        bodies_prove: true,
+        evidence: Evidence::Bytes,
         batch_window: Duration::ZERO,
     };
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));

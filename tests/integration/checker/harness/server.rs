@@ -7,7 +7,7 @@ use std::{
 };
 
 use informerd::{
-    cache::{Delta, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, Snapshot, SourceHealth},
+    cache::{Delta, Evidence, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, Snapshot, SourceHealth},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
@@ -55,7 +55,7 @@ impl Server {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster,
             history: bound(history),
-            bodies_prove: has_stable_bodies,
+            evidence: if has_stable_bodies { Evidence::Bytes } else { Evidence::Listed },
             batch_window: Duration::ZERO,
         };
         let (task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
