@@ -246,8 +246,6 @@ bugs! {
         LostObjectIsNotAwaited,
         /// An object that its file does not have any more is deleted though another file does not count yet.
         UnfinishedFileIsNotAwaited,
-        /// A directory in the place of another one is known as soon as no file is missing, though objects are.
-        AnotherRootIsKnownEarly,
         /// A file that becomes unusable has no objects.
         UnusableIsEmpty,
     }

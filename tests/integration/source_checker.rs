@@ -95,7 +95,7 @@ fn every_planted_bug_of_relays_is_found() {
     mutants::find_all_paused::<relay::Relay>("relay", 200);
 }
 
-/// Two of the bugs take a minute each.
+/// One of the bugs takes more than a minute.
 #[test]
 #[cfg(debug_assertions)]
 #[ignore = "takes minutes: run by .ci/nightly"]

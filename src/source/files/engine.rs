@@ -206,8 +206,7 @@ impl Engine {
             self.doubt = Doubt::Missing;
         }
         self.report_empty();
-        let is_known = self.lost.is_empty() && self.unfinished.is_empty() || planted!(AnotherRootIsKnownEarly);
-        if self.missing.is_empty() && is_known {
+        if self.missing.is_empty() && self.lost.is_empty() && self.unfinished.is_empty() {
             self.settled = Some(root.id);
         } else if is_other {
             let (resource, missing) = (&self.config.resource, self.missing.keys().len());
