@@ -96,9 +96,10 @@ impl ApiServer {
         fs::write(path("public.pem"), key.public_key_pem()).unwrap();
         let address = free_address();
         let process = spawn(&directory, address, &etcd, &flags);
-        // It makes its certificate before it listens.
+        // It makes its certificate before it listens; the file is there before its content is.
         let started = Instant::now();
-        while !path("certs/apiserver.crt").exists() {
+        let certificate = || fs::read_to_string(path("certs/apiserver.crt")).unwrap_or_default();
+        while !certificate().ends_with("-----END CERTIFICATE-----\n") {
             assert!(started.elapsed() < DEADLINE, "no certificate: {}", log(&directory));
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
