@@ -1,5 +1,6 @@
 //! What the tests of several sources share.
 
+#[allow(dead_code, reason = "the tests over real upstreams use the rest")]
 pub(in crate::source) mod gate;
 mod rig;
 

@@ -13,6 +13,7 @@ mod contact;
 mod crd;
 mod deploy;
 mod etcd;
+mod expiry;
 mod faults;
 mod follow;
 #[allow(dead_code, reason = "the tests of the source use the rest")]

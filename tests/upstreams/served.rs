@@ -50,7 +50,7 @@ impl Served {
 
     /// A relay of another one, with what stands between them.
     pub(crate) async fn relay(upstream: &Self) -> Self {
-        Self::relay_of(upstream.address.trim_start_matches("http://").parse().unwrap()).await
+        Self::relay_of(upstream.address()).await
     }
 
     /// A relay of a process.
@@ -103,6 +103,10 @@ impl Served {
         let admin = app.admin_address().unwrap();
         let running = tokio::spawn(async move { app.run(std::future::pending()).await.unwrap() });
         Self { gates, _directory: directory, address: format!("http://{address}"), admin, running }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address.trim_start_matches("http://").parse().unwrap()
     }
 
     /// Closes every connection to the upstream.
@@ -183,14 +187,18 @@ pub(crate) async fn bodies(mut client: InformerServiceClient<Channel>, resource:
         format: pb::PayloadFormat::Raw.into(),
         ..pb::ListRequest::default()
     };
-    let answer = client.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let mut chunks = client.list(request).await.unwrap().into_inner();
     let entry = |object: pb::Object| match object.body {
         Some(pb::object::Body::Raw(body)) => {
             (format!("{}/{}", object.namespace, object.name), String::from_utf8(body.to_vec()).unwrap())
         }
         other => panic!("{other:?}"),
     };
-    answer.objects.into_iter().map(entry).collect()
+    let mut bodies = BTreeMap::new();
+    while let Some(chunk) = chunks.message().await.unwrap() {
+        bodies.extend(chunk.objects.into_iter().map(entry));
+    }
+    bodies
 }
 
 /// The sum of what `/metrics` says of a name, or of a name with some labels.

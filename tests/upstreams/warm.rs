@@ -39,9 +39,14 @@ impl Killable {
     }
 
     /// Over the API server, with the token of somebody.
-    pub(crate) fn kube(apiserver: &ApiServer, token: &str, mut source: Value) -> Self {
+    pub(crate) fn kube(apiserver: &ApiServer, token: &str, source: Value) -> Self {
+        Self::kube_through(apiserver.address().port(), apiserver, token, source)
+    }
+
+    /// Starts one that reaches the API server through a port of this machine.
+    pub(crate) fn kube_through(port: u16, apiserver: &ApiServer, token: &str, mut source: Value) -> Self {
         let directory = TempDir::new().unwrap();
-        apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), token);
+        apiserver.kubeconfig(&directory.path().join("kubeconfig"), port, token);
         source["kubeconfig"] = json!("kubeconfig");
         Self::over(directory, &json!({ "kube": source }))
     }

@@ -30,6 +30,8 @@ struct Shared {
     limit: AtomicUsize,
     accepted: AtomicUsize,
     passed: AtomicUsize,
+    /// What is open is closed once so many bytes have passed in all.
+    cut_at: AtomicUsize,
     cut: parking_lot::Mutex<CancellationToken>,
 }
 
@@ -45,6 +47,7 @@ impl Gate {
             limit: AtomicUsize::new(usize::MAX),
             accepted: AtomicUsize::new(0),
             passed: AtomicUsize::new(0),
+            cut_at: AtomicUsize::new(usize::MAX),
             cut: parking_lot::Mutex::default(),
         });
         let address = listener.local_addr().unwrap();
@@ -64,7 +67,7 @@ impl Gate {
 
     /// Closes what is open.
     pub(crate) fn cut(&self) {
-        std::mem::take(&mut *self.shared.cut.lock()).cancel();
+        self.shared.cut();
     }
 
     /// Closes what comes, as well.
@@ -83,6 +86,16 @@ impl Gate {
     /// The next connection is cut after so many bytes of the member.
     pub(crate) fn limit_next(&self, bytes: usize) {
         self.shared.limit.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Closes what is open, once, after so many more bytes of the member on all connections together.
+    pub(crate) fn cut_after(&self, bytes: usize) {
+        self.shared.cut_at.store(self.passed() + bytes, Ordering::SeqCst);
+    }
+
+    /// Whether `cut_after` has yet to close something.
+    pub(crate) fn is_to_cut(&self) -> bool {
+        self.shared.cut_at.load(Ordering::SeqCst) != usize::MAX
     }
 
     pub(crate) fn accepted(&self) -> usize {
@@ -129,11 +142,16 @@ async fn pass(client: TcpStream, shared: &Shared, mut limit: usize) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(read @ 1..) = from_member.read(&mut buffer).await {
             shared.thawed().await;
-            let passed = read.min(limit);
+            let until_cut = shared.cut_at.load(Ordering::SeqCst).saturating_sub(shared.passed.load(Ordering::SeqCst));
+            let passed = read.min(limit).min(until_cut);
             limit -= passed;
             shared.passed.fetch_add(passed, Ordering::SeqCst);
             if to_client.write_all(&buffer[..passed]).await.is_err() || limit == 0 {
                 return;
+            }
+            if passed == until_cut {
+                shared.cut_at.store(usize::MAX, Ordering::SeqCst);
+                return shared.cut();
             }
         }
     };
@@ -144,6 +162,10 @@ async fn pass(client: TcpStream, shared: &Shared, mut limit: usize) {
 }
 
 impl Shared {
+    fn cut(&self) {
+        std::mem::take(&mut *self.cut.lock()).cancel();
+    }
+
     async fn thawed(&self) {
         while self.is_frozen.load(Ordering::SeqCst) {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
