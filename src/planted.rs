@@ -34,8 +34,6 @@ bugs! {
         LeavingIsUntold,
 
         // cache
-        /// A resume gets the event of its own version again.
-        ResumeTooEarly,
         /// A resume misses the first batch after its version.
         ResumeTooLate,
         /// A resume is "from now".

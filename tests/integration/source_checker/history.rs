@@ -122,18 +122,24 @@ impl<U: Upstream> History<'_, U> {
         }
         let at_the_end = |violation| format!("{violation}\nat the end");
         self.upstream.heal().await;
-        // What was drawn before may take effect only now.
+        self.calm_down().await.map_err(at_the_end)?;
+        // By what is written now a connection may reach the byte at which it is cut.
+        self.upstream.probe().await;
+        self.calm_down().await.map_err(at_the_end)?;
+        if self.calm.is_none() {
+            return Err("the history ended with a fault that heals by no means".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing is wrong any more: what was drawn before may take effect only now.
+    async fn calm_down(&mut self) -> Result<(), String> {
         for _ in 0..5 {
             self.settles = false;
-            self.quiet().await.map_err(at_the_end)?;
+            self.quiet().await?;
             if self.calm.is_some() {
                 break;
             }
-        }
-        self.upstream.probe().await;
-        self.quiet().await.map_err(at_the_end)?;
-        if self.calm.is_none() {
-            return Err("the history ended with a fault that heals by no means".to_owned());
         }
         Ok(())
     }

@@ -191,10 +191,7 @@ impl Upstream for Kube {
     type Step = Step;
 
     const IS_PAUSED: bool = true;
-    const NOT_YET: &'static [(&'static str, &'static str)] = &[(
-        "only the selector is allowed",
-        "open: history 9 of seed 1 ends with a fault that does not heal; the cause is not known",
-    )];
+    const NOT_YET: &'static [(&'static str, &'static str)] = &[];
     const REQUIRED: &'static [&'static str] = &[
         "put",
         "deletion",
