@@ -119,7 +119,8 @@ async fn while_an_exec_plugin_hangs_every_other_resource_is_followed() {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     println!("{writes} changes were followed in the {:?} in which the plugin hung", since.elapsed());
-    assert!(writes >= 20, "{writes}");
+    // After a deletion a version is complete with the next change or bookmark, which `check` waits for.
+    assert!(writes >= 5, "{writes}");
     assert_eq!(fs::read_to_string(&runs).unwrap().lines().count(), 1, "one for three resources");
     assert_eq!(served.state("a").await, pb::SyncState::Syncing);
 }
