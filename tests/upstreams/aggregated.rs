@@ -78,7 +78,7 @@ async fn every_client_is_told_what_another_api_server_has() {
             served.cut();
         }
     }
-    check(&followers, &truth, AGGREGATED, true).await;
+    check(&front, &followers, &mut truth, AGGREGATED, true).await;
 
     // The one that has the objects lives on, and has not forgotten.
     front.kill();
@@ -86,7 +86,7 @@ async fn every_client_is_told_what_another_api_server_has() {
     front.restart().await;
     front.until(&AGGREGATED.all()).await;
     front.write(&mut truth, AGGREGATED).await;
-    check(&followers, &truth, AGGREGATED, true).await;
+    check(&front, &followers, &mut truth, AGGREGATED, true).await;
     assert_eq!(served.count("reflector_lists_total").await, 2, "one for each resource");
     // The API server behind converts them.
     let follower = Follower::of(served.client().await, Selection::default().resource("metadata")).await;
@@ -107,7 +107,7 @@ async fn every_client_is_told_what_another_api_server_has() {
     assert!(refused.contains("503"), "{refused}");
     behind.restart().await;
     behind.write(&mut truth, AGGREGATED).await;
-    check(&followers, &truth, AGGREGATED, false).await;
+    check(&behind, &followers, &mut truth, AGGREGATED, false).await;
     assert!(served.count("reflector_lists_total").await <= 4);
     assert_eq!(served.count("cache_rewinds_total").await, 0);
 }

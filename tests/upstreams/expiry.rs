@@ -105,7 +105,7 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     let mut truth = Truth::new(0);
     truth.note(*before.values().max().unwrap(), Changes::new());
     everybody_agrees(&apiserver, &killed, None, &of_killed).await;
-    killed.kept(&truth).await;
+    killed.kept(truth.revision()).await;
 
     // The connection stands while they expire; what it passes then is cut in the middle of the version with the most deletions.
     gate.freeze(true);

@@ -15,6 +15,9 @@ pub(crate) struct Followed {
     pub(crate) selection: Selection,
     /// Where the initial events ended.
     pub(crate) synced_at: i64,
+    /// The source leaves the version of a deletion open, so that the initial events may have a part of the version after
+    /// `synced_at`; what they lack because of it may be told once more.
+    pub(crate) may_begin_open: bool,
     pub(crate) told: Vec<Told>,
     /// Where events were dropped.
     pub(crate) holes: Vec<Hole>,

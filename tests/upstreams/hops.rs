@@ -130,6 +130,11 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
     }
 }
 
+/// The version of the change that it tells of.
+fn changed_at(message: &pb::WatchResponse) -> Option<i64> {
+    Some(message.object.as_ref()?.resource_version.parse().unwrap())
+}
+
 // === impl Hopper ===
 
 impl Hopper {
@@ -207,15 +212,14 @@ impl Hopper {
         };
         let position = self.position.replace(version).unwrap_or_default();
         assert!(version >= position, "{message:?} after {position}");
-        if let Some(object) = &message.object {
-            let changed_at: i64 = object.resource_version.parse().unwrap();
-            assert!(changed_at > position, "{message:?}, and nothing was missing up to {position}");
-            if changed_at > version {
-                return self.open.push(message);
-            }
-        }
-        for told in self.open.drain(..) {
+        // Each deletion of an API server is a batch of its own, so that the next one may be open when this is complete.
+        for told in self.open.extract_if(.., |told| changed_at(told) <= Some(version)) {
             self.followed.take(told);
+        }
+        let changed_at = changed_at(&message);
+        assert!(changed_at.is_none_or(|at| at > position), "{message:?}, and nothing was missing up to {position}");
+        if changed_at > Some(version) {
+            return self.open.push(message);
         }
         self.followed.take(message);
     }

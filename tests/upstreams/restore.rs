@@ -101,7 +101,7 @@ async fn relays_notice_that_the_etcd_of_their_origin_was_restored() {
         killed.synced().await;
         write(&mut truth, &mut driver, 30);
         reach(&followers, &truth, true).await;
-        killed.kept(&truth).await;
+        killed.kept(truth.revision()).await;
 
         killed.kill();
         origin.kill();

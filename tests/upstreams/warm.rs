@@ -123,10 +123,10 @@ impl Killable {
         self.directory.path().join("state/things.state")
     }
 
-    /// Waits until what has been written upstream up to now is in the file, by this start.
-    pub(crate) async fn kept(&self, truth: &Truth) {
-        let (revision, started) = (truth.revision() as u128, Instant::now());
-        while self.count("state_writes_total").await == 0 || self.kept_version() < revision {
+    /// Waits until what has been written upstream up to a revision is in the file, by this start.
+    pub(crate) async fn kept(&self, revision: i64) {
+        let started = Instant::now();
+        while self.count("state_writes_total").await == 0 || self.kept_version() < revision as u128 {
             assert!(started.elapsed() < DEADLINE, "not in time: {revision} is kept; {} is", self.kept_version());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -254,7 +254,7 @@ async fn a_server_that_is_killed_goes_on_where_it_was() {
         write(&mut truth, &mut driver, 50);
         let mut served = Killable::start(&etcd);
         served.synced().await;
-        served.kept(&truth).await;
+        served.kept(truth.revision()).await;
         let kept_at = truth.revision();
         let mut missed: Vec<i64> = (0..20).map(|_| truth.write(&mut driver)).collect();
         served.until("reached", |resource| resource.resource_version == truth.revision().to_string()).await;
@@ -304,7 +304,7 @@ async fn what_was_compacted_while_it_was_dead_is_a_difference() {
         write(&mut truth, &mut driver, 50);
         let mut served = Killable::start(&etcd);
         served.synced().await;
-        served.kept(&truth).await;
+        served.kept(truth.revision()).await;
         served.kill();
         write(&mut truth, &mut driver, 60);
         driver.compact(truth.revision());
@@ -337,7 +337,7 @@ async fn a_restore_while_it_was_dead_is_told() {
             let mut served = Killable::start(&etcd);
             served.synced().await;
             write(&mut truth, &mut driver, 30);
-            served.kept(&truth).await;
+            served.kept(truth.revision()).await;
             served.kill();
             etcd.restore(&snapshot);
             served.restart();
@@ -357,7 +357,7 @@ async fn a_restore_while_it_was_dead_is_told() {
             reach(&served.followers(2).await, &truth, true).await;
 
             // What is kept then is of the history as it is now.
-            served.kept(&truth).await;
+            served.kept(truth.revision()).await;
             served.kill();
             served.restart();
             let early = served.followers(2).await;
@@ -402,7 +402,7 @@ async fn kills_at_any_moment_leave_nothing_wrong() {
         }
         write(&mut truth, &mut driver, 5);
         reach(&served.followers(1).await, &truth, true).await;
-        served.kept(&truth).await;
+        served.kept(truth.revision()).await;
         served.kill();
         served.restart();
         served.synced().await;
@@ -420,7 +420,7 @@ async fn a_state_that_cannot_be_written_is_reported_until_it_can() {
     write(&mut truth, &mut driver, 5);
     let served = Killable::start(&etcd);
     served.synced().await;
-    served.kept(&truth).await;
+    served.kept(truth.revision()).await;
     let obstacle = served.state().with_extension("tmp");
     fs::create_dir(&obstacle).unwrap();
     write(&mut truth, &mut driver, 5);

@@ -134,7 +134,8 @@ impl<'o, W: Write> EventPrinter<'o, W> {
 // === impl Event ===
 
 impl Event {
-    /// `{"type", "cause", "resourceVersion", "object"}`, without what is not set.
+    /// `{"type", "cause", "resourceVersion", "objectVersion", "object"}`, without what is not set. The version of the change
+    /// itself is there where a watch cannot go on from it: more may come at it.
     fn document(&self) -> Document<'_> {
         let text = |text: &str| Document::from_value(&text.into());
         let mut parts = vec![("type", text(self.type_name()))];
@@ -143,6 +144,9 @@ impl Event {
         }
         if !self.resource_version.is_empty() {
             parts.push(("resourceVersion", text(&self.resource_version)));
+            if self.object.resource_version != self.resource_version {
+                parts.push(("objectVersion", text(&self.object.resource_version)));
+            }
         }
         parts.push(("object", Document::of(&self.object)));
         Document::from_parts(parts)
@@ -180,8 +184,9 @@ mod tests {
         tests::{config_map, object},
     };
 
-    fn event(change: pb::EventType, cause: pb::Cause, object: pb::Object) -> Event {
+    fn event(change: pb::EventType, cause: pb::Cause, mut object: pb::Object) -> Event {
         let resource_version = if cause == pb::Cause::Initial { String::new() } else { "x.8".to_owned() };
+        object.resource_version.clone_from(&resource_version);
         Event { change, cause, resource_version, object }
     }
 
@@ -290,6 +295,12 @@ ADDED      shop        c      ConfigMap
              {{\"type\":\"MODIFIED\",\"resourceVersion\":\"x.8\",\"object\":{body}}}\n"
         );
         assert_eq!(printed(first(), later(), &options(Output::Jsonl)), expected);
+        let mut open = event(pb::EventType::Deleted, pb::Cause::Unspecified, object(body));
+        open.object.resource_version = "x.9".to_owned();
+        let expected = format!(
+            "{{\"type\":\"DELETED\",\"resourceVersion\":\"x.8\",\"objectVersion\":\"x.9\",\"object\":{body}}}\n"
+        );
+        assert_eq!(printed(Vec::new(), vec![open], &options(Output::Jsonl)), expected);
         assert_eq!(printed(first(), later(), &options(Output::Name)), "a\na\n");
         let yaml =
             "---\ntype: MODIFIED\nresourceVersion: x.8\nobject:\n  metadata:\n    name: a\n  \"n\": 9007199254740993\n";
