@@ -1,51 +1,64 @@
 //! JSON into `google.protobuf.Struct`, without a tree in between.
 
-use std::fmt;
+use std::{cell::Cell, fmt};
 
+use prost::Message;
 use prost_types::{ListValue, Struct, Value, value::Kind};
-use serde::{
-    Deserialize,
-    de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor},
-};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::model::MAX_OBJECT_BYTES;
 
 /// Clients in every language decode messages nested up to 100 deep; a map in a map costs three of them.
 const MAX_DEPTH: usize = 30;
 
-/// The Struct of a JSON map. `None` when the text is not a map, or is nested deeper than clients can decode.
+/// A value in a list or map, with the lengths in front of it: never more than is really encoded.
+const NUMBER_BYTES: usize = 11;
+const TEXT_BYTES: usize = 4;
+const OTHER_BYTES: usize = 4;
+
+/// Makes a JSON map a Struct. `None` when the text is not a map, is nested deeper than clients can decode, or is larger than
+/// [`MAX_OBJECT_BYTES`] as a Struct, which is many times what short numbers are as text: with the limit of 4 MiB that clients
+/// have by default they could never receive it.
 pub(super) fn to_struct(json: &[u8]) -> Option<Struct> {
-    struct Root(Struct);
-    impl<'de> Deserialize<'de> for Root {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            match (ValueSeed { depth: 0 }).deserialize(deserializer)?.kind {
-                Some(Kind::StructValue(fields)) => Ok(Self(fields)),
-                _ => Err(D::Error::custom("not a map")),
-            }
-        }
-    }
     // Not worth a scan of anything else than a map.
     if json.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
         return None;
     }
-    serde_json::from_slice::<Root>(json).ok().map(|root| root.0)
+    let left = Cell::new(MAX_OBJECT_BYTES + OTHER_BYTES);
+    let mut text = serde_json::Deserializer::from_slice(json);
+    let root = ValueSeed { depth: 0, left: &left }.deserialize(&mut text).ok()?;
+    text.end().ok()?;
+    match root.kind {
+        Some(Kind::StructValue(fields)) if fields.encoded_len() <= MAX_OBJECT_BYTES => Some(fields),
+        _ => None,
+    }
 }
 
 #[derive(Clone, Copy)]
-struct ValueSeed {
+struct ValueSeed<'a> {
     depth: usize,
+    /// How many bytes the Struct may still have, at least: what is too large is not made first.
+    left: &'a Cell<usize>,
 }
 
 // === impl ValueSeed ===
 
-impl ValueSeed {
+impl ValueSeed<'_> {
     fn deeper<E: Error>(self) -> Result<Self, E> {
         if self.depth >= MAX_DEPTH {
             return Err(E::custom("nested too deep for a Struct"));
         }
-        Ok(Self { depth: self.depth + 1 })
+        Ok(Self { depth: self.depth + 1, ..self })
+    }
+
+    fn value<E: Error>(self, kind: Kind, bytes: usize) -> Result<Value, E> {
+        let left = self.left.get().checked_sub(bytes).ok_or_else(|| E::custom("too large for a Struct"))?;
+        self.left.set(left);
+        Ok(Value { kind: Some(kind) })
     }
 }
 
-impl<'de> DeserializeSeed<'de> for ValueSeed {
+impl<'de> DeserializeSeed<'de> for ValueSeed<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -53,7 +66,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed {
     }
 }
 
-impl<'de> Visitor<'de> for ValueSeed {
+impl<'de> Visitor<'de> for ValueSeed<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,11 +74,11 @@ impl<'de> Visitor<'de> for ValueSeed {
     }
 
     fn visit_unit<E: Error>(self) -> Result<Value, E> {
-        Ok(value(Kind::NullValue(0)))
+        self.value(Kind::NullValue(0), OTHER_BYTES)
     }
 
     fn visit_bool<E: Error>(self, bool: bool) -> Result<Value, E> {
-        Ok(value(Kind::BoolValue(bool)))
+        self.value(Kind::BoolValue(bool), OTHER_BYTES)
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Value, E> {
@@ -77,7 +90,7 @@ impl<'de> Visitor<'de> for ValueSeed {
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<Value, E> {
-        Ok(value(Kind::NumberValue(number)))
+        self.value(Kind::NumberValue(number), NUMBER_BYTES)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
@@ -85,7 +98,8 @@ impl<'de> Visitor<'de> for ValueSeed {
     }
 
     fn visit_string<E: Error>(self, text: String) -> Result<Value, E> {
-        Ok(value(Kind::StringValue(text)))
+        let bytes = TEXT_BYTES + text.len();
+        self.value(Kind::StringValue(text), bytes)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
@@ -94,7 +108,7 @@ impl<'de> Visitor<'de> for ValueSeed {
         while let Some(value) = seq.next_element_seed(seed)? {
             values.push(value);
         }
-        Ok(value(Kind::ListValue(ListValue { values })))
+        self.value(Kind::ListValue(ListValue { values }), OTHER_BYTES)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
@@ -103,12 +117,8 @@ impl<'de> Visitor<'de> for ValueSeed {
         while let Some(key) = map.next_key::<String>()? {
             fields.insert(key, map.next_value_seed(seed)?);
         }
-        Ok(value(Kind::StructValue(Struct { fields })))
+        self.value(Kind::StructValue(Struct { fields }), OTHER_BYTES)
     }
-}
-
-fn value(kind: Kind) -> Value {
-    Value { kind: Some(kind) }
 }
 
 #[cfg(test)]
@@ -141,10 +151,23 @@ mod tests {
         assert!(to_struct("[".repeat(100_000).as_bytes()).is_none());
     }
 
+    /// What is sent can be received by a client with the usual limit.
+    #[test]
+    fn what_is_too_large_as_a_struct_has_none() {
+        for element in ["1", "\"a\"", "null", "[]", "{}", "{\"a\":1.5}"] {
+            let fields =
+                |elements: usize| to_struct(format!("{{\"l\":[{}]}}", vec![element; elements].join(",")).as_bytes());
+            let each = fields(2).unwrap().encoded_len() - fields(1).unwrap().encoded_len();
+            // The lengths of the list, of its value and of its field are longer then.
+            let most = fields((MAX_OBJECT_BYTES - 30) / each).unwrap().encoded_len();
+            assert!((MAX_OBJECT_BYTES - 30 - each..=MAX_OBJECT_BYTES).contains(&most), "{element}: {most}");
+            assert!(fields(MAX_OBJECT_BYTES / each).is_none(), "{element}");
+        }
+    }
+
     /// The deepest Struct that is sent can be decoded with the usual recursion limit.
     #[test]
     fn the_deepest_struct_can_be_decoded() {
-        use prost::Message;
         let json = format!("{}1{}", "{\"a\":".repeat(MAX_DEPTH), "}".repeat(MAX_DEPTH));
         let encoded = to_struct(json.as_bytes()).unwrap().encode_to_vec();
         // Nested once more in Object and WatchResponse, as it is on the wire.
