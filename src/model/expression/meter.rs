@@ -75,7 +75,12 @@ fn charge_loop<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>,
         let elements = value.as_sizer().map_or(0, |sizer| sizer.size().inner().unsigned_abs());
         steps(&*value, limit).saturating_add(elements.saturating_mul(body))
     })?;
-    Ok(value)
+    // A map has no order that would be the same the next time: the loop goes through its keys, sorted.
+    let Some(map) = value.downcast_ref::<CelMap<'_>>() else { return Ok(value) };
+    let mut keys: Vec<_> = map.inner().keys().collect();
+    keys.sort_unstable();
+    let keys: Vec<_> = keys.into_iter().map(|key| key.inner().clone_as_boxed()).collect();
+    Ok(CowVal::owned(CelList::from(keys)))
 }
 
 fn value_and_number<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<(CowVal<'b, 'v>, u64), ExecutionError> {

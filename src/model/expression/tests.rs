@@ -312,6 +312,25 @@ fn a_body_is_told_from_others_at_the_same_place() {
     }
 }
 
+/// A loop that ends early, and one that goes up to the budget, pay the same each time.
+#[test]
+fn a_loop_goes_through_a_map_in_the_order_of_its_keys() {
+    let numbers = (0..3_000).map(|n| format!("\"k{n}\":{n}"));
+    let json =
+        format!("{{\"labels\":{{\"y\":2,\"x\":1,\"z\":3}},\"m\":{{{}}}}}", numbers.collect::<Vec<_>>().join(","));
+    for (text, expected) in [
+        ("object.labels.map(k, k) == ['x', 'y', 'z']", true),
+        ("object.labels.map(k, object.labels[k]) == [1, 2, 3]", true),
+        ("object.labels.filter(k, k != 'x')[0] == 'y'", true),
+        ("{3: 0, 1: 0, 2u: 0}.map(k, string(k)) == ['1', '3', '2']", true),
+        ("object.m.exists(k, object.m[k] == 7 && object.m.all(l, object.m[l] >= 0))", false),
+    ] {
+        let expression = Expression::parse(text).unwrap();
+        assert_eq!(expression.matches(&object(&json)), expected, "{text}");
+        assert!(is_a_function_of_the_object(&expression, &json), "{text}");
+    }
+}
+
 #[test]
 fn a_condition_is_over_an_event() {
     let met = |text: &str, event_type: &str, body: Option<&'static str>, count: Option<u64>| {
@@ -330,7 +349,52 @@ fn a_condition_is_over_an_event() {
     assert!(Condition::parse("typ == 1").unwrap_err().to_string().contains("there are: type, object, count"));
 }
 
+/// Invariants 7 and 9: whoever is told that an object came is told that it went, because it is selected as it was.
+fn is_a_function_of_the_object(expression: &Expression, json: &str) -> bool {
+    let outcome = || {
+        // At another place in memory, so that its value is made anew.
+        let object = object(json);
+        (expression.matches(&object), expression.values(&object))
+    };
+    let first = outcome();
+    (0..3).all(|_| outcome() == first)
+}
+
+/// JSON with maps in maps, whose keys are out of order.
+fn maps() -> impl Strategy<Value = serde_json::Value> {
+    let leaf = prop_oneof![
+        any::<i32>().prop_map(Into::into),
+        "[a-d]{0,2}".prop_map(Into::into),
+        Just(serde_json::Value::Null)
+    ];
+    leaf.prop_recursive(3, 48, 12, |inner| {
+        prop_oneof![
+            vec(inner.clone(), 0..6).prop_map(Into::into),
+            vec(("[a-z]{1,2}", inner), 0..12)
+                .prop_map(|entries| entries.into_iter().collect::<serde_json::Map<_, _>>().into()),
+        ]
+    })
+}
+
 proptest! {
+    #[test]
+    fn an_expression_is_a_function_of_the_object(
+        range in select(vec!["object.m", "object.m.a", "{'b': 1, 'a': object.m, 3: 1, 2u: 2, true: 0}", "[object.m, object]"]),
+        inner in select(vec!["k", "object.m[k]", "string(k)", "k + 'x'", "size(object.m[k])", "type(k)", "object.m[k].map(l, l)"]),
+        whole in select(vec![
+            "$.map(k, @)", "$.map(k, @)[0]", "$.filter(k, @ != 'x')", "$.map(k, @ == 'a', @)", "$.all(k, @ == 'a')",
+            "$.exists(k, @ > 1)", "$.exists_one(k, @ == null)", "$.map(k, [@])[0] + $.map(k, [@])[1]", "$ == $", "string($)",
+        ]),
+        comparison in select(vec!["", " == ['a', 'b']", " == 'a'", " != null"]),
+        m in maps(),
+    ) {
+        let text = whole.replace('@', inner).replace('$', range) + comparison;
+        if let Ok(expression) = Expression::parse(&text) {
+            let json = serde_json::json!({ "m": m }).to_string();
+            prop_assert!(is_a_function_of_the_object(&expression, &json), "{text} of {json}");
+        }
+    }
+
     #[test]
     fn nothing_that_is_typed_panics(
         tokens in vec(select(vec![
