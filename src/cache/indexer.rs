@@ -31,6 +31,8 @@ pub struct Indexer {
 /// A resource at one version: immutable, and cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
+    /// The number of the history that it belongs to.
+    epoch: u64,
     applied: Applied,
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// In the order of the indexers; that of the namespaces is empty.
@@ -58,6 +60,7 @@ impl Indexer {
     /// Fills a store from a first list.
     pub fn new(indexers: Arc<Indexers>, list: List) -> Self {
         let state = Snapshot {
+            epoch: 0,
             applied: Applied::closed(list.version),
             objects: OrdMap::new(),
             indexes: vec![OrdSet::new(); indexers.len()],
@@ -72,6 +75,13 @@ impl Indexer {
             indexer.put(&objects[at]);
         }
         indexer
+    }
+
+    /// Numbers the history of the upstream that the store belongs to, by how many have been given up.
+    #[must_use]
+    pub fn in_epoch(mut self, epoch: u64) -> Self {
+        self.state.epoch = epoch;
+        self
     }
 
     /// The state as it is now.
@@ -316,6 +326,11 @@ fn is_replaced(old: &Object, new: &Object) -> bool {
 // === impl Snapshot ===
 
 impl Snapshot {
+    /// Returns how many histories of the upstream were given up before the one that it belongs to.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// The version of this state: what it answers is not older.
     pub fn version(&self) -> &ResourceVersion {
         self.applied.version()

@@ -149,8 +149,6 @@ struct Shared {
     relisted: ArcSwapOption<ResourceVersion>,
     /// Raised before the watches of a history that has changed are ended.
     epoch: AtomicU64,
-    /// The epoch of `snapshot`; stored after it.
-    applied_epoch: AtomicU64,
     applied: Notify,
     pokes: AtomicU64,
     health: SourceHealth,
@@ -203,7 +201,6 @@ impl<F: Frame> Informer<F> {
             oldest: ArcSwapOption::empty(),
             relisted: ArcSwapOption::empty(),
             epoch: AtomicU64::new(0),
-            applied_epoch: AtomicU64::new(0),
             applied: Notify::new(),
             pokes: AtomicU64::new(0),
             health,
@@ -432,7 +429,8 @@ impl<F: Frame> Writer<F> {
         }
         self.shared.relisted.store(None);
         let version = list.version.clone();
-        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).in_epoch(epoch);
         // Not those of a batch that somebody is in the middle of.
         let offset = if planted!(ParkedGoesOnInAnotherHistory) { 0 } else { live.history.current().offset };
         live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
@@ -444,7 +442,6 @@ impl<F: Frame> Writer<F> {
         let Some(live) = &mut self.live else { return };
         self.shared.measure_history(&live.history);
         self.shared.snapshot.store(Some(Arc::new(live.indexer.snapshot())));
-        self.shared.applied_epoch.store(self.shared.epoch.load(Ordering::Acquire), Ordering::Release);
         live.broadcaster.publish(batches);
         self.shared.distributed.store(Some(Arc::new(live.history.current().clone())));
         self.shared.health.synced();

@@ -37,6 +37,8 @@ pub struct Listed {
     pub source: pb::SyncState,
     /// When the upstream last proved itself alive.
     pub source_seen_at: Option<Timestamp>,
+    /// The history of the version, for [`pb::WatchRequest::history`]; empty from servers that do not name it.
+    pub history: String,
 }
 
 /// One object of a snapshot.
@@ -50,6 +52,8 @@ pub struct Got {
     pub source: pb::SyncState,
     /// When the upstream last proved itself alive.
     pub source_seen_at: Option<Timestamp>,
+    /// The history of the version, as in [`Listed::history`].
+    pub history: String,
 }
 
 /// A person waits for it.
@@ -155,6 +159,7 @@ impl Client {
             next_page_token: chunk.next_page_token,
             source: chunk.source,
             source_seen_at: chunk.source_seen_at,
+            history: chunk.history,
         }))
         .await
     }
@@ -186,6 +191,7 @@ impl Client {
             object: answer.object.ok_or_else(|| ClientError::contract("a Get without an object"))?,
             source,
             source_seen_at: answer.source_seen_at,
+            history: answer.history,
         })
     }
 
@@ -254,7 +260,8 @@ impl Client {
         if !last.next_page_token.is_empty() {
             return Err(ClientError::contract("a list with more pages than were asked for"));
         }
-        Ok(Listed { resource_version, objects, source: last.source(), source_seen_at: last.source_seen_at })
+        let source = last.source();
+        Ok(Listed { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
     }
 
     /// Opens one stream of a watch, which ends when it ends: for who has to see every message. [`Self::watch`] goes on.

@@ -23,7 +23,7 @@ const MAX_VALUES_BYTES: usize = 1 << 20;
 /// One resource for ListResources.
 pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
     let informer = &resource.informer;
-    let (snapshot, epoch) = informer.snapshot_and_epoch().unzip();
+    let snapshot = informer.snapshot();
     let health = informer.health();
     let report = health.report();
     pb::Resource {
@@ -41,7 +41,7 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
         problems: health.problems().iter().map(problem).collect(),
         version_format: snapshot.as_ref().map_or_else(Default::default, |of| version_format(of.version())).into(),
         namespaces: health.namespaces(),
-        history: epoch.map(|epoch| informer.history(epoch)).unwrap_or_default(),
+        history: snapshot.map(|snapshot| informer.history(snapshot.epoch())).unwrap_or_default(),
     }
 }
 

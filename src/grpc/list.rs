@@ -40,6 +40,8 @@ use crate::{
 pub(super) struct ListBody {
     service: Service,
     snapshot: Arc<Snapshot>,
+    /// The name of the history that the snapshot belongs to.
+    history: String,
     source: HealthReport,
     scan: Arc<Scan>,
     selection: Selection,
@@ -143,6 +145,7 @@ async fn answer(
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), wait).await?;
     Ok(ListBody {
         service: service.clone(),
+        history: resource.informer.history(snapshot.epoch()),
         snapshot,
         source: resource.informer.health().report(),
         scan: Arc::new(Scan::of(&selection)),
@@ -247,6 +250,7 @@ impl ListBody {
             next_page_token: std::mem::take(&mut self.next_page_token),
             source: proto::sync_state(self.source.state).into(),
             source_seen_at: self.source.seen_at.map(proto::timestamp),
+            history: self.history.clone(),
         };
         let objects = std::mem::take(&mut self.objects).freeze();
         [frame::list_head(&rest, objects.len()), objects].into_iter().collect()

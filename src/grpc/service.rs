@@ -303,6 +303,7 @@ impl Service {
             object: Some(proto::object(object, object.version(), format)),
             source: proto::sync_state(report.state).into(),
             source_seen_at: report.seen_at.map(proto::timestamp),
+            history: resource.informer.history(snapshot.epoch()),
         })
     }
 }

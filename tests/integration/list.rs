@@ -113,6 +113,56 @@ async fn pages_go_on_in_their_snapshot_while_the_resource_changes() {
     assert_eq!(pages, 3, "10, 8 and 7");
 }
 
+/// A version says nothing without its history: the upstream may have come to the same number on another way (invariant 14).
+#[tokio::test]
+async fn what_is_read_names_its_history_to_watch_from() {
+    let sandbox = Sandbox::start_unsynced(Options::default()).await;
+    sandbox.list(shop(), 100).await;
+    let mut client = sandbox.client().await;
+    let page = pb::ListRequest { page_size: 1, ..list_pods() };
+    let first = chunks(&sandbox, page.clone()).await.unwrap().remove(0);
+    let by_index = pb::ByIndexRequest {
+        resource: "pods".to_owned(),
+        index: "node".to_owned(),
+        value: "n1".to_owned(),
+        ..Default::default()
+    };
+    let found = client.by_index(by_index.clone()).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let get = pb::GetRequest {
+        resource: "pods".to_owned(),
+        namespace: "a".to_owned(),
+        name: "web".to_owned(),
+        ..Default::default()
+    };
+    let got = client.get(get.clone()).await.unwrap().into_inner();
+    let watch = |history: &str| pb::WatchRequest {
+        resource: "pods".to_owned(),
+        resource_version: first.resource_version.clone(),
+        history: history.to_owned(),
+        ..Default::default()
+    };
+    for history in [&first.history, &found.history, &got.history] {
+        client.watch(watch(history)).await.unwrap();
+    }
+    // Restored, and beyond it again.
+    sandbox.list(shop(), 50).await;
+    sandbox.list(shop(), 150).await;
+    for history in [&first.history, &found.history, &got.history] {
+        let ended = client.watch(watch(history)).await.unwrap_err();
+        assert_eq!((ended.code(), reason(&ended).as_str()), (Code::OutOfRange, "HISTORY_CHANGED"));
+    }
+    let next = pb::ListRequest { page_token: first.next_page_token.clone(), ..page };
+    assert_eq!(
+        chunks(&sandbox, next).await.unwrap()[0].history,
+        first.history,
+        "a page is of the snapshot of the first"
+    );
+    assert_ne!(client.get(get).await.unwrap().into_inner().history, got.history);
+    let found = client.by_index(by_index).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let now = pb::WatchRequest { resource_version: found.resource_version.clone(), ..watch(&found.history) };
+    client.watch(now).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_page_that_ends_with_the_list_has_no_token() {
     let sandbox = Sandbox::start(shop()).await;

@@ -28,14 +28,6 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.snapshot.load_full()
     }
 
-    /// Returns the applied state and the history that it belongs to (see [`Self::history`]). Immediately after a change of
-    /// history that may be the one before: a watch from there ends with `HISTORY_CHANGED`, and is never one of another history.
-    pub fn snapshot_and_epoch(&self) -> Option<(Arc<Snapshot>, u64)> {
-        // The epoch first: it is stored after its first snapshot, so that it is never later than the snapshot's.
-        let epoch = self.shared.applied_epoch.load(Ordering::Acquire);
-        self.snapshot().map(|snapshot| (snapshot, epoch))
-    }
-
     /// How far every watcher has been given its events, or will find them at its cursor.
     pub fn distributed(&self) -> Option<Arc<Reached>> {
         self.shared.distributed.load_full()
