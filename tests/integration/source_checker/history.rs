@@ -7,9 +7,10 @@ use tokio::time::Instant;
 
 use super::{
     client::{Clients, Held, Listed, list},
+    proxy::Proxy,
     script::{Script, Step},
     served::Served,
-    upstream::{Key, Truth, Upstream},
+    upstream::{Key, Truth, Upstream, UpstreamSetup, UpstreamStep},
 };
 
 /// What all histories together have done and seen.
@@ -50,6 +51,9 @@ struct History<'a, U: Upstream> {
     starts: u64,
     /// The next quiet point after a disturbance is waited for in full.
     settles: bool,
+    /// Steps that were no writes.
+    drawn: u64,
+    probes: u32,
     /// Kinds of steps that are not drawn.
     left_out: Vec<String>,
     totals: &'a mut Totals,
@@ -81,7 +85,7 @@ fn left_out<U: Upstream>() -> Vec<String> {
 pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
     let began = Instant::now();
     let left_out = left_out::<U>();
-    let kinds = U::setup_kinds(&script.setup);
+    let kinds = script.setup.kinds();
     if kinds.iter().any(|kind| left_out.iter().any(|left_out| left_out == kind)) {
         return Ok(());
     }
@@ -103,11 +107,13 @@ pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) ->
         known_rewrites: 0,
         starts: 0,
         settles: false,
+        drawn: 0,
+        probes: 0,
         left_out,
         totals,
     };
-    for step in U::first_steps(&script.setup) {
-        history.upstream_step(&step).await;
+    for step in &script.first {
+        history.upstream_step(step).await;
     }
     history.serve().await;
     let result = history.all().await;
@@ -124,7 +130,8 @@ impl<U: Upstream> History<'_, U> {
         self.upstream.heal().await;
         self.calm_down().await.map_err(at_the_end)?;
         // By what is written now a connection may reach the byte at which it is cut.
-        self.upstream.probe().await;
+        self.probes += 1;
+        self.upstream.probe(self.probes).await;
         self.calm_down().await.map_err(at_the_end)?;
         if self.calm.is_none() {
             return Err("the history ended with a fault that heals by no means".to_owned());
@@ -172,11 +179,12 @@ impl<U: Upstream> History<'_, U> {
     }
 
     async fn upstream_step(&mut self, step: &U::Step) {
-        let kind = U::kind(step);
+        let kind = step.kind();
         if self.left_out.iter().any(|left_out| left_out == kind) {
             return;
         }
         *self.totals.faults.entry(kind.to_owned()).or_default() += 1;
+        self.drawn += u64::from(!step.is_write());
         self.upstream.step(step).await;
     }
 
@@ -192,6 +200,16 @@ impl<U: Upstream> History<'_, U> {
         (self.calm, self.starts) = (None, self.starts + 1);
     }
 
+    /// Events and faults so far that interrupt the source or may cause a list, when drawn and when they take effect.
+    fn disturbances(&self) -> u64 {
+        let late_cuts: u64 = self.upstream.proxies().into_iter().map(Proxy::late_cuts).sum();
+        self.drawn + self.upstream.late_disturbances() + late_cuts
+    }
+
+    fn is_faulty(&self) -> bool {
+        self.upstream.has_fault() || self.upstream.proxies().into_iter().any(Proxy::is_faulty)
+    }
+
     fn lists(&self) -> u64 {
         self.upstream.requests().map_or(0, |(lists, _)| lists)
     }
@@ -199,11 +217,11 @@ impl<U: Upstream> History<'_, U> {
     /// Waits until the state is what it has to be, up to a bound, and judges it.
     async fn quiet(&mut self) -> Result<(), String> {
         let (began, bounds) = (Instant::now(), self.upstream.bounds());
-        let is_faulty = self.upstream.is_faulty();
+        let is_faulty = self.is_faulty();
         let must_be_stale = is_faulty && self.upstream.is_unreachable();
         let (seen, is_calm) = loop {
             // What was drawn before may take effect only now.
-            let is_calm = !is_faulty && self.calm.is_some_and(|(at, _)| at == self.upstream.disturbances());
+            let is_calm = !is_faulty && self.calm.is_some_and(|(at, _)| at == self.disturbances());
             let bound = match (is_faulty, is_calm) {
                 (true, _) => bounds.detects,
                 (false, true) => bounds.prompt,
@@ -231,7 +249,7 @@ impl<U: Upstream> History<'_, U> {
         self.judge_clients().map_err(|why| self.report(&why, &seen))?;
         self.judge_requests(is_calm).map_err(|why| self.report(&why, &seen))?;
         let is_settled = is_calm || !is_faulty && self.settle().await?;
-        self.calm = is_settled.then(|| (self.upstream.disturbances(), self.lists()));
+        self.calm = is_settled.then(|| (self.disturbances(), self.lists()));
         Ok(())
     }
 
@@ -242,9 +260,9 @@ impl<U: Upstream> History<'_, U> {
         if !self.settles {
             return Ok(false);
         }
-        let (before, recovers) = (self.upstream.disturbances(), self.upstream.bounds().recovers);
+        let (before, recovers) = (self.disturbances(), self.upstream.bounds().recovers);
         tokio::time::sleep(recovers).await;
-        if before != self.upstream.disturbances() {
+        if before != self.disturbances() {
             return Ok(false);
         }
         let seen = self.look().await;
@@ -290,7 +308,7 @@ impl<U: Upstream> History<'_, U> {
 
     /// Bounds the lists by what gave cause for them.
     fn judge_requests(&mut self, is_calm: bool) -> Result<(), String> {
-        let (lists, disturbances) = (self.lists(), self.upstream.disturbances());
+        let (lists, disturbances) = (self.lists(), self.disturbances());
         let (begun, causes) = (lists - self.judged.0, disturbances - self.judged.1 + std::mem::take(&mut self.starts));
         self.judged = (lists, disturbances);
         let most = if is_calm { 0 } else { (causes + 1) * self.upstream.bounds().lists };
@@ -302,8 +320,8 @@ impl<U: Upstream> History<'_, U> {
 
     /// Lets time pass. While nothing is wrong, nothing may change by that: neither the state nor what the upstream is asked.
     async fn idle(&mut self, time: Duration) -> Result<(), String> {
-        let is_calm = !self.upstream.is_faulty()
-            && self.calm.is_some_and(|(disturbances, _)| disturbances == self.upstream.disturbances());
+        let is_calm =
+            !self.is_faulty() && self.calm.is_some_and(|(disturbances, _)| disturbances == self.disturbances());
         if !is_calm {
             tokio::time::sleep(time).await;
             return Ok(());
@@ -313,7 +331,7 @@ impl<U: Upstream> History<'_, U> {
         while began.elapsed() < time {
             tokio::time::sleep(step.min(time)).await;
             let seen = self.look().await;
-            if self.calm.is_none_or(|(disturbances, _)| disturbances != self.upstream.disturbances()) {
+            if self.calm.is_none_or(|(disturbances, _)| disturbances != self.disturbances()) {
                 return Ok(());
             }
             if !seen.is(SyncState::Synced) {
@@ -344,7 +362,7 @@ impl<U: Upstream> History<'_, U> {
         let wrong = |name: &str, objects: &BTreeMap<Key, Held>| {
             let mut nearest = String::new();
             for truth in &truths {
-                let differences = differences::<U>(truth, objects);
+                let differences = differences(truth, objects);
                 if differences.is_empty() {
                     return String::new();
                 }
@@ -403,7 +421,8 @@ impl<U: Upstream> History<'_, U> {
         if let Some((lists, watches)) = self.upstream.requests() {
             (totals.lists, totals.watches) = (totals.lists + lists, totals.watches + watches);
         }
-        for (kind, count) in self.upstream.tally() {
+        let late_cuts = self.upstream.proxies().into_iter().flat_map(Proxy::counts);
+        for (kind, count) in late_cuts.chain(self.upstream.tally()).filter(|(_, count)| *count > 0) {
             *totals.faults.entry(kind.to_owned()).or_default() += count;
         }
         for (_, view) in self.clients.views() {
@@ -422,7 +441,7 @@ impl Seen {
     }
 }
 
-fn differences<U: Upstream>(truth: &Truth, objects: &BTreeMap<Key, Held>) -> String {
+fn differences(truth: &Truth, objects: &BTreeMap<Key, Held>) -> String {
     let mut text = String::new();
     let body = |body: &[u8]| String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned();
     for (key, fact) in truth {
@@ -435,7 +454,7 @@ fn differences<U: Upstream>(truth: &Truth, objects: &BTreeMap<Key, Held>) -> Str
         if !is_same {
             write!(text, "\n    {key:?} is {} at {}, ", held.uid, held.version).unwrap();
             write!(text, "and the truth {:?} at {:?}", fact.uid, fact.version).unwrap();
-        } else if U::normal(&held.body) != U::normal(&fact.body) {
+        } else if held.body != fact.body {
             write!(text, "\n    {key:?} has {}\n    and the truth is {}", body(&held.body), body(&fact.body)).unwrap();
         }
     }

@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 
 use super::{
     history::Totals,
-    runner::{run_case, setting, threads_of},
+    runner::{run_case, setting, threads},
     upstream::Upstream,
 };
 
@@ -63,7 +63,7 @@ pub(crate) fn find_all(
 
 /// The same for an upstream whose histories run in paused time.
 pub(crate) fn find_all_paused<U: Upstream>(upstream: &str, cases: u64) {
-    find_all(upstream, cases, threads_of::<U>(), |seed, case| run_case::<U>(seed, case, &mut Totals::default()));
+    find_all(upstream, cases, threads(), |seed, case| run_case::<U>(seed, case, &mut Totals::default()));
 }
 
 /// The first history in which a bug is found, and how.

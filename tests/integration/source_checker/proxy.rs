@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use proptest::prelude::*;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -29,6 +30,21 @@ pub(crate) enum NetworkFault {
 }
 
 impl NetworkFault {
+    /// Draws one that stands until it is healed.
+    pub(crate) fn any() -> impl Strategy<Value = Self> {
+        prop_oneof![
+            3 => Just(Self::Refuse),
+            2 => Just(Self::Close),
+            3 => Just(Self::Freeze),
+            1 => (500_u32..5_000).prop_map(Self::Slow),
+        ]
+    }
+
+    /// Draws one that happens once.
+    pub(crate) fn any_cut() -> impl Strategy<Value = Self> {
+        prop_oneof![1 => Just(Self::Cut), 3 => (1_usize..4000).prop_map(Self::CutAfter)]
+    }
+
     /// The name under which it is counted.
     pub(crate) fn kind(self) -> &'static str {
         match self {

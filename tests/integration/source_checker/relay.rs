@@ -5,6 +5,8 @@
 //!          └──▶ proxy ──▶ origin B ──┴──▶ proxy ──▶ [relay] ──▶ proxy ──▶ the relay that is checked
 //! ```
 
+mod script;
+
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use informerd::{
@@ -14,10 +16,10 @@ use informerd::{
         relay::{RelayConfig, RelaySource},
     },
 };
-use proptest::{collection::vec, prelude::*, sample::select};
 
+use self::script::{KEYS, Setup, Shape, Step};
 use super::{
-    etcd::{PREFIX, cluster::Cluster, fact, path},
+    etcd::{PREFIX, cluster::Cluster, fact, path, was_deleted},
     proxy::{NetworkFault, Proxy},
     served::Served,
     upstream::{Bounds, Key, Truth, Upstream},
@@ -36,8 +38,6 @@ pub(crate) struct Relay {
     shape: Shape,
     rewrites: u64,
     moves: u64,
-    disturbances: u64,
-    probes: u32,
 }
 
 /// A server, and the directory of its state.
@@ -47,59 +47,6 @@ struct Node {
     state: tempfile::TempDir,
 }
 
-/// Which server each link leads to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// The origin.
-    origin: usize,
-    /// There is a relay in between.
-    is_chain: bool,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct Setup {
-    shape: Shape,
-    fragment: usize,
-    first: Vec<Step>,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) enum Step {
-    /// One transaction: keys and their values, `None` for a deletion.
-    Write(Vec<(&'static str, Option<u32>)>),
-    DeleteAll,
-    Elsewhere,
-    /// A compaction, and a cut between the cluster and the origins: they list again, which is one batch.
-    Relist,
-    /// A fault of the link to the relay that is checked.
-    Down(NetworkFault),
-    /// A fault of the link to the relay in between.
-    Middle(NetworkFault),
-    /// A fault of the link from the cluster to an origin.
-    Up(usize, NetworkFault),
-    /// A server is killed and started again, with or without its state.
-    RestartOrigin {
-        keeps_state: bool,
-    },
-    RestartBetween {
-        keeps_state: bool,
-    },
-    /// The cluster is restored: revisions that are lost, and transactions of the new history.
-    Restore {
-        back: i64,
-        ahead: i64,
-    },
-    /// The same while the origins are down, which start again with or without their state.
-    RestoreUnderRestart {
-        back: i64,
-        ahead: i64,
-        keeps_state: bool,
-    },
-    /// The links lead elsewhere.
-    Reorder(Shape),
-}
-
-const KEYS: [&str; 6] = ["a/x", "a/y", "a/z", "b/x", "b/y", "alone"];
 /// As the program has it by default.
 const STALE_AFTER: Duration = Duration::from_secs(15);
 
@@ -170,15 +117,10 @@ fn relay_of(upstream: &Proxy) -> (RelaySource, SourceHealth) {
     (RelaySource::new(config, health.clone()), health)
 }
 
-fn any_shape() -> impl Strategy<Value = Shape> {
-    (0_usize..2, any::<bool>()).prop_map(|(origin, is_chain)| Shape { origin, is_chain })
-}
-
 impl Upstream for Relay {
     type Setup = Setup;
     type Step = Step;
 
-    const IS_PAUSED: bool = true;
     const NOT_YET: &'static [(&'static str, &'static str)] = &[];
     const REQUIRED: &'static [&'static str] = &[
         "transaction",
@@ -199,78 +141,6 @@ impl Upstream for Relay {
         "chain re-ordered",
     ];
 
-    fn any_setup() -> BoxedStrategy<Setup> {
-        let first = prop_oneof![1 => Just(Vec::new()), 3 => vec(Self::any_write(), 1..5)];
-        (any_shape(), select(vec![1_usize, 1000]), first)
-            .prop_map(|(shape, fragment, first)| Setup { shape, fragment, first })
-            .boxed()
-    }
-
-    fn any_write() -> BoxedStrategy<Step> {
-        let value = prop_oneof![3 => (0_u32..1000).prop_map(Some), 1 => Just(None)];
-        prop_oneof![
-            12 => vec((select(&KEYS[..]), value), 1..6).prop_map(Step::Write),
-            1 => Just(Step::DeleteAll),
-            1 => Just(Step::Elsewhere),
-        ]
-        .boxed()
-    }
-
-    fn any_fault() -> BoxedStrategy<Step> {
-        let fault = || {
-            prop_oneof![
-                3 => Just(NetworkFault::Refuse),
-                2 => Just(NetworkFault::Close),
-                3 => Just(NetworkFault::Freeze),
-                1 => (500_u32..5_000).prop_map(NetworkFault::Slow),
-            ]
-        };
-        prop_oneof![
-            4 => fault().prop_map(Step::Down),
-            2 => fault().prop_map(Step::Middle),
-            2 => (0_usize..2, fault()).prop_map(|(origin, fault)| Step::Up(origin, fault)),
-        ]
-        .boxed()
-    }
-
-    fn any_event() -> BoxedStrategy<Step> {
-        let cut = prop_oneof![1 => Just(NetworkFault::Cut), 4 => (1_usize..4000).prop_map(NetworkFault::CutAfter)];
-        prop_oneof![
-            4 => cut.prop_map(Step::Down),
-            2 => Just(Step::Relist),
-            2 => any::<bool>().prop_map(|keeps_state| Step::RestartOrigin { keeps_state }),
-            1 => any::<bool>().prop_map(|keeps_state| Step::RestartBetween { keeps_state }),
-            2 => (0_i64..8, 0_i64..12).prop_map(|(back, ahead)| Step::Restore { back, ahead }),
-            3 => (0_i64..8, 0_i64..12, any::<bool>())
-                .prop_map(|(back, ahead, keeps_state)| Step::RestoreUnderRestart { back, ahead, keeps_state }),
-            2 => any_shape().prop_map(Step::Reorder),
-        ]
-        .boxed()
-    }
-
-    fn kind(step: &Step) -> &'static str {
-        match step {
-            Step::Write(_) => "transaction",
-            Step::DeleteAll => "deletion of everything",
-            Step::Elsewhere => "write elsewhere",
-            Step::Relist => "relist of the origin",
-            Step::Down(fault) | Step::Middle(fault) | Step::Up(_, fault) => fault.kind(),
-            Step::RestartOrigin { keeps_state: true } => "origin restarted with its state",
-            Step::RestartOrigin { .. } => "origin restarted without its state",
-            Step::RestartBetween { .. } => "relay in between restarted",
-            Step::Restore { .. } => "restore",
-            Step::RestoreUnderRestart { keeps_state: true, .. } => {
-                "origin restarted with its state over a restored upstream"
-            }
-            Step::RestoreUnderRestart { .. } => "origin restarted over a restored upstream",
-            Step::Reorder(_) => "chain re-ordered",
-        }
-    }
-
-    fn first_steps(setup: &Setup) -> Vec<Step> {
-        setup.first.clone()
-    }
-
     async fn start(setup: &Setup) -> Self {
         let cluster = Cluster::new("3.6.16", setup.fragment, None);
         let address = cluster.listen().await;
@@ -285,8 +155,6 @@ impl Upstream for Relay {
             shape: setup.shape,
             rewrites: 0,
             moves: 0,
-            disturbances: 0,
-            probes: 0,
         };
         relay.start_origin(0).await;
         relay.start_origin(1).await;
@@ -296,17 +164,13 @@ impl Upstream for Relay {
     }
 
     async fn step(&mut self, step: &Step) {
-        self.disturbances += u64::from(!matches!(step, Step::Write(_) | Step::DeleteAll | Step::Elsewhere));
         match step {
             Step::Write(changes) => {
                 let body = |number: u32| format!(r#"{{"n":{number}}}"#).into_bytes();
                 let changes = changes.iter().map(|(key, value)| (path(key), value.map(body)));
                 self.cluster.set(|store| store.apply(changes.collect()));
             }
-            Step::DeleteAll => self.cluster.set(|store| {
-                let keys = store.at(i64::MAX).into_keys().filter(|key| key.starts_with(PREFIX.as_bytes()));
-                store.apply(keys.map(|key| (key, None)).collect());
-            }),
+            Step::DeleteAll => self.cluster.set(|store| store.delete_all(PREFIX.as_bytes())),
             Step::Elsewhere => {
                 self.cluster.set(|store| store.apply(vec![(b"/elsewhere".to_vec(), Some(b"x".to_vec()))]));
             }
@@ -367,9 +231,8 @@ impl Upstream for Relay {
         }
     }
 
-    async fn probe(&mut self) {
-        self.probes += 1;
-        let value = format!("probe {}", self.probes).into_bytes();
+    async fn probe(&mut self, number: u32) {
+        let value = format!("probe {number}").into_bytes();
         self.cluster.set(|store| store.apply(vec![(path("probe"), Some(value))]));
     }
 
@@ -387,12 +250,8 @@ impl Upstream for Relay {
         self.rewrites * (1 + self.moves)
     }
 
-    fn disturbances(&self) -> u64 {
-        self.disturbances + self.down.late_cuts() + self.middle.late_cuts()
-    }
-
-    fn is_faulty(&self) -> bool {
-        self.up.iter().chain([&self.middle, &self.down]).any(Proxy::is_faulty)
+    fn proxies(&self) -> Vec<&Proxy> {
+        self.up.iter().chain([&self.middle, &self.down]).collect()
     }
 
     fn is_unreachable(&self) -> bool {
@@ -417,15 +276,6 @@ impl Upstream for Relay {
     }
 
     fn was_deleted(&self, key: &Key) -> bool {
-        let path = if key.0.is_empty() { path(&key.1) } else { path(&format!("{}/{}", key.0, key.1)) };
-        self.cluster.set(|store| store.deleted.contains(&path))
-    }
-
-    fn tally(&self) -> std::collections::BTreeMap<&'static str, u64> {
-        let mut tally = self.down.counts();
-        for (kind, count) in self.middle.counts() {
-            *tally.entry(kind).or_default() += count;
-        }
-        tally
+        was_deleted(&self.cluster, key)
     }
 }

@@ -39,9 +39,8 @@ pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
     let (began, totals) = (Instant::now(), Mutex::new(Totals::default()));
     let (next, last) = only.map_or((0, cases), |only| (only, only + 1));
     let (next, wrong) = (AtomicU64::new(next), Mutex::new(None));
-    let threads = threads_of::<U>();
     std::thread::scope(|scope| {
-        for _ in 0..threads {
+        for _ in 0..threads() {
             scope.spawn(|| {
                 loop {
                     let case = next.fetch_add(1, Ordering::Relaxed);
@@ -84,12 +83,9 @@ pub(crate) fn run_case<U: Upstream>(seed: u64, case: u64, totals: &mut Totals) -
     run_script(&script, totals)
 }
 
-/// How many histories run beside each other.
-pub(crate) fn threads_of<U: Upstream>() -> usize {
-    match U::PARALLEL {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    }
+/// How many histories run beside each other: one on each processor.
+pub(crate) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Whether a bug is planted on this thread.
@@ -109,7 +105,7 @@ pub(crate) fn with_bugs(builder: &mut Builder) -> &mut Builder {
 
 fn run_script<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
     let mut builder = Builder::new_current_thread();
-    let runtime = with_bugs(&mut builder).enable_all().start_paused(U::IS_PAUSED).build().unwrap();
+    let runtime = with_bugs(&mut builder).enable_all().start_paused(true).build().unwrap();
     let ran = catch_unwind(AssertUnwindSafe(|| runtime.block_on(history::run(script, totals))));
     runtime.shutdown_background();
     ran.unwrap_or_else(|panic| {

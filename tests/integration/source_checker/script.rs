@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
-use super::upstream::Upstream;
+use super::upstream::{Upstream, UpstreamSetup, UpstreamStep};
 
 /// One history.
 pub(crate) struct Script<U: Upstream> {
@@ -13,6 +13,8 @@ pub(crate) struct Script<U: Upstream> {
     pub(crate) hop: usize,
     /// Objects on a page of the client that lists; 0 for no pages.
     pub(crate) page: u32,
+    /// Before the server starts.
+    pub(crate) first: Vec<U::Step>,
     pub(crate) steps: Vec<Step<U::Step>>,
 }
 
@@ -35,7 +37,8 @@ pub(crate) enum Step<S> {
 
 impl<U: Upstream> Clone for Script<U> {
     fn clone(&self) -> Self {
-        Self { setup: self.setup.clone(), hop: self.hop, page: self.page, steps: self.steps.clone() }
+        let Self { setup, hop, page, first, steps } = self;
+        Self { setup: setup.clone(), hop: *hop, page: *page, first: first.clone(), steps: steps.clone() }
     }
 }
 
@@ -48,9 +51,9 @@ impl<U: Upstream> fmt::Debug for Script<U> {
 impl<U: Upstream> Script<U> {
     /// The script, a line for each step.
     pub(crate) fn text(&self) -> String {
-        let Self { setup, hop, page, steps } = self;
+        let Self { setup, hop, page, first, steps } = self;
         let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
-        format!("{setup:?}, hop {hop}, page {page}\n{}", steps.join("\n"))
+        format!("{setup:?}, hop {hop}, page {page}, first {first:?}\n{}", steps.join("\n"))
     }
 }
 
@@ -58,12 +61,13 @@ type Scene<U> = BoxedStrategy<Vec<Step<<U as Upstream>::Step>>>;
 
 pub(crate) fn any_script<U: Upstream>() -> impl Strategy<Value = Script<U>> {
     let scene: Scene<U> = any_scene::<U>();
-    (U::any_setup(), 1_usize..6, select(vec![0_u32, 0, 1, 2, 5]), vec(scene, 3..9))
-        .prop_map(|(setup, hop, page, scenes)| Script { setup, hop, page, steps: scenes.concat() })
+    let first = prop_oneof![1 => Just(Vec::new()), 3 => vec(U::Step::any_write(), 1..6)];
+    (U::Setup::any(), 1_usize..6, select(vec![0_u32, 0, 1, 2, 5]), first, vec(scene, 3..9))
+        .prop_map(|(setup, hop, page, first, scenes)| Script { setup, hop, page, first, steps: scenes.concat() })
 }
 
 fn writes<U: Upstream>(most: usize) -> Scene<U> {
-    vec(U::any_write().prop_map(Step::Upstream), 0..=most).boxed()
+    vec(U::Step::any_write().prop_map(Step::Upstream), 0..=most).boxed()
 }
 
 /// Milliseconds from the first retry to beyond the longest timeout.
@@ -74,15 +78,16 @@ fn any_wait() -> impl Strategy<Value = Duration> {
 
 /// Steps that belong together, so that what has to come together for a failure often does.
 fn any_scene<U: Upstream>() -> Scene<U> {
-    let event = || U::any_event().prop_map(|event| vec![Step::Upstream(event)]);
-    let fault = || U::any_fault().prop_map(|fault| vec![Step::Upstream(fault)]);
-    let wait = || any_wait().prop_map(move |wait| vec![Step::Wait(if U::IS_PAUSED { wait } else { wait / 100 })]);
+    let event = || U::Step::any_event().prop_map(|event| vec![Step::Upstream(event)]);
+    let fault = || U::Step::any_fault().prop_map(|fault| vec![Step::Upstream(fault)]);
+    let wait = || any_wait().prop_map(|wait| vec![Step::Wait(wait)]);
     let maybe = |scene: Scene<U>| prop_oneof![1 => Just(Vec::new()), 1 => scene.clone()].boxed();
     let quiet = || Just(vec![Step::Quiet]).boxed();
     let heal = || Just(vec![Step::Heal]).boxed();
     let joined = |scenes: Vec<Scene<U>>| scenes.prop_map(|scenes| scenes.concat()).boxed();
-    let idle = any_wait().prop_map(|wait| vec![Step::Idle(if U::IS_PAUSED { wait * 3 } else { wait / 100 })]).boxed();
-    let meanwhile = vec(prop_oneof![4 => U::any_write(), 2 => U::any_event(), 1 => U::any_fault()], 0..6);
+    let idle = any_wait().prop_map(|wait| vec![Step::Idle(wait * 3)]).boxed();
+    let meanwhile =
+        vec(prop_oneof![4 => U::Step::any_write(), 2 => U::Step::any_event(), 1 => U::Step::any_fault()], 0..6);
     let restart = meanwhile.prop_map(|steps| vec![Step::Restart(steps)]).boxed();
     let save = || Just(vec![Step::Save]).boxed();
     prop_oneof![

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Debug, path::Path, time::Duration};
 
 use proptest::strategy::BoxedStrategy;
 
-use super::served::Served;
+use super::{proxy::Proxy, served::Served};
 
 /// A namespace and a name.
 pub(crate) type Key = (String, String);
@@ -37,48 +37,50 @@ pub(crate) struct Bounds {
     pub(crate) watch: Duration,
 }
 
+/// The configuration of one history.
+pub(crate) trait UpstreamSetup: Clone + Debug + 'static {
+    fn any() -> BoxedStrategy<Self>;
+
+    /// The names under which it is counted, if it has any.
+    fn kinds(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+/// A write, an event or a fault.
+pub(crate) trait UpstreamStep: Clone + Debug + 'static {
+    /// Changes of objects.
+    fn any_write() -> BoxedStrategy<Self>;
+    /// Faults that stand until they are healed.
+    fn any_fault() -> BoxedStrategy<Self>;
+    /// What happens at one moment: a restart, a restore, a compaction, an answer that fails once.
+    fn any_event() -> BoxedStrategy<Self>;
+    /// The name under which it is counted.
+    fn kind(&self) -> &'static str;
+    /// It neither interrupts the source nor may cause a list.
+    fn is_write(&self) -> bool;
+}
+
 /// An upstream that a script drives, and the source that follows it.
 ///
 /// Everything but `serve` is computed from the script alone.
 pub(crate) trait Upstream: Sized + 'static {
-    /// The configuration of one history.
-    type Setup: Clone + Debug;
-    /// A write, an event or a fault.
-    type Step: Clone + Debug;
+    type Setup: UpstreamSetup;
+    type Step: UpstreamStep;
 
-    /// The clock is paused, and jumps to the next timer when nothing is left to do. Otherwise it is the real one.
-    const IS_PAUSED: bool;
-    /// Histories at one time; 0 for one on each processor.
-    const PARALLEL: usize = 0;
     /// Kinds of steps and configurations that are not drawn yet: the kind, and the finding that it meets.
     const NOT_YET: &'static [(&'static str, &'static str)];
     /// The kinds that a run of some hundred histories must have drawn.
     const REQUIRED: &'static [&'static str];
 
-    fn any_setup() -> BoxedStrategy<Self::Setup>;
-    /// Changes of objects.
-    fn any_write() -> BoxedStrategy<Self::Step>;
-    /// Faults that stand until they are healed.
-    fn any_fault() -> BoxedStrategy<Self::Step>;
-    /// What happens at one moment: a restart, a restore, a compaction, an answer that fails once.
-    fn any_event() -> BoxedStrategy<Self::Step>;
-    /// The name under which a step is counted.
-    fn kind(step: &Self::Step) -> &'static str;
-
-    /// The names under which a configuration is counted, if it has any.
-    fn setup_kinds(_setup: &Self::Setup) -> Vec<&'static str> {
-        Vec::new()
-    }
-
-    /// Steps before the server starts.
-    fn first_steps(setup: &Self::Setup) -> Vec<Self::Step>;
-
     async fn start(setup: &Self::Setup) -> Self;
     async fn step(&mut self, step: &Self::Step);
     /// Ends every fault that stands.
     async fn heal(&mut self);
-    /// A write that is surely a change.
-    async fn probe(&mut self);
+    /// A write that is surely a change; the number is another one each time.
+    async fn probe(&mut self, number: u32);
+    /// The ways between the servers.
+    fn proxies(&self) -> Vec<&Proxy>;
 
     /// Starts the source and what serves it, with the state of the last run if there is one in the directory.
     async fn serve(&self, state_directory: &Path) -> Served;
@@ -86,16 +88,17 @@ pub(crate) trait Upstream: Sized + 'static {
     /// States that may be served while SYNCED, the present one first. There are others only where the upstream itself gives
     /// no sign that it is behind.
     fn truths(&self) -> Vec<Truth>;
-    /// A body as it is compared.
-    fn normal(body: &[u8]) -> Vec<u8> {
-        body.to_vec()
-    }
     /// Times that the upstream's history was rewritten.
     fn rewrites(&self) -> u64;
-    /// Events and faults so far that interrupt the source or may cause a list, when drawn and when they take effect.
-    fn disturbances(&self) -> u64;
-    /// A fault stands.
-    fn is_faulty(&self) -> bool;
+    /// Events so far that interrupted the source, or gave cause for a list, later than they were drawn. Those of the proxies are
+    /// counted by themselves.
+    fn late_disturbances(&self) -> u64 {
+        0
+    }
+    /// A fault stands that is none of the proxies.
+    fn has_fault(&self) -> bool {
+        false
+    }
     /// Nothing whatsoever reaches the source.
     fn is_unreachable(&self) -> bool {
         false
@@ -107,7 +110,7 @@ pub(crate) trait Upstream: Sized + 'static {
     fn was_deleted(&self, _key: &Key) -> bool {
         true
     }
-    /// More to count: faults as they took effect.
+    /// More to count besides the proxies: faults as they took effect.
     fn tally(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
     }

@@ -195,6 +195,12 @@ impl Store {
         }
     }
 
+    /// Deletes all keys of a prefix, in one transaction.
+    pub(crate) fn delete_all(&mut self, prefix: &[u8]) {
+        let keys = self.at(i64::MAX).into_keys().filter(|key| key.starts_with(prefix));
+        self.apply(keys.map(|key| (key, None)).collect());
+    }
+
     /// Forgets what came after a revision, as a cluster does that is restored from a backup. The next revision may be
     /// another one (`--bump-revision`).
     pub(crate) fn restore(&mut self, revision: i64, bump: i64) {

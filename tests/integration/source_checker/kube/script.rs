@@ -1,0 +1,264 @@
+//! Draws what happens to a Kubernetes API.
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::{
+    api::{Answer, InitialEvents, RetryAfter, To},
+    world::{Form, Selection},
+};
+use crate::source_checker::{
+    proxy::NetworkFault,
+    upstream::{UpstreamSetup, UpstreamStep},
+};
+
+#[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a property of an API that a script draws")]
+pub(crate) struct Setup {
+    pub(super) initial_events: InitialEvents,
+    pub(super) ignores_limit: bool,
+    pub(super) sends_bookmarks: bool,
+    pub(super) is_built_in: bool,
+    pub(super) is_cluster_readable: bool,
+    pub(super) selection: Selection,
+    /// Only requests with the configured selector are allowed.
+    pub(super) needs_selector: bool,
+    /// The source requests metadata only, of an API that knows this, or not.
+    pub(super) metadata: Option<bool>,
+    pub(super) page_size: Option<u32>,
+    pub(super) token: Option<TokenEnd>,
+}
+
+/// The end of the file of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenEnd {
+    Nothing,
+    Newline,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    Put(&'static str, u32),
+    Delete(Vec<&'static str>),
+    /// The objects of one lease end at one version.
+    Expire(Vec<&'static str>),
+    DeleteAll,
+    /// Writes of other kinds raise the version.
+    Elsewhere(u64),
+    /// Pages of older versions are gone.
+    Compact,
+    Network(NetworkFault),
+    /// Another API server takes over: its watch cache begins now.
+    Restart,
+    /// The same, of a version that has other defaults.
+    Upgrade(Form),
+    /// The CRD is changed: objects have other bytes at the same version.
+    Crd(Form),
+    /// The CRD is deleted with all objects, and created again.
+    CrdAnew,
+    /// The version of the CRD is not served until it is healed.
+    CrdNotServed,
+    Restore(Restore),
+    /// The replica sees nothing more.
+    Lag,
+    Once(Answer),
+    Standing(Answer),
+    /// An ERROR in the watch.
+    InBand(u16, &'static str),
+    /// Watches are closed.
+    CloseWatches,
+    /// The token is renewed, and the file with it.
+    TokenRenewed,
+    /// The token is renewed; the file follows when it is healed.
+    TokenEnds,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Restore {
+    /// Versions that are lost.
+    pub(super) back: u64,
+    /// Writes of the new history while the source is away: below, at or beyond the lost version.
+    pub(super) ahead: u32,
+    /// Versions that other kinds take meanwhile.
+    pub(super) elsewhere: u64,
+    pub(super) has_another_uid: bool,
+}
+
+pub(super) const KEYS: [&str; 8] = ["a/x", "a/y", "a/z", "b/x", "b/y", "b/z", "c/x", "c/v"];
+
+fn any_form() -> impl Strategy<Value = Form> {
+    (prop_oneof![Just(None), (1_u32..4).prop_map(Some)], any::<bool>()).prop_map(|(default, is_pruned)| Form {
+        default,
+        is_pruned,
+        is_recoloured: false,
+    })
+}
+
+fn any_answer() -> impl Strategy<Value = Answer> {
+    let retry_after = prop_oneof![
+        Just(RetryAfter::None),
+        (1_u64..20).prop_map(RetryAfter::Seconds),
+        (1_u64..20).prop_map(RetryAfter::Date),
+    ];
+    (
+        select(vec![401_u16, 403, 404, 410, 429, 429, 500, 504]),
+        retry_after,
+        select(vec![To::All, To::Lists, To::Watches]),
+    )
+        .prop_map(|(code, retry_after, to)| Answer {
+            code,
+            retry_after: if code == 429 { retry_after } else { RetryAfter::None },
+            to,
+        })
+}
+
+impl UpstreamSetup for Setup {
+    fn any() -> BoxedStrategy<Self> {
+        use InitialEvents::{Forbidden, Ignored, Served};
+        let selection = select(vec![
+            Selection::All,
+            Selection::All,
+            Selection::All,
+            Selection::Label,
+            Selection::Field,
+            Selection::Name,
+        ]);
+        let often = || prop_oneof![3 => Just(true), 1 => Just(false)];
+        let token = select(vec![None, None, Some(TokenEnd::Nothing), Some(TokenEnd::Newline)]);
+        (
+            (select(vec![Served, Served, Served, Forbidden, Ignored]), any::<bool>(), often(), any::<bool>(), often()),
+            (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(2)]), token),
+            select(vec![None, None, None, None, Some(true), Some(false)]),
+        )
+            .prop_map(
+                |(
+                    (initial_events, ignores_limit, sends_bookmarks, is_built_in, is_cluster_readable),
+                    (selection, needs_selector, page_size, token),
+                    metadata,
+                )| Setup {
+                    initial_events,
+                    ignores_limit,
+                    sends_bookmarks,
+                    is_built_in,
+                    is_cluster_readable,
+                    selection,
+                    needs_selector: needs_selector && selection == Selection::Name,
+                    metadata,
+                    page_size,
+                    token,
+                },
+            )
+            .boxed()
+    }
+
+    fn kinds(&self) -> Vec<&'static str> {
+        let kinds = [
+            ("token file that ends with a newline", self.token == Some(TokenEnd::Newline)),
+            ("initial events that are ignored", self.initial_events == InitialEvents::Ignored),
+            ("no bookmarks", !self.sends_bookmarks),
+            ("only the selector is allowed", self.needs_selector),
+            ("selected by a field", self.selection == Selection::Field),
+            ("kube-system is not readable", !self.is_cluster_readable),
+            ("metadata only", self.metadata == Some(true)),
+            ("metadata only of an API that sends whole objects", self.metadata == Some(false)),
+        ];
+        kinds.into_iter().filter(|(_, is_so)| *is_so).map(|(kind, _)| kind).collect()
+    }
+}
+
+impl UpstreamStep for Step {
+    fn any_write() -> BoxedStrategy<Self> {
+        prop_oneof![
+            10 => (select(&KEYS[..]), 0_u32..100).prop_map(|(key, number)| Self::Put(key, number)),
+            3 => vec(select(&KEYS[..]), 1..3).prop_map(Self::Delete),
+            3 => vec(select(&KEYS[..]), 3..9).prop_map(Self::Expire),
+            1 => Just(Self::DeleteAll),
+            2 => select(vec![1_u64, 7, 5000]).prop_map(Self::Elsewhere),
+        ]
+        .boxed()
+    }
+
+    fn any_fault() -> BoxedStrategy<Self> {
+        prop_oneof![
+            6 => NetworkFault::any().prop_map(Self::Network),
+            2 => Just(Self::Lag),
+            4 => any_answer().prop_map(Self::Standing),
+            1 => Just(Self::TokenEnds),
+            1 => Just(Self::CrdNotServed),
+        ]
+        .boxed()
+    }
+
+    fn any_event() -> BoxedStrategy<Self> {
+        let restore = (0_u64..8, 0_u32..8, select(vec![0_u64, 0, 20, 1000]), any::<bool>())
+            .prop_map(|(back, ahead, elsewhere, has_another_uid)| Restore { back, ahead, elsewhere, has_another_uid });
+        let in_band = select(vec![
+            (410_u16, "Expired"),
+            (410, "Gone"),
+            (500, "InternalError"),
+            (504, "Timeout"),
+            (429, "TooManyRequests"),
+        ]);
+        prop_oneof![
+            4 => NetworkFault::any_cut().prop_map(Self::Network),
+            3 => Just(Self::Restart),
+            2 => any_form().prop_map(Self::Upgrade),
+            2 => any_form().prop_map(Self::Crd),
+            1 => any_form().prop_map(|form| Self::Crd(Form { is_recoloured: true, ..form })),
+            1 => Just(Self::CrdAnew),
+            3 => restore.prop_map(Self::Restore),
+            2 => any_answer().prop_map(Self::Once),
+            2 => in_band.prop_map(|(code, reason)| Self::InBand(code, reason)),
+            1 => Just(Self::CloseWatches),
+            1 => Just(Self::TokenRenewed),
+            1 => Just(Self::Compact),
+        ]
+        .boxed()
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Put(..) => "put",
+            Self::Delete(_) => "deletion",
+            Self::Expire(_) => "several deletions at one version",
+            Self::DeleteAll => "deletion of everything",
+            Self::Elsewhere(_) => "write elsewhere",
+            Self::Compact => "compaction",
+            Self::Network(fault) => fault.kind(),
+            Self::Restart => "restart",
+            Self::Upgrade(_) => "upgrade with other bytes",
+            Self::Crd(Form { is_recoloured: true, .. }) => "CRD with another selectable field",
+            Self::Crd(_) => "CRD with other bytes",
+            Self::CrdAnew => "CRD created again",
+            Self::CrdNotServed => "CRD not served",
+            Self::Restore(Restore { has_another_uid: true, .. }) => "restore with another uid",
+            Self::Restore(Restore { back, ahead, elsewhere, .. }) if u64::from(*ahead) + elsewhere > *back => {
+                "restore beyond the last version"
+            }
+            Self::Restore(_) => "restore",
+            Self::Lag => "lag",
+            Self::Once(answer) | Self::Standing(answer) => match (answer.code, answer.retry_after) {
+                (401, _) => "401",
+                (403, _) => "403",
+                (404, _) => "404",
+                (410, _) => "410",
+                (429, RetryAfter::None) => "429",
+                (429, RetryAfter::Seconds(_)) => "429 with seconds",
+                (429, RetryAfter::Date(_)) => "429 with a date",
+                (504, _) => "504",
+                _ => "500",
+            },
+            Self::InBand(410, _) => "410 in band",
+            Self::InBand(..) => "500 in band",
+            Self::CloseWatches => "watches closed",
+            Self::TokenRenewed => "token renewed",
+            Self::TokenEnds => "token ends",
+        }
+    }
+
+    fn is_write(&self) -> bool {
+        matches!(
+            self,
+            Self::Put(..) | Self::Delete(_) | Self::Expire(_) | Self::DeleteAll | Self::Elsewhere(_) | Self::Compact
+        )
+    }
+}

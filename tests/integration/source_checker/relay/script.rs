@@ -1,0 +1,129 @@
+//! Draws what happens to a chain of servers.
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use crate::source_checker::{
+    proxy::NetworkFault,
+    upstream::{UpstreamSetup, UpstreamStep},
+};
+
+/// Which server each link leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// The origin.
+    pub(super) origin: usize,
+    /// There is a relay in between.
+    pub(super) is_chain: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    pub(super) shape: Shape,
+    pub(super) fragment: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    /// One transaction: keys and their values, `None` for a deletion.
+    Write(Vec<(&'static str, Option<u32>)>),
+    DeleteAll,
+    Elsewhere,
+    /// A compaction, and a cut between the cluster and the origins: they list again, which is one batch.
+    Relist,
+    /// A fault of the link to the relay that is checked.
+    Down(NetworkFault),
+    /// A fault of the link to the relay in between.
+    Middle(NetworkFault),
+    /// A fault of the link from the cluster to an origin.
+    Up(usize, NetworkFault),
+    /// A server is killed and started again, with or without its state.
+    RestartOrigin {
+        keeps_state: bool,
+    },
+    RestartBetween {
+        keeps_state: bool,
+    },
+    /// The cluster is restored: revisions that are lost, and transactions of the new history.
+    Restore {
+        back: i64,
+        ahead: i64,
+    },
+    /// The same while the origins are down, which start again with or without their state.
+    RestoreUnderRestart {
+        back: i64,
+        ahead: i64,
+        keeps_state: bool,
+    },
+    /// The links lead elsewhere.
+    Reorder(Shape),
+}
+
+pub(super) const KEYS: [&str; 6] = ["a/x", "a/y", "a/z", "b/x", "b/y", "alone"];
+
+fn any_shape() -> impl Strategy<Value = Shape> {
+    (0_usize..2, any::<bool>()).prop_map(|(origin, is_chain)| Shape { origin, is_chain })
+}
+
+impl UpstreamSetup for Setup {
+    fn any() -> BoxedStrategy<Self> {
+        (any_shape(), select(vec![1_usize, 1000])).prop_map(|(shape, fragment)| Self { shape, fragment }).boxed()
+    }
+}
+
+impl UpstreamStep for Step {
+    fn any_write() -> BoxedStrategy<Self> {
+        let value = prop_oneof![3 => (0_u32..1000).prop_map(Some), 1 => Just(None)];
+        prop_oneof![
+            12 => vec((select(&KEYS[..]), value), 1..6).prop_map(Self::Write),
+            1 => Just(Self::DeleteAll),
+            1 => Just(Self::Elsewhere),
+        ]
+        .boxed()
+    }
+
+    fn any_fault() -> BoxedStrategy<Self> {
+        prop_oneof![
+            4 => NetworkFault::any().prop_map(Self::Down),
+            2 => NetworkFault::any().prop_map(Self::Middle),
+            2 => (0_usize..2, NetworkFault::any()).prop_map(|(origin, fault)| Self::Up(origin, fault)),
+        ]
+        .boxed()
+    }
+
+    fn any_event() -> BoxedStrategy<Self> {
+        prop_oneof![
+            4 => NetworkFault::any_cut().prop_map(Self::Down),
+            2 => Just(Self::Relist),
+            2 => any::<bool>().prop_map(|keeps_state| Self::RestartOrigin { keeps_state }),
+            1 => any::<bool>().prop_map(|keeps_state| Self::RestartBetween { keeps_state }),
+            2 => (0_i64..8, 0_i64..12).prop_map(|(back, ahead)| Self::Restore { back, ahead }),
+            3 => (0_i64..8, 0_i64..12, any::<bool>())
+                .prop_map(|(back, ahead, keeps_state)| Self::RestoreUnderRestart { back, ahead, keeps_state }),
+            2 => any_shape().prop_map(Self::Reorder),
+        ]
+        .boxed()
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Write(_) => "transaction",
+            Self::DeleteAll => "deletion of everything",
+            Self::Elsewhere => "write elsewhere",
+            Self::Relist => "relist of the origin",
+            Self::Down(fault) | Self::Middle(fault) | Self::Up(_, fault) => fault.kind(),
+            Self::RestartOrigin { keeps_state: true } => "origin restarted with its state",
+            Self::RestartOrigin { .. } => "origin restarted without its state",
+            Self::RestartBetween { .. } => "relay in between restarted",
+            Self::Restore { .. } => "restore",
+            Self::RestoreUnderRestart { keeps_state: true, .. } => {
+                "origin restarted with its state over a restored upstream"
+            }
+            Self::RestoreUnderRestart { .. } => "origin restarted over a restored upstream",
+            Self::Reorder(_) => "chain re-ordered",
+        }
+    }
+
+    fn is_write(&self) -> bool {
+        matches!(self, Self::Write(_) | Self::DeleteAll | Self::Elsewhere)
+    }
+}
