@@ -132,6 +132,8 @@ fn the_source_checker_knows_nothing_of_the_server() {
         ("script", include_str!("source_checker/script.rs")),
         ("upstream", include_str!("source_checker/upstream.rs")),
         ("world", include_str!("source_checker/kube/world.rs")),
+        ("target", include_str!("source_checker/kube/api/target.rs")),
+        ("answer", include_str!("source_checker/kube/api/answer.rs")),
         ("api", include_str!("source_checker/kube/api.rs")),
     ];
     for (name, source) in sources {

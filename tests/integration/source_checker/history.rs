@@ -192,7 +192,9 @@ impl<U: Upstream> History<'_, U> {
         let served = self.upstream.serve(self.state.path()).await;
         self.totals.warm_starts += u64::from(served.is_warm);
         // A version that another process told may be of a history that is gone, and its number cannot show it.
-        if self.upstream.rewrites() > self.known_rewrites {
+        let ahead = self.upstream.resumes_ahead();
+        let is_left_out = ahead.is_some_and(|kind| self.left_out.iter().any(|left_out| left_out == kind));
+        if self.upstream.rewrites() > self.known_rewrites || is_left_out {
             self.clients.forget();
         }
         self.clients.go_to(Some(served.routes.clone()));

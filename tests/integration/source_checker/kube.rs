@@ -32,6 +32,7 @@ pub(crate) struct Kube {
     rewrites: u64,
 }
 
+const AHEAD: &str = "resumption of what is ahead at another process";
 /// As the program has it by default.
 const STALE_AFTER: Duration = Duration::from_secs(15);
 
@@ -71,7 +72,7 @@ impl Kube {
 }
 
 /// An object as the API writes its metadata only.
-fn metadata(object: &[u8]) -> String {
+fn partial(object: &[u8]) -> String {
     let object: serde_json::Value = serde_json::from_slice(object).unwrap();
     format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{}}}"#, object["metadata"])
 }
@@ -89,7 +90,11 @@ impl Upstream for Kube {
     type Setup = Setup;
     type Step = Step;
 
-    const NOT_YET: &'static [(&'static str, &'static str)] = &[];
+    const NOT_YET: &'static [(&'static str, &'static str)] = &[(
+        AHEAD,
+        "a client has an object that came ahead of the merged version, and resumes from there at another process, which never \
+         had it and lists: when it was deleted meanwhile, the client keeps it",
+    )];
     const REQUIRED: &'static [&'static str] = &[
         "put",
         "deletion",
@@ -129,6 +134,13 @@ impl Upstream for Kube {
         "token ends",
         "initial events that are ignored",
         "no bookmarks",
+        "several namespaces",
+        "several namespaces without bookmarks",
+        "network: a part cut",
+        "lag of one namespace",
+        "replica that is behind",
+        "watches of one namespace closed",
+        "restart for one namespace",
         "token file that ends with a newline",
         "metadata only",
         "metadata only of an API that sends whole objects",
@@ -146,6 +158,9 @@ impl Upstream for Kube {
             cluster: setup.is_cluster_readable.then(|| "cluster".to_owned()),
             token: setup.token.map(|_| "t".to_owned()),
             lagging_at: None,
+            lagging_in: None,
+            is_behind: false,
+            replicas: BTreeMap::new(),
             compacted: 0,
             expires_page: false,
             generation: 0,
@@ -218,9 +233,7 @@ impl Upstream for Kube {
                 (state.is_served, state.generation) = (false, state.generation + 1);
             }),
             Step::Restore(restore) => self.restore(restore).await,
-            Step::Lag => self.api.set(|state| {
-                state.lagging_at = state.lagging_at.or(Some((state.world.changes.len(), state.world.version)));
-            }),
+            Step::Lag(namespace, behind) => self.api.set(|state| state.lag(*namespace, *behind)),
             Step::Once(answer) => {
                 self.api.set(|state| {
                     state.once = vec![*answer];
@@ -229,7 +242,9 @@ impl Upstream for Kube {
             }
             Step::Standing(answer) => self.api.set(|state| state.standing = Some(*answer)),
             Step::InBand(code, reason) => self.api.set(|state| state.in_band = vec![(*code, *reason)]),
-            Step::CloseWatches => self.api.set(|state| state.generation += 1),
+            Step::CloseWatches(None) => self.api.set(|state| state.generation += 1),
+            Step::CloseWatches(Some(namespace)) => self.api.set(|state| state.close_watches_of(namespace)),
+            Step::RestartOf(namespace) => self.api.set(|state| state.restart_of(namespace)),
             Step::TokenRenewed | Step::TokenEnds if self.setup.token.is_some() => {
                 self.api.set(|state| state.token = state.token.take().map(|token| token + "t"));
                 self.is_token_wrong = matches!(step, Step::TokenEnds);
@@ -270,6 +285,7 @@ impl Upstream for Kube {
             label_selector: label_selector.to_owned(),
             field_selector: field_selector.to_owned(),
             cluster: KubeCluster { kubeconfig: Some(self.directory.path().join("kubeconfig")), context: None },
+            namespaces: self.setup.namespaces.iter().map(|name| (*name).to_owned()).collect(),
             is_metadata_only: self.setup.metadata.is_some(),
             page_size: self.setup.page_size,
             ..KubeConfig::new("things", "example.com", "v1", PLURAL)
@@ -278,13 +294,32 @@ impl Upstream for Kube {
         Served::start(KubeSource::new(config, health.clone()), health, state_directory)
     }
 
+    fn resumes_ahead(&self) -> Option<&'static str> {
+        (self.setup.namespaces.len() > 1).then_some(AHEAD)
+    }
+
     fn truths(&self) -> Vec<Truth> {
+        let Setup { namespaces, metadata, .. } = &self.setup;
         self.api.set(|state| {
-            let mut truths = vec![state.world.truth(usize::MAX)];
-            // A replica that sees nothing more goes on to answer, and cannot know.
-            truths.extend(state.lagging_at.map(|(changes, _)| state.world.truth(changes)));
-            if self.setup.metadata.is_some() {
-                truths.iter_mut().flat_map(Truth::values_mut).for_each(|fact| fact.body = metadata(&fact.body).into());
+            let present = state.world.truth(usize::MAX);
+            let mut truths = vec![present.clone()];
+            // A replica that sees nothing more goes on to answer, and cannot know. Of one that is behind there may be any state
+            // since: it was read from the store or another replica, and the watch is silent.
+            let (since, lagging) = state.lagging_at.map_or((usize::MAX, None), |(since, _)| (since, state.lagging_in));
+            let is_any = lagging.is_some() || state.is_behind;
+            let last = if is_any { state.world.changes.len() } else { since.saturating_add(1) };
+            truths.extend((since..last).map(|changes| {
+                let (mut truth, mut there) = (present.clone(), state.world.truth(changes));
+                truth.retain(|(namespace, _), _| lagging.is_some_and(|lagging| lagging != namespace));
+                there.retain(|(namespace, _), _| lagging.is_none_or(|lagging| lagging == namespace));
+                truth.extend(there);
+                truth
+            }));
+            for truth in &mut truths {
+                truth.retain(|(namespace, _), _| namespaces.is_empty() || namespaces.contains(&namespace.as_str()));
+                for fact in truth.values_mut().filter(|_| metadata.is_some()) {
+                    fact.body = partial(&fact.body).into();
+                }
             }
             truths
         })
@@ -313,14 +348,15 @@ impl Upstream for Kube {
     }
 
     fn bounds(&self) -> Bounds {
+        let watches = self.setup.namespaces.len().max(1) as u64;
         Bounds {
             prompt: Duration::from_secs(1),
             // A dead connection is noticed within 25 s, and then `stale_after`.
             detects: Duration::from_secs(25 + 15 + 5),
             // The longest delay between two attempts is 60 s, an answer may take another 60 s, and Retry-After 25 s.
             recovers: Duration::from_secs(300),
-            lists: 12,
-            watch: Duration::from_secs(100),
+            lists: 12 * watches,
+            watch: Duration::from_secs(100) / watches as u32,
         }
     }
 

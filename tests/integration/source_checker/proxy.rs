@@ -17,6 +17,8 @@ use tokio::{
 pub(crate) enum NetworkFault {
     /// Closes what is open, once.
     Cut,
+    /// Closes the connections whose number has this remainder of three, once.
+    CutPart(u64),
     /// Closes the next connection after so many bytes from the server; that one only.
     CutAfter(usize),
     /// Nobody listens: connections are refused, and what is open is closed.
@@ -42,13 +44,18 @@ impl NetworkFault {
 
     /// Draws one that happens once.
     pub(crate) fn any_cut() -> impl Strategy<Value = Self> {
-        prop_oneof![1 => Just(Self::Cut), 3 => (1_usize..4000).prop_map(Self::CutAfter)]
+        prop_oneof![
+            2 => Just(Self::Cut),
+            2 => (0_u64..3).prop_map(Self::CutPart),
+            6 => (1_usize..4000).prop_map(Self::CutAfter),
+        ]
     }
 
     /// The name under which it is counted.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::Cut => "network: cut",
+            Self::CutPart(_) => "network: a part cut",
             // Counted when it has taken effect.
             Self::CutAfter(_) => "network: cut at a byte, drawn",
             Self::Refuse => "network: refused",
@@ -86,13 +93,16 @@ struct State {
     bytes_per_second: Option<u32>,
     /// Raised to close what is open.
     cuts: u64,
+    /// The same of the connections whose number has this remainder of three.
+    part_cuts: [u64; 3],
 }
 
 impl Proxy {
     pub(crate) fn to(target: SocketAddr) -> Self {
         let placeholder = bind("127.0.0.1:0".parse().unwrap());
         let address = placeholder.local_addr().unwrap().as_socket().unwrap();
-        let state = State { target, is_closing: false, is_frozen: false, bytes_per_second: None, cuts: 0 };
+        let state =
+            State { target, is_closing: false, is_frozen: false, bytes_per_second: None, cuts: 0, part_cuts: [0; 3] };
         let shared = Shared { state: watch::Sender::new(state), cut_after: Mutex::default(), counts: Mutex::default() };
         let mut proxy =
             Self { address, shared: Arc::new(shared), listening: JoinSet::new(), heals: 0, _placeholder: placeholder };
@@ -113,6 +123,7 @@ impl Proxy {
         let state = &self.shared.state;
         match fault {
             NetworkFault::Cut => state.send_modify(|state| state.cuts += 1),
+            NetworkFault::CutPart(part) => state.send_modify(|state| state.part_cuts[part as usize % 3] += 1),
             NetworkFault::CutAfter(bytes) => {
                 *self.shared.cut_after.lock() = Some(bytes);
                 state.send_modify(|state| state.cuts += 1);
@@ -182,7 +193,7 @@ fn bind(address: SocketAddr) -> Socket {
 
 async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
-    loop {
+    for number in 0_usize.. {
         let Ok((client, _)) = listener.accept().await else { continue };
         let state = *shared.state.borrow();
         if state.is_closing {
@@ -190,11 +201,12 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
         }
         let cut_after = shared.cut_after.lock().take();
         let shared = Arc::clone(&shared);
+        let cuts = move |state: &State| state.cuts + state.part_cuts[number % 3];
         connections.spawn(async move {
             let mut changes = shared.state.subscribe();
             tokio::select! {
                 () = pass(client, state.target, &shared, cut_after) => {}
-                _ = changes.wait_for(|now| now.cuts > state.cuts) => {}
+                _ = changes.wait_for(|now| cuts(now) > cuts(&state)) => {}
             }
         });
     }

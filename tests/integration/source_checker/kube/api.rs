@@ -5,22 +5,23 @@
 //! reached is "Too large resource version" for a list, and a silent watch; a bookmark is never older than the version that the
 //! watch began at; initial events end with an annotated bookmark; watches are closed after `timeoutSeconds`.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+mod answer;
+mod target;
+
+use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, body::Body, extract::Request, response::Response, serve::ListenerExt};
 use bytes::Bytes;
 use http::request::Parts;
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{net::TcpListener, sync::watch, time::Instant};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
+use self::{
+    answer::{bookmark, event, failure, success, too_large},
+    target::Target,
+};
 use super::world::{Told, World};
 use crate::source_checker::upstream::Key;
 
@@ -41,6 +42,12 @@ pub(crate) struct State {
     pub(crate) cache_start: u64,
     /// Changes and the version that a replica has got to, which lags.
     pub(crate) lagging_at: Option<(usize, u64)>,
+    /// The namespace of which that replica answers all requests; `None` when it answers all there are.
+    pub(crate) lagging_in: Option<&'static str>,
+    /// That replica was behind when it took over.
+    pub(crate) is_behind: bool,
+    /// Namespaces of which another replica answers than before: how often, and the version at which its watch cache began.
+    pub(crate) replicas: BTreeMap<&'static str, (u64, u64)>,
     /// Tokens of pages at older versions have expired.
     pub(crate) compacted: u64,
     /// The token of the next page has expired, since its version was compacted meanwhile.
@@ -120,6 +127,8 @@ type Query = BTreeMap<String, String>;
 pub(crate) const PATH: &str = "/apis/example.com/v1/";
 pub(crate) const PLURAL: &str = "widgets";
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+/// The last bookmark of a watch.
+const BEFORE_THE_END: Duration = Duration::from_secs(2);
 /// A replica waits for so long until it has reached a version.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
@@ -161,7 +170,8 @@ impl Api {
         }
         let is_watch = query.get("watch").is_some_and(|watch| watch == "1" || watch == "true");
         // What is answered to lists of the resource is not answered to this.
-        let is_cluster = uri.path() == "/api/v1/namespaces/kube-system";
+        let namespace = uri.path().strip_prefix("/api/v1/namespaces/").filter(|name| !name.contains('/'));
+        let is_cluster = namespace.is_some();
         let to = match is_watch {
             _ if is_cluster => To::All,
             true => To::Watches,
@@ -178,8 +188,9 @@ impl Api {
             };
             return failure(answer.code, answer.retry_after, reason, "drawn");
         }
-        if is_cluster {
+        if let Some(name) = namespace {
             return match &self.state.lock().cluster {
+                _ if name != "kube-system" => success(json!({"metadata": {"name": name, "uid": name}}).to_string()),
                 Some(uid) => success(json!({"metadata": {"name": "kube-system", "uid": uid}}).to_string()),
                 None => failure(403, RetryAfter::None, "Forbidden", "kube-system is not yours"),
             };
@@ -210,10 +221,10 @@ impl Api {
     }
 
     /// Waits a while until the replica has reached a version.
-    async fn reach(&self, version: u64) -> bool {
+    async fn reach(&self, version: u64, target: &Target) -> bool {
         let mut changes = self.changed.subscribe();
         let reached = async {
-            while self.state.lock().reached() < version {
+            while self.state.lock().reached(target) < version {
                 changes.changed().await.unwrap();
             }
         };
@@ -253,11 +264,24 @@ impl Api {
             }
             None => {
                 let Ok(asked) = text.parse() else { return failure(400, RetryAfter::None, "BadRequest", "a version") };
-                if !self.reach(asked).await {
-                    return too_large();
+                if query.get("resourceVersionMatch").is_some_and(|rule| rule == "Exact") {
+                    // A read of the store itself.
+                    let state = self.state.lock();
+                    if asked > state.world.version {
+                        return too_large();
+                    }
+                    if asked < state.compacted {
+                        let text = "The resourceVersion for the provided list is too old";
+                        return failure(410, RetryAfter::None, "Expired", text);
+                    }
+                    (state.world.changes.partition_point(|change| change.version <= asked), asked, None)
+                } else {
+                    if !self.reach(asked, &target).await {
+                        return too_large();
+                    }
+                    let state = self.state.lock();
+                    (state.known(&target), state.reached(&target), None)
                 }
-                let state = self.state.lock();
-                (state.known(), state.reached(), None)
             }
         };
         let state = self.state.lock();
@@ -309,39 +333,42 @@ impl Api {
         if is_initial {
             // Without a version it is the most recent state, which the replica waits for.
             let version = if text.is_empty() { self.state.lock().world.version } else { asked };
-            if !self.reach(version).await {
+            if !self.reach(version, &target).await {
                 return too_large();
             }
         }
         let (sender, lines) = tokio::sync::mpsc::channel::<String>(64);
         let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
         let bookmarks = query.get("allowWatchBookmarks").is_some_and(|value| value == "true" || value == "1");
-        let watching = self.clone().tell(asked, is_initial, text.is_empty() || asked == 0, bookmarks, target, sender);
-        tokio::spawn(async move { tokio::time::timeout(Duration::from_secs(seconds), watching).await });
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let asked = Asked { from: asked, is_initial, is_state: is_initial || asked == 0, bookmarks, end };
+        let watching = self.clone().tell(asked, target, sender);
+        tokio::spawn(tokio::time::timeout_at(end, watching));
         let lines = ReceiverStream::new(lines).map(|lines| Ok::<_, Infallible>(Bytes::from(lines)));
         Response::builder().header("content-type", "application/json").body(Body::from_stream(lines)).unwrap()
     }
 
     /// The first lines of a watch, and where it continues.
-    fn begin(&self, from: u64, is_initial: bool, is_state: bool, target: &Target) -> Begun {
+    fn begin(&self, asked: &Asked, target: &Target) -> Begun {
         let mut state = self.state.lock();
-        let (known, reached, generation) = (state.known(), state.reached(), state.generation);
-        let mut first = String::new();
-        if is_state {
+        let (known, reached, generation) = (state.known(target), state.reached(target), state.generation(target));
+        let (mut first, from) = (String::new(), asked.from);
+        if asked.is_state {
             for (key, (version, stored)) in state.world.selected(known) {
                 if target.is_of(&key) {
                     first += &event("ADDED", &target.shape(state.world.object(&key, version, &stored, true)));
                 }
             }
-            if is_initial {
+            if asked.is_initial {
                 first += &bookmark(reached, true);
             }
             return Begun { next: known, version: reached, generation, first, is_expired: false };
         }
-        let is_expired = from < state.cache_start;
+        let cache_start = state.cache_start(target);
+        let is_expired = from < cache_start;
         if is_expired {
             state.counts.expired_watches += 1;
-            let text = format!("too old resource version: {from} ({})", state.cache_start);
+            let text = format!("too old resource version: {from} ({cache_start})");
             let status = json!({
                 "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": text,
                 "reason": "Expired", "code": 410,
@@ -352,31 +379,22 @@ impl Api {
         Begun { next, version: from, generation, first, is_expired }
     }
 
-    async fn tell(
-        self,
-        from: u64,
-        is_initial: bool,
-        is_from_any: bool,
-        bookmarks: bool,
-        target: Target,
-        sender: tokio::sync::mpsc::Sender<String>,
-    ) {
-        let mut changes = self.changed.subscribe();
-        let begun = self.begin(from, is_initial, is_initial || is_from_any, &target);
+    async fn tell(self, asked: Asked, target: Target, sender: tokio::sync::mpsc::Sender<String>) {
+        let (mut changes, from) = (self.changed.subscribe(), asked.from);
+        let begun = self.begin(&asked, &target);
         let Begun { mut next, mut version, generation, first, is_expired } = begun;
         if !first.is_empty() && sender.send(first).await.is_err() || is_expired {
             return;
         }
-        let mut marks = tokio::time::interval(BOOKMARK_INTERVAL);
-        marks.reset();
+        let mut next_mark = asked.next_mark();
         loop {
             changes.borrow_and_update();
             let (lines, is_over) = {
                 let mut state = self.state.lock();
-                if state.generation != generation {
+                if state.generation(&target) != generation {
                     return;
                 }
-                let known = state.known();
+                let known = state.known(&target);
                 if next == usize::MAX {
                     next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
                 }
@@ -407,15 +425,17 @@ impl Api {
             tokio::select! {
                 _ = changes.changed() => {}
                 () = sender.closed() => return,
-                _ = marks.tick() => {
+                () = tokio::time::sleep_until(next_mark) => {
+                    next_mark = asked.next_mark();
                     let mark = {
                         let mut state = self.state.lock();
-                        let is_told = next >= state.known()
-                            && state.generation == generation
+                        let (known, reached) = (state.known(&target), state.reached(&target));
+                        let is_told = next >= known
+                            && state.generation(&target) == generation
                             && (next != usize::MAX || state.world.changes.iter().all(|change| change.version <= from));
-                        let is_sent = is_told && bookmarks && state.sends_bookmarks && state.reached() >= version;
+                        let is_sent = is_told && asked.bookmarks && state.sends_bookmarks && reached >= version;
                         state.counts.bookmarks += u64::from(is_sent);
-                        is_sent.then(|| bookmark(state.reached(), false))
+                        is_sent.then(|| bookmark(reached, false))
                     };
                     if let Some(mark) = mark && sender.send(mark).await.is_err() {
                         return;
@@ -434,16 +454,91 @@ impl State {
         self.generation += 1;
         self.cache_start = self.world.version;
         self.lagging_at = None;
+        self.replicas.values_mut().for_each(|(_, start)| *start = 0);
+    }
+
+    /// The same for what is requested of one namespace.
+    pub(crate) fn restart_of(&mut self, namespace: &'static str) {
+        let (times, _) = self.replicas.get(namespace).copied().unwrap_or_default();
+        self.replicas.insert(namespace, (times + 1, self.world.version));
+        self.lagging_at.take_if(|_| self.lagging_in == Some(namespace));
+    }
+
+    /// The replica, or that of one namespace, sees nothing more; or another one takes over, which is so many changes behind.
+    pub(crate) fn lag(&mut self, namespace: Option<&'static str>, behind: usize) {
+        if self.lagging_at.is_some() {
+            return;
+        }
+        let (changes, version) = (&self.world.changes, self.world.version);
+        let first = changes.len() - behind.min(changes.len());
+        // Nothing that happened at the version of the first change that it lacks, and everything from before its watch cache.
+        let before = changes.get(first).map_or(version, |next| next.version - 1);
+        let oldest = self.replicas.values().map(|(_, start)| *start).fold(self.cache_start, u64::max);
+        let version = if behind == 0 { version } else { before.max(oldest) };
+        let changes = changes.partition_point(|change| change.version <= version);
+        (self.lagging_at, self.lagging_in, self.is_behind) = (Some((changes, version)), namespace, behind > 0);
+        if behind > 1 {
+            // Its watch cache does not reach back to what is asked for, so that the source lists.
+            self.in_band = vec![(410, "Expired")];
+        }
+        match namespace {
+            _ if behind == 0 => {}
+            None => self.generation += 1,
+            Some(namespace) => self.close_watches_of(namespace),
+        }
+    }
+
+    /// Closes the watches of one namespace.
+    pub(crate) fn close_watches_of(&mut self, namespace: &'static str) {
+        self.replicas.entry(namespace).or_default().0 += 1;
+    }
+
+    fn replica(&self, target: &Target) -> (u64, u64) {
+        let namespace = target.namespace.as_deref();
+        namespace.and_then(|namespace| self.replicas.get(namespace)).copied().unwrap_or_default()
+    }
+
+    /// The number that closes a watch when it is raised.
+    fn generation(&self, target: &Target) -> u64 {
+        self.generation + self.replica(target).0
+    }
+
+    fn cache_start(&self, target: &Target) -> u64 {
+        self.cache_start.max(self.replica(target).1)
+    }
+
+    fn lagging(&self, target: &Target) -> Option<(usize, u64)> {
+        let is_meant = self.lagging_in.is_none_or(|namespace| target.namespace.as_deref() == Some(namespace));
+        self.lagging_at.filter(|_| is_meant)
     }
 
     /// The version that the replica has reached.
-    pub(crate) fn reached(&self) -> u64 {
-        self.lagging_at.map_or(self.world.version, |(_, version)| version)
+    fn reached(&self, target: &Target) -> u64 {
+        self.lagging(target).map_or(self.world.version, |(_, version)| version)
     }
 
     /// The changes that the replica has seen.
-    pub(crate) fn known(&self) -> usize {
-        self.lagging_at.map_or(self.world.changes.len(), |(changes, _)| changes)
+    fn known(&self, target: &Target) -> usize {
+        self.lagging(target).map_or(self.world.changes.len(), |(changes, _)| changes)
+    }
+}
+
+/// What a watch is asked for.
+struct Asked {
+    from: u64,
+    is_initial: bool,
+    /// It begins with the state, with or without its end.
+    is_state: bool,
+    bookmarks: bool,
+    end: Instant,
+}
+
+impl Asked {
+    /// When the next bookmark is due: each minute, and two seconds before the end.
+    fn next_mark(&self) -> Instant {
+        let (now, last) = (Instant::now(), self.end - BEFORE_THE_END);
+        let next = now + BOOKMARK_INTERVAL;
+        if last > now { next.min(last) } else { next }
     }
 }
 
@@ -455,109 +550,4 @@ struct Begun {
     generation: u64,
     first: String,
     is_expired: bool,
-}
-
-/// Which objects a request is about.
-struct Target {
-    namespace: Option<String>,
-    name: Option<String>,
-    /// One object by its path.
-    is_one: bool,
-    has_selector: bool,
-    /// Of the objects, only their metadata.
-    is_metadata: bool,
-}
-
-impl Target {
-    fn of(path: &str, query: &Query) -> Option<Self> {
-        let rest = path.strip_prefix(PATH)?;
-        let (namespace, rest) = match rest.strip_prefix("namespaces/") {
-            Some(rest) => {
-                let (namespace, rest) = rest.split_once('/')?;
-                (Some(namespace.to_owned()), rest)
-            }
-            None => (None, rest),
-        };
-        let rest = rest.strip_prefix(PLURAL)?;
-        let one = rest.strip_prefix('/').map(str::to_owned);
-        let fields = query.get("fieldSelector").map_or("", String::as_str);
-        let by =
-            |field: &str| fields.split(',').find_map(|term| term.strip_prefix(&format!("{field}=")).map(str::to_owned));
-        let has_selector = !fields.is_empty() || query.get("labelSelector").is_some_and(|labels| !labels.is_empty());
-        let (is_one, by_name) = (one.is_some(), by("metadata.name"));
-        Some(Self {
-            namespace: namespace.or_else(|| by("metadata.namespace")),
-            name: one.or(by_name),
-            is_one,
-            has_selector,
-            is_metadata: false,
-        })
-    }
-
-    fn shape(&self, object: String) -> String {
-        if self.is_metadata { super::metadata(object.as_bytes()) } else { object }
-    }
-
-    fn is_of(&self, (namespace, name): &Key) -> bool {
-        self.namespace.as_ref().is_none_or(|wanted| wanted == namespace)
-            && self.name.as_ref().is_none_or(|wanted| wanted == name)
-    }
-}
-
-fn event(event_type: &str, object: &str) -> String {
-    format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n")
-}
-
-fn bookmark(version: u64, ends_initial_events: bool) -> String {
-    let mut metadata = json!({"resourceVersion": version.to_string()});
-    if ends_initial_events {
-        metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-    }
-    event("BOOKMARK", &format!(r#"{{"kind":"Widget","apiVersion":"example.com/v1","metadata":{metadata}}}"#))
-}
-
-fn success(body: String) -> Response {
-    Response::builder().header("content-type", "application/json").body(Body::from(body)).unwrap()
-}
-
-fn too_large() -> Response {
-    let causes = json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]});
-    let status = json!({
-        "kind": "Status", "status": "Failure", "reason": "Timeout", "code": 504,
-        "message": "Timeout: Too large resource version", "details": causes,
-    });
-    Response::builder().status(504).body(Body::from(status.to_string())).unwrap()
-}
-
-fn failure(code: u16, retry_after: RetryAfter, reason: &str, text: &str) -> Response {
-    let status = json!({"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": text});
-    let mut response = Response::builder().status(code);
-    match retry_after {
-        RetryAfter::None => {}
-        RetryAfter::Seconds(seconds) => response = response.header("retry-after", seconds),
-        RetryAfter::Date(seconds) => {
-            response = response.header("retry-after", http_date(SystemTime::now() + Duration::from_secs(seconds)));
-        }
-    }
-    response.body(Body::from(status.to_string())).unwrap()
-}
-
-/// As RFC 9110 has it: `Sun, 06 Nov 1994 08:49:37 GMT`.
-fn http_date(time: SystemTime) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // Days since 1970 into year, month and day (Howard Hinnant's civil_from_days, for years from 1970 on).
-    let shifted = days + 719_468;
-    let era_day = shifted % 146_097;
-    let year_of_era = (era_day - era_day / 1_460 + era_day / 36_524 - era_day / 146_096) / 365;
-    let day_of_year = era_day - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + shifted / 146_097 * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    let (weekday, month) = (DAYS[(days % 7) as usize], MONTHS[month as usize - 1]);
-    format!("{weekday}, {day:02} {month} {year} {hour:02}:{minute:02}:{second:02} GMT")
 }

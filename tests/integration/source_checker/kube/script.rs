@@ -1,6 +1,6 @@
 //! Draws what happens to a Kubernetes API.
 
-use proptest::{collection::vec, prelude::*, sample::select};
+use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     api::{Answer, InitialEvents, RetryAfter, To},
@@ -19,6 +19,8 @@ pub(crate) struct Setup {
     pub(super) sends_bookmarks: bool,
     pub(super) is_built_in: bool,
     pub(super) is_cluster_readable: bool,
+    /// The namespaces that the source is configured with, each with a watch of its own; none for all with one watch.
+    pub(super) namespaces: &'static [&'static str],
     pub(super) selection: Selection,
     /// Only requests with the configured selector are allowed.
     pub(super) needs_selector: bool,
@@ -58,14 +60,17 @@ pub(crate) enum Step {
     /// The version of the CRD is not served until it is healed.
     CrdNotServed,
     Restore(Restore),
-    /// The replica sees nothing more.
-    Lag,
+    /// The replica sees nothing more: the only one, or the one that answers what is requested of this namespace. With a number
+    /// another one takes over, which is so many changes behind.
+    Lag(Option<&'static str>, usize),
     Once(Answer),
     Standing(Answer),
     /// An ERROR in the watch.
     InBand(u16, &'static str),
-    /// Watches are closed.
-    CloseWatches,
+    /// Watches are closed: all, or those of this namespace.
+    CloseWatches(Option<&'static str>),
+    /// Another API server takes over what is requested of this namespace: its watch cache begins now.
+    RestartOf(&'static str),
     /// The token is renewed, and the file with it.
     TokenRenewed,
     /// The token is renewed; the file follows when it is healed.
@@ -83,6 +88,7 @@ pub(crate) struct Restore {
     pub(super) has_another_uid: bool,
 }
 
+pub(super) const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 pub(super) const KEYS: [&str; 8] = ["a/x", "a/y", "a/z", "b/x", "b/y", "b/z", "c/x", "c/v"];
 
 fn any_form() -> impl Strategy<Value = Form> {
@@ -122,24 +128,27 @@ impl UpstreamSetup for Setup {
             Selection::Field,
             Selection::Name,
         ]);
+        let namespaces: Vec<&'static [&'static str]> = vec![&[], &[], &[], &["a"], &["b", "a"], &NAMESPACES];
+        let namespaces = select(namespaces);
         let often = || prop_oneof![3 => Just(true), 1 => Just(false)];
         let token = select(vec![None, None, Some(TokenEnd::Nothing), Some(TokenEnd::Newline)]);
         (
             (select(vec![Served, Served, Served, Forbidden, Ignored]), any::<bool>(), often(), any::<bool>(), often()),
             (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(2)]), token),
-            select(vec![None, None, None, None, Some(true), Some(false)]),
+            (select(vec![None, None, None, None, Some(true), Some(false)]), namespaces),
         )
             .prop_map(
                 |(
                     (initial_events, ignores_limit, sends_bookmarks, is_built_in, is_cluster_readable),
                     (selection, needs_selector, page_size, token),
-                    metadata,
+                    (metadata, namespaces),
                 )| Setup {
                     initial_events,
                     ignores_limit,
                     sends_bookmarks,
                     is_built_in,
                     is_cluster_readable,
+                    namespaces,
                     selection,
                     needs_selector: needs_selector && selection == Selection::Name,
                     metadata,
@@ -154,6 +163,8 @@ impl UpstreamSetup for Setup {
         let kinds = [
             ("token file that ends with a newline", self.token == Some(TokenEnd::Newline)),
             ("initial events that are ignored", self.initial_events == InitialEvents::Ignored),
+            ("several namespaces", self.namespaces.len() > 1),
+            ("several namespaces without bookmarks", self.namespaces.len() > 1 && !self.sends_bookmarks),
             ("no bookmarks", !self.sends_bookmarks),
             ("only the selector is allowed", self.needs_selector),
             ("selected by a field", self.selection == Selection::Field),
@@ -180,7 +191,8 @@ impl UpstreamStep for Step {
     fn any_fault() -> BoxedStrategy<Self> {
         prop_oneof![
             6 => NetworkFault::any().prop_map(Self::Network),
-            2 => Just(Self::Lag),
+            4 => (option::of(select(&NAMESPACES[..])), select(vec![0_usize, 1, 3]))
+                .prop_map(|(namespace, behind)| Self::Lag(namespace, behind)),
             4 => any_answer().prop_map(Self::Standing),
             1 => Just(Self::TokenEnds),
             1 => Just(Self::CrdNotServed),
@@ -208,7 +220,8 @@ impl UpstreamStep for Step {
             3 => restore.prop_map(Self::Restore),
             2 => any_answer().prop_map(Self::Once),
             2 => in_band.prop_map(|(code, reason)| Self::InBand(code, reason)),
-            1 => Just(Self::CloseWatches),
+            2 => option::of(select(&NAMESPACES[..])).prop_map(Self::CloseWatches),
+            1 => select(&NAMESPACES[..]).prop_map(Self::RestartOf),
             1 => Just(Self::TokenRenewed),
             1 => Just(Self::Compact),
         ]
@@ -235,7 +248,9 @@ impl UpstreamStep for Step {
                 "restore beyond the last version"
             }
             Self::Restore(_) => "restore",
-            Self::Lag => "lag",
+            Self::Lag(None, 0) => "lag",
+            Self::Lag(None, _) => "replica that is behind",
+            Self::Lag(Some(_), _) => "lag of one namespace",
             Self::Once(answer) | Self::Standing(answer) => match (answer.code, answer.retry_after) {
                 (401, _) => "401",
                 (403, _) => "403",
@@ -249,7 +264,9 @@ impl UpstreamStep for Step {
             },
             Self::InBand(410, _) => "410 in band",
             Self::InBand(..) => "500 in band",
-            Self::CloseWatches => "watches closed",
+            Self::CloseWatches(None) => "watches closed",
+            Self::CloseWatches(Some(_)) => "watches of one namespace closed",
+            Self::RestartOf(_) => "restart for one namespace",
             Self::TokenRenewed => "token renewed",
             Self::TokenEnds => "token ends",
         }
