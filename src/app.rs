@@ -355,7 +355,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 /// Says that a resource is served once it has had a state, and that the server is once all that are not optional have.
 async fn report_health(service: Service, reporter: HealthReporter) -> io::Result<()> {
     let watched = service.resources().map(async |resource| {
-        resource.informer.wait_for(|_| true).await;
+        resource.informer.wait_for(0, |_| true).await;
         if !service.is_shutting_down() {
             reporter.set_service_status(health_name(resource), ServingStatus::Serving).await;
         }

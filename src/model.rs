@@ -24,7 +24,7 @@ mod version;
 
 pub use envelope::JsonText;
 pub use event::{Applied, Batch, Cause, Change, Event, EventType, Reached};
-pub use expression::{Condition, EventView, Expression, MAX_EXPRESSION_BYTES};
+pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES};
 pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError, in_one_wake};
 pub use key::{KeyError, ObjectKey};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};

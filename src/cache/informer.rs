@@ -8,6 +8,7 @@
 //! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving go on.
 
 mod handle;
+mod waiters;
 
 use std::{
     sync::{
@@ -19,11 +20,12 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use tokio::{
-    sync::{Notify, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior},
 };
 
 pub use self::handle::InformerHandle;
+use self::waiters::Waiters;
 use super::{
     Backlog, Checkpoint, Delta, Evidence, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth,
     SyncState,
@@ -149,7 +151,7 @@ struct Shared {
     relisted: ArcSwapOption<ResourceVersion>,
     /// Raised before the watches of a history that has changed are ended.
     epoch: AtomicU64,
-    applied: Notify,
+    waiters: Waiters,
     pokes: AtomicU64,
     health: SourceHealth,
     stats: InformerStats,
@@ -201,7 +203,7 @@ impl<F: Frame> Informer<F> {
             oldest: ArcSwapOption::empty(),
             relisted: ArcSwapOption::empty(),
             epoch: AtomicU64::new(0),
-            applied: Notify::new(),
+            waiters: Waiters::default(),
             pokes: AtomicU64::new(0),
             health,
             stats: InformerStats::default(),
@@ -441,11 +443,15 @@ impl<F: Frame> Writer<F> {
     fn publish(&mut self, batches: &[Arc<Batch>]) {
         let Some(live) = &mut self.live else { return };
         self.shared.measure_history(&live.history);
-        self.shared.snapshot.store(Some(Arc::new(live.indexer.snapshot())));
+        let snapshot = live.indexer.snapshot();
+        let is_first = self.shared.snapshot.load().as_ref().is_none_or(|last| last.epoch() != snapshot.epoch());
+        // A version of another history may never be reached.
+        let reached = if is_first { u128::MAX } else { snapshot.version().number() };
+        self.shared.snapshot.store(Some(Arc::new(snapshot)));
         live.broadcaster.publish(batches);
         self.shared.distributed.store(Some(Arc::new(live.history.current().clone())));
         self.shared.health.synced();
-        self.shared.applied.notify_waiters();
+        self.shared.waiters.wake(reached);
 
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
         let is_not_served = |change: &&Change| change.cause == Cause::NotServed;

@@ -9,11 +9,11 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::model::{MAX_EXPRESSION_BYTES, SyntaxError};
+use crate::model::{ExpressionError, MAX_EXPRESSION_BYTES};
 
 /// Compiles texts into what `T` is.
 pub(super) struct Compiler<T> {
-    parse: fn(&str) -> Result<T, SyntaxError>,
+    parse: fn(&str) -> Result<T, ExpressionError>,
     recent: Mutex<Recent<T>>,
     /// One permit. Waiting for it is in order.
     turn: Arc<Semaphore>,
@@ -21,7 +21,7 @@ pub(super) struct Compiler<T> {
 
 /// The outcomes that were asked for last, the latest at the end.
 struct Recent<T> {
-    outcomes: VecDeque<(Box<str>, Result<T, SyntaxError>)>,
+    outcomes: VecDeque<(Box<str>, Result<T, ExpressionError>)>,
     bytes: usize,
 }
 
@@ -33,7 +33,7 @@ const MAX_BYTES: usize = 64 << 10;
 // === impl Compiler ===
 
 impl<T: Clone + Send + 'static> Compiler<T> {
-    pub(super) fn new(parse: fn(&str) -> Result<T, SyntaxError>) -> Self {
+    pub(super) fn new(parse: fn(&str) -> Result<T, ExpressionError>) -> Self {
         let recent = Recent { outcomes: VecDeque::new(), bytes: 0 };
         Self { parse, recent: Mutex::new(recent), turn: Arc::new(Semaphore::new(1)) }
     }
@@ -43,7 +43,7 @@ impl<T: Clone + Send + 'static> Compiler<T> {
     /// # Cancel safety
     ///
     /// A text whose turn has come is compiled to its end all the same.
-    pub(super) async fn compile(&self, text: &str) -> Result<T, SyntaxError> {
+    pub(super) async fn compile(&self, text: &str) -> Result<T, ExpressionError> {
         if let Some(known) = self.recent.lock().get(text) {
             return known;
         }
@@ -59,7 +59,7 @@ impl<T: Clone + Send + 'static> Compiler<T> {
         let (outcome, turn) = match compiled.await {
             Ok(compiled) => compiled,
             // It does not panic, and the runtime ends after the calls.
-            Err(error) => return Err(SyntaxError::new(text, 0, error.to_string())),
+            Err(error) => return Err(ExpressionError::NotParsed(error.to_string())),
         };
         self.recent.lock().put(text, outcome.clone());
         drop(turn);
@@ -76,7 +76,7 @@ impl<T> fmt::Debug for Compiler<T> {
 // === impl Recent ===
 
 impl<T: Clone> Recent<T> {
-    fn get(&mut self, text: &str) -> Option<Result<T, SyntaxError>> {
+    fn get(&mut self, text: &str) -> Option<Result<T, ExpressionError>> {
         let at = self.outcomes.iter().rposition(|(known, _)| **known == *text)?;
         let found = self.outcomes.remove(at)?;
         let outcome = found.1.clone();
@@ -84,9 +84,9 @@ impl<T: Clone> Recent<T> {
         Some(outcome)
     }
 
-    fn put(&mut self, text: &str, outcome: Result<T, SyntaxError>) {
-        // What is longer is refused at once, and not worth the others' place.
-        if text.len() > MAX_EXPRESSION_BYTES {
+    fn put(&mut self, text: &str, outcome: Result<T, ExpressionError>) {
+        // What is longer is refused at once, and not worth the others' place; what was not parsed may be the next time.
+        if text.len() > MAX_EXPRESSION_BYTES || matches!(outcome, Err(ExpressionError::NotParsed(_))) {
             return;
         }
         self.bytes += text.len();
@@ -106,12 +106,13 @@ mod tests {
     };
 
     use super::*;
+    use crate::model::SyntaxError;
 
-    type Outcome = Result<String, SyntaxError>;
+    type Outcome = Result<String, ExpressionError>;
 
     /// A parser that refuses what begins with `!`.
     fn parsed(text: &str) -> Outcome {
-        if text.starts_with('!') { Err(SyntaxError::new(text, 0, "no")) } else { Ok(text.to_uppercase()) }
+        if text.starts_with('!') { Err(SyntaxError::new(text, 0, "no").into()) } else { Ok(text.to_uppercase()) }
     }
 
     #[tokio::test]
@@ -123,7 +124,7 @@ mod tests {
         });
         for _ in 0..3 {
             assert_eq!(compiler.compile("a").await, Ok("A".to_owned()));
-            assert_eq!(compiler.compile("!").await, Err(SyntaxError::new("!", 0, "no")));
+            assert_eq!(compiler.compile("!").await, Err(SyntaxError::new("!", 0, "no").into()));
         }
         assert_eq!(TIMES.load(Ordering::Relaxed), 2);
         for other in 0..MAX_TEXTS - 1 {
@@ -133,6 +134,17 @@ mod tests {
         assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 1, "what is asked for again stays");
         compiler.compile("!").await.unwrap_err();
         assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 2, "what was not has gone");
+    }
+
+    #[tokio::test]
+    async fn what_failed_for_a_moment_is_tried_again() {
+        static TIMES: AtomicUsize = AtomicUsize::new(0);
+        let compiler = Compiler::new(|text| match TIMES.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(ExpressionError::NotParsed("no thread".to_owned())),
+            _ => parsed(text),
+        });
+        assert_eq!(compiler.compile("a").await, Err(ExpressionError::NotParsed("no thread".to_owned())));
+        assert_eq!(compiler.compile("a").await, Ok("A".to_owned()));
     }
 
     #[tokio::test]

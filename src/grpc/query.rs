@@ -1,15 +1,21 @@
 //! From the fields of requests to a selection: what cannot be served is refused here, at the door.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     service::{ServedResource, Service},
     status::Refusal,
 };
 use crate::{
-    model::{Condition, Expression, FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion, Selection},
+    model::{
+        Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion,
+        Selection,
+    },
     proto::{PayloadFormat, pb},
 };
+
+/// As many as a requirement of a selector may have.
+const MAX_INDEX_VALUES: usize = 256;
 
 /// The parts of a request that choose objects, whatever the RPC.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +54,7 @@ pub(super) async fn selection(
 async fn expression(service: &Service, resource: &ServedResource, text: &str) -> Result<Expression, Refusal> {
     check_expressions("expression")?;
     let expression = service.expressions().compile(text).await;
-    let expression = expression.map_err(|error| invalid_expression("expression", &error))?;
+    let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
     Ok(expression.counted_in(&resource.informer.stats().expression_errors))
 }
 
@@ -60,7 +66,7 @@ pub(super) async fn condition(
     text: &str,
 ) -> Result<Condition, Refusal> {
     check_expressions("conditions")?;
-    let located = |error| invalid_expression("conditions", &format_args!("[{at}]: {error}"));
+    let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
     let condition = service.conditions().compile(text).await.map_err(located)?;
     Ok(condition.counted_in(&resource.informer.stats().expression_errors))
 }
@@ -69,14 +75,22 @@ fn check_expressions(what: &'static str) -> Result<(), Refusal> {
     if Expression::IS_SUPPORTED { Ok(()) } else { Err(Refusal::NotImplemented { what }) }
 }
 
-fn invalid_expression(field: &'static str, error: &dyn fmt::Display) -> Refusal {
-    Refusal::Invalid { reason: "EXPRESSION_INVALID", field, message: error.to_string() }
+fn not_compiled(field: &'static str, place: &str, error: &ExpressionError) -> Refusal {
+    let message = format!("{place}{error}");
+    match error {
+        ExpressionError::Syntax(_) => Refusal::Invalid { reason: "EXPRESSION_INVALID", field, message },
+        ExpressionError::NotParsed(_) => Refusal::NotParsed { field, message },
+    }
 }
 
 fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<IndexMatch, Refusal> {
     let func = indexers.get(&index.name).ok_or_else(|| Refusal::index("index.name", &index.name, indexers.names()))?;
     if index.values.is_empty() {
         let message = format!("name at least one value of the index {:?}", index.name);
+        return Err(Refusal::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
+    }
+    if index.values.len() > MAX_INDEX_VALUES {
+        let message = format!("{} values, more than {MAX_INDEX_VALUES}; ask in several calls", index.values.len());
         return Err(Refusal::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
     }
     let values = index.values.iter().cloned().collect();

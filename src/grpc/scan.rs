@@ -1,6 +1,6 @@
 //! Which objects of a snapshot are looked at for a selection: as few as its namespace or index allow.
 
-use std::{iter::Peekable, sync::Arc};
+use std::{cmp::Reverse, collections::BinaryHeap, iter::Peekable, sync::Arc};
 
 use crate::{
     cache::Snapshot,
@@ -10,6 +10,8 @@ use crate::{
 /// A way through a snapshot, sorted by key. The selection still decides about each object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Scan {
+    /// At most this one.
+    Object { key: ObjectKey },
     /// All, or those of one namespace.
     Objects { namespace: Option<String> },
     /// Those under at least one value of an index.
@@ -21,9 +23,16 @@ pub(super) enum Scan {
 impl Scan {
     /// The shortest way for a selection.
     pub(super) fn of(selection: &Selection) -> Self {
-        match &selection.index {
-            Some(index) => Self::Index { name: index.name.clone(), values: index.values.iter().cloned().collect() },
-            None => Self::Objects { namespace: selection.namespace.clone() },
+        let key = match (&selection.namespace, &selection.name) {
+            (Some(namespace), Some(name)) => ObjectKey::new(namespace, name).ok(),
+            (_, _) => None,
+        };
+        match (key, &selection.index) {
+            (Some(key), _) => Self::Object { key },
+            (None, Some(index)) => {
+                Self::Index { name: index.name.clone(), values: index.values.iter().cloned().collect() }
+            }
+            (None, None) => Self::Objects { namespace: selection.namespace.clone() },
         }
     }
 
@@ -34,9 +43,12 @@ impl Scan {
         after: Option<&ObjectKey>,
     ) -> Box<dyn Iterator<Item = &'a Arc<Object>> + 'a> {
         match self {
+            Self::Object { key } => {
+                Box::new(snapshot.get(key).filter(|object| after.is_none_or(|after| object.key() > after)).into_iter())
+            }
             Self::Objects { namespace } => Box::new(snapshot.objects(namespace.as_deref(), after)),
             Self::Index { name, values } => {
-                let of_value = |value: &'a String| snapshot.by_index(name, value, after).map(Iterator::peekable);
+                let of_value = |value: &'a String| snapshot.by_index(name, value, after);
                 Box::new(merge(values.iter().filter_map(of_value).collect()))
             }
         }
@@ -44,15 +56,76 @@ impl Scan {
 }
 
 /// Merges sequences that are sorted by key; what is in several of them comes once.
-fn merge<'a, I>(mut sorted: Vec<Peekable<I>>) -> impl Iterator<Item = &'a Arc<Object>>
+fn merge<'a, I>(sorted: Vec<I>) -> impl Iterator<Item = &'a Arc<Object>>
 where
     I: Iterator<Item = &'a Arc<Object>>,
 {
+    let mut sorted: Vec<_> = sorted.into_iter().map(Iterator::peekable).collect();
+    let first = |(at, objects): (usize, &mut Peekable<I>)| Some(Reverse((objects.peek()?.key(), at)));
+    let mut firsts: BinaryHeap<_> = sorted.iter_mut().enumerate().filter_map(first).collect();
+    let mut last = None;
     std::iter::from_fn(move || {
-        let next = sorted.iter_mut().filter_map(|objects| objects.peek().copied()).min_by_key(|object| object.key())?;
-        for objects in &mut sorted {
-            objects.next_if(|object| object.key() == next.key());
+        loop {
+            let Reverse((key, at)) = firsts.pop()?;
+            let object = sorted[at].next();
+            firsts.extend(first((at, &mut sorted[at])));
+            if last.replace(key) != Some(key) {
+                return object;
+            }
         }
-        Some(next)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cache::{Indexer, List},
+        model::{Indexers, ResourceVersion},
+    };
+
+    fn snapshot(keys: &[(&str, &str)]) -> Snapshot {
+        let version = ResourceVersion::decimal(1);
+        let object = |&(namespace, name): &(&str, &str)| {
+            let json = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}"}}}}"#);
+            Arc::new(Object::from_json(json, "", version.clone()).unwrap())
+        };
+        let list = List::new(keys.iter().map(object).collect(), version.clone());
+        Indexer::new(Arc::new(Indexers::default()), list).snapshot()
+    }
+
+    fn found(selection: &Selection, snapshot: &Snapshot, after: Option<&ObjectKey>) -> Vec<String> {
+        Scan::of(selection).objects(snapshot, after).map(|object| object.key().to_string()).collect()
+    }
+
+    #[test]
+    fn one_object_is_looked_up() {
+        let snapshot = snapshot(&[("a", "x"), ("a", "y"), ("b", "x"), ("", "x")]);
+        let of = |namespace: &str, name: &str| Selection {
+            namespace: Some(namespace.to_owned()),
+            name: Some(name.to_owned()),
+            ..Selection::default()
+        };
+        for (namespace, name, expected) in [("a", "x", "a/x"), ("", "x", "x")] {
+            assert_eq!(found(&of(namespace, name), &snapshot, None), [expected]);
+            let key = ObjectKey::new(namespace, name).unwrap();
+            assert!(found(&of(namespace, name), &snapshot, Some(&key)).is_empty(), "after itself");
+        }
+        assert_eq!(found(&of("b", "x"), &snapshot, Some(&ObjectKey::new("a", "y").unwrap())), ["b/x"]);
+        assert!(found(&of("b", "y"), &snapshot, None).is_empty());
+    }
+
+    #[test]
+    fn what_is_under_several_values_comes_once_and_in_its_order() {
+        let snapshot = snapshot(&[("c", "1"), ("a", "2"), ("b", "1"), ("a", "1"), ("d", "1")]);
+        let objects: Vec<_> = snapshot.objects(None, None).collect();
+        let merged = merge(
+            vec![vec![1, 3], vec![], vec![0, 1, 2], vec![1, 3]]
+                .into_iter()
+                .map(|places| places.into_iter().map(|at| objects[at]).collect::<Vec<_>>().into_iter())
+                .collect(),
+        );
+        let keys: Vec<_> = merged.map(|object| object.key().to_string()).collect();
+        assert_eq!(keys, ["a/1", "a/2", "b/1", "c/1"]);
+    }
 }

@@ -229,7 +229,7 @@ impl Service {
             // What can be answered is answered, also while the server drains.
             biased;
             // Cancel-safe by its own contract.
-            snapshot = resource.informer.wait_for(is_enough) => Ok(snapshot),
+            snapshot = resource.informer.wait_for(version.map_or(0, ResourceVersion::number), is_enough) => Ok(snapshot),
             () = tokio::time::sleep(wait) => Err(not_reached(resource, version)),
             () = self.draining().cancelled() => Err(Refusal::Draining),
         }

@@ -26,6 +26,8 @@ pub(crate) enum Refusal {
     Invalid { reason: &'static str, field: &'static str, message: String },
     /// The resource has no such index.
     IndexNotFound { field: &'static str, index: String, known: Vec<String> },
+    /// An expression could not be parsed for lack of a thread.
+    NotParsed { field: &'static str, message: String },
     /// Part of the contract, and not of this version of the server.
     NotImplemented { what: &'static str },
     /// The snapshot that a page token goes on in is gone.
@@ -105,6 +107,7 @@ impl Refusal {
             Self::ObjectNotFound { .. } => (Code::NotFound, "OBJECT_NOT_FOUND"),
             Self::Invalid { reason, .. } => (Code::InvalidArgument, reason),
             Self::IndexNotFound { .. } => (Code::InvalidArgument, "INDEX_NOT_FOUND"),
+            Self::NotParsed { .. } => (Code::Unavailable, "EXPRESSION_NOT_PARSED"),
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
@@ -127,7 +130,7 @@ impl Refusal {
                 format!("there is no resource {resource:?}; there are: {}", known.join(", "))
             }
             Self::ObjectNotFound { resource, key } => format!("there is no {key:?} in {resource}"),
-            Self::Invalid { field, message, .. } => format!("{field}: {message}"),
+            Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => format!("{field}: {message}"),
             Self::IndexNotFound { field, index, known } => {
                 format!("{field}: there is no index {index:?}; there are: {}", known.join(", "))
             }
@@ -164,7 +167,7 @@ impl Refusal {
                 vec![("resource", resource.clone()), ("known", known.join(","))]
             }
             Self::ObjectNotFound { resource, key } => vec![("resource", resource.clone()), ("key", key.clone())],
-            Self::Invalid { field, .. } => vec![("field", (*field).to_owned())],
+            Self::Invalid { field, .. } | Self::NotParsed { field, .. } => vec![("field", (*field).to_owned())],
             Self::IndexNotFound { field, index, known } => {
                 vec![("field", (*field).to_owned()), ("index", index.clone()), ("known", known.join(","))]
             }
@@ -186,6 +189,7 @@ impl Refusal {
         match self {
             Self::VersionTooLarge { .. }
             | Self::NotSynced { .. }
+            | Self::NotParsed { .. }
             | Self::Draining
             | Self::SlowConsumer { .. }
             | Self::TooManyWatchers { .. } => Some(RETRY_SOON),

@@ -66,6 +66,17 @@ pub struct EventView<'a> {
     pub count: Option<u64>,
 }
 
+/// Indicates an expression that was not compiled.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// The text is none.
+    #[error(transparent)]
+    Syntax(#[from] SyntaxError),
+    /// The parser got no thread to run in, which says nothing about the text.
+    #[error("the parser could not be started: {0}; try again")]
+    NotParsed(String),
+}
+
 struct Compiled {
     text: Box<str>,
     program: Program,
@@ -103,17 +114,17 @@ impl Expression {
     ///
     /// # Errors
     ///
-    /// Point at what is not CEL, is not known, or is beyond a bound.
-    pub fn parse(text: &str) -> Result<Self, SyntaxError> {
+    /// Point at what is not CEL, is not known, or is beyond a bound; or say that the parser could not run.
+    pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         Self::over(text, &[OBJECT])
     }
 
-    fn over(text: &str, variables: &[&str]) -> Result<Self, SyntaxError> {
+    fn over(text: &str, variables: &[&str]) -> Result<Self, ExpressionError> {
         let text = text.trim();
         if text.len() > MAX_EXPRESSION_BYTES {
             let excess = (0..=MAX_EXPRESSION_BYTES).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
             let message = format!("the expression is longer than {MAX_EXPRESSION_BYTES} bytes");
-            return Err(SyntaxError::new(text, excess, message));
+            return Err(SyntaxError::new(text, excess, message).into());
         }
         let compiled = Compiled { text: text.into(), program: Program::compile(text, variables)? };
         Ok(Self { compiled: Arc::new(compiled), errors: Arc::default() })
@@ -202,8 +213,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// Point at what is not CEL, is not known, or is beyond a bound.
-    pub fn parse(text: &str) -> Result<Self, SyntaxError> {
+    /// Point at what is not CEL, is not known, or is beyond a bound; or say that the parser could not run.
+    pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         Expression::over(text, &[TYPE, OBJECT, COUNT]).map(Self)
     }
 

@@ -39,6 +39,7 @@ async fn every_bad_watch_is_refused_with_its_reason() {
         (pb::WatchRequest { expression: "pod.x".into(), ..base() }, Code::InvalidArgument, "EXPRESSION_INVALID", "there is no variable \"pod\""),
         (pb::WatchRequest { index: Some(index("nodes", &["a"])), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "there are: app, namespace, node"),
         (pb::WatchRequest { index: Some(index("node", &[])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),
+        (pb::WatchRequest { index: Some(index("node", &["a"; 257])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "257 values, more than 256"),
         (pb::WatchRequest { timeout: duration(0), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "timeout"),
         (pb::WatchRequest { bookmark_interval: duration(-5), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "bookmark_interval"),
         (pb::WatchRequest { min_resource_version: "x".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "min_resource_version"),

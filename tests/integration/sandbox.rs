@@ -252,7 +252,7 @@ impl Sandbox {
     }
 
     pub(crate) async fn reached(&self, version: &ResourceVersion) {
-        let wait = self.informer.wait_for(|snapshot| snapshot.version() >= version);
+        let wait = self.informer.wait_for(0, |snapshot| snapshot.version() >= version);
         tokio::time::timeout(DEADLINE, wait).await.expect("the version is reached");
     }
 

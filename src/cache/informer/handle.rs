@@ -81,22 +81,22 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.watch_stats.load_full()
     }
 
-    /// Waits for a state that the predicate accepts, the present one included. The source is told that somebody waits.
+    /// Waits for a state that the predicate accepts, the present one included. It is asked again about each state whose version
+    /// has this number or a higher one, and about the first one of another history. The source is told that somebody waits.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any time.
-    pub async fn wait_for(&self, is_enough: impl Fn(&Snapshot) -> bool) -> Arc<Snapshot> {
+    pub async fn wait_for(&self, number: u128, is_enough: impl Fn(&Snapshot) -> bool) -> Arc<Snapshot> {
         let mut waiting = None;
         loop {
-            let mut applied = std::pin::pin!(self.shared.applied.notified());
             // Registered before looking, so that what is applied in between is not missed.
-            applied.as_mut().enable();
+            let waiter = self.shared.waiters.wait(number);
             if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
                 return snapshot;
             }
             waiting.get_or_insert_with(|| self.shared.health.demand().wait());
-            applied.await;
+            waiter.woken().await;
         }
     }
 

@@ -58,7 +58,7 @@ impl Running {
     }
 
     async fn reach(&self, version: &ResourceVersion) {
-        self.handle.wait_for(|snapshot| snapshot.version() == version).await;
+        self.handle.wait_for(0, |snapshot| snapshot.version() == version).await;
         // The snapshot is shown before it is distributed.
         settle().await;
     }
@@ -457,7 +457,7 @@ async fn closing_the_queue_ends_cursors_after_they_have_read_everything() {
 async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
     let Running { fifo, handle, task } = Running::start();
     fifo.push(Delta::Replace(List::new(Vec::new(), version(1)))).await;
-    let snapshot = handle.wait_for(|_| true).await;
+    let snapshot = handle.wait_for(0, |_| true).await;
     assert_eq!(snapshot.version(), &version(1));
     let mut cursor = handle.join(Start::Now, replay()).await.unwrap().cursor.unwrap();
     drop((handle, snapshot));

@@ -18,7 +18,7 @@ use cel::{
 };
 
 use super::{
-    COUNT, EventView, Failure, OBJECT, SyntaxError, TYPE, body,
+    COUNT, EventView, ExpressionError, Failure, OBJECT, SyntaxError, TYPE, body,
     check::{Check, Refused},
     meter,
 };
@@ -50,16 +50,16 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
 // === impl Program ===
 
 impl Program {
-    pub(super) fn compile(text: &str, variables: &[&str]) -> Result<Self, SyntaxError> {
+    pub(super) fn compile(text: &str, variables: &[&str]) -> Result<Self, ExpressionError> {
         let compiled = thread::scope(|scope| {
             let parser = thread::Builder::new().name("cel parser".to_owned()).stack_size(PARSER_STACK_BYTES);
             // What is left of a text that is refused is dropped there too.
             parser.spawn_scoped(scope, || compile(text, variables)).map(thread::ScopedJoinHandle::join)
         });
         match compiled {
-            Ok(Ok(compiled)) => compiled,
-            Ok(Err(_)) => Err(SyntaxError::new(text, 0, "the parser does not know what to do with it")),
-            Err(error) => Err(SyntaxError::new(text, 0, format!("it could not be parsed ({error})"))),
+            Ok(Ok(compiled)) => Ok(compiled?),
+            Ok(Err(_)) => Err(SyntaxError::new(text, 0, "the parser does not know what to do with it").into()),
+            Err(error) => Err(ExpressionError::NotParsed(error.to_string())),
         }
     }
 

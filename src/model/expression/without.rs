@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{EventView, Failure, SyntaxError};
+use super::{EventView, ExpressionError, Failure, SyntaxError};
 
 /// Cannot exist.
 pub(super) enum Program {}
@@ -10,8 +10,8 @@ pub(super) enum Program {}
 // === impl Program ===
 
 impl Program {
-    pub(super) fn compile(text: &str, _: &[&str]) -> Result<Self, SyntaxError> {
-        Err(SyntaxError::new(text, 0, "this build has no expressions (cargo feature `cel`)"))
+    pub(super) fn compile(text: &str, _: &[&str]) -> Result<Self, ExpressionError> {
+        Err(SyntaxError::new(text, 0, "this build has no expressions (cargo feature `cel`)").into())
     }
 
     pub(super) fn test(&self, _: Option<EventView<'_>>, _: Option<&Bytes>) -> Result<bool, Failure> {

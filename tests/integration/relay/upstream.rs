@@ -116,7 +116,7 @@ async fn a_history_that_changed_while_nobody_listened_is_told() {
     for number in 4..9 {
         origin.push(Event::Modified(at("a", r#""from":"after""#, number))).await;
     }
-    let is_there = origin.informer.wait_for(|snapshot| *snapshot.version() == version(8));
+    let is_there = origin.informer.wait_for(0, |snapshot| *snapshot.version() == version(8));
     tokio::time::timeout(DEADLINE, is_there).await.unwrap();
     wire.lead_to(origin.address());
     assert_eq!(reason(&end(&mut stream).await), "HISTORY_CHANGED");

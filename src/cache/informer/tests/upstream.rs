@@ -39,10 +39,10 @@ async fn whoever_waits_for_a_version_is_a_demand() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
     let demand = running.handle.health().demand().clone();
-    running.handle.wait_for(|_| true).await;
+    running.handle.wait_for(0, |_| true).await;
     assert!(!demand.is_wanted());
     let handle = running.handle.clone();
-    let waiting = tokio::spawn(async move { handle.wait_for(|snapshot| snapshot.version() >= &version(2)).await });
+    let waiting = tokio::spawn(async move { handle.wait_for(0, |snapshot| snapshot.version() >= &version(2)).await });
     settle().await;
     assert!(demand.is_wanted());
     running.apply(Event::Bookmark(version(2))).await;

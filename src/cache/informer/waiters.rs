@@ -1,0 +1,109 @@
+//! Who waits for a version that is not applied yet, in the order of the versions, so that a change wakes only those who have
+//! waited for it: after a restore of the upstream every client may wait for a version that is far ahead.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// Everybody who waits.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    by_number: Mutex<BTreeMap<Place, Arc<Notify>>>,
+    next_id: AtomicU64,
+}
+
+/// One who waits, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Waiter<'a> {
+    waiters: &'a Waiters,
+    place: Place,
+    woken: Arc<Notify>,
+}
+
+/// The number of a version, and that of who waits for it.
+type Place = (u128, u64);
+
+// === impl Waiters ===
+
+impl Waiters {
+    /// Waits for a state whose version has this number or a higher one. What is woken before the first
+    /// [`Waiter::woken`] is not missed.
+    pub(super) fn wait(&self, number: u128) -> Waiter<'_> {
+        let place = (number, self.next_id.fetch_add(1, Ordering::Relaxed));
+        let woken = Arc::default();
+        self.by_number.lock().insert(place, Arc::clone(&woken));
+        Waiter { waiters: self, place, woken }
+    }
+
+    /// Wakes those who wait for this number or a lower one.
+    pub(super) fn wake(&self, number: u128) {
+        let woken = {
+            let mut waiting = self.by_number.lock();
+            let later = waiting.split_off(&(number, u64::MAX));
+            std::mem::replace(&mut *waiting, later)
+        };
+        for waiter in woken.values() {
+            waiter.notify_one();
+        }
+    }
+}
+
+// === impl Waiter ===
+
+impl Waiter<'_> {
+    /// Ends when it has been woken.
+    pub(super) async fn woken(self) {
+        self.woken.notified().await;
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.waiters.by_number.lock().remove(&self.place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::{assert_pending, assert_ready, task::spawn};
+
+    use super::*;
+
+    #[test]
+    fn a_version_wakes_those_who_wait_for_it_or_for_one_before() {
+        let waiters = Waiters::default();
+        let mut waiting = [3, 5, 5, 7, u128::MAX].map(|number| spawn(waiters.wait(number).woken()));
+        waiters.wake(2);
+        for waiter in &mut waiting {
+            assert_pending!(waiter.poll());
+        }
+        waiters.wake(5);
+        let are_woken = waiting.each_ref().map(tokio_test::task::Spawn::is_woken);
+        assert_eq!(are_woken, [true, true, true, false, false]);
+        for waiter in &mut waiting[..3] {
+            assert_ready!(waiter.poll());
+        }
+        waiters.wake(u128::MAX);
+        for waiter in &mut waiting[3..] {
+            assert_ready!(waiter.poll());
+        }
+        assert!(waiters.by_number.lock().is_empty());
+    }
+
+    #[test]
+    fn who_leaves_is_forgotten_and_who_was_woken_before_it_asked_is_told() {
+        let waiters = Waiters::default();
+        drop(waiters.wait(1));
+        assert!(waiters.by_number.lock().is_empty());
+        let waiter = waiters.wait(1);
+        waiters.wake(1);
+        assert_ready!(spawn(waiter.woken()).poll());
+    }
+}
