@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use super::{
     End, Frame, FullChannelPolicy,
     broadcaster::BroadcasterStats,
-    coalesce::Telling,
+    coalesce::{Generation, Telling},
     group::{Group, Log, Phase, Slot},
 };
 use crate::{
@@ -153,8 +153,10 @@ impl<F: Frame> Cursor<F> {
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
                     return Poll::Ready(Taken::Frames(frames));
                 }
-                Some(Coalesced::Generation(telling)) => {
-                    self.telling = Some(Box::new(telling));
+                Some(Coalesced::Generation(filled, after)) => {
+                    // The writer needs the lock, and to sort may take long.
+                    drop(log);
+                    self.telling = Some(Box::new(filled.tell(self.reached.version.clone(), after)));
                     continue;
                 }
                 None => {}
@@ -262,7 +264,8 @@ impl<F: Frame> fmt::Debug for Cursor<F> {
 /// What a slot has that lags under COALESCE.
 enum Coalesced<F> {
     Frames(Frames<F>, u64),
-    Generation(Telling),
+    /// With what is reached after it.
+    Generation(Generation, Reached),
 }
 
 /// What a slot that lags under COALESCE gets next: what its queue held, then generation after generation. `None` when nothing has
@@ -279,7 +282,7 @@ fn coalesced<F: Frame>(log: &mut Log<F>, index: usize, reached: &mut Reached) ->
         return None;
     }
     // It ends with a wake, and is told to its end before anything else.
-    Some(Coalesced::Generation(filling.tell(reached.version.clone(), log.head_reached.clone())))
+    Some(Coalesced::Generation(filling, log.head_reached.clone()))
 }
 
 /// Decides what a slot gets next; `None` when there is nothing yet.

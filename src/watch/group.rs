@@ -50,8 +50,8 @@ pub(super) struct Log<F: Frame> {
     pub(super) end: Option<End>,
     pub(super) slots: Slab<Slot<F>>,
     parked: Vec<usize>,
-    /// The log is trimmed when it has more runs than this; doubled each time that trimming frees little.
-    trim_above: usize,
+    /// The log is trimmed of what is read after so many further runs: as many as the last trimming left.
+    trim_after: usize,
     /// No slot that acts on being full lies below this; a bound that only a scan makes exact.
     low: Option<Low>,
     /// Slots that merge what is pushed.
@@ -139,7 +139,7 @@ impl<F: Frame> Group<F> {
             end: None,
             slots: Slab::new(),
             parked: Vec::new(),
-            trim_above: MIN_TRIM_RUNS,
+            trim_after: MIN_TRIM_RUNS,
             low: None,
             coalescing: Vec::new(),
             leaving_out: Vec::new(),
@@ -190,11 +190,12 @@ impl<F: Frame> Log<F> {
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.runs.push_back(run);
+        self.trim_after = self.trim_after.saturating_sub(1);
     }
 
     /// Forgets what every slot has read, when it has become worth looking.
     pub(super) fn trim_read(&mut self) {
-        if self.runs.len() <= self.trim_above {
+        if self.trim_after > 0 {
             return;
         }
         // Slots that have been passed, or will read nothing more, keep nothing.
@@ -205,7 +206,7 @@ impl<F: Frame> Log<F> {
         while self.runs.front().is_some_and(|run| run.end() <= low) {
             self.runs.pop_front();
         }
-        self.trim_above = (self.runs.len() * 2).max(MIN_TRIM_RUNS);
+        self.trim_after = self.runs.len().max(MIN_TRIM_RUNS);
     }
 
     /// Forgets what is no longer retained, read or not: all but the queues of slots under BLOCK, which hold the writer back

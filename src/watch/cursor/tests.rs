@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::{
     model::{Batch, Cause, Change, Object},
-    watch::{Broadcaster, BroadcasterConfig, Deliveries, QueueOptions, Subscribe},
+    watch::{Broadcaster, BroadcasterConfig, Deliveries, QueueOptions, Retention, Subscribe},
 };
 
 /// There is one for each event of each group.
@@ -61,6 +61,24 @@ fn a_log_forgets_what_everybody_has_read_and_what_nobody_will() {
         assert!(poll(&mut slow, Waker::noop()).is_ready());
     }
     assert!(cursor.group.log.lock().runs.len() <= 8, "also after a long backlog");
+}
+
+/// Also when what a slow reader keeps of it is bounded by the retention, and not by what it has read.
+#[test]
+fn a_log_that_was_long_is_short_again() {
+    let retention = Retention { events: 1000, ..BroadcasterConfig::default().retention };
+    let config = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
+    let mut broadcaster = Broadcaster::<Deliveries>::new(config, ResourceVersion::decimal(1));
+    let mut cursor = subscribe(&mut broadcaster, FullChannelPolicy::Replay);
+    for _ in 0..900 {
+        publish(&mut broadcaster);
+    }
+    for _ in 0..2_000 {
+        publish(&mut broadcaster);
+        while poll(&mut cursor, Waker::noop()).is_ready() {}
+    }
+    let runs = cursor.group.log.lock().runs.len();
+    assert!(runs <= 16, "{runs} runs are kept, and everybody has read everything");
 }
 
 #[tokio::test(start_paused = true)]
