@@ -48,6 +48,7 @@ mod script;
 mod served;
 mod stream;
 mod timeline;
+mod totals;
 mod upstream;
 
 #[test]
@@ -130,8 +131,10 @@ fn the_source_checker_knows_nothing_of_the_server() {
         ("proxy", include_str!("source_checker/proxy.rs")),
         ("runner", include_str!("source_checker/runner.rs")),
         ("script", include_str!("source_checker/script.rs")),
+        ("totals", include_str!("source_checker/totals.rs")),
         ("upstream", include_str!("source_checker/upstream.rs")),
         ("world", include_str!("source_checker/kube/world.rs")),
+        ("watch", include_str!("source_checker/kube/api/watch.rs")),
         ("target", include_str!("source_checker/kube/api/target.rs")),
         ("answer", include_str!("source_checker/kube/api/answer.rs")),
         ("api", include_str!("source_checker/kube/api.rs")),

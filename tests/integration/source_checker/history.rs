@@ -10,29 +10,9 @@ use super::{
     proxy::Proxy,
     script::{Script, Step},
     served::Served,
+    totals::Totals,
     upstream::{Key, Truth, Upstream, UpstreamSetup, UpstreamStep},
 };
-
-/// What all histories together have done and seen.
-#[derive(Debug, Default)]
-pub(crate) struct Totals {
-    pub(crate) histories: u64,
-    /// Steps and faults by kind.
-    pub(crate) faults: BTreeMap<String, u64>,
-    pub(crate) verdicts: BTreeMap<&'static str, u64>,
-    pub(crate) ends: BTreeMap<String, u64>,
-    pub(crate) events: u64,
-    pub(crate) resumes: u64,
-    pub(crate) restarts: u64,
-    pub(crate) warm_starts: u64,
-    pub(crate) rewrites: u64,
-    pub(crate) lists: u64,
-    pub(crate) watches: u64,
-    /// In the time of the histories.
-    pub(crate) seconds: u64,
-    /// The longest recovery after all faults had healed.
-    pub(crate) slowest_recovery: Duration,
-}
 
 struct History<'a, U: Upstream> {
     script: &'a Script<U>,
@@ -42,8 +22,8 @@ struct History<'a, U: Upstream> {
     state: tempfile::TempDir,
     /// The disturbances and lists when the state was last SYNCED and equal to the truth without a fault.
     calm: Option<(u64, u64)>,
-    /// Lists and disturbances at the last judgement.
-    judged: (u64, u64),
+    /// Lists and disturbances at the last judgement, and when it was.
+    judged: (u64, u64, Instant),
     is_saved: bool,
     /// Rewrites when the clients last forgot their versions.
     known_rewrites: u64,
@@ -102,7 +82,7 @@ pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) ->
         served: None,
         state: state.unwrap(),
         calm: None,
-        judged: (0, 0),
+        judged: (0, 0, began),
         is_saved: false,
         known_rewrites: 0,
         starts: 0,
@@ -120,6 +100,9 @@ pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) ->
     history.count(began);
     result
 }
+
+/// A source that fails for so long attempts a list again at most this often on the average.
+const RETRY: Duration = Duration::from_secs(10);
 
 impl<U: Upstream> History<'_, U> {
     async fn all(&mut self) -> Result<(), String> {
@@ -312,8 +295,9 @@ impl<U: Upstream> History<'_, U> {
     fn judge_requests(&mut self, is_calm: bool) -> Result<(), String> {
         let (lists, disturbances) = (self.lists(), self.disturbances());
         let (begun, causes) = (lists - self.judged.0, disturbances - self.judged.1 + std::mem::take(&mut self.starts));
-        self.judged = (lists, disturbances);
-        let most = if is_calm { 0 } else { (causes + 1) * self.upstream.bounds().lists };
+        let attempts = self.judged.2.elapsed().div_duration_f64(RETRY) as u64;
+        self.judged = (lists, disturbances, Instant::now());
+        let most = if is_calm { 0 } else { (causes + 1) * self.upstream.bounds().lists + attempts };
         if begun > most {
             return Err(format!("{begun} lists after {causes} disturbances and starts, at most {most} are expected"));
         }
@@ -464,43 +448,4 @@ fn differences(truth: &Truth, objects: &BTreeMap<Key, Held>) -> String {
         write!(text, "\n    a ghost {key:?} at {}", held.version).unwrap();
     }
     text
-}
-
-impl Totals {
-    /// Adds those of other histories.
-    pub(crate) fn merge(&mut self, other: Self) {
-        fn add<K: Ord>(to: &mut BTreeMap<K, u64>, from: BTreeMap<K, u64>) {
-            for (key, count) in from {
-                *to.entry(key).or_default() += count;
-            }
-        }
-        let Self { histories, faults, verdicts, ends, events, resumes, restarts, warm_starts, rewrites, .. } = other;
-        self.histories += histories;
-        add(&mut self.faults, faults);
-        add(&mut self.verdicts, verdicts);
-        add(&mut self.ends, ends);
-        self.events += events;
-        self.resumes += resumes;
-        self.restarts += restarts;
-        self.warm_starts += warm_starts;
-        self.rewrites += rewrites;
-        self.lists += other.lists;
-        self.watches += other.watches;
-        self.seconds += other.seconds;
-        self.slowest_recovery = self.slowest_recovery.max(other.slowest_recovery);
-    }
-
-    /// The kinds and events that did not happen, and have to in a run that is worth its name.
-    pub(crate) fn missing<U: Upstream>(&self) -> Vec<String> {
-        let excluded = |kind: &str| U::NOT_YET.iter().any(|(excluded, _)| *excluded == kind);
-        let kinds = U::REQUIRED.iter().filter(|kind| !excluded(kind) && !self.faults.contains_key(**kind));
-        let counted = [
-            ("event", self.events),
-            ("resume", self.resumes),
-            ("restart", self.restarts),
-            ("verdict", self.verdicts.get("SYNCED, and equal").copied().unwrap_or_default()),
-        ];
-        let counted = counted.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name.to_owned());
-        kinds.map(|kind| (*kind).to_owned()).chain(counted).collect()
-    }
 }

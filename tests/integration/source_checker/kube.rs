@@ -14,7 +14,7 @@ use informerd::{
 use self::{
     api::{Api, Counts, PLURAL, State},
     script::{KEYS, Restore, Setup, Step, TokenEnd},
-    world::{Form, Selection, World},
+    world::{Form, Selection, Versions, World},
 };
 use super::{
     proxy::{NetworkFault, Proxy},
@@ -90,11 +90,18 @@ impl Upstream for Kube {
     type Setup = Setup;
     type Step = Step;
 
-    const NOT_YET: &'static [(&'static str, &'static str)] = &[(
-        AHEAD,
-        "a client has an object that came ahead of the merged version, and resumes from there at another process, which never \
-         had it and lists: when it was deleted meanwhile, the client keeps it",
-    )];
+    const NOT_YET: &'static [(&'static str, &'static str)] = &[
+        (
+            AHEAD,
+            "a client has an object that came ahead of the merged version, and resumes from there at another process, which \
+             never had it and lists: when it was deleted meanwhile, the client keeps it",
+        ),
+        (
+            "opaque versions that another history has again",
+            "after a connection broke, a watch goes on from a version that is counted here without any proof: a restored API \
+             that has the same version again is not noticed",
+        ),
+    ];
     const REQUIRED: &'static [&'static str] = &[
         "put",
         "deletion",
@@ -135,6 +142,9 @@ impl Upstream for Kube {
         "initial events that are ignored",
         "no bookmarks",
         "several namespaces",
+        "versions that are no decimals",
+        "versions without an order",
+        "opaque versions",
         "several namespaces without bookmarks",
         "network: a part cut",
         "lag of one namespace",
@@ -151,7 +161,7 @@ impl Upstream for Kube {
     ];
 
     async fn start(setup: &Setup) -> Self {
-        let world = World::new(setup.selection);
+        let world = World::new(setup.selection, setup.versions);
         let api = Api::new(State {
             cache_start: world.version,
             world,
@@ -287,6 +297,7 @@ impl Upstream for Kube {
             cluster: KubeCluster { kubeconfig: Some(self.directory.path().join("kubeconfig")), context: None },
             namespaces: self.setup.namespaces.iter().map(|name| (*name).to_owned()).collect(),
             is_metadata_only: self.setup.metadata.is_some(),
+            has_opaque_versions: self.setup.has_opaque_versions,
             page_size: self.setup.page_size,
             ..KubeConfig::new("things", "example.com", "v1", PLURAL)
         };
@@ -299,7 +310,8 @@ impl Upstream for Kube {
     }
 
     fn truths(&self) -> Vec<Truth> {
-        let Setup { namespaces, metadata, .. } = &self.setup;
+        let Setup { namespaces, metadata, versions, has_opaque_versions, .. } = &self.setup;
+        let is_counted = *has_opaque_versions || *versions != Versions::Decimal;
         self.api.set(|state| {
             let present = state.world.truth(usize::MAX);
             let mut truths = vec![present.clone()];
@@ -317,8 +329,11 @@ impl Upstream for Kube {
             }));
             for truth in &mut truths {
                 truth.retain(|(namespace, _), _| namespaces.is_empty() || namespaces.contains(&namespace.as_str()));
-                for fact in truth.values_mut().filter(|_| metadata.is_some()) {
-                    fact.body = partial(&fact.body).into();
+                for fact in truth.values_mut() {
+                    fact.version.take_if(|_| is_counted);
+                    if metadata.is_some() {
+                        fact.body = partial(&fact.body).into();
+                    }
                 }
             }
             truths

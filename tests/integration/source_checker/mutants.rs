@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::runtime::Builder;
 
 use super::{
-    history::Totals,
     runner::{run_case, setting, threads},
+    totals::Totals,
     upstream::Upstream,
 };
 

@@ -14,8 +14,9 @@ use proptest::{
 use tokio::runtime::Builder;
 
 use super::{
-    history::{self, Totals},
+    history,
     script::{Script, any_script},
+    totals::Totals,
     upstream::Upstream,
 };
 

@@ -7,29 +7,28 @@
 
 mod answer;
 mod target;
+mod watch;
 
-use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, extract::Request, response::Response, serve::ListenerExt};
-use bytes::Bytes;
+use axum::{Router, extract::Request, response::Response, serve::ListenerExt};
 use http::request::Parts;
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::{net::TcpListener, sync::watch, time::Instant};
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tokio::{net::TcpListener, sync};
 
 use self::{
-    answer::{bookmark, event, failure, success, too_large},
+    answer::{failure, success, too_large},
     target::Target,
 };
-use super::world::{Told, World};
+use super::world::World;
 use crate::source_checker::upstream::Key;
 
 /// The API servers of a cluster; clones share it.
 #[derive(Clone)]
 pub(crate) struct Api {
     state: Arc<Mutex<State>>,
-    changed: Arc<watch::Sender<u64>>,
+    changed: Arc<sync::watch::Sender<u64>>,
 }
 
 #[allow(clippy::struct_excessive_bools, reason = "each is a property of an API that a script draws")]
@@ -126,9 +125,6 @@ type Query = BTreeMap<String, String>;
 
 pub(crate) const PATH: &str = "/apis/example.com/v1/";
 pub(crate) const PLURAL: &str = "widgets";
-const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
-/// The last bookmark of a watch.
-const BEFORE_THE_END: Duration = Duration::from_secs(2);
 /// A replica waits for so long until it has reached a version.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
@@ -136,7 +132,7 @@ const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
 impl Api {
     pub(crate) fn new(state: State) -> Self {
-        Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(watch::Sender::new(0)) }
+        Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(sync::watch::Sender::new(0)) }
     }
 
     pub(crate) async fn listen(&self) -> SocketAddr {
@@ -263,7 +259,9 @@ impl Api {
                 (state.world.changes.len(), state.world.version, None)
             }
             None => {
-                let Ok(asked) = text.parse() else { return failure(400, RetryAfter::None, "BadRequest", "a version") };
+                let Some(asked) = self.state.lock().world.version_of(text) else {
+                    return failure(410, RetryAfter::None, "Expired", "no such version");
+                };
                 if query.get("resourceVersionMatch").is_some_and(|rule| rule == "Exact") {
                     // A read of the store itself.
                     let state = self.state.lock();
@@ -302,147 +300,11 @@ impl Api {
                 None => failure(404, RetryAfter::None, "NotFound", "not found"),
             };
         }
-        let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+        let metadata = json!({"resourceVersion": state.world.text_of(version), "continue": next});
         let items = items.join(",");
         success(format!(
             r#"{{"kind":"WidgetList","apiVersion":"example.com/v1","metadata":{metadata},"items":[{items}]}}"#
         ))
-    }
-
-    async fn watch(&self, query: Query, target: Target) -> Response {
-        let text = query.get("resourceVersion").map_or("", String::as_str);
-        let Ok(asked) = (if text.is_empty() { Ok(0) } else { text.parse::<u64>() }) else {
-            return failure(400, RetryAfter::None, "BadRequest", "a version");
-        };
-        let wants_initial = query.get("sendInitialEvents").is_some_and(|value| value == "true");
-        let mode = self.state.lock().initial_events;
-        let is_initial = match (wants_initial, mode) {
-            (true, InitialEvents::Forbidden) => {
-                return failure(422, RetryAfter::None, "Invalid", "sendInitialEvents is forbidden for watch");
-            }
-            (true, InitialEvents::Served) => true,
-            _ => false,
-        };
-        if wants_initial {
-            let mut state = self.state.lock();
-            state.counts.lists += 1;
-            state.counts.ignored_initial_events += u64::from(!is_initial);
-        } else {
-            self.state.lock().counts.watches += 1;
-        }
-        if is_initial {
-            // Without a version it is the most recent state, which the replica waits for.
-            let version = if text.is_empty() { self.state.lock().world.version } else { asked };
-            if !self.reach(version, &target).await {
-                return too_large();
-            }
-        }
-        let (sender, lines) = tokio::sync::mpsc::channel::<String>(64);
-        let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
-        let bookmarks = query.get("allowWatchBookmarks").is_some_and(|value| value == "true" || value == "1");
-        let end = Instant::now() + Duration::from_secs(seconds);
-        let asked = Asked { from: asked, is_initial, is_state: is_initial || asked == 0, bookmarks, end };
-        let watching = self.clone().tell(asked, target, sender);
-        tokio::spawn(tokio::time::timeout_at(end, watching));
-        let lines = ReceiverStream::new(lines).map(|lines| Ok::<_, Infallible>(Bytes::from(lines)));
-        Response::builder().header("content-type", "application/json").body(Body::from_stream(lines)).unwrap()
-    }
-
-    /// The first lines of a watch, and where it continues.
-    fn begin(&self, asked: &Asked, target: &Target) -> Begun {
-        let mut state = self.state.lock();
-        let (known, reached, generation) = (state.known(target), state.reached(target), state.generation(target));
-        let (mut first, from) = (String::new(), asked.from);
-        if asked.is_state {
-            for (key, (version, stored)) in state.world.selected(known) {
-                if target.is_of(&key) {
-                    first += &event("ADDED", &target.shape(state.world.object(&key, version, &stored, true)));
-                }
-            }
-            if asked.is_initial {
-                first += &bookmark(reached, true);
-            }
-            return Begun { next: known, version: reached, generation, first, is_expired: false };
-        }
-        let cache_start = state.cache_start(target);
-        let is_expired = from < cache_start;
-        if is_expired {
-            state.counts.expired_watches += 1;
-            let text = format!("too old resource version: {from} ({cache_start})");
-            let status = json!({
-                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": text,
-                "reason": "Expired", "code": 410,
-            });
-            first = event("ERROR", &status.to_string());
-        }
-        let next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
-        Begun { next, version: from, generation, first, is_expired }
-    }
-
-    async fn tell(self, asked: Asked, target: Target, sender: tokio::sync::mpsc::Sender<String>) {
-        let (mut changes, from) = (self.changed.subscribe(), asked.from);
-        let begun = self.begin(&asked, &target);
-        let Begun { mut next, mut version, generation, first, is_expired } = begun;
-        if !first.is_empty() && sender.send(first).await.is_err() || is_expired {
-            return;
-        }
-        let mut next_mark = asked.next_mark();
-        loop {
-            changes.borrow_and_update();
-            let (lines, is_over) = {
-                let mut state = self.state.lock();
-                if state.generation(&target) != generation {
-                    return;
-                }
-                let known = state.known(&target);
-                if next == usize::MAX {
-                    next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
-                }
-                let mut lines = String::new();
-                while next < known {
-                    if target.is_of(&state.world.changes[next].key) {
-                        lines += &match state.world.told(next) {
-                            None => String::new(),
-                            Some(Told::Added(object)) => event("ADDED", &target.shape(object)),
-                            Some(Told::Modified(object)) => event("MODIFIED", &target.shape(object)),
-                            Some(Told::Deleted(object)) => event("DELETED", &target.shape(object)),
-                        };
-                    }
-                    version = version.max(state.world.changes[next].version);
-                    next += 1;
-                }
-                let in_band = state.in_band.pop();
-                if let Some((code, reason)) = in_band {
-                    state.counts.in_band += 1;
-                    let status = json!({"kind": "Status", "code": code, "reason": reason, "message": "drawn"});
-                    lines += &event("ERROR", &status.to_string());
-                }
-                (lines, in_band.is_some() || !state.is_served)
-            };
-            if !lines.is_empty() && sender.send(lines).await.is_err() || is_over {
-                return;
-            }
-            tokio::select! {
-                _ = changes.changed() => {}
-                () = sender.closed() => return,
-                () = tokio::time::sleep_until(next_mark) => {
-                    next_mark = asked.next_mark();
-                    let mark = {
-                        let mut state = self.state.lock();
-                        let (known, reached) = (state.known(&target), state.reached(&target));
-                        let is_told = next >= known
-                            && state.generation(&target) == generation
-                            && (next != usize::MAX || state.world.changes.iter().all(|change| change.version <= from));
-                        let is_sent = is_told && asked.bookmarks && state.sends_bookmarks && reached >= version;
-                        state.counts.bookmarks += u64::from(is_sent);
-                        is_sent.then(|| bookmark(reached, false))
-                    };
-                    if let Some(mark) = mark && sender.send(mark).await.is_err() {
-                        return;
-                    }
-                }
-            }
-        }
     }
 }
 
@@ -521,33 +383,4 @@ impl State {
     fn known(&self, target: &Target) -> usize {
         self.lagging(target).map_or(self.world.changes.len(), |(changes, _)| changes)
     }
-}
-
-/// What a watch is asked for.
-struct Asked {
-    from: u64,
-    is_initial: bool,
-    /// It begins with the state, with or without its end.
-    is_state: bool,
-    bookmarks: bool,
-    end: Instant,
-}
-
-impl Asked {
-    /// When the next bookmark is due: each minute, and two seconds before the end.
-    fn next_mark(&self) -> Instant {
-        let (now, last) = (Instant::now(), self.end - BEFORE_THE_END);
-        let next = now + BOOKMARK_INTERVAL;
-        if last > now { next.min(last) } else { next }
-    }
-}
-
-/// The beginning of a watch.
-struct Begun {
-    /// The next change; none yet is the largest number.
-    next: usize,
-    version: u64,
-    generation: u64,
-    first: String,
-    is_expired: bool,
 }

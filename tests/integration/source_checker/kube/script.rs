@@ -4,7 +4,7 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     api::{Answer, InitialEvents, RetryAfter, To},
-    world::{Form, Selection},
+    world::{Form, Selection, Versions},
 };
 use crate::source_checker::{
     proxy::NetworkFault,
@@ -22,6 +22,9 @@ pub(crate) struct Setup {
     /// The namespaces that the source is configured with, each with a watch of its own; none for all with one watch.
     pub(super) namespaces: &'static [&'static str],
     pub(super) selection: Selection,
+    pub(super) versions: Versions,
+    /// The source is configured to count versions itself, which it has to where they are decimals without an order.
+    pub(super) has_opaque_versions: bool,
     /// Only requests with the configured selector are allowed.
     pub(super) needs_selector: bool,
     /// The source requests metadata only, of an API that knows this, or not.
@@ -120,6 +123,7 @@ fn any_answer() -> impl Strategy<Value = Answer> {
 impl UpstreamSetup for Setup {
     fn any() -> BoxedStrategy<Self> {
         use InitialEvents::{Forbidden, Ignored, Served};
+        use Versions::{Decimal, Text, Unordered};
         let selection = select(vec![
             Selection::All,
             Selection::All,
@@ -130,26 +134,35 @@ impl UpstreamSetup for Setup {
         ]);
         let namespaces: Vec<&'static [&'static str]> = vec![&[], &[], &[], &["a"], &["b", "a"], &NAMESPACES];
         let namespaces = select(namespaces);
+        let versions = prop_oneof![
+            6 => Just((Decimal, false)),
+            1 => Just((Decimal, true)),
+            1 => any::<bool>().prop_map(|is_opaque| (Text, is_opaque)),
+            1 => Just((Unordered, true)),
+        ];
         let often = || prop_oneof![3 => Just(true), 1 => Just(false)];
         let token = select(vec![None, None, Some(TokenEnd::Nothing), Some(TokenEnd::Newline)]);
         (
             (select(vec![Served, Served, Served, Forbidden, Ignored]), any::<bool>(), often(), any::<bool>(), often()),
             (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(2)]), token),
-            (select(vec![None, None, None, None, Some(true), Some(false)]), namespaces),
+            (select(vec![None, None, None, None, Some(true), Some(false)]), namespaces, versions),
         )
             .prop_map(
                 |(
                     (initial_events, ignores_limit, sends_bookmarks, is_built_in, is_cluster_readable),
                     (selection, needs_selector, page_size, token),
-                    (metadata, namespaces),
-                )| Setup {
+                    (metadata, namespaces, (versions, is_opaque)),
+                )| Self {
                     initial_events,
                     ignores_limit,
                     sends_bookmarks,
                     is_built_in,
                     is_cluster_readable,
-                    namespaces,
+                    // Versions that cannot be compared are those of one watch.
+                    namespaces: if versions == Decimal && !is_opaque { namespaces } else { &[] },
                     selection,
+                    versions,
+                    has_opaque_versions: is_opaque || versions == Unordered,
                     needs_selector: needs_selector && selection == Selection::Name,
                     metadata,
                     page_size,
@@ -165,6 +178,13 @@ impl UpstreamSetup for Setup {
             ("initial events that are ignored", self.initial_events == InitialEvents::Ignored),
             ("several namespaces", self.namespaces.len() > 1),
             ("several namespaces without bookmarks", self.namespaces.len() > 1 && !self.sends_bookmarks),
+            ("versions that are no decimals", self.versions == Versions::Text),
+            ("versions without an order", self.versions == Versions::Unordered),
+            ("opaque versions", self.has_opaque_versions),
+            (
+                "opaque versions that another history has again",
+                self.has_opaque_versions && self.versions == Versions::Decimal,
+            ),
             ("no bookmarks", !self.sends_bookmarks),
             ("only the selector is allowed", self.needs_selector),
             ("selected by a field", self.selection == Selection::Field),

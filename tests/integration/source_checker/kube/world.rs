@@ -12,6 +12,9 @@ pub(crate) struct World {
     /// The changes of the present history, in order. Those of one lease have one version.
     pub(crate) changes: Vec<Change>,
     pub(crate) version: u64,
+    pub(crate) versions: Versions,
+    /// Restores so far: the version that each went back to, and its number. What came after is another history's.
+    restores: Vec<(u64, u64)>,
     /// How the API writes an object.
     pub(crate) form: Form,
     pub(crate) selection: Selection,
@@ -47,6 +50,16 @@ pub(crate) struct Form {
     pub(crate) is_recoloured: bool,
 }
 
+/// How the API writes its versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Versions {
+    Decimal,
+    /// Of no form that anybody knows; each of another history is another one.
+    Text,
+    /// Decimals in no order; each of another history is another one.
+    Unordered,
+}
+
 /// The selector that the source is configured with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
@@ -67,10 +80,12 @@ pub(crate) enum Told {
 }
 
 impl World {
-    pub(crate) fn new(selection: Selection) -> Self {
+    pub(crate) fn new(selection: Selection, versions: Versions) -> Self {
         Self {
             changes: Vec::new(),
             version: 10,
+            versions,
+            restores: Vec::new(),
             form: Form::default(),
             selection,
             deleted: BTreeSet::new(),
@@ -113,6 +128,29 @@ impl World {
     pub(crate) fn restore(&mut self, version: u64) {
         self.undone.extend(self.changes.extract_if(.., |change| change.version > version));
         self.version = version;
+        let number = self.restores.last().map_or(1, |(_, last)| last + 1);
+        self.restores.retain(|(to, _)| *to < version);
+        self.restores.push((version, number));
+    }
+
+    /// Returns what the API calls a version.
+    pub(crate) fn text_of(&self, version: u64) -> String {
+        let restores = self.restores.iter().rev().find(|(to, _)| *to < version).map_or(0, |(_, number)| *number);
+        match self.versions {
+            Versions::Decimal => version.to_string(),
+            Versions::Text => format!("v{restores}-{version}"),
+            Versions::Unordered => (((restores << 32 | version) ^ 0x2A5) + (1 << 20)).to_string(),
+        }
+    }
+
+    /// Returns the version that the API calls so, if it is of the present history.
+    pub(crate) fn version_of(&self, text: &str) -> Option<u64> {
+        let version = match self.versions {
+            Versions::Decimal => return text.parse().ok(),
+            Versions::Text => text.split_once('-')?.1.parse().ok()?,
+            Versions::Unordered => (text.parse::<u64>().ok()?.checked_sub(1 << 20)? ^ 0x2A5) & 0xFFFF_FFFF,
+        };
+        Some(version).filter(|version| self.text_of(*version) == text)
     }
 
     /// Moves on from a version at which the same was done before a restore: such a change is the last known one, as far as a
@@ -153,7 +191,7 @@ impl World {
     pub(crate) fn truth(&self, changes: usize) -> Truth {
         let fact = |(key, (version, stored)): (Key, (u64, Stored))| {
             let body = self.object(&key, version, &stored, true).into_bytes();
-            (key, Fact { uid: Some(stored.uid), version: Some(version.to_string()), body })
+            (key, Fact { uid: Some(stored.uid), version: Some(self.text_of(version)), body })
         };
         self.selected(changes).into_iter().map(fact).collect()
     }
@@ -175,7 +213,7 @@ impl World {
     /// An object as the API writes it; the items of a list of a built-in kind have no type.
     pub(crate) fn object(&self, key: &Key, version: u64, stored: &Stored, is_typed: bool) -> String {
         let Stored { uid, number } = stored;
-        let version = version.to_string();
+        let version = self.text_of(version);
         let labels = json!({"color": if number.is_multiple_of(3) { "blue" } else { "red" }});
         let metadata = json!({
             "name": key.1, "namespace": key.0, "uid": uid, "resourceVersion": version, "labels": labels,

@@ -11,8 +11,8 @@ pub(super) fn event(event_type: &str, object: &str) -> String {
     format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n")
 }
 
-pub(super) fn bookmark(version: u64, ends_initial_events: bool) -> String {
-    let mut metadata = json!({"resourceVersion": version.to_string()});
+pub(super) fn bookmark(version: &str, ends_initial_events: bool) -> String {
+    let mut metadata = json!({"resourceVersion": version});
     if ends_initial_events {
         metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
     }

@@ -1,0 +1,186 @@
+//! Watches of the scripted API.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use serde_json::json;
+use tokio::{sync::mpsc, time::Instant};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+
+use super::{
+    super::world::Told,
+    Api, InitialEvents, Query, RetryAfter,
+    answer::{bookmark, event, failure, too_large},
+    target::Target,
+};
+
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+/// The last bookmark of a watch.
+const BEFORE_THE_END: Duration = Duration::from_secs(2);
+/// What a watch is asked for.
+struct Asked {
+    from: u64,
+    is_initial: bool,
+    /// It begins with the state, with or without its end.
+    is_state: bool,
+    bookmarks: bool,
+    end: Instant,
+}
+
+impl Asked {
+    /// When the next bookmark is due: each minute, and two seconds before the end.
+    fn next_mark(&self) -> Instant {
+        let (now, last) = (Instant::now(), self.end - BEFORE_THE_END);
+        let next = now + BOOKMARK_INTERVAL;
+        if last > now { next.min(last) } else { next }
+    }
+}
+
+/// The beginning of a watch.
+struct Begun {
+    /// The next change; none yet is the largest number.
+    next: usize,
+    version: u64,
+    generation: u64,
+    first: String,
+    is_expired: bool,
+}
+
+impl Api {
+    pub(super) async fn watch(&self, query: Query, target: Target) -> Response {
+        let text = query.get("resourceVersion").map_or("", String::as_str);
+        let is_any = matches!(text, "" | "0");
+        // One of another history is older than all that is known.
+        let asked = if is_any { 0 } else { self.state.lock().world.version_of(text).unwrap_or_default() };
+        let wants_initial = query.get("sendInitialEvents").is_some_and(|value| value == "true");
+        let mode = self.state.lock().initial_events;
+        let is_initial = match (wants_initial, mode) {
+            (true, InitialEvents::Forbidden) => {
+                return failure(422, RetryAfter::None, "Invalid", "sendInitialEvents is forbidden for watch");
+            }
+            (true, InitialEvents::Served) => true,
+            _ => false,
+        };
+        if wants_initial {
+            let mut state = self.state.lock();
+            state.counts.lists += 1;
+            state.counts.ignored_initial_events += u64::from(!is_initial);
+        } else {
+            self.state.lock().counts.watches += 1;
+        }
+        if is_initial {
+            // Without a version it is the most recent state, which the replica waits for.
+            let version = if text.is_empty() { self.state.lock().world.version } else { asked };
+            if !self.reach(version, &target).await {
+                return too_large();
+            }
+        }
+        let (sender, lines) = mpsc::channel::<String>(64);
+        let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
+        let bookmarks = query.get("allowWatchBookmarks").is_some_and(|value| value == "true" || value == "1");
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let asked = Asked { from: asked, is_initial, is_state: is_initial || is_any, bookmarks, end };
+        let watching = self.clone().tell(asked, target, sender);
+        tokio::spawn(tokio::time::timeout_at(end, watching));
+        let lines = ReceiverStream::new(lines).map(|lines| Ok::<_, Infallible>(Bytes::from(lines)));
+        Response::builder().header("content-type", "application/json").body(Body::from_stream(lines)).unwrap()
+    }
+
+    /// The first lines of a watch, and where it continues.
+    fn begin(&self, asked: &Asked, target: &Target) -> Begun {
+        let mut state = self.state.lock();
+        let (known, reached, generation) = (state.known(target), state.reached(target), state.generation(target));
+        let (mut first, from) = (String::new(), asked.from);
+        if asked.is_state {
+            for (key, (version, stored)) in state.world.selected(known) {
+                if target.is_of(&key) {
+                    first += &event("ADDED", &target.shape(state.world.object(&key, version, &stored, true)));
+                }
+            }
+            if asked.is_initial {
+                first += &bookmark(&state.world.text_of(reached), true);
+            }
+            return Begun { next: known, version: reached, generation, first, is_expired: false };
+        }
+        let cache_start = state.cache_start(target);
+        let is_expired = from < cache_start;
+        if is_expired {
+            state.counts.expired_watches += 1;
+            let text = format!("too old resource version: {from} ({cache_start})");
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": text,
+                "reason": "Expired", "code": 410,
+            });
+            first = event("ERROR", &status.to_string());
+        }
+        let next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
+        Begun { next, version: from, generation, first, is_expired }
+    }
+
+    async fn tell(self, asked: Asked, target: Target, sender: mpsc::Sender<String>) {
+        let (mut changes, from) = (self.changed.subscribe(), asked.from);
+        let begun = self.begin(&asked, &target);
+        let Begun { mut next, mut version, generation, first, is_expired } = begun;
+        if !first.is_empty() && sender.send(first).await.is_err() || is_expired {
+            return;
+        }
+        let mut next_mark = asked.next_mark();
+        loop {
+            changes.borrow_and_update();
+            let (lines, is_over) = {
+                let mut state = self.state.lock();
+                if state.generation(&target) != generation {
+                    return;
+                }
+                let known = state.known(&target);
+                if next == usize::MAX {
+                    next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
+                }
+                let mut lines = String::new();
+                while next < known {
+                    if target.is_of(&state.world.changes[next].key) {
+                        lines += &match state.world.told(next) {
+                            None => String::new(),
+                            Some(Told::Added(object)) => event("ADDED", &target.shape(object)),
+                            Some(Told::Modified(object)) => event("MODIFIED", &target.shape(object)),
+                            Some(Told::Deleted(object)) => event("DELETED", &target.shape(object)),
+                        };
+                    }
+                    version = version.max(state.world.changes[next].version);
+                    next += 1;
+                }
+                let in_band = state.in_band.pop();
+                if let Some((code, reason)) = in_band {
+                    state.counts.in_band += 1;
+                    let status = json!({"kind": "Status", "code": code, "reason": reason, "message": "drawn"});
+                    lines += &event("ERROR", &status.to_string());
+                }
+                (lines, in_band.is_some() || !state.is_served)
+            };
+            if !lines.is_empty() && sender.send(lines).await.is_err() || is_over {
+                return;
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = sender.closed() => return,
+                () = tokio::time::sleep_until(next_mark) => {
+                    next_mark = asked.next_mark();
+                    let mark = {
+                        let mut state = self.state.lock();
+                        let (known, reached) = (state.known(&target), state.reached(&target));
+                        let is_told = next >= known
+                            && state.generation(&target) == generation
+                            && (next != usize::MAX || state.world.changes.iter().all(|change| change.version <= from));
+                        let is_sent = is_told && asked.bookmarks && state.sends_bookmarks && reached >= version;
+                        state.counts.bookmarks += u64::from(is_sent);
+                        is_sent.then(|| bookmark(&state.world.text_of(reached), false))
+                    };
+                    if let Some(mark) = mark && sender.send(mark).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
