@@ -26,7 +26,7 @@ use crate::{
     },
     config::{Config, KubeResource, ResourceConfig, SourceConfig},
     grpc::WireFrame,
-    model::Object,
+    model::{Object, ResourceVersion},
 };
 
 /// The states that are kept.
@@ -62,8 +62,17 @@ struct Shared {
     file: SnapshotFile,
     fifo: Arc<RealFifo>,
     informer: InformerHandle<WireFrame>,
-    /// What had changed when the file was written.
-    written: Mutex<Option<Changes>>,
+    /// The last that was written.
+    written: Mutex<Option<Written>>,
+}
+
+/// What is in a file.
+#[derive(Debug)]
+struct Written {
+    /// What had changed.
+    changes: Changes,
+    /// The version of a state that lacks changes which had come ahead of it: when they are complete, they are to be written.
+    lacks_after: Option<ResourceVersion>,
 }
 
 /// How often objects have changed, and the whole history. A version that moves on by itself is not worth a file.
@@ -169,7 +178,7 @@ impl Kept {
             }
             reflector.resume(list.version.clone(), &proof)?;
             handle.health().resumed(seen_at);
-            *written.lock() = Some(self.changes());
+            *written.lock() = Some(Written { changes: self.changes(), lacks_after: None });
             tracing::info!(file = %path, objects = list.objects.len(), took = ?started.elapsed(), "read the kept state");
             informer.begin_warm(list);
             Ok(())
@@ -184,7 +193,12 @@ impl Kept {
         let Shared { contents, resource, file, fifo, informer, written } = &*self.shared;
         // Before the state is taken: what is counted meanwhile is written again, and not forgotten.
         let changes = self.changes();
-        if informer.snapshot().is_none() || *written.lock() == Some(changes) {
+        let Some(snapshot) = informer.snapshot() else { return false };
+        let is_written = |written: &Written| {
+            let is_complete = written.lacks_after.as_ref().is_none_or(|version| version == snapshot.safe_version());
+            written.changes == changes && is_complete
+        };
+        if written.lock().as_ref().is_some_and(is_written) {
             return false;
         }
         let Ok(Some(checkpoint)) = time::timeout(CHECKPOINT_TIMEOUT, fifo.checkpoints().take()).await else {
@@ -192,9 +206,10 @@ impl Kept {
         };
         if !contents.allow(checkpoint.snapshot.objects(None, None)) {
             remove(file, resource);
-            *written.lock() = Some(changes);
+            *written.lock() = Some(Written { changes, lacks_after: None });
             return true;
         }
+        let lacks_after = (!checkpoint.is_whole).then(|| checkpoint.snapshot.safe_version().clone());
         let (file, seen_at) = (file.clone(), informer.health().report().seen_at);
         let writing = tokio::task::spawn_blocking(move || {
             let written = file.write(&checkpoint, seen_at);
@@ -203,7 +218,7 @@ impl Kept {
         let problem = match writing.await {
             Ok(Ok(bytes)) => {
                 tracing::debug!(resource, bytes, "kept the state");
-                *written.lock() = Some(changes);
+                *written.lock() = Some(Written { changes, lacks_after });
                 None
             }
             Ok(Err(problem)) => Some(problem),

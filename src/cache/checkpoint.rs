@@ -23,6 +23,8 @@ pub struct Checkpoint {
     pub snapshot: Snapshot,
     /// What the source recognises this history by ([`WarmStart::proof`](super::WarmStart::proof)).
     pub proof: Bytes,
+    /// Nothing is known beyond the state: no change has come ahead of its version.
+    pub is_whole: bool,
 }
 
 /// Where checkpoints are asked for and given.

@@ -342,8 +342,12 @@ impl<F: Frame> Writer<F> {
                 }
                 Delta::Checkpoint(proof) => {
                     // A later start has no history, and what came ahead of the version has to come again.
-                    let snapshot = self.live.as_ref().map(|live| live.indexer.snapshot_before(&live.history.ahead()));
-                    fifo.checkpoints().give(snapshot.map(|snapshot| Checkpoint { snapshot, proof }));
+                    let checkpoint = self.live.as_ref().map(|live| {
+                        let ahead = live.history.ahead();
+                        let snapshot = live.indexer.snapshot_before(&ahead);
+                        Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }
+                    });
+                    fifo.checkpoints().give(checkpoint);
                 }
                 Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),
             }

@@ -178,7 +178,7 @@ impl SnapshotFile {
     }
 
     fn write_to(&self, path: &Path, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<u64> {
-        let Checkpoint { snapshot, proof } = checkpoint;
+        let Checkpoint { snapshot, proof, .. } = checkpoint;
         let header = Header {
             resource: self.resource.clone(),
             source: self.identity.clone(),

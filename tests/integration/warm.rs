@@ -4,11 +4,11 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use informerd::{
-    cache::{Checkpoint, Indexer, List, SnapshotDirectory, SnapshotFile},
+    cache::{Checkpoint, Delta, Indexer, List, SnapshotDirectory, SnapshotFile},
     config::ServeFlags,
     model::{Event, Object, ResourceVersion},
     proto::pb,
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tonic::Code;
 
 use crate::{
-    sandbox::{Sandbox, end, fold, next, pod, pod_at, reason, words},
+    sandbox::{DEADLINE, Sandbox, end, fold, next, pod, pod_at, reason, words},
     served::Served,
 };
 
@@ -36,7 +36,7 @@ fn kept() -> TempDir {
     let object = |name: &str, at| Arc::new(Object::from_json(format!("{{\"at\":{at}}}"), name, version(at)).unwrap());
     let list = List::new(vec![object("a", 3), object("b", 7)], version(10));
     let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[]}"#.into();
-    let checkpoint = Checkpoint { snapshot: Indexer::new(Arc::default(), list).snapshot(), proof };
+    let checkpoint = Checkpoint { snapshot: Indexer::new(Arc::default(), list).snapshot(), proof, is_whole: true };
     let file = state_of(&directory, "/s/");
     file.write(&checkpoint, Some(SystemTime::now() - Duration::from_secs(3600))).unwrap();
     assert_eq!(file.stats().writes.load(Ordering::Relaxed), 1);
@@ -154,12 +154,14 @@ async fn what_cannot_be_used_is_ignored() {
             let list = List::new(Vec::new(), ResourceVersion::decimal(10));
             let proof = r#"{"identity":[7,2],"revision":10,"mark":null,"problems":[]}"#.into();
             let snapshot = Indexer::new(Arc::default(), list).snapshot();
-            state_of(directory, "/other/").write(&Checkpoint { snapshot, proof }, None).unwrap();
+            state_of(directory, "/other/").write(&Checkpoint { snapshot, proof, is_whole: true }, None).unwrap();
         }),
         ("a proof of nothing", |directory| {
             let list = List::new(Vec::new(), ResourceVersion::decimal(10));
             let snapshot = Indexer::new(Arc::default(), list).snapshot();
-            state_of(directory, "/s/").write(&Checkpoint { snapshot, proof: "{}".into() }, None).unwrap();
+            state_of(directory, "/s/")
+                .write(&Checkpoint { snapshot, proof: "{}".into(), is_whole: true }, None)
+                .unwrap();
         }),
     ];
     for (what, spoil) in spoils {
@@ -229,6 +231,44 @@ async fn a_relay_goes_on_where_its_earlier_start_was() {
     let relay = start().await;
     relay.until(is_at("3")).await;
     relay.stop().await;
+}
+
+/// The state that is kept is that of a version that is complete. What came ahead of it is kept when it is complete too, though
+/// nothing else changes then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_ahead_is_kept_when_it_is_complete() {
+    let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let relay = format!("pods: {{ source: {{ informerd: {{ endpoint: {:?} }} }} }}", origin.address());
+    let path = directory.path().join("config.yaml");
+    fs::write(&path, format!("state_dir: ./state\nstate_interval: 100ms\nresources: {{ {relay} }}")).unwrap();
+    let flags = ServeFlags { config: Some(path), ..ServeFlags::default() };
+    let served = Served::start(tempfile::tempdir().unwrap(), flags).await;
+    let kept = || {
+        let file = fs::read(directory.path().join("state/pods.state")).unwrap();
+        let (length, rest) = file.strip_prefix(b"informerd state\n").unwrap()[4..].split_first_chunk::<4>().unwrap();
+        let header: serde_json::Value = serde_json::from_slice(&rest[..u32::from_le_bytes(*length) as usize]).unwrap();
+        (header["version"].as_str().unwrap().to_owned(), header["objects"].as_u64().unwrap())
+    };
+    let written = async |times: u64| {
+        let line = format!("informerd_state_writes_total{{resource=\"pods\"}} {times}\n");
+        let started = Instant::now();
+        while !served.get("/metrics").await.1.contains(&line) {
+            assert!(started.elapsed() < DEADLINE, "not in time: {line}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    written(1).await;
+    let version = ResourceVersion::decimal(2);
+    let deleted = Event::Deleted(pod_at("shop", "a", "", &version));
+    origin.say(Delta::Changes { events: [deleted].into_iter().collect(), closes: false }).await;
+    served.until(|resource| resource.objects == 0).await;
+    written(2).await;
+    assert_eq!(kept(), ("1".to_owned(), 1));
+    origin.push(Event::Bookmark(version)).await;
+    written(3).await;
+    assert_eq!(kept(), ("2".to_owned(), 0));
+    served.stop().await;
 }
 
 /// A state is in plain text.

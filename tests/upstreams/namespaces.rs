@@ -6,15 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use informerd::proto::pb;
+use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
 
 use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer, CONFIG_MAPS, READER, ask},
     served::{Served, bodies},
+    warm::Killable,
 };
 
+type Client = InformerServiceClient<Channel>;
 /// Key to version.
 type State = BTreeMap<String, String>;
 
@@ -54,28 +58,28 @@ async fn truth(apiserver: &ApiServer, namespaces: &[&str], at: Option<&str>) -> 
     state
 }
 
-async fn served_state(served: &Served) -> State {
+async fn served_state(client: &Client) -> State {
     let version = |body: &String| {
         let body: Value = serde_json::from_str(body).unwrap();
         body["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
     };
-    bodies(served.client().await, "things").await.iter().map(|(key, body)| (key.clone(), version(body))).collect()
+    bodies(client.clone(), "things").await.iter().map(|(key, body)| (key.clone(), version(body))).collect()
 }
 
 /// Waits until the same is served as the API has.
-async fn equal(apiserver: &ApiServer, served: &Served, namespaces: &[&str]) {
+async fn equal(apiserver: &ApiServer, client: &Client, namespaces: &[&str]) {
     let started = Instant::now();
     loop {
-        let (expected, found) = (truth(apiserver, namespaces, None).await, served_state(served).await);
+        let (expected, found) = (truth(apiserver, namespaces, None).await, served_state(client).await);
         if expected == found {
             return;
         }
-        assert!(started.elapsed() < 2 * DEADLINE, "{expected:?} is not {found:?}: {}", served.last_error().await);
+        assert!(started.elapsed() < 2 * DEADLINE, "{expected:?} is not {found:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn watch(served: &Served, after: &str) -> tonic::Streaming<pb::WatchResponse> {
+async fn watch(client: &Client, after: &str) -> tonic::Streaming<pb::WatchResponse> {
     let request = pb::WatchRequest {
         resource: "things".to_owned(),
         resource_version: after.to_owned(),
@@ -83,12 +87,12 @@ async fn watch(served: &Served, after: &str) -> tonic::Streaming<pb::WatchRespon
         bookmark_interval: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
         ..pb::WatchRequest::default()
     };
-    served.client().await.watch(request).await.unwrap().into_inner()
+    client.clone().watch(request).await.unwrap().into_inner()
 }
 
 /// Folds a watch after a version until it is at another one, and returns the versions that it could be resumed from.
-async fn follow(served: &Served, after: &str, state: &mut State, until: &str) -> BTreeSet<u64> {
-    let mut stream = watch(served, after).await;
+async fn follow(client: &Client, after: &str, state: &mut State, until: &str) -> BTreeSet<u64> {
+    let mut stream = watch(client, after).await;
     let (mut versions, mut last) = (BTreeSet::new(), 0);
     let until: u64 = until.parse().unwrap();
     while last < until {
@@ -109,16 +113,28 @@ async fn follow(served: &Served, after: &str, state: &mut State, until: &str) ->
     versions
 }
 
-async fn list_at(served: &Served, version: &str) -> Duration {
+async fn list_at(client: &Client, version: &str) -> Duration {
     let started = Instant::now();
     let request = pb::ListRequest {
         resource: "things".to_owned(),
         min_resource_version: version.to_owned(),
         ..pb::ListRequest::default()
     };
-    let mut answer = served.client().await.list(request).await.unwrap().into_inner();
+    let mut answer = client.clone().list(request).await.unwrap().into_inner();
     while answer.message().await.unwrap().is_some() {}
     started.elapsed()
+}
+
+/// As in any cluster something happens all the time, in another kind.
+fn live(apiserver: &ApiServer) -> JoinHandle<()> {
+    let client = apiserver.client.clone();
+    tokio::spawn(async move {
+        for n in 0_u64.. {
+            let secret = json!({ "metadata": { "name": format!("s-{n}") } });
+            ask(&client, "POST", "/api/v1/namespaces/c/secrets", Some(&secret)).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -128,24 +144,16 @@ async fn several_namespaces_are_one_resource() {
         put(&apiserver, key, "0").await;
     }
     let served = Served::kube(&apiserver, ADMIN, source(&json!(["a", "b", "late"]))).await;
-    equal(&apiserver, &served, &["a", "b"]).await;
+    let client = served.client().await;
+    equal(&apiserver, &client, &["a", "b"]).await;
     let resource = served.resource("things").await;
     assert_eq!(resource.namespaces, ["a", "b", "late"]);
     let problems: Vec<_> = resource.problems.iter().map(|problem| (&*problem.reason, &*problem.subject)).collect();
     assert_eq!(problems, [("NAMESPACE_NOT_FOUND", "late")]);
 
-    // As in any cluster something happens all the time, in another kind.
-    let life = apiserver.client.clone();
-    let life = tokio::spawn(async move {
-        let path = "/api/v1/namespaces/c/secrets";
-        for n in 0_u64.. {
-            let secret = json!({ "metadata": { "name": format!("s-{n}") } });
-            ask(&life, "POST", path, Some(&secret)).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(300)).await;
-        }
-    });
+    let life = live(&apiserver);
     // At once, though the others are quiet; and once all have reached it, which is asked for.
-    let mut stream = watch(&served, "").await;
+    let mut stream = watch(&client, "").await;
     while !stream.message().await.unwrap().unwrap().bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
     put(&apiserver, "c/x", "1").await;
     let started = Instant::now();
@@ -158,7 +166,7 @@ async fn several_namespaces_are_one_resource() {
     };
     let latency = started.elapsed();
     assert!(told.open && latency < Duration::from_secs(1), "{latency:?}: {told:?}");
-    let waited = list_at(&served, &version).await;
+    let waited = list_at(&client, &version).await;
     assert!(waited < Duration::from_secs(10), "{waited:?}");
     println!("an event of one namespace takes {latency:?}, and a list at its version {waited:?}");
 
@@ -173,15 +181,15 @@ async fn several_namespaces_are_one_resource() {
         put(&apiserver, "b/y", &format!("{round}")).await;
         delete(&apiserver, "a/3").await;
         let end = put(&apiserver, "a/x", &format!("round {round}")).await;
-        equal(&apiserver, &served, &["a", "b"]).await;
-        list_at(&served, &end).await;
+        equal(&apiserver, &client, &["a", "b"]).await;
+        list_at(&client, &end).await;
         let mut state = State::new();
-        versions.extend(follow(&served, "", &mut state, &end).await);
+        versions.extend(follow(&client, "", &mut state, &end).await);
         assert_eq!(state, truth(&apiserver, &["a", "b"], None).await, "round {round}");
     }
     apiserver.post("/api/v1/namespaces", &json!({ "metadata": { "name": "late" } })).await;
     put(&apiserver, "late/x", "1").await;
-    equal(&apiserver, &served, &["a", "b", "late"]).await;
+    equal(&apiserver, &client, &["a", "b", "late"]).await;
     let started = Instant::now();
     while !served.resource("things").await.problems.is_empty() {
         assert!(started.elapsed() < DEADLINE);
@@ -191,14 +199,62 @@ async fn several_namespaces_are_one_resource() {
 
     // Whoever was at any of these versions, at whatever server, gets the rest.
     let end = put(&apiserver, "late/x", "2").await;
-    list_at(&served, &end).await;
+    list_at(&client, &end).await;
     let (first, last) = (versions.first().unwrap(), end.parse::<u64>().unwrap());
     let all = ["a", "b", "late"];
     for from in (*first..last).step_by(3) {
         let from = from.to_string();
         let mut state = truth(&apiserver, &all, Some(&from)).await;
-        follow(&served, &from, &mut state, &end).await;
+        follow(&client, &from, &mut state, &end).await;
         assert_eq!(state, truth(&apiserver, &all, None).await, "after {from}");
+    }
+    life.abort();
+}
+
+/// It goes on in each namespace, also in one where nothing has happened for long, and clients go on where they were.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_several_namespaces_that_is_killed_goes_on_where_it_was() {
+    let apiserver = ApiServer::start().await;
+    for key in ["a/x", "b/x", "c/x", "default/quiet"] {
+        put(&apiserver, key, "0").await;
+    }
+    let all = ["a", "b", "default"];
+    let mut served = Killable::kube(&apiserver, ADMIN, source(&json!(all)));
+    served.synced().await;
+    let life = live(&apiserver);
+    let (mut state, mut last) = (State::new(), String::new());
+    for round in 0..4 {
+        for n in 0..5 {
+            put(&apiserver, &format!("a/{n}"), &format!("{round}")).await;
+            put(&apiserver, &format!("c/{n}"), &format!("{round}")).await;
+        }
+        delete(&apiserver, "a/3").await;
+        let end = put(&apiserver, "b/y", &format!("{round}")).await;
+        let client = served.client().await;
+        equal(&apiserver, &client, &all).await;
+        list_at(&client, &end).await;
+        follow(&client, &last, &mut state, &end).await;
+        assert_eq!(state, truth(&apiserver, &all, None).await, "round {round}");
+        // A namespace that is ahead when the state is written is recognised by its last change, unless that was a deletion.
+        let is_recognised = round % 2 == 0;
+        if is_recognised {
+            served.kept(end.parse().unwrap()).await;
+        } else {
+            served.written().await;
+        }
+        last = end;
+        served.kill();
+        // Deleted at last, in one namespace or in none.
+        put(&apiserver, "b/z", &format!("{round}")).await;
+        put(&apiserver, "a/3", &format!("{round}")).await;
+        if round > 1 {
+            delete(&apiserver, "b/z").await;
+        }
+        served.restart();
+        served.synced().await;
+        equal(&apiserver, &served.client().await, &all).await;
+        assert!(served.count("reflector_lists_total").await <= u64::from(!is_recognised), "round {round}");
+        assert_eq!(served.count("cache_rewinds_total").await, 0, "round {round}");
     }
     life.abort();
 }
@@ -217,20 +273,21 @@ async fn a_selector_of_namespaces_is_followed() {
     label("a", json!("shop")).await;
     let source = json!({ "version": "v1", "plural": "configmaps", "namespace_selector": "team=shop" });
     let served = Served::kube(&apiserver, ADMIN, source).await;
-    equal(&apiserver, &served, &["a"]).await;
+    let client = served.client().await;
+    equal(&apiserver, &client, &["a"]).await;
     label("b", json!("shop")).await;
-    equal(&apiserver, &served, &["a", "b"]).await;
+    equal(&apiserver, &client, &["a", "b"]).await;
     put(&apiserver, "b/y", "0").await;
-    equal(&apiserver, &served, &["a", "b"]).await;
+    equal(&apiserver, &client, &["a", "b"]).await;
     label("a", Value::Null).await;
-    equal(&apiserver, &served, &["b"]).await;
+    equal(&apiserver, &client, &["b"]).await;
     served.cut();
     label("b", json!("other")).await;
-    equal(&apiserver, &served, &[]).await;
+    equal(&apiserver, &client, &[]).await;
     label("c", json!("shop")).await;
-    equal(&apiserver, &served, &["c"]).await;
+    equal(&apiserver, &client, &["c"]).await;
     put(&apiserver, "c/y", "0").await;
-    equal(&apiserver, &served, &["c"]).await;
+    equal(&apiserver, &client, &["c"]).await;
     assert_eq!(served.resource("things").await.namespaces, ["c"]);
     assert_eq!(served.count("cache_rewinds_total").await, 0);
 }
@@ -251,11 +308,12 @@ async fn a_role_in_each_namespace_is_enough() {
     }
     put(&apiserver, "a/x", "0").await;
     let served = Served::kube(&apiserver, READER, source(&json!(["a", "b"]))).await;
-    equal(&apiserver, &served, &["a", "b"]).await;
+    let client = served.client().await;
+    equal(&apiserver, &client, &["a", "b"]).await;
     put(&apiserver, "b/x", "0").await;
     served.cut();
     put(&apiserver, "a/x", "1").await;
-    equal(&apiserver, &served, &["a", "b"]).await;
+    equal(&apiserver, &client, &["a", "b"]).await;
     assert!(served.resource("things").await.problems.is_empty());
     assert_eq!(served.count("reflector_lists_total").await, 1);
 }

@@ -40,7 +40,7 @@ fn object(name: &str, body: &str, version: &ResourceVersion) -> Arc<Object> {
 
 fn checkpoint(objects: Vec<Arc<Object>>, version: &ResourceVersion, proof: &'static str) -> Checkpoint {
     let indexer = Indexer::new(Arc::default(), List::new(objects, version.clone()));
-    Checkpoint { snapshot: indexer.snapshot(), proof: Bytes::from_static(proof.as_bytes()) }
+    Checkpoint { snapshot: indexer.snapshot(), proof: Bytes::from_static(proof.as_bytes()), is_whole: true }
 }
 
 /// Two objects, one of which has an envelope.
@@ -56,7 +56,7 @@ fn seen_at() -> SystemTime {
 
 /// What a checkpoint is to come back as.
 fn expected(checkpoint: &Checkpoint) -> SavedState {
-    let Checkpoint { snapshot, proof } = checkpoint;
+    let Checkpoint { snapshot, proof, .. } = checkpoint;
     let objects = snapshot.objects(None, None).cloned().collect();
     let list = List::new(objects, snapshot.version().clone());
     SavedState { list, proof: proof.clone(), seen_at: Some(seen_at()) }

@@ -69,9 +69,8 @@ impl Member {
     /// Opens its watch, for a resource that goes on from a merged version.
     pub(super) async fn follow(self, merged: &ResourceVersion) -> Result<Followed, SourceError> {
         let position = self.shared.known.lock().position().cloned();
-        let is_ahead = |position: &Position| {
-            position.safe() > *merged || position.mark().is_some_and(|mark| mark.version() > merged)
-        };
+        // By a bookmark alone it lacks nothing of what it has.
+        let is_ahead = |position: &Position| position.mark().is_some_and(|mark| mark.version() > merged);
         let ahead = position.filter(|position| position.origin == Origin::EarlierStart && is_ahead(position));
         let live = match ahead {
             Some(position) => self.open_behind(merged, position).await?,
