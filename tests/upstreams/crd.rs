@@ -10,8 +10,8 @@ use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer},
     follow::{Follower, Told},
+    killable::Killable,
     served::bodies,
-    warm::Killable,
 };
 
 const CRD: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";

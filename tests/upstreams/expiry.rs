@@ -22,10 +22,10 @@ use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer},
     gate::Gate,
+    killable::Killable,
     selection::Selection,
     served::{Served, bodies},
     truth::{Changes, Truth},
-    warm::Killable,
 };
 
 /// Namespace and name of an object, and its resourceVersion.

@@ -22,6 +22,7 @@ mod gate;
 mod hops;
 mod image;
 mod journal;
+mod killable;
 mod kube;
 mod manifest;
 mod metadata;

@@ -14,8 +14,8 @@ use tonic::transport::Channel;
 use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer, CONFIG_MAPS, READER, ask},
+    killable::Killable,
     served::{Served, bodies},
-    warm::Killable,
 };
 
 type Client = InformerServiceClient<Channel>;

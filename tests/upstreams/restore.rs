@@ -10,9 +10,9 @@ use crate::{
     etcd::{Etcd, VERSIONS, Version},
     faults::{reach, write},
     follow::Follower,
+    killable::Killable,
     served::Served,
     truth::Truth,
-    warm::Killable,
 };
 
 /// The restored cluster is behind informerd, at the same revision, or ahead; its id and raft term are those of the old one.

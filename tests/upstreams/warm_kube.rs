@@ -5,9 +5,9 @@ use tonic::Code;
 
 use crate::{
     apiserver::{ADMIN, ApiServer, THINGS},
+    killable::Killable,
     kube::{check, things},
     truth::Truth,
-    warm::Killable,
 };
 
 async fn write(apiserver: &ApiServer, truth: &mut Truth, changes: usize) {
