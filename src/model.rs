@@ -24,6 +24,8 @@ mod version;
 
 pub use envelope::JsonText;
 pub use event::{Applied, Batch, Cause, Change, Event, EventType, Reached};
+#[cfg(all(test, feature = "cel"))]
+pub(crate) use expression::parsed;
 pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES};
 pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError, in_one_wake};
 pub use key::{KeyError, ObjectKey};

@@ -104,6 +104,17 @@ const OBJECT: &str = "object";
 const TYPE: &str = "type";
 const COUNT: &str = "count";
 
+/// How many bodies were made values on this thread.
+#[cfg(all(test, feature = "cel"))]
+pub(crate) fn parsed() -> u64 {
+    body::parsed()
+}
+
+/// Forgets what is kept of the objects of a wake only for as long as it lasts.
+pub(super) fn end_wake() {
+    program::end_wake();
+}
+
 // === impl Expression ===
 
 impl Expression {

@@ -5,6 +5,8 @@ mod wake;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::wake::in_one_wake;
+#[cfg(feature = "cel")]
+pub(super) use self::wake::is_in_wake;
 use super::{Expression, Object, Path};
 
 /// Computes the values of an object for an index: client-go's `IndexFunc`, as data, so that it can be configured.

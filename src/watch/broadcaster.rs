@@ -23,7 +23,7 @@ use super::{
     run::Mark,
 };
 use crate::{
-    model::{Batch, Reached, ResourceVersion, Selection},
+    model::{Batch, Reached, ResourceVersion, Selection, Transition},
     planted::planted,
 };
 
@@ -353,32 +353,36 @@ impl<F: Frame> Broadcaster<F> {
 
     /// What each group that the wake concerns is told of it.
     fn shares(&self, encoding: &mut Encoding<'_, F>) -> Vec<(Arc<Group<F>>, Vec<Share>)> {
-        let count = encoding.changes().len();
-        let mut routed: HashMap<usize, Vec<usize>, foldhash::fast::RandomState> = HashMap::default();
-        let mut found = Vec::new();
-        for (at, (_, change)) in encoding.changes().iter().enumerate() {
-            self.routes.find(change, &mut found);
-            for group in found.drain(..) {
-                routed.entry(group).or_default().push(at);
-            }
-        }
-        let mut shares = Vec::new();
-        let mut add = |id: usize, share: Vec<Share>| {
-            if !share.is_empty() {
-                shares.push((Arc::clone(&self.groups[id]), share));
-            }
-        };
+        type Selected = Vec<(usize, Transition)>;
         // Groups without a selection come first, so that what they are sent lies in one piece.
         let is_everything = |id: &usize| self.groups[*id].selection.is_everything();
         let (all, selective): (Vec<usize>, Vec<usize>) =
             self.routes.unrouted().iter().copied().partition(is_everything);
-        for id in all.into_iter().chain(selective) {
-            let group = &self.groups[id];
-            add(id, encoding.share(&group.selection, group.format, 0..count));
+        let mut unrouted: Vec<(usize, Selected)> =
+            all.into_iter().chain(selective).map(|id| (id, Vec::new())).collect();
+        let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
+        let mut found = Vec::new();
+        // Change by change: what is read of an object for one group is there for the others, and is not kept for long.
+        for (at, (_, change)) in encoding.changes().iter().enumerate() {
+            let select = |id: usize, selected: &mut Selected| {
+                let transition = self.groups[id].selection.transition(change);
+                selected.extend(transition.map(|transition| (at, transition)));
+            };
+            for (id, selected) in &mut unrouted {
+                select(*id, selected);
+            }
+            self.routes.find(change, &mut found);
+            for id in found.drain(..) {
+                select(id, routed.entry(id).or_default());
+            }
         }
-        for (id, changes) in routed {
+        let mut shares = Vec::new();
+        for (id, selected) in unrouted.into_iter().chain(routed).filter(|(_, selected)| !selected.is_empty()) {
             let group = &self.groups[id];
-            add(id, encoding.share(&group.selection, group.format, changes.into_iter()));
+            let share = encoding.share(group.format, selected);
+            if !share.is_empty() {
+                shares.push((Arc::clone(group), share));
+            }
         }
         shares
     }

@@ -4,7 +4,7 @@ use std::{borrow::Borrow, collections::HashMap};
 
 use super::{Frame, Notice};
 use crate::{
-    model::{Batch, Cause, Change, ResourceVersion, Selection, Transition},
+    model::{Batch, Cause, Change, ResourceVersion, Transition},
     planted::planted,
 };
 
@@ -91,25 +91,20 @@ impl<'a, F: Frame> Encoding<'a, F> {
         &self.changes
     }
 
-    /// What a group is told of these changes. The last event of a batch in its selection carries the batch's version, and
+    /// What a group is told of the changes that concern its selection. The last event of a batch in its selection carries the batch's version, and
     /// those before it the version before the batch: there is no point to resume from inside a batch. Of an open batch all do.
     pub(super) fn share(
         &mut self,
-        selection: &Selection,
         format: F::Format,
-        changes: impl Iterator<Item = usize>,
+        selected: impl IntoIterator<Item = (usize, Transition)>,
     ) -> Vec<Share> {
         let Self { changes: all, relisted, formats, encoded } = self;
         let arenas = formats.entry(format).or_default();
-        let told = changes.filter_map(|at| {
-            let transition = selection.transition(all[at].1)?;
-            Some((at, transition))
-        });
-        let mut told = told.peekable();
+        let mut selected = selected.into_iter().peekable();
         let mut share = Vec::new();
-        while let Some((at, transition)) = told.next() {
+        while let Some((at, transition)) = selected.next() {
             let (batch, change) = all[at];
-            let is_last = told.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
+            let is_last = selected.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
             let closes = is_last && !batch.is_open;
             let version = if closes || planted!(VersionInsideABatch) { &batch.after } else { &batch.before };
             let Some(notice) = Notice::new(change, transition, version) else { continue };

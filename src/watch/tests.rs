@@ -1,6 +1,8 @@
 //! The engine seen from outside: what a Broadcaster and its cursors promise, with small worlds of objects to publish.
 
 mod block;
+#[cfg(feature = "cel")]
+mod expressions;
 mod policies;
 mod property;
 mod stress;

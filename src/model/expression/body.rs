@@ -9,6 +9,8 @@ use cel::common::{
 };
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use crate::model::index;
+
 /// A body as a value; none when it is not JSON, or is nested more than 127 deep.
 pub(super) type Body = Option<Arc<dyn Val>>;
 
@@ -37,6 +39,23 @@ pub(super) fn value(body: &Bytes) -> Body {
     RECENT.with_borrow_mut(|recent| recent.value(body))
 }
 
+/// Forgets what was kept beyond the bounds because it was about one change.
+pub(super) fn end_wake() {
+    RECENT.with_borrow_mut(|recent| recent.trim(0));
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many bodies were read.
+    static PARSED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// How many bodies were read on this thread.
+#[cfg(test)]
+pub(super) fn parsed() -> u64 {
+    PARSED.get()
+}
+
 // === impl Recent ===
 
 impl Recent {
@@ -46,19 +65,28 @@ impl Recent {
             return value.clone();
         }
         let value = parse(body);
-        if body.len() <= MAX_BYTES {
+        // All who look at a change one after the other look at the same two states, however large these are.
+        let least = if index::is_in_wake() { 2 } else { 0 };
+        if body.len() <= MAX_BYTES || least > 0 {
             self.bytes += body.len();
             self.bodies.push_back((body.clone(), value.clone()));
-            while self.bytes > MAX_BYTES || self.bodies.len() > MAX_BODIES {
-                let Some((oldest, _)) = self.bodies.pop_front() else { break };
-                self.bytes -= oldest.len();
-            }
+            self.trim(least);
         }
         value
+    }
+
+    /// Forgets the oldest beyond the bounds, but for the last few.
+    fn trim(&mut self, least: usize) {
+        while self.bodies.len() > least && (self.bytes > MAX_BYTES || self.bodies.len() > MAX_BODIES) {
+            let Some((oldest, _)) = self.bodies.pop_front() else { break };
+            self.bytes -= oldest.len();
+        }
     }
 }
 
 fn parse(body: &[u8]) -> Body {
+    #[cfg(test)]
+    PARSED.set(PARSED.get() + 1);
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = Json.deserialize(&mut json).ok()?;
     json.end().ok()?;

@@ -17,6 +17,7 @@ use cel::{
     parser::Parser,
 };
 
+pub(super) use super::body::end_wake;
 use super::{
     COUNT, EventView, ExpressionError, Failure, OBJECT, SyntaxError, TYPE, body,
     check::{Check, Refused},

@@ -7,6 +7,9 @@ use super::{EventView, ExpressionError, Failure, SyntaxError};
 /// Cannot exist.
 pub(super) enum Program {}
 
+/// Nothing is kept.
+pub(super) fn end_wake() {}
+
 // === impl Program ===
 
 impl Program {

@@ -8,7 +8,7 @@ use std::{cell::RefCell, collections::HashMap, sync::Arc};
 
 use foldhash::fast::RandomState;
 
-use crate::model::{Object, Path};
+use crate::model::{Object, Path, expression};
 
 /// Values by where the text of the object and the path lie in memory, which nothing else can take while they are held.
 type Found = HashMap<(usize, usize), (Arc<[u8]>, Path, Vec<String>), RandomState>;
@@ -38,6 +38,12 @@ pub fn in_one_wake<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
+/// Whether this thread does the work of a wake.
+#[cfg(feature = "cel")]
+pub(in crate::model) fn is_in_wake() -> bool {
+    WAKE.with_borrow(|wake| wake.depth > 0)
+}
+
 /// What is found at a path, sorted and each once.
 pub(super) fn with_values<T>(path: &Path, object: &Object, look: impl FnOnce(&[String]) -> T) -> T {
     let compute = || super::as_set(object.json().map(|json| path.values(json)).unwrap_or_default());
@@ -62,6 +68,7 @@ impl Drop for Guard {
             *depth -= 1;
             if *depth == 0 {
                 found.clear();
+                expression::end_wake();
             }
         });
     }
