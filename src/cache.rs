@@ -15,6 +15,7 @@
 //!
 //! Deliberately not here: the upstreams (`source`), and everything that knows gRPC.
 
+mod ahead;
 mod backoff;
 mod checkpoint;
 mod demand;

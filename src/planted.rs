@@ -74,6 +74,10 @@ bugs! {
         ResumeMissesTheRestOfAVersion,
         /// The history evicts some of the changes of a version, and counts the version as known.
         OldestInsideAnOpenVersion,
+        /// A list at the version before an open one is taken for one of another history.
+        RewoundBeforeAnOpenVersion,
+        /// A list at the version before an open one takes back what was applied at it.
+        ListTakesBackAnOpenVersion,
         /// Changes at a version that was complete before are not repeated for who resumes from it.
         LateChangesAreForgotten,
         /// The events of a transaction are batches of their own.

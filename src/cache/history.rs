@@ -36,6 +36,8 @@ pub struct History {
     /// Batches with changes that were [ahead](Batch::ahead), by the offset of their first change, and how far. Only those that
     /// went further than all before them, so that both increase.
     ahead: VecDeque<(u64, ResourceVersion)>,
+    /// The last relist without changes that was forgotten: who has reached its offset may not have passed it.
+    forgotten_relist: Option<Reached>,
     events: usize,
     bytes: usize,
 }
@@ -49,6 +51,8 @@ pub struct Backlog {
     pub first: u64,
     /// Whether there is more than these; the last one ends where to go on.
     pub has_more: bool,
+    /// Whether there was a relist before the first batch, of which nothing is left.
+    pub is_after_gap: bool,
 }
 
 /// Why a watch cannot go on from a version.
@@ -97,6 +101,7 @@ impl History {
             current: begin,
             applied,
             ahead: VecDeque::new(),
+            forgotten_relist: None,
             events: 0,
             bytes: 0,
         }
@@ -176,6 +181,10 @@ impl History {
                 self.events -= recorded.what.events();
                 self.bytes -= recorded.what.bytes();
                 self.oldest.offset = recorded.end();
+                if recorded.what.events() == 0 {
+                    let version = recorded.what.after().clone();
+                    self.forgotten_relist = Some(Reached { version, offset: recorded.offset });
+                }
                 if recorded.what.is_late() {
                     version = recorded.what.after().next();
                 }
@@ -198,14 +207,19 @@ impl History {
         self.bytes -= bytes_of(lost.old.as_ref());
     }
 
-    /// What came after the first changes, so many of them: the continuation for a reader that has reached this offset.
-    pub fn after_offset(&self, offset: u64) -> Result<Backlog, NotInHistory> {
-        if offset < self.oldest.offset {
+    /// What came after the first changes, so many of them: the continuation for a reader that has reached this place.
+    pub fn after_offset(&self, reached: &Reached) -> Result<Backlog, NotInHistory> {
+        let offset = reached.offset;
+        // One that has a version may not have been told of the last changes of its batch.
+        let is_kept = offset >= self.oldest.offset || reached.version >= self.oldest.version;
+        if !is_kept {
             return Err(NotInHistory::Expired);
         }
         // A relist without changes was perhaps not passed yet.
         let first = self.batches.partition_point(|recorded| recorded.end() <= offset && recorded.offset < offset);
-        Ok(self.backlog(first))
+        let is_before = |relist: &Reached| relist.offset == offset && reached.version < relist.version;
+        let is_after_gap = self.forgotten_relist.as_ref().is_some_and(is_before);
+        Ok(Backlog { is_after_gap, ..self.backlog(first) })
     }
 
     /// What came strictly after `version`, from its beginning on.

@@ -115,9 +115,11 @@ impl Indexer {
 
     /// Applies events, one after the other, as one batch at the version of the last (invariant 4). Unless the batch
     /// `closes` that version, more may come at it, and the version before it stays the one to resume from (invariant 12).
+    /// A watch that begins again before the open version neither goes back nor completes it.
     pub fn apply_events(&mut self, events: impl IntoIterator<Item = Event>, closes: bool) -> Batch {
         let (after, changes) = self.apply_each(events, Cause::Change);
-        let applied = &self.state.applied;
+        let (after, is_behind) = self.not_before_applied(after);
+        let (applied, closes) = (&self.state.applied, closes && !is_behind);
         // A later version closes the one that was open.
         let before = match (closes, after == *applied.version()) {
             (_, true) => applied.safe().clone(),
@@ -130,7 +132,8 @@ impl Indexer {
     /// Applies what a relist of the upstream's own came to, as one batch, with the cause of its deletions.
     pub fn apply_relist(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {
         let (after, changes) = self.apply_each(events, deletion);
-        self.end_relist(after, changes)
+        let (after, is_behind) = self.not_before_applied(after);
+        self.end_relist(after, changes, is_behind)
     }
 
     fn apply_each(
@@ -171,9 +174,10 @@ impl Indexer {
 
     /// Replaces everything by a newer list, as one batch (invariant 4): first what vanished, with [`Cause::Inferred`] (or
     /// [`Cause::NotServed`], if it still exists), then additions and modifications in the list's order; what is unchanged
-    /// produces nothing.
+    /// produces nothing. A list at the version before an open one leaves it open: what it lacks was changed there.
     pub fn replace(&mut self, list: List) -> Batch {
-        let List { objects, version: after, not_served: existing, .. } = list;
+        let List { objects, version, not_served: existing, .. } = list;
+        let (after, is_behind) = self.not_before_applied(version);
         let existing: HashMap<&ObjectKey, &Arc<Object>> =
             existing.iter().map(|object| (object.key(), object)).collect();
         let mut listed: HashSet<ObjectKey, foldhash::fast::RandomState> =
@@ -192,7 +196,7 @@ impl Indexer {
             let still_exists = existing.get(old.key()).is_some_and(|new| !is_replaced(old, new));
             let cause = match still_exists {
                 true => not_served(),
-                false if planted!(InferredIsDeleted) => Cause::Change,
+                false if is_behind || planted!(InferredIsDeleted) => Cause::Change,
                 false => Cause::Inferred,
             };
             changes.extend(self.delete(old, &after, cause));
@@ -203,32 +207,19 @@ impl Indexer {
                 changes.push(self.upsert(old, new));
             }
         }
-        self.end_relist(after, changes)
+        self.end_relist(after, changes, is_behind)
     }
 
-    /// Returns an object of a newer list that cannot be in the same history as what is held (invariant 14): where the upstream
-    /// counts by itself, whatever the list has from before the last version that is complete is held as it is, as far as that
-    /// is [evidence](Evidence). A source that counts for it proves nothing.
-    pub fn contradiction<'a>(&self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
-        let applied = &self.state.applied;
-        let known = if planted!(OpenVersionIsComplete) { applied.version() } else { applied.safe() };
-        let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
-        let is_old =
-            |object: &Object| object.version() <= known && object.version().lineage().is_none() && !is_new(object);
-        let is_held = |object: &Object| {
-            let has_bytes = |held: &Object| evidence < Evidence::Bytes || held.body() == object.body();
-            match self.state.objects.get(object.key()) {
-                Some(held) => is_same(held, object) && has_bytes(held),
-                None => evidence == Evidence::Held,
-            }
-        };
-        list.objects.iter().find(|object| is_old(object) && !is_held(object)).map(|object| object.key())
+    /// Returns the version that is reached, and whether what leads there is older than what is applied.
+    fn not_before_applied(&self, version: ResourceVersion) -> (ResourceVersion, bool) {
+        let is_behind = version < *self.version();
+        (if is_behind { self.version().clone() } else { version }, is_behind)
     }
 
-    /// Ends a relist, which closes whatever is open and may have what the open version lacks.
-    fn end_relist(&mut self, after: ResourceVersion, changes: Vec<Change>) -> Batch {
+    /// Ends a relist, which closes whatever is open and may have what the open version lacks, unless it is behind that.
+    fn end_relist(&mut self, after: ResourceVersion, changes: Vec<Change>, is_behind: bool) -> Batch {
         let before = self.state.applied.safe().clone();
-        Batch { is_relist: true, ..self.end_batch((before, after), changes, true) }
+        Batch { is_relist: !is_behind, ..self.end_batch((before, after), changes, !is_behind) }
     }
 
     fn end_batch(
@@ -344,6 +335,24 @@ impl Snapshot {
     /// Both.
     pub fn applied(&self) -> &Applied {
         &self.applied
+    }
+
+    /// Returns an object of a newer list that cannot be in the same history as what is held (invariant 14): where the upstream
+    /// counts by itself, whatever the list has from before the last version that is complete is held as it is, as far as that
+    /// is [evidence](Evidence). A source that counts for it proves nothing.
+    pub fn contradiction<'a>(&self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
+        let known = if planted!(OpenVersionIsComplete) { self.version() } else { self.safe_version() };
+        let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
+        let is_old =
+            |object: &Object| object.version() <= known && object.version().lineage().is_none() && !is_new(object);
+        let is_held = |object: &Object| {
+            let has_bytes = |held: &Object| evidence < Evidence::Bytes || held.body() == object.body();
+            match self.objects.get(object.key()) {
+                Some(held) => is_same(held, object) && has_bytes(held),
+                None => evidence == Evidence::Held,
+            }
+        };
+        list.objects.iter().find(|object| is_old(object) && !is_held(object)).map(|object| object.key())
     }
 
     /// How many objects there are.

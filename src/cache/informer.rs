@@ -8,6 +8,7 @@
 //! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving go on.
 
 mod handle;
+mod join;
 mod waiters;
 
 use std::{
@@ -24,16 +25,19 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
-pub use self::handle::InformerHandle;
 use self::waiters::Waiters;
+pub use self::{
+    handle::InformerHandle,
+    join::{JoinError, Joined, Start, Stopped},
+};
 use super::{
     Backlog, Checkpoint, Delta, Evidence, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth,
-    SyncState,
+    SyncState, ahead::Unrepeated,
 };
 use crate::{
     model::{Batch, Cause, Change, Event, Indexers, Reached, ResourceVersion, in_one_wake},
     planted::planted,
-    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, Cursor, End, Frame, Retention, Subscribe},
+    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, End, Frame, Retention, Subscribe},
 };
 
 /// The writer of one resource.
@@ -60,60 +64,6 @@ pub struct InformerConfig {
     /// it may be a millisecond more.
     pub batch_window: Duration,
 }
-
-/// Where a watch starts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Start {
-    /// At the version where it joins.
-    Now,
-    /// Strictly after this version.
-    After(ResourceVersion),
-    /// After so many changes ([`Reached::offset`]): where a cursor of this informer was, also inside a batch.
-    AfterOffset(u64),
-}
-
-/// A watch that has joined: where it starts, and every later event.
-#[derive(Debug)]
-pub struct Joined<F: Frame> {
-    /// The state at the moment of joining.
-    pub snapshot: Snapshot,
-    /// What came between the version that was asked for and this moment, or the beginning of it.
-    pub backlog: Backlog,
-    /// What comes after the snapshot. `None` when the backlog has more: join again after its last version.
-    pub cursor: Option<Cursor<F>>,
-    /// The history that these versions belong to: [`InformerHandle::epoch`] at the moment of joining.
-    pub epoch: u64,
-}
-
-/// Why a watch cannot start where it was asked to.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum JoinError {
-    /// There is no state yet.
-    #[error("the resource has not been synced yet")]
-    NotSynced,
-    /// Older than what is kept, in a relist's gap, or of another lineage.
-    #[error("the version cannot be resumed from; the oldest is {oldest}, the current {current}")]
-    Expired {
-        /// The oldest version that a watch can go on from.
-        oldest: ResourceVersion,
-        /// The applied version.
-        current: ResourceVersion,
-    },
-    /// Not reached yet.
-    #[error("the version has not been reached; the current is {current}")]
-    TooLarge {
-        /// The applied version.
-        current: ResourceVersion,
-    },
-    /// The informer has ended.
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-}
-
-/// Indicates that the informer's task has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the informer has ended")]
-pub struct Stopped;
 
 /// Counters and gauges of one informer, read at scrape.
 #[derive(Debug, Default)]
@@ -171,6 +121,7 @@ struct Writer<F: Frame> {
 struct Live<F: Frame> {
     indexer: Indexer,
     history: History,
+    unrepeated: Unrepeated,
     /// The state of the source when watches were last called.
     told_state: SyncState,
     broadcaster: Broadcaster<F>,
@@ -305,8 +256,9 @@ impl<F: Frame> Writer<F> {
         let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
         let backlog = match start {
             Start::Now => Ok(Backlog::default()),
+            Start::Complete => live.history.after(&live.history.current().version),
             Start::After(version) => live.history.after(version),
-            Start::AfterOffset(offset) => live.history.after_offset(*offset),
+            Start::AfterOffset(reached) => live.history.after_offset(reached),
         };
         let backlog = backlog.map_err(|error| {
             let (oldest, current) = (live.history.oldest().clone(), live.history.current().version.clone());
@@ -323,7 +275,11 @@ impl<F: Frame> Writer<F> {
             _ => live.broadcaster.subscribe(subscribe),
         });
         let epoch = self.shared.epoch.load(Ordering::Acquire);
-        Ok(Joined { snapshot: live.indexer.snapshot(), backlog, cursor, epoch })
+        let snapshot = match start {
+            Start::Complete => live.indexer.snapshot_before(&live.history.ahead()),
+            Start::Now | Start::After(_) | Start::AfterOffset(_) => live.indexer.snapshot(),
+        };
+        Ok(Joined { snapshot, backlog, cursor, epoch })
     }
 
     /// Applies what was drained from the queue, then publishes it as one wake.
@@ -365,23 +321,39 @@ impl<F: Frame> Writer<F> {
         let live = self.live.as_mut()?;
         let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
         let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
-        let batch = Arc::new(live.indexer.apply_events(events, closes));
-        live.history.record(Arc::clone(&batch), now);
+        let Live { indexer, unrepeated, .. } = live;
+        let batch = Arc::new(indexer.apply_events(events.into_iter().map(|event| unrepeated.note(event)), closes));
         if batch.changes.is_empty() {
             self.shared.stats.unchanged.fetch_add(said as u64, Ordering::Relaxed);
         }
+        self.record(&batch, now);
         Some(batch)
     }
 
-    fn replace(&mut self, list: List) -> Option<Arc<Batch>> {
+    /// Records a batch that was applied, and ends its history when that shows to be another one.
+    fn record(&mut self, batch: &Arc<Batch>, now: Instant) {
+        let Some(live) = &mut self.live else { return };
+        live.history.record(Arc::clone(batch), now);
+        if let Some(key) = live.unrepeated.contradiction(batch.safe()) {
+            let proof = format!("the last known change of {key} was not repeated");
+            let list = live.unrepeated.without(&live.indexer.snapshot());
+            self.restart(list, &proof);
+        }
+    }
+
+    fn replace(&mut self, mut list: List) -> Option<Arc<Batch>> {
         self.shared.stats.replaces.fetch_add(1, Ordering::Relaxed);
         match &mut self.live {
-            Some(live) if *live.indexer.version() <= list.version => {
-                if let Some(key) = live.indexer.contradiction(&list, self.config.evidence) {
+            Some(live) if live.is_complete_in(&list) => {
+                let mut ahead = live.history.ahead();
+                ahead.retain(|change| change.version > list.version && !planted!(ListTakesBackAnOpenVersion));
+                let known = live.indexer.snapshot_before(&ahead);
+                if let Some(key) = known.contradiction(&list, self.config.evidence) {
                     let proof = format!("{key} is not what it was at its version");
                     self.restart(list, &proof);
                     return None;
                 }
+                live.unrepeated = Unrepeated::keep(&mut list, &ahead);
                 let batch = Arc::new(live.indexer.replace(list));
                 live.history.record(Arc::clone(&batch), Instant::now());
                 self.shared.note_gap(&batch);
@@ -401,10 +373,11 @@ impl<F: Frame> Writer<F> {
 
     /// A relist of the upstream's own.
     fn relist(&mut self, events: Vec<Event>, deletion: Cause, now: Instant) -> Option<Arc<Batch>> {
-        let live = self.live.as_mut()?;
-        let batch = Arc::new(live.indexer.apply_relist(events, deletion));
-        live.history.record(Arc::clone(&batch), now);
+        let Live { indexer, unrepeated, .. } = self.live.as_mut()?;
+        let batch = indexer.apply_relist(events.into_iter().map(|event| unrepeated.note(event)), deletion);
+        let batch = Arc::new(batch);
         self.shared.note_gap(&batch);
+        self.record(&batch, now);
         Some(batch)
     }
 
@@ -417,7 +390,8 @@ impl<F: Frame> Writer<F> {
         let what = if state == SyncState::Stale { "serving what an earlier start had" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
         let history = History::new(self.config.history, Reached { version, offset: 0 });
-        self.live = Some(Live { indexer, history, told_state: state, broadcaster });
+        let unrepeated = Unrepeated::default();
+        self.live = Some(Live { indexer, history, unrepeated, told_state: state, broadcaster });
     }
 
     /// Begins anew with a list that proves, or comes after a proof, that history changed (invariant 14).
@@ -434,6 +408,7 @@ impl<F: Frame> Writer<F> {
             self.shared.epoch.fetch_add(1, Ordering::AcqRel);
         }
         self.shared.relisted.store(None);
+        live.unrepeated = Unrepeated::default();
         let version = list.version.clone();
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).in_epoch(epoch);
@@ -465,12 +440,23 @@ impl<F: Frame> Writer<F> {
     }
 }
 
+// === impl Live ===
+
+impl<F: Frame> Live<F> {
+    /// Whether a list is not older than the last version that is complete.
+    fn is_complete_in(&self, list: &List) -> bool {
+        let is_rewound = planted!(RewoundBeforeAnOpenVersion);
+        let complete = if is_rewound { self.indexer.version() } else { &self.history.current().version };
+        *complete <= list.version
+    }
+}
+
 // === impl Shared ===
 
 impl Shared {
     /// Before the version is distributed, so that whoever sees that knows of the gap.
     fn note_gap(&self, batch: &Batch) {
-        if batch.before != batch.after {
+        if batch.is_relist && batch.before != batch.after {
             self.relisted.store(Some(Arc::new(batch.after.clone())));
         }
     }

@@ -160,9 +160,10 @@ impl RelaySource {
 }
 
 impl ListerWatcher for RelaySource {
-    /// How fresh the list has to be does not count: it is what the upstream has, and never older than what is known.
-    async fn list(&self, _: ListVersion) -> Result<List, SourceError> {
-        self.shared.list().await.map_err(|error| self.shared.failed(error))
+    /// The list is what the upstream has, and never older than what is known. Inside an open version the upstream has to have
+    /// reached that; the list is at the version before it, and what the upstream has of the open one follows.
+    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        self.shared.list(at).await.map_err(|error| self.shared.failed(error))
     }
 
     async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
@@ -219,14 +220,19 @@ impl WarmStart for RelaySource {
 // === impl Shared ===
 
 impl Shared {
-    async fn list(&self) -> Result<List, SourceError> {
+    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
         let known = {
             let mut state = self.state.lock();
             // There is one stream at a time.
             state.listed = None;
             state.position.clone()
         };
-        let not_before = known.as_ref().map(|known| &known.version);
+        let opened = match &at {
+            ListVersion::NotOlderThan(version) => Some(version),
+            ListVersion::Any | ListVersion::MostRecent => None,
+        };
+        let not_before =
+            known.as_ref().map(|known| opened.filter(|opened| **opened > known.version).unwrap_or(&known.version));
         self.meet().await?;
         let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
         let mut objects = Vec::new();
@@ -240,6 +246,11 @@ impl Shared {
                         continue;
                     }
                     let version = message::version(&message.resource_version)?;
+                    if let Some(known) = known.filter(|known| version < known.version) {
+                        // It has reached that version, and started again before it was complete.
+                        let (endpoint, known) = (&self.config.endpoint, known.version);
+                        return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again there")));
+                    }
                     // One that was syncing too knows its path now.
                     self.meet().await?;
                     message::tell_origin(&bookmark, &self.health);

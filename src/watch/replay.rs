@@ -37,6 +37,12 @@ impl Replay {
         Self { batches: batches.into_iter().collect(), first, at, held: None, version, is_gap: false }
     }
 
+    /// Notes a relist before the first batch, of which the client has to be told.
+    #[must_use]
+    pub fn after_gap(self, is_gap: bool) -> Self {
+        Self { is_gap, ..self }
+    }
+
     /// Safe to resume from after what was encoded up to now.
     pub fn version(&self) -> &ResourceVersion {
         &self.version

@@ -1,5 +1,6 @@
 //! Relays: what their clients are told is what clients of the origin are told, whatever happens in between.
 
+mod open;
 mod restored;
 mod upstream;
 
@@ -291,83 +292,6 @@ async fn what_breaks_is_taken_up_without_a_list() {
     }
     assert_eq!(relay.lists(), 1);
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
-}
-
-/// Invariant 12: several changes at one version, one by one. Each server applies them at once, and nobody resumes inside.
-#[tokio::test]
-async fn an_open_version_is_passed_on_as_it_is() {
-    let origin = Sandbox::start(["a", "b", "c"].map(|name| pod("shop", name, "")).into()).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
-    let mut stream = watch(&relay, watch_pods()).await;
-    take(&mut stream, 3).await;
-    let gone = |name| {
-        let events = [Event::Deleted(pod_at("shop", name, "", &version(9)))].into_iter().collect();
-        Delta::Changes { events, closes: false }
-    };
-    origin.say(gone("a")).await;
-    relay.reached(&version(9)).await;
-    let first = take(&mut stream, 1).await.remove(0);
-    assert_eq!((words(&first).as_str(), first.open), ("DELETED a @8", true));
-    // The relay comes back inside the version, and so does a client of the relay.
-    wire.cut();
-    origin.say(gone("b")).await;
-    let second = take(&mut stream, 1).await.remove(0);
-    assert_eq!((words(&second).as_str(), second.open), ("DELETED b @8", true));
-    let told: Vec<String> = take(&mut watch(&relay, after("8")).await, 2).await.iter().map(words).collect();
-    assert_eq!(told, ["DELETED a @8", "DELETED b @8"]);
-    origin.say(gone("c")).await;
-    assert_eq!(words(&take(&mut stream, 1).await[0]), "DELETED c @8");
-    origin.say(Delta::event(Event::Bookmark(version(9)))).await;
-    origin.say(Delta::event(Event::Added(pod_at("shop", "d", "", &version(12))))).await;
-    assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED d @12");
-    assert_eq!((relay.lists(), relay.informer.snapshot().unwrap().len()), (1, 1));
-}
-
-/// Invariants 3 and 12: a change above the version that is safe to resume from, as several watches of the origin's source bring
-/// it. It is applied at once, and comes again for whoever resumes from below it, as long as anybody may.
-#[tokio::test]
-async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
-    let origin = Sandbox::start(["a", "b"].map(|name| pod("shop", name, "")).into()).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
-    let mut stream = watch(&relay, watch_pods()).await;
-    take(&mut stream, 2).await;
-    let begin = relay.informer.snapshot().unwrap().version().clone();
-    let at = |above: u128| version(begin.number() + above);
-    let ahead = |event, safe| Delta::transaction([event, Event::Bookmark(at(safe))]);
-    let changed = |name, above| Event::Modified(pod_at("shop", name, "", &at(above)));
-    origin.say(ahead(changed("a", 12), 0)).await;
-    origin.say(ahead(Event::Deleted(pod_at("shop", "b", "", &at(14))), 0)).await;
-    let told = take(&mut stream, 2).await;
-    assert_eq!(
-        told.iter().map(words).collect::<Vec<_>>(),
-        [format!("MODIFIED a @{begin}"), format!("DELETED b @{begin}")]
-    );
-    assert!(told.iter().all(|told| told.open));
-    // The other watch of the origin: one change of its own, and a bookmark.
-    origin.say(Delta::event(changed("c", 5))).await;
-    origin.say(Delta::event(Event::Bookmark(at(13)))).await;
-    relay.reached(&at(13)).await;
-    wire.cut();
-    for server in [&origin, &relay] {
-        let words_after = async |above, count| {
-            let mut stream = watch(server, after(&at(above).to_string())).await;
-            take(&mut stream, count).await.iter().map(words).collect::<Vec<_>>()
-        };
-        let (c, b) = (format!("ADDED c @{}", at(5)), |above| format!("DELETED b @{}", at(above)));
-        let a = |above| format!("MODIFIED a @{}", at(above));
-        assert_eq!(words_after(0, 3).await, [a(0), b(0), c]);
-        assert_eq!(words_after(7, 2).await, [a(7), b(7)]);
-        assert_eq!(words_after(12, 1).await, [b(12)]);
-        assert_eq!(words_after(13, 1).await, [b(13)]);
-    }
-    origin.say(Delta::event(Event::Added(pod_at("shop", "d", "", &at(15))))).await;
-    for server in [&origin, &relay] {
-        let mut stream = watch(server, after(&at(14).to_string())).await;
-        assert_eq!(words(&take(&mut stream, 1).await[0]), format!("ADDED d @{}", at(15)));
-    }
-    assert_eq!((relay.lists(), relay.informer.snapshot().unwrap().len()), (1, 3));
 }
 
 /// The whole servers: a directory, a relay of it, and a relay of that; then the first one is started again.

@@ -88,7 +88,9 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     let killed_gate = Gate::to(apiserver.address()).await;
     let mut killed = Killable::kube_through(killed_gate.port(), &apiserver, ADMIN, source);
     killed.synced().await;
-    let of_killed = [vec![Resuming::start(&format!("http://{}", killed.address()), Selection::default(), false)]];
+    let relay_of_killed = Served::relay_of(killed.address()).await;
+    let stays = |address| vec![Resuming::start(&format!("http://{address}"), Selection::default(), false)];
+    let of_killed = [killed.address(), relay_of_killed.address()].map(stays);
     let relay = Served::relay_of(served.address()).await;
     let to_relay = Gate::to(relay.address()).await;
     let urls = [format!("http://{}", served.address()), to_relay.url()];
@@ -104,7 +106,7 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     everybody_agrees(&apiserver, &served, Some(&relay), &clients).await;
     let mut truth = Truth::new(0);
     truth.note(*before.values().max().unwrap(), Changes::new());
-    everybody_agrees(&apiserver, &killed, None, &of_killed).await;
+    everybody_agrees(&apiserver, &killed, Some(&relay_of_killed), &of_killed).await;
     killed.kept(truth.revision()).await;
 
     // The connection stands while they expire; what it passes then is cut in the middle of the version with the most deletions.
@@ -126,7 +128,7 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     gate.refuse(true);
     until("the other informerd is cut", || !killed_gate.is_to_cut()).await;
     killed_gate.refuse(true);
-    for client in [&clients[0][0], &of_killed[0][0]] {
+    for client in [&clients[0][0], &of_killed[0][0], &of_killed[1][0]] {
         let sent = || client.folded().deletions.get(version).map_or(0, BTreeSet::len);
         until("a part of the version has been sent", || (1..expired[version].len()).contains(&sent())).await;
     }
@@ -159,11 +161,7 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
         assert_eq!((served.count(&counter).await, relay.count(&counter).await), (expected, expected), "{counter}");
     }
 
-    // Killed with all of a version that nothing has completed yet, too. The relay is left out: it lists its origin again then,
-    // and takes the version before the open one for that of another history.
-    let [clients, relayed] = clients;
-    let clients = [clients];
-    drop((relay, relayed));
+    // Killed with all of a version that nothing has completed yet, too: it starts again before that, and its relay is ahead of it.
     // A client that is behind the snapshot could not resume.
     let reached: i64 = served.until("served", |_| true).await.resource_version.parse().unwrap();
     let has_reached =
@@ -172,13 +170,18 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     served.kill();
     served.restart();
     served.synced().await;
-    everybody_agrees(&apiserver, &served, None, &clients).await;
-    everybody_agrees(&apiserver, &killed, None, &of_killed).await;
+    everybody_agrees(&apiserver, &served, Some(&relay), &clients).await;
+    everybody_agrees(&apiserver, &killed, Some(&relay_of_killed), &of_killed).await;
     apiserver.create_events("last", 1).await;
-    everybody_agrees(&apiserver, &served, None, &clients).await;
-    everybody_agrees(&apiserver, &killed, None, &of_killed).await;
+    everybody_agrees(&apiserver, &served, Some(&relay), &clients).await;
+    everybody_agrees(&apiserver, &killed, Some(&relay_of_killed), &of_killed).await;
     for counter in ["reflector_lists_total", "cache_rewinds_total", "source_late_changes_total"] {
         assert_eq!((served.count(counter).await, killed.count(counter).await), (0, 0), "{counter}");
+    }
+    for (relay, lists) in [(&relay, 1..=2), (&relay_of_killed, 2..=2)] {
+        assert_eq!(relay.count("cache_rewinds_total").await, 0, "its origin has the same history");
+        let listed = relay.count("reflector_lists_total").await;
+        assert!(lists.contains(&listed), "{listed} lists of a relay");
     }
     let leaves: usize = clients.iter().flatten().map(|client| client.folded().leaves).sum();
     println!("{leaves} leaves, {} connections to the API server, in {:?}", gate.accepted(), created.elapsed());

@@ -62,6 +62,22 @@ async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
     assert_eq!(history.after(&foreign), Err(NotInHistory::Expired), "another lineage");
 }
 
+/// Invariant 5: a relist without changes leaves nothing but its gap.
+#[tokio::test]
+async fn who_was_parked_before_a_relist_that_is_forgotten_learns_of_its_gap() {
+    let (now, later) = (Instant::now(), Instant::now() + BOUNDS.age + Duration::from_secs(1));
+    let mut history = History::new(BOUNDS, begin(10));
+    history.record(batch(10, 12, 1), now);
+    history.record(relist(12, 20, 0), now);
+    history.record(batch(20, 21, 1), later);
+    let parked = |number, offset| history.after_offset(&Reached { version: version(number), offset });
+    assert_eq!(parked(10, 0), Err(NotInHistory::Expired));
+    assert_eq!(parked(20, 0).unwrap().batches.len(), 1, "of its selection there was nothing more up to its version");
+    assert!(parked(12, 1).unwrap().is_after_gap);
+    assert!(!parked(20, 1).unwrap().is_after_gap, "it was passed");
+    assert!(!parked(21, 2).unwrap().is_after_gap);
+}
+
 /// A watch that was parked goes on with the batch that it was in.
 #[tokio::test]
 async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
@@ -72,7 +88,7 @@ async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
     history.record(relist(13, 20, 0), now);
     history.record(batch(20, 21, 1), now);
     let after = |history: &History, offset| {
-        let Backlog { batches, first, .. } = history.after_offset(offset)?;
+        let Backlog { batches, first, .. } = history.after_offset(&Reached { version: version(9), offset })?;
         Ok((batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>(), first))
     };
     assert_eq!(after(&history, 99), Err(NotInHistory::Expired));

@@ -277,10 +277,10 @@ fn a_version_is_safe_once_it_is_closed() {
     let second = indexer.apply_events([delete("b", 9)], false);
     assert_eq!((bounds(&second), at(&indexer)), ((8, 9, true), (9, 8)));
     let listed = list(vec![pod("c", "", "", version(1)), pod("z", "", "", version(9))], 9);
-    assert_eq!(indexer.contradiction(&listed, Evidence::Listed), None, "it may come at the open version");
+    assert_eq!(indexer.snapshot().contradiction(&listed, Evidence::Listed), None, "it may come at the open version");
     let end = indexer.apply(Event::Bookmark(version(9)));
     assert_eq!((bounds(&end), at(&indexer)), ((8, 9, false), (9, 9)));
-    let contradiction = indexer.contradiction(&listed, Evidence::Listed).map(ToString::to_string);
+    let contradiction = indexer.snapshot().contradiction(&listed, Evidence::Listed).map(ToString::to_string);
     assert_eq!(contradiction.as_deref(), Some("z"), "now it would have come");
     let late = indexer.apply_events([delete("c", 9)], false);
     assert_eq!((bounds(&late), late.is_late(), at(&indexer)), ((9, 9, true), true, (9, 9)));
@@ -302,6 +302,26 @@ fn a_relist_closes_an_open_version_and_begins_before_it() {
         assert_eq!((relist.before, relist.after, relist.is_open), (version(8), version(to), false));
         assert_eq!(indexer.snapshot().safe_version(), &version(to));
     }
+}
+
+/// Who begins again before an open version is told what came before it.
+#[test]
+fn what_is_older_than_an_open_version_neither_takes_it_back_nor_closes_it() {
+    let held = ["a", "b", "c"].map(|name| pod(name, "", "", version(1))).into();
+    let mut indexer = Indexer::new(indexers(), list(held, 5));
+    indexer.apply_events([delete("a", 9)], false);
+    let is_open = |batch: Batch, indexer: &Indexer| {
+        assert_eq!((batch.before, batch.after, batch.is_open, batch.is_relist), (version(8), version(9), true, false));
+        assert_eq!((indexer.version(), indexer.snapshot().safe_version()), (&version(9), &version(8)));
+        batch.changes
+    };
+    let bookmark = indexer.apply(Event::Bookmark(version(8)));
+    assert_eq!(is_open(bookmark, &indexer), []);
+    let relisted = indexer.apply_relist([Event::Bookmark(version(8))], Cause::Inferred);
+    assert_eq!(is_open(relisted, &indexer), []);
+    let listed = indexer.replace(list(vec![pod("c", "", "", version(1))], 8));
+    assert_eq!(told(&listed), ["-b 9"], "the list is of a server that has begun the version");
+    is_open(listed, &indexer);
 }
 
 // === Relist ===

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     cache::FifoBounds,
     model::{Cause, EventType, Object, ObjectKey, Selection},
-    watch::{Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken},
+    watch::{Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken},
 };
 
 /// A running informer, fed by hand.

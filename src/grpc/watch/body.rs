@@ -83,8 +83,8 @@ pub(in super::super) struct WatchBody {
 
 /// Where a stream is. Most are live, and for long: the rest has a place of its own.
 enum Stage {
-    /// Being given the state at which it joined.
-    InitialEvents(Box<InitialEvents>, Turn),
+    /// Being given the state at which it joined; then told what has been applied above it, if the state is without that.
+    InitialEvents(Box<InitialEvents>, Turn, Option<Box<Replay>>),
     /// Being told what it has missed; without a cursor there is more of it.
     Replay(Box<Replay>, Turn),
     /// Joining again where it was: parked, or in the middle of what it has missed.
@@ -110,8 +110,11 @@ impl WatchBody {
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
             Begin::InitialEvents => {
+                let reached = Reached { version: snapshot.safe_version().clone(), offset: backlog.first };
+                let is_ahead = !backlog.batches.is_empty();
+                let then = is_ahead.then(|| Box::new(Replay::new(backlog.batches, backlog.first, reached)));
                 let initial = Box::new(InitialEvents::new(snapshot, &opened.selection));
-                Stage::InitialEvents(initial, opened.service.turns().begin())
+                Stage::InitialEvents(initial, opened.service.turns().begin(), then)
             }
             Begin::After(version) => {
                 let reached = Reached { version, offset: backlog.first };
@@ -278,12 +281,15 @@ impl WatchBody {
     }
 
     fn poll_initial_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::InitialEvents(initial, turn) = &mut self.stage else { return Poll::Ready(()) };
+        let Stage::InitialEvents(initial, turn, then) = &mut self.stage else { return Poll::Ready(()) };
         ready!(turn.poll(cx));
         let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format, self.service.structs());
         self.watcher.sent(events, None);
         if is_complete {
-            self.go_live();
+            match then.take() {
+                Some(replay) => self.stage = Stage::Replay(replay, self.service.turns().begin()),
+                None => self.go_live(),
+            }
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
             let mut end = self.bookmark(end);
             if let Some(now) = self.resource.informer.distributed().filter(|_| planted!(SnapshotVersionOfNow)) {
@@ -332,6 +338,7 @@ impl WatchBody {
                     reached.offset = backlog.first;
                 }
                 let replay = Replay::new(backlog.batches, backlog.first, reached.clone());
+                let replay = replay.after_gap(backlog.is_after_gap);
                 self.stage = Stage::Replay(Box::new(replay), self.service.turns().begin());
                 self.watcher.reads(cursor.as_ref());
                 self.cursor = cursor;
@@ -424,7 +431,7 @@ impl WatchBody {
         };
         self.cursor = None;
         self.watcher.reads(None);
-        let (informer, start) = (self.resource.informer.clone(), Start::AfterOffset(reached.offset));
+        let (informer, start) = (self.resource.informer.clone(), Start::AfterOffset(reached.clone()));
         self.stage = Stage::Joining(reached, Box::pin(async move { informer.join(start, subscribe).await }));
     }
 

@@ -123,7 +123,12 @@ pub(in super::super) async fn open_with(
     // A version of another history is not to be waited for.
     is_same(resource.informer.epoch())?;
     service.snapshot(resource, min_version.as_ref(), wait).await?;
-    let joined = join(service, resource, from.clone(), || Subscribe {
+    let start = match &from {
+        Some(from) => Start::After(from.clone()),
+        None if request.complete_initial_events && begin == Begin::InitialEvents => Start::Complete,
+        None => Start::Now,
+    };
+    let joined = join(service, resource, start, || Subscribe {
         selection: Arc::clone(&selection),
         format,
         queue,
@@ -152,17 +157,20 @@ pub(in super::super) async fn open_with(
 async fn join(
     service: &Service,
     resource: &ServedResource,
-    from: Option<ResourceVersion>,
+    start: Start,
     subscribe: impl Fn() -> Subscribe<WireFrame>,
 ) -> Result<Joined<WireFrame>, Refusal> {
-    let start = from.clone().map_or(Start::Now, Start::After);
+    let from = match &start {
+        Start::After(from) => Some(from),
+        Start::Now | Start::Complete | Start::AfterOffset(_) => None,
+    };
     loop {
-        match (resource.informer.join(start.clone(), subscribe()).await, &from) {
+        match (resource.informer.join(start.clone(), subscribe()).await, from) {
             (Ok(joined), _) => return Ok(joined),
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
                 service.reached(resource, Some(from), service.config().future_wait).await?;
             }
-            (Err(error), _) => return Err(Refusal::join(error, from.as_ref(), &resource.name)),
+            (Err(error), _) => return Err(Refusal::join(error, from, &resource.name)),
         }
     }
 }

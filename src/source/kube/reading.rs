@@ -378,6 +378,12 @@ impl Shared {
             // An API server that lags, or a cluster that went back in time: the most recent list tells.
             return Err(SourceError::VersionTooLarge(format!("the API is at {version}, and {known} was known")));
         }
+        // The cache compares with the version before an open one.
+        if let Some(position) = known.position().filter(|position| position.is_open() && version < position.version) {
+            let text = format!("the cluster is at version {version}, and {} was known", position.version);
+            known.forget();
+            return Err(SourceError::HistoryChanged(text));
+        }
         if version.lineage().is_some() {
             for object in &mut objects {
                 *object = Arc::new(object.at_version(version.clone()));

@@ -74,6 +74,7 @@ impl Upstream {
         let patience = match start {
             Start::List { not_before } => {
                 request.initial_events = InitialEvents::Send.into();
+                request.complete_initial_events = true;
                 request.min_resource_version = not_before.map(ToString::to_string).unwrap_or_default();
                 LIST_PATIENCE + self.config.answer_timeout
             }

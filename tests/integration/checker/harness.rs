@@ -143,8 +143,8 @@ impl Harness {
                     }
                 }
             }
-            Step::Reconnect => {
-                for upstream in self.truth.say_again() {
+            Step::Reconnect(first) => {
+                for upstream in self.truth.say_again(*first) {
                     self.push(upstream).await;
                 }
             }
@@ -352,21 +352,27 @@ impl Harness {
         }
         self.turn += 1;
         assert_eq!(self.began.elapsed(), self.waited, "only the script moves the clock");
-        for (at, server) in self.servers.iter().enumerate() {
-            let (epoch, ..) = server.applied();
+        for at in 0..self.servers.len() {
+            let (epoch, ..) = self.applied(at);
             let batches = self.batches(at);
             self.truth.applied(at, epoch, batches, self.waited);
         }
     }
 
+    /// The history and the versions that a server has got to. One that never was is found by what clients are told of it.
+    fn applied(&self, at: usize) -> (usize, u64, u64) {
+        let (epoch, applied, safe) = self.servers[at].applied();
+        (epoch.min(self.truth.epochs.len() - 1), applied, safe)
+    }
+
     /// How many batches of its history a server has applied.
     fn batches(&self, at: usize) -> usize {
-        let (epoch, applied, safe) = self.servers[at].applied();
+        let (epoch, applied, safe) = self.applied(at);
         self.truth.batches_at(at, epoch, (applied, safe, self.servers[at].changes()))
     }
 
     fn moment(&self, server: usize) -> Moment {
-        let (epoch, applied, _) = self.servers[server].applied();
+        let (epoch, applied, _) = self.applied(server);
         let batches = self.batches(server);
         let safe = self.truth.epochs[epoch].safe_at(batches);
         let is_draining = self.servers[server].is_draining();

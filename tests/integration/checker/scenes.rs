@@ -9,8 +9,8 @@ use super::{
     ask::{Query, Twist},
     record::Plan,
     script::{
-        Asked, CALLS, KEYS, PLACES, Question, Step, Whence, any_list, any_next_page, any_open, any_plan, any_step,
-        any_transaction, any_until, any_write,
+        Asked, CALLS, KEYS, PLACES, Question, Step, Whence, any_list, any_next_page, any_open, any_plan, any_reconnect,
+        any_step, any_transaction, any_until, any_write,
     },
     selection::Selection,
     truth::Write,
@@ -133,11 +133,11 @@ fn opens() -> Scene {
         (vec(any_write(), 0..3), 0_u64..3).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
     ];
     let from = prop_oneof![3 => Just(Whence::Last), 1 => (0_u64..2).prop_map(Whence::Old)];
-    let scene = (any_place(), any_plan(), [any_open(), any_open(), any_open()], any::<bool>(), elsewhere, ends, from);
+    let reconnects = prop_oneof![1 => Just(None), 2 => any_reconnect().prop_map(Some)];
+    let scene = (any_place(), any_plan(), [any_open(), any_open(), any_open()], reconnects, elsewhere, ends, from);
     let scene = scene.prop_map(|(place, plan, [first, second, third], reconnects, elsewhere, ends, from)| {
         let reads = |pieces| Step::Read(place, pieces);
         let comes_back = [Step::Leave(place, 0)].into_iter().chain(elsewhere).chain([Step::Resume(place, from)]);
-        let reconnects = reconnects.then_some(Step::Reconnect);
         let then = [first, reads(1)].into_iter().chain(comes_back).chain(reconnects);
         let then = then.chain([second, reads(1), third, reads(9), ends, reads(9)]);
         opened(place, plan).into_iter().chain(then).collect()

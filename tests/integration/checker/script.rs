@@ -51,7 +51,7 @@ pub(crate) enum Step {
     /// Said one by one at one version, at which more may come.
     SayOpen(Vec<Write>, u64),
     /// What was said at a version at which more may come is said again, as to a Reflector that reconnects.
-    Reconnect,
+    Reconnect(Reconnected),
     /// A list, after what nobody was told of.
     Relist(Vec<(Write, u64)>, u64),
     Rewind(u64, u8),
@@ -78,6 +78,17 @@ pub(crate) enum Step {
     Elsewhere,
     /// The same, and the one where they were drains.
     Drain,
+}
+
+/// What comes first after a reconnection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Reconnected {
+    /// What was said.
+    Again,
+    /// A bookmark at the version before.
+    Bookmark,
+    /// The state at that version.
+    List,
 }
 
 /// What is asked, apart from versions that are not known yet.
@@ -187,6 +198,10 @@ pub(super) fn any_open() -> impl Strategy<Value = Step> {
     })
 }
 
+pub(super) fn any_reconnect() -> impl Strategy<Value = Step> {
+    select(vec![Reconnected::Again, Reconnected::Bookmark, Reconnected::List]).prop_map(Step::Reconnect)
+}
+
 pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     let policies =
         vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay, FullChannelPolicy::Coalesce];
@@ -276,7 +291,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         5 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
         4 => any_transaction(),
         4 => any_open(),
-        1 => Just(Step::Reconnect),
+        1 => any_reconnect(),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
         16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),

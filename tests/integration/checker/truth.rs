@@ -12,7 +12,11 @@ use std::{
 
 use informerd::proto::pb::Cause;
 
-use super::{record::Moment, script::Config, selection::Selection};
+use super::{
+    record::Moment,
+    script::{Config, Reconnected},
+    selection::Selection,
+};
 
 /// Namespace and name.
 pub(crate) type Key = (&'static str, &'static str);
@@ -268,9 +272,18 @@ impl Truth {
         Some(said)
     }
 
-    /// What a Reflector that reconnects at an open version is told once more.
-    pub(crate) fn say_again(&self) -> Vec<Upstream> {
-        self.open.clone()
+    /// What a Reflector that reconnects at an open version is told once more: all of it, from the version before.
+    pub(crate) fn say_again(&self, first: Reconnected) -> Vec<Upstream> {
+        let (epoch, version) = (self.current(), self.safe_version());
+        let complete = epoch.batches.iter().take_while(|batch| batch.after <= version).count();
+        let state = || epoch.state_at(complete, Selection::All).into_values().collect();
+        let first = match first {
+            _ if self.open.is_empty() => None,
+            Reconnected::Again => None,
+            Reconnected::Bookmark => Some(Upstream::Bookmark(version)),
+            Reconnected::List => Some(Upstream::List(state(), self.not_served(), version)),
+        };
+        first.into_iter().chain(self.open.iter().cloned()).collect()
     }
 
     /// Whether more may come at the last version.

@@ -28,7 +28,7 @@ fn last(script: &str) -> ResourceVersion {
 }
 
 /// An origin that has listed objects, such as `a=2 b=3`, at a version, and plays a script from there.
-async fn origin(listed: &str, at_version: u128, script: &str) -> Sandbox {
+pub(super) async fn origin(listed: &str, at_version: u128, script: &str) -> Sandbox {
     let origin = Sandbox::start_unsynced(Options::default()).await;
     let object = |text: &str| {
         let (name, number) = text.split_once('=').unwrap();
@@ -55,7 +55,7 @@ async fn hasty_relay(address: &str) -> Sandbox {
     Sandbox::start_unsynced(Options { relay: Some(config), ..Options::default() }).await
 }
 
-async fn state(server: &Sandbox) -> BTreeMap<String, String> {
+pub(super) async fn state(server: &Sandbox) -> BTreeMap<String, String> {
     let request = pb::ListRequest { resource: "pods".to_owned(), ..pb::ListRequest::default() };
     let listed = server.client().await.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
     listed.objects.into_iter().map(|object| (object.name, object.resource_version)).collect()

@@ -33,6 +33,44 @@ async fn a_list_that_contradicts_what_is_held_ends_every_watch() {
     assert!(running.handle.epoch() > epoch);
 }
 
+/// Invariants 12 and 14: a list that is older than what was applied takes nothing back, and what follows it has to repeat that.
+#[tokio::test(start_paused = true)]
+async fn what_was_applied_ahead_of_a_list_stays_and_is_repeated_or_is_of_another_history() {
+    let ahead = |event, safe| Delta::transaction([event, Event::Bookmark(version(safe))]);
+    let listed = || vec![object("a", 1), object("b", 2)];
+    for (what, repeats, expected) in [
+        ("all of it", [Event::Modified(object("a", 12)), Event::Deleted(object("b", 14))], vec!["+d 30"]),
+        ("not the deletion", [Event::Modified(object("a", 12)), Event::Added(object("c", 14))], vec!["HistoryChanged"]),
+        ("not the change", [Event::Deleted(object("b", 14)), Event::Added(object("c", 14))], vec!["HistoryChanged"]),
+    ] {
+        let running = Running::start();
+        running.list(listed(), version(3)).await;
+        let mut cursor = running.watch().await.cursor.unwrap();
+        running.fifo.push(ahead(Event::Modified(object("a", 12)), 3)).await;
+        running.fifo.push(ahead(Event::Deleted(object("b", 14)), 3)).await;
+        settle().await;
+        assert_eq!(taken(&mut cursor).await, ["~a 3", "-b 3"]);
+        running.list(listed(), version(5)).await;
+        // What came before the change that is applied of the object.
+        running.fifo.push(ahead(Event::Modified(object("a", 8)), 5)).await;
+        for event in repeats {
+            running.fifo.push(ahead(event, 5)).await;
+        }
+        running.apply(Event::Bookmark(version(20))).await;
+        running.apply(Event::Added(object("d", 30))).await;
+        assert_eq!(taken(&mut cursor).await, expected, "{what}");
+        let snapshot = running.handle.snapshot().unwrap();
+        let held: Vec<String> =
+            snapshot.objects(None, None).map(|object| format!("{}={}", object.key(), object.version())).collect();
+        let expected = match what {
+            "all of it" => "a=12 d=30",
+            "not the deletion" => "a=12 b=2 c=14 d=30",
+            _ => "a=8 c=14 d=30",
+        };
+        assert_eq!(held.join(" "), expected, "{what}");
+    }
+}
+
 /// Invariant 13: the source is told for as long as somebody waits, and not of those who need not.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_for_a_version_is_a_demand() {

@@ -126,10 +126,14 @@ async fn bytes_prove_nothing_and_versions_do() {
         source.list(ListVersion::NotOlderThan(held.version.clone()))
     };
     let a = r#"{"metadata":{"name":"a","uid":"u2","resourceVersion":"2"},"defaulted":true}"#;
-    let contradicts = |list: &List| indexer.contradiction(list, Evidence::Listed).map(ToString::to_string);
+    let contradicts = |list: &List| indexer.snapshot().contradiction(list, Evidence::Listed).map(ToString::to_string);
     assert_eq!(contradicts(&listed(a).await.unwrap()), None);
     assert_eq!(
-        indexer.contradiction(&listed(a).await.unwrap(), Evidence::Bytes).map(ToString::to_string).as_deref(),
+        indexer
+            .snapshot()
+            .contradiction(&listed(a).await.unwrap(), Evidence::Bytes)
+            .map(ToString::to_string)
+            .as_deref(),
         Some("a")
     );
     let newer = r#"{"metadata":{"name":"a","uid":"u2","resourceVersion":"7"}}"#;

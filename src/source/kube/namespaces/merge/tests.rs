@@ -89,7 +89,7 @@ fn resumed(history: &History, from: u128, step: usize, state: &mut State) -> Res
         if !has_more {
             return Ok(reached.version);
         }
-        backlog = history.after_offset(reached.offset)?;
+        backlog = history.after_offset(&reached)?;
     }
 }
 

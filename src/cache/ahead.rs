@@ -1,0 +1,102 @@
+//! What was applied above the version of a list that replaces the rest.
+//!
+//! A version that is open has been applied in part, and the version before it is the one to resume from ([`Applied`]). So a
+//! list may be at that version, and older than what is applied: a relay lists an origin that was killed inside the open version
+//! and started again with the state before it. Invariants:
+//!
+//! - What is applied stays applied: no change is taken back because a list does not have it yet.
+//! - The watch from the list has to repeat each such change. A version that is complete without it is of another history
+//!   (invariant 14).
+//!
+//! [`Applied`]: crate::model::Applied
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use super::{List, Snapshot};
+use crate::model::{Change, Event, Object, ObjectKey, ResourceVersion};
+
+/// Changes that were applied ahead of the last list, and that the upstream has not repeated since.
+#[derive(Debug, Default)]
+pub(super) struct Unrepeated {
+    changes: HashMap<ObjectKey, Kept>,
+}
+
+/// Last change of one object.
+#[derive(Debug)]
+struct Kept {
+    version: ResourceVersion,
+    /// The state of the object without the change.
+    listed: Option<Arc<Object>>,
+}
+
+// === impl Unrepeated ===
+
+impl Unrepeated {
+    /// Replaces in a list what these changes have changed since, the last change first. What the list shows to have happened
+    /// is not to be repeated.
+    pub(super) fn keep(list: &mut List, ahead: &[Change]) -> Self {
+        let mut latest: HashMap<&ObjectKey, &Change> = HashMap::new();
+        for change in ahead {
+            latest.entry(change.object().key()).or_insert(change);
+        }
+        if latest.is_empty() {
+            return Self::default();
+        }
+        let mut changes: HashMap<ObjectKey, Kept> = HashMap::new();
+        let mut listed = HashSet::new();
+        // Of two objects with one key the last wins.
+        for object in list.objects.iter().rev() {
+            if let Some((key, change)) = latest.get_key_value(object.key())
+                && listed.insert(*key)
+                && *object.version() < change.version
+            {
+                let kept = Kept { version: change.version.clone(), listed: Some(Arc::clone(object)) };
+                changes.insert((*key).clone(), kept);
+            }
+        }
+        list.objects.retain(|object| !changes.contains_key(object.key()));
+        for (key, change) in latest {
+            let is_missing = change.new.is_some() && !listed.contains(key);
+            if is_missing {
+                changes.insert(key.clone(), Kept { version: change.version.clone(), listed: None });
+            }
+            list.objects.extend(change.new.clone().filter(|_| changes.contains_key(key)));
+        }
+        Self { changes }
+    }
+
+    /// Takes note of an event. One that is older than what is applied of its object becomes progress.
+    pub(super) fn note(&mut self, event: Event) -> Event {
+        let (key, state) = match &event {
+            Event::Added(object) | Event::Modified(object) => (object.key(), Some(object)),
+            Event::Deleted(object) | Event::NotServed(object) => (object.key(), None),
+            Event::Bookmark(_) => return event,
+        };
+        match self.changes.get_mut(key) {
+            Some(kept) if *event.version() < kept.version => {
+                kept.listed = state.cloned();
+                Event::Bookmark(event.version().clone())
+            }
+            Some(_) => {
+                self.changes.remove(key);
+                event
+            }
+            None => event,
+        }
+    }
+
+    /// Returns an object whose change was not repeated, though its version is complete.
+    pub(super) fn contradiction(&self, complete: &ResourceVersion) -> Option<&ObjectKey> {
+        self.changes.iter().find(|(_, kept)| kept.version <= *complete).map(|(key, _)| key)
+    }
+
+    /// Returns a state as the upstream has it: without the changes that it has not repeated.
+    pub(super) fn without(&self, state: &Snapshot) -> List {
+        let others = state.objects(None, None).filter(|object| !self.changes.contains_key(object.key()));
+        let listed = self.changes.values().filter_map(|kept| kept.listed.as_ref());
+        List::new(others.chain(listed).cloned().collect(), state.safe_version().clone())
+    }
+}
