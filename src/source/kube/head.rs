@@ -10,6 +10,7 @@
 //! |---|---|
 //! | a lower version than the known one | another history |
 //! | the object at an older version, at another one up to the known version, or with another uid | another history |
+//! | an object at an older version than that at which it was deleted | another history |
 //! | the object at its known version, with the same bytes | the history up to that version |
 //! | no object, or a newer one; an answer of another kind, or none that this server may have | nothing |
 
@@ -110,16 +111,19 @@ fn judge(
     }
     let items = answer.items.as_deref().unwrap_or_default();
     let Some(mark) = mark else { return Ok(if items.is_empty() { Head::Empty } else { Head::Unknown }) };
-    // An object that left the selection with its last change may be in it again, unchanged, when the API selects anew.
-    if mark.is_deleted() {
-        return Ok(Head::Unknown);
-    }
     let listed = ItemType::of_list(answer.kind.as_deref(), answer.api_version.as_deref());
     let objects = items.iter().filter_map(|item| reader.read_listed(item.get().as_bytes(), listed).ok());
     // An API that takes no account of the selector sends others.
     let marked = objects.map(|item| item.object).find(|object| object.key() == mark.key());
     let Some(object) = marked else { return Ok(Head::Unknown) };
     let (version, uid) = (object.version(), object.uid());
+    if mark.is_deleted() {
+        if version < mark.version() {
+            return Err(format!("{} was deleted at version {}, and is there at {version}", mark.key(), mark.version()));
+        }
+        // One that left the selection with its last change may be in it again, unchanged, when the API selects anew.
+        return Ok(Head::Unknown);
+    }
     if version == mark.version() && uid == mark.uid() {
         return Ok(if mark.is_written_as(&object) { Head::HasMark } else { Head::Unknown });
     }
@@ -181,6 +185,12 @@ mod tests {
             assert!(judged("12", &item("a", uid, version), false).is_err(), "{uid} at {version}");
         }
         assert_eq!(judged("12", &item("a", "u", "5"), true), Ok(Head::Unknown), "a change of the selection");
+        for uid in ["u", "v"] {
+            let problem = judged("12", &item("a", uid, "4"), true).unwrap_err();
+            assert!(problem.contains("was deleted at version 5, and is there at 4"), "{problem}");
+        }
+        assert_eq!(judged("12", "null", true), Ok(Head::Unknown));
+        assert_eq!(judged("12", &item("a", "v", "11"), true), Ok(Head::Unknown), "created anew since");
     }
 
     #[test]
