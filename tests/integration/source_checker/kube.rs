@@ -139,6 +139,10 @@ impl Upstream for Kube {
         "watches closed",
         "token renewed",
         "token ends",
+        "token ends while a watch is open",
+        "initial events that stall",
+        "initial events after a stall",
+        "list that takes too long in one piece",
         "initial events that are ignored",
         "no bookmarks",
         "several namespaces",
@@ -177,6 +181,8 @@ impl Upstream for Kube {
             is_served: true,
             initial_events: setup.initial_events,
             ignores_limit: setup.ignores_limit,
+            needs_pages: setup.needs_pages,
+            stalls: false,
             sends_bookmarks: setup.sends_bookmarks,
             is_built_in: setup.is_built_in,
             needs_selector: setup.needs_selector,
@@ -255,15 +261,18 @@ impl Upstream for Kube {
             Step::CloseWatches(None) => self.api.set(|state| state.generation += 1),
             Step::CloseWatches(Some(namespace)) => self.api.set(|state| state.close_watches_of(namespace)),
             Step::RestartOf(namespace) => self.api.set(|state| state.restart_of(namespace)),
-            Step::TokenRenewed | Step::TokenEnds if self.setup.token.is_some() => {
+            Step::Stall => self.api.set(|state| (state.in_band, state.stalls) = (vec![(410, "Expired")], true)),
+            Step::TokenRenewed { is_cut } | Step::TokenEnds { is_cut } if self.setup.token.is_some() => {
                 self.api.set(|state| state.token = state.token.take().map(|token| token + "t"));
-                self.is_token_wrong = matches!(step, Step::TokenEnds);
+                self.is_token_wrong = matches!(step, Step::TokenEnds { .. });
                 if !self.is_token_wrong {
                     self.write_token();
                 }
-                self.proxy.begin(NetworkFault::Cut).await;
+                if *is_cut {
+                    self.proxy.begin(NetworkFault::Cut).await;
+                }
             }
-            Step::TokenRenewed | Step::TokenEnds => {}
+            Step::TokenRenewed { .. } | Step::TokenEnds { .. } => {}
         }
     }
 
@@ -273,6 +282,7 @@ impl Upstream for Kube {
             (state.standing, state.lagging_at, state.is_served) = (None, None, true);
             state.once.clear();
             state.in_band.clear();
+            state.stalls = false;
         });
         self.write_token();
         self.is_token_wrong = false;
@@ -349,7 +359,7 @@ impl Upstream for Kube {
     }
 
     fn late_disturbances(&self) -> u64 {
-        self.api.set(|state| state.counts.once + state.counts.in_band)
+        self.api.set(|state| state.counts.once + state.counts.in_band + state.counts.stalls)
     }
 
     fn has_fault(&self) -> bool {
@@ -387,6 +397,9 @@ impl Upstream for Kube {
         let counts = self.api.set(|state| state.counts);
         BTreeMap::from([
             ("watch from before the watch cache", counts.expired_watches),
+            ("initial events that stall", counts.stalls),
+            ("initial events after a stall", counts.initial_events_after_a_stall),
+            ("list that takes too long in one piece", counts.in_one_piece),
             ("expired page", counts.expired_pages),
             ("page", counts.pages),
             ("error in band that was sent", counts.in_band),

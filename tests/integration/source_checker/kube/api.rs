@@ -57,6 +57,10 @@ pub(crate) struct State {
     pub(crate) is_served: bool,
     pub(crate) initial_events: InitialEvents,
     pub(crate) ignores_limit: bool,
+    /// A list that is not paged takes too long.
+    pub(crate) needs_pages: bool,
+    /// The initial events of the next watch do not come.
+    pub(crate) stalls: bool,
     pub(crate) sends_bookmarks: bool,
     /// Items of lists have no kind, as those of built-in kinds.
     pub(crate) is_built_in: bool,
@@ -118,6 +122,9 @@ pub(crate) struct Counts {
     pub(crate) too_large: u64,
     pub(crate) bookmarks: u64,
     pub(crate) ignored_initial_events: u64,
+    pub(crate) stalls: u64,
+    pub(crate) initial_events_after_a_stall: u64,
+    pub(crate) in_one_piece: u64,
     pub(crate) pages: u64,
 }
 
@@ -237,6 +244,10 @@ impl Api {
             let is_list = limit != Some(1) && target.name.is_none() && !query.contains_key("continue");
             state.counts.lists += u64::from(is_list);
             state.counts.pages += u64::from(query.contains_key("continue"));
+        }
+        if limit.is_none() && target.name.is_none() && self.state.lock().needs_pages {
+            self.state.lock().counts.in_one_piece += 1;
+            return failure(504, RetryAfter::None, "Timeout", "the request did not complete within the allotted time");
         }
         let (changes, version, after) = match query.get("continue") {
             Some(token) => {

@@ -16,6 +16,8 @@ use crate::source_checker::{
 pub(crate) struct Setup {
     pub(super) initial_events: InitialEvents,
     pub(super) ignores_limit: bool,
+    /// A list that is not paged takes too long.
+    pub(super) needs_pages: bool,
     pub(super) sends_bookmarks: bool,
     pub(super) is_built_in: bool,
     pub(super) is_cluster_readable: bool,
@@ -74,10 +76,16 @@ pub(crate) enum Step {
     CloseWatches(Option<&'static str>),
     /// Another API server takes over what is requested of this namespace: its watch cache begins now.
     RestartOf(&'static str),
-    /// The token is renewed, and the file with it.
-    TokenRenewed,
-    /// The token is renewed; the file follows when it is healed.
-    TokenEnds,
+    /// Watches have expired, and the initial events of the next one do not come.
+    Stall,
+    /// The token is renewed, and the file with it. What is open is cut, or goes on.
+    TokenRenewed {
+        is_cut: bool,
+    },
+    /// The same; the file follows when it is healed.
+    TokenEnds {
+        is_cut: bool,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -141,20 +149,23 @@ impl UpstreamSetup for Setup {
             1 => Just((Unordered, true)),
         ];
         let often = || prop_oneof![3 => Just(true), 1 => Just(false)];
+        // Whether an API ignores the limit, and whether it cannot do without.
+        let limit = select(vec![(true, false), (true, false), (false, false), (false, true)]);
         let token = select(vec![None, None, Some(TokenEnd::Nothing), Some(TokenEnd::Newline)]);
         (
-            (select(vec![Served, Served, Served, Forbidden, Ignored]), any::<bool>(), often(), any::<bool>(), often()),
+            (select(vec![Served, Served, Served, Forbidden, Ignored]), limit, often(), any::<bool>(), often()),
             (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(2)]), token),
             (select(vec![None, None, None, None, Some(true), Some(false)]), namespaces, versions),
         )
             .prop_map(
                 |(
-                    (initial_events, ignores_limit, sends_bookmarks, is_built_in, is_cluster_readable),
+                    (initial_events, (ignores_limit, needs_pages), sends_bookmarks, is_built_in, is_cluster_readable),
                     (selection, needs_selector, page_size, token),
                     (metadata, namespaces, (versions, is_opaque)),
                 )| Self {
                     initial_events,
                     ignores_limit,
+                    needs_pages,
                     sends_bookmarks,
                     is_built_in,
                     is_cluster_readable,
@@ -185,6 +196,7 @@ impl UpstreamSetup for Setup {
                 "opaque versions that another history has again",
                 self.has_opaque_versions && self.versions == Versions::Decimal,
             ),
+            ("only pages in time", self.needs_pages),
             ("no bookmarks", !self.sends_bookmarks),
             ("only the selector is allowed", self.needs_selector),
             ("selected by a field", self.selection == Selection::Field),
@@ -214,7 +226,7 @@ impl UpstreamStep for Step {
             4 => (option::of(select(&NAMESPACES[..])), select(vec![0_usize, 1, 3]))
                 .prop_map(|(namespace, behind)| Self::Lag(namespace, behind)),
             4 => any_answer().prop_map(Self::Standing),
-            1 => Just(Self::TokenEnds),
+            1 => any::<bool>().prop_map(|is_cut| Self::TokenEnds { is_cut }),
             1 => Just(Self::CrdNotServed),
         ]
         .boxed()
@@ -242,7 +254,8 @@ impl UpstreamStep for Step {
             2 => in_band.prop_map(|(code, reason)| Self::InBand(code, reason)),
             2 => option::of(select(&NAMESPACES[..])).prop_map(Self::CloseWatches),
             1 => select(&NAMESPACES[..]).prop_map(Self::RestartOf),
-            1 => Just(Self::TokenRenewed),
+            1 => any::<bool>().prop_map(|is_cut| Self::TokenRenewed { is_cut }),
+            3 => Just(Self::Stall),
             1 => Just(Self::Compact),
         ]
         .boxed()
@@ -287,8 +300,10 @@ impl UpstreamStep for Step {
             Self::CloseWatches(None) => "watches closed",
             Self::CloseWatches(Some(_)) => "watches of one namespace closed",
             Self::RestartOf(_) => "restart for one namespace",
-            Self::TokenRenewed => "token renewed",
-            Self::TokenEnds => "token ends",
+            Self::Stall => "initial events that stall, drawn",
+            Self::TokenRenewed { .. } => "token renewed",
+            Self::TokenEnds { is_cut: true } => "token ends",
+            Self::TokenEnds { .. } => "token ends while a watch is open",
         }
     }
 

@@ -77,12 +77,25 @@ impl Api {
             }
         }
         let (sender, lines) = mpsc::channel::<String>(64);
+        let is_stalled = {
+            let mut state = self.state.lock();
+            let is_stalled = is_initial && std::mem::take(&mut state.stalls);
+            state.counts.initial_events_after_a_stall +=
+                u64::from(is_initial && !is_stalled && state.counts.stalls > 0);
+            state.counts.stalls += u64::from(is_stalled);
+            is_stalled
+        };
         let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
         let bookmarks = query.get("allowWatchBookmarks").is_some_and(|value| value == "true" || value == "1");
         let end = Instant::now() + Duration::from_secs(seconds);
         let asked = Asked { from: asked, is_initial, is_state: is_initial || is_any, bookmarks, end };
         let watching = self.clone().tell(asked, target, sender);
-        tokio::spawn(tokio::time::timeout_at(end, watching));
+        tokio::spawn(tokio::time::timeout_at(end, async move {
+            if is_stalled {
+                std::future::pending::<()>().await;
+            }
+            watching.await;
+        }));
         let lines = ReceiverStream::new(lines).map(|lines| Ok::<_, Infallible>(Bytes::from(lines)));
         Response::builder().header("content-type", "application/json").body(Body::from_stream(lines)).unwrap()
     }
