@@ -31,16 +31,13 @@ use self::{
 };
 use super::{
     live::{Expected, Live, pause},
-    parallel::{Checker, Counts, Excluded},
-    runner::with_bugs,
+    parallel::{Checker, Counts, Excluded, Stop},
+    runner::real_time,
 };
 
 const QUIET: Duration = Duration::from_millis(30);
 const RESCAN: Duration = Duration::from_millis(100);
 const STALE_AFTER: Duration = Duration::from_millis(150);
-
-const PATIENCE: Patience =
-    Patience { remove: QUIET, fill: RESCAN, write: Duration::from_millis(500), piece: Duration::from_millis(140) };
 
 /// Kinds that are not drawn yet, and the finding that each meets.
 const NOT_YET: &[(&str, &str)] = &[];
@@ -80,19 +77,9 @@ const REQUIRED: &[&str] = &[
 struct Run<'c> {
     directory: Directory,
     live: Live,
+    patience: Patience,
     excluded: &'c Excluded,
     counts: &'c mut Counts,
-}
-
-enum Stop {
-    Violation(String),
-    TooSlow,
-}
-
-impl From<String> for Stop {
-    fn from(violation: String) -> Self {
-        Self::Violation(violation)
-    }
 }
 
 impl From<directory::TooSlow> for Stop {
@@ -134,7 +121,7 @@ impl Run<'_> {
             for kind in kinds {
                 self.counts.count(kind);
             }
-            self.step(step).await.map_err(|stop| stop.at(at, step))?;
+            self.step(step).await.map_err(|stop| stop.at(format_args!("step {at}: {step:?}")))?;
         }
         self.rest(Expected::Truth).await?;
         self.live.verify(&self.directory.truth)?;
@@ -150,9 +137,9 @@ impl Run<'_> {
             Step::Parts(file, gap) => {
                 // So that it is certain how many objects it has.
                 self.rest(Expected::Truth).await?;
-                self.directory.write_parts(*file, *gap, &PATIENCE)?;
+                self.directory.write_parts(*file, *gap, &self.patience)?;
             }
-            Step::Write(content, how) => self.directory.write(content, how, &PATIENCE)?,
+            Step::Write(content, how) => self.directory.write(content, how, &self.patience)?,
             Step::Remove(file) => self.directory.remove(*file),
             Step::RemoveAll => self.directory.remove_all(),
             Step::Rename(from, to) => self.directory.rename(*from, *to),
@@ -170,12 +157,12 @@ impl Run<'_> {
                     // Of files that it never met, or that it still has, a server cannot tell that they are away.
                     self.rest(Expected::Truth).await?;
                 }
-                self.directory.leave(outage, &PATIENCE)?;
+                self.directory.leave(outage, &self.patience)?;
                 // An empty directory in the place of another one that was empty is the same to everybody.
                 if outage.is_noticed && !self.directory.is_empty() {
                     self.rest(Expected::Stale).await?;
                 }
-                self.directory.come_back(outage, &PATIENCE)?;
+                self.directory.come_back(outage, &self.patience)?;
             }
             Step::Forbid(target, mode) if self.directory.obeys_permissions() => {
                 self.rest(Expected::Truth).await?;
@@ -197,49 +184,33 @@ impl Run<'_> {
     }
 }
 
-// === impl Stop ===
-
-impl Stop {
-    fn at(self, at: usize, step: &Step) -> Self {
-        match self {
-            Self::Violation(violation) => Self::Violation(format!("{violation}\nat step {at}: {step:?}")),
-            Self::TooSlow => Self::TooSlow,
-        }
-    }
-}
-
 /// Carries out one history.
-fn run(script: &Script, excluded: &Excluded, counts: &mut Counts) -> Result<(), String> {
+fn run(script: &Script, excluded: &Excluded, slower: u32, counts: &mut Counts) -> Result<(), Stop> {
     drop_rights();
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = with_bugs(&mut builder).worker_threads(1).enable_all().build().unwrap();
+    let runtime = real_time();
+    let (quiet, rescan, stale_after) = (QUIET * slower, RESCAN * slower, STALE_AFTER * slower);
+    let (write, piece) = (5 * rescan, 7 * rescan / 5);
     let mut directory = Directory::new(script.is_mounted && script.begin != Begin::Missing);
     match script.begin {
         Begin::Full => directory.appear(&script.first),
         Begin::Empty => {}
         Begin::Missing => directory.vanish(),
     }
-    let health = SourceHealth::new(RESCAN, STALE_AFTER);
-    let config = FilesConfig { rescan: RESCAN, quiet: QUIET, ..FilesConfig::new(directory.root(), "things") };
+    let health = SourceHealth::new(rescan, stale_after);
+    let config = FilesConfig { rescan, quiet, ..FilesConfig::new(directory.root(), "things") };
     let live = {
         let _inside = runtime.enter();
         let source = FilesSource::new(config, health.clone());
-        Live::start(source, health, 2, script.seed)
+        Live::start(source, health, 2, script.seed, slower)
     };
-    let mut run = Run { directory, live, excluded, counts };
+    let mut run =
+        Run { directory, live, patience: Patience { remove: quiet, fill: rescan, write, piece }, excluded, counts };
     // The script blocks this thread; the server has another one.
     let outcome = runtime.block_on(run.all(script));
     run.live.count(run.counts);
     drop(run);
     runtime.shutdown_background();
-    match outcome {
-        Ok(()) => Ok(()),
-        Err(Stop::TooSlow) => {
-            counts.count("too slow to be judged");
-            Ok(())
-        }
-        Err(Stop::Violation(violation)) => Err(violation),
-    }
+    outcome
 }
 
 /// Gives up the right to read what permissions forbid, for this thread and those that it starts.

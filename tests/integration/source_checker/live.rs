@@ -95,9 +95,15 @@ const LOOK: Duration = Duration::from_millis(5);
 // === impl Live ===
 
 impl Live {
-    /// Serves a source that gives a sign of life by itself, or, with `signs` 0, one that gives none. Called on the runtime that
-    /// it is to run on.
-    pub(crate) fn start<S: ListerWatcher + 'static>(source: S, health: SourceHealth, signs: u64, seed: u64) -> Self {
+    /// Serves a source that gives a sign of life by itself, or, with `signs` 0, one that gives none. Its periods are so much
+    /// longer than the shortest ones. Called on the runtime that it is to run on.
+    pub(crate) fn start<S: ListerWatcher + 'static>(
+        source: S,
+        health: SourceHealth,
+        signs: u64,
+        seed: u64,
+        slower: u32,
+    ) -> Self {
         let (initial, max) = (Duration::from_millis(10), Duration::from_millis(50));
         let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
         let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
@@ -105,7 +111,7 @@ impl Live {
         let served = Served::start_with(source, health, Path::new(""), config);
         let client = in_process(served.routes.clone());
         let mut tasks = JoinSet::new();
-        let deadline = if runner::has_bug() { DEADLINE_WITH_A_BUG } else { DEADLINE };
+        let deadline = slower * if runner::has_bug() { DEADLINE_WITH_A_BUG } else { DEADLINE };
         let observers: Vec<Arc<Observer>> = (0..2).map(|_| Arc::default()).collect();
         for (at, observer) in observers.iter().enumerate() {
             let hops = (at > 0).then_some(seed | 1);

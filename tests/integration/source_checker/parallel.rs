@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
@@ -29,8 +30,20 @@ pub(crate) struct Checker {
 /// Kinds that a run leaves out.
 pub(crate) struct Excluded(Vec<String>);
 
+/// Why a history ended early.
+pub(crate) enum Stop {
+    Violation(String),
+    /// A step took so long that a source which looks meanwhile may see what it left half done.
+    TooSlow,
+}
+
 /// Histories at one time, unless `INFORMERD_SOURCE_CHECKER_THREADS` has another number.
 pub(crate) const THREADS: usize = 16;
+/// The periods of a source are so much longer than the shortest ones: a history that was too slow for them runs again with
+/// longer ones, so that a busy machine costs time and not verdicts.
+const SLOWER: [u32; 4] = [1, 3, 10, 30];
+/// One history of so many may be too slow for all of them.
+const JUDGED: u64 = 50;
 /// For the search of a shorter history that is wrong too.
 const SHRINKING: Duration = Duration::from_secs(60);
 /// Histories in which every required kind has to be.
@@ -50,6 +63,24 @@ impl Counts {
     fn merge(&mut self, other: Self) {
         for (kind, count) in other.0 {
             self.add(kind, count);
+        }
+    }
+}
+
+// === impl Stop ===
+
+impl From<String> for Stop {
+    fn from(violation: String) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+impl Stop {
+    /// Says where a violation was.
+    pub(crate) fn at(self, place: impl Display) -> Self {
+        match self {
+            Self::Violation(violation) => Self::Violation(format!("{violation}\nat {place}")),
+            Self::TooSlow => Self::TooSlow,
         }
     }
 }
@@ -74,7 +105,7 @@ impl Checker {
     pub(crate) fn check<S: Strategy>(
         &self,
         strategy: impl Fn() -> S + Sync,
-        run: impl Fn(&S::Value, &Excluded, &mut Counts) -> Result<(), String> + Sync,
+        run: impl Fn(&S::Value, &Excluded, u32, &mut Counts) -> Result<(), Stop> + Sync,
     ) {
         let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(self.cases);
         let seed = setting("INFORMERD_CHECKER_SEED").unwrap_or(1);
@@ -100,7 +131,7 @@ impl Checker {
                             println!("{script:#?}");
                         }
                         let mut counts = Counts::default();
-                        let result = run(&script, &excluded, &mut counts);
+                        let result = judge(&script, &excluded, &mut counts, &run);
                         counts.count("history");
                         totals.lock().merge(counts);
                         if let Err(violation) = result {
@@ -116,10 +147,16 @@ impl Checker {
             println!("{}: history {case} of seed {seed}: {violation}", self.name);
         }
         if let Some((case, violation)) = failures.into_iter().next() {
-            let run = |script: &S::Value| run(script, &excluded, &mut Counts::default());
+            let run = |script: &S::Value| judge(script, &excluded, &mut Counts::default(), &run);
             let (violation, script) = shrink(&strategy(), (seed, case), violation, run);
             panic!("{}: history {case} of seed {seed}: {violation}\n\nin {script}", self.name);
         }
+        let unjudged = totals.0.get(TOO_SLOW).copied().unwrap_or_default();
+        assert!(
+            unjudged <= cases / JUDGED,
+            "{}: {unjudged} of {cases} histories were too slow to be judged",
+            self.name
+        );
         let is_missing =
             |kind: &&&str| !excluded.has_any(&[**kind]) && totals.0.get(**kind).is_none_or(|count| *count == 0);
         let missing: Vec<_> = self.required.iter().filter(is_missing).collect();
@@ -131,12 +168,12 @@ impl Checker {
     pub(crate) fn run_case<S: Strategy>(
         &self,
         strategy: impl Fn() -> S,
-        run: impl Fn(&S::Value, &Excluded, &mut Counts) -> Result<(), String>,
+        run: impl Fn(&S::Value, &Excluded, u32, &mut Counts) -> Result<(), Stop>,
         seed: u64,
         case: u64,
     ) -> Result<(), String> {
         let script = strategy().new_tree(&mut runner(seed, case)).unwrap().current();
-        run(&script, &self.excluded(), &mut Counts::default())
+        judge(&script, &self.excluded(), &mut Counts::default(), &run)
     }
 
     fn excluded(&self) -> Excluded {
@@ -147,6 +184,32 @@ impl Checker {
         }
         Excluded(excluded)
     }
+}
+
+const TOO_SLOW: &str = "too slow to be judged";
+
+/// Runs a history until its script is fast enough for the periods of the source.
+fn judge<T>(
+    script: &T,
+    excluded: &Excluded,
+    counts: &mut Counts,
+    run: impl Fn(&T, &Excluded, u32, &mut Counts) -> Result<(), Stop>,
+) -> Result<(), String> {
+    for slower in SLOWER {
+        let mut of_this = Counts::default();
+        match run(script, excluded, slower, &mut of_this) {
+            Err(Stop::TooSlow) => counts.count("run again with longer periods"),
+            judged => {
+                counts.merge(of_this);
+                return match judged {
+                    Err(Stop::Violation(violation)) => Err(violation),
+                    Ok(()) | Err(Stop::TooSlow) => Ok(()),
+                };
+            }
+        }
+    }
+    counts.count(TOO_SLOW);
+    Ok(())
 }
 
 /// Looks for a shorter history that is wrong too, unless `INFORMERD_SOURCE_CHECKER_SHRINK` is 0. Returns the violation and

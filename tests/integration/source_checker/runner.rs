@@ -11,7 +11,7 @@ use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 
 use super::{
     history,
@@ -97,8 +97,13 @@ pub(crate) fn has_bug() -> bool {
     false
 }
 
+/// Makes a runtime for a history in real time: the script blocks the thread that it is on, and the server has another one.
+pub(crate) fn real_time() -> Runtime {
+    with_bugs(&mut Builder::new_multi_thread()).worker_threads(1).enable_all().build().unwrap()
+}
+
 /// Has the threads of a history's runtime do what is planted on its own.
-pub(crate) fn with_bugs(builder: &mut Builder) -> &mut Builder {
+fn with_bugs(builder: &mut Builder) -> &mut Builder {
     #[cfg(debug_assertions)]
     super::mutants::inherit(builder);
     builder

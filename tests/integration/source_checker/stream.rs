@@ -26,8 +26,8 @@ use self::{
 };
 use super::{
     live::{Expected, Live, pause},
-    parallel::{Checker, Counts, Excluded},
-    runner::with_bugs,
+    parallel::{Checker, Counts, Excluded, Stop},
+    runner::real_time,
 };
 
 const STALE_AFTER: Duration = Duration::from_millis(150);
@@ -64,19 +64,9 @@ struct Run<'c> {
     live: Live,
     /// A writer that begins confirms all objects that there are.
     confirms: bool,
+    confirm_after: Duration,
     excluded: &'c Excluded,
     counts: &'c mut Counts,
-}
-
-enum Stop {
-    Violation(String),
-    TooSlow,
-}
-
-impl From<String> for Stop {
-    fn from(violation: String) -> Self {
-        Self::Violation(violation)
-    }
 }
 
 impl Run<'_> {
@@ -102,10 +92,10 @@ impl Run<'_> {
         for (at, writer) in script.writers.iter().enumerate() {
             let is_last = at + 1 == script.writers.len();
             let next = script.writers.get(at + 1);
-            is_noticed = self.writer(writer, at == 0, is_noticed, is_last, next).await.map_err(|stop| match stop {
-                Stop::Violation(violation) => Stop::Violation(format!("writer {at}: {violation}")),
-                Stop::TooSlow => Stop::TooSlow,
-            })?;
+            is_noticed = self
+                .writer(writer, at == 0, is_noticed, is_last, next)
+                .await
+                .map_err(|stop| stop.at(format_args!("writer {at}")))?;
         }
         self.live.verify(&self.pipe.truth)?;
         Ok(())
@@ -139,7 +129,7 @@ impl Run<'_> {
                 // The last of its first events; quiet follows.
                 self.pipe.mark();
             }
-            if self.pipe.longest_gap() > CONFIRM_AFTER / 2 {
+            if self.pipe.longest_gap() > self.confirm_after / 2 {
                 return Err(Stop::TooSlow);
             }
             if self.confirms {
@@ -180,7 +170,7 @@ impl Run<'_> {
         }
         if self.confirms && !is_first && was_noticed && !self.pipe.names().is_empty() {
             // It confirms nothing, however long it is quiet.
-            pause(2 * CONFIRM_AFTER);
+            pause(2 * self.confirm_after);
             self.rest(Expected::Kept).await?;
         }
         self.pipe.close();
@@ -208,37 +198,30 @@ impl Run<'_> {
 }
 
 /// Carries out one history.
-fn run(script: &Script, excluded: &Excluded, counts: &mut Counts) -> Result<(), String> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = with_bugs(&mut builder).worker_threads(1).enable_all().build().unwrap();
+fn run(script: &Script, excluded: &Excluded, slower: u32, counts: &mut Counts) -> Result<(), Stop> {
+    let runtime = real_time();
+    let confirm_after = CONFIRM_AFTER * slower;
     let pipe = match script.input {
         Input::Pipe => Pipe::new_pipe(),
         Input::File => file(&script.writers[0]),
     };
     let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
     let config = StreamConfig {
-        confirm_after: script.confirms.then_some(CONFIRM_AFTER),
+        confirm_after: script.confirms.then_some(confirm_after),
         ..StreamConfig::new(StreamPath::Path(pipe.path()), "things")
     };
     let live = {
         let _inside = runtime.enter();
         let source = StreamSource::new(config, health.clone());
-        Live::start(source, health, 0, script.seed)
+        Live::start(source, health, 0, script.seed, slower)
     };
-    let mut run = Run { pipe, live, confirms: script.confirms, excluded, counts };
+    let mut run = Run { pipe, live, confirms: script.confirms, confirm_after, excluded, counts };
     // The script blocks this thread; the server has another one.
     let outcome = runtime.block_on(run.all(script));
     run.live.count(run.counts);
     drop(run);
     runtime.shutdown_background();
-    match outcome {
-        Ok(()) => Ok(()),
-        Err(Stop::TooSlow) => {
-            counts.count("too slow to be judged");
-            Ok(())
-        }
-        Err(Stop::Violation(violation)) => Err(violation),
-    }
+    outcome
 }
 
 /// A file that a writer has written.

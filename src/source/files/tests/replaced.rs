@@ -147,7 +147,10 @@ async fn a_directory_that_is_cloned_again_changes_by_the_difference() {
     git(
         "cd \"$repository\"; git add -A .; git commit -qm two; rm -rf \"$root\"; git clone -q \"$repository\" \"$root\"",
     );
-    assert_eq!(follower.changes(4).await, ["~pod-001", "+pod-new", "-pod-002", "-pod-003"]);
+    let mut changes = follower.changes(4).await;
+    // A scan while files are still being written has a part of them; nothing is deleted before all are known.
+    changes[..2].sort_unstable();
+    assert_eq!(changes, ["+pod-new", "~pod-001", "-pod-002", "-pod-003"]);
     follower.bookmark().await;
     assert_eq!(follower.seen, [""; 0]);
     rig.remove("new.json");
