@@ -100,7 +100,8 @@ struct State {
     /// The stream of the last list, which goes on from the position.
     listed: Option<Messages>,
     server: Option<Server>,
-    behind: Option<Behind>,
+    /// Servers that have not reached the position; there may be several behind one address.
+    behind: Vec<Behind>,
 }
 
 /// Where the resource is.
@@ -257,7 +258,8 @@ impl Shared {
                     let mark = Mark::of_list(&objects, &version);
                     let position = Position { version: version.clone(), history: bookmark.history.into(), mark };
                     let mut state = self.state.lock();
-                    (state.position, state.listed, state.behind) = (Some(position), Some(messages), None);
+                    (state.position, state.listed) = (Some(position), Some(messages));
+                    state.behind.clear();
                     return Ok(List::new(objects, version));
                 }
                 _ => return Err(self.upstream.not_an_event(message)),
@@ -280,7 +282,8 @@ impl Shared {
             // What was known is worth nothing.
             SourceError::HistoryChanged(_) => {
                 let mut state = self.state.lock();
-                (state.position, state.behind) = (None, None);
+                state.position = None;
+                state.behind.clear();
             }
             SourceError::Expired(_) => {}
             _ => self.upstream.leave(),

@@ -46,7 +46,7 @@ pub(crate) struct Sandbox {
     lineage: Option<Lineage>,
     next: u128,
     server: JoinHandle<()>,
-    reflector: Arc<ReflectorStats>,
+    pub(crate) reflector: Arc<ReflectorStats>,
     _tasks: JoinSet<()>,
 }
 

@@ -284,7 +284,7 @@ impl Live {
         let version = message::version(text)?;
         if version >= self.position.version {
             if self.check.take().is_some() {
-                self.shared.state.lock().behind = None;
+                self.shared.state.lock().behind.clear();
             }
             return Ok(version);
         }

@@ -28,6 +28,9 @@ pub(super) struct Behind {
     since: Instant,
 }
 
+/// Servers behind one address that are remembered.
+const MAX_BEHIND: usize = 16;
+
 // === impl Position ===
 
 impl Position {
@@ -71,7 +74,11 @@ impl Shared {
             (after, Some(check))
         };
         let start = Start::After { version: &after, history: &position.history };
-        Ok((self.upstream.open(start, bookmark_interval).await?, check))
+        let messages = self.upstream.open(start, bookmark_interval).await?;
+        if check.is_none() {
+            self.state.lock().behind.clear();
+        }
+        Ok((messages, check))
     }
 
     /// Finds out how another server can prove that it has the history of a position: by a stream after the version returned.
@@ -125,19 +132,18 @@ impl Shared {
             server.is_synced && state.position.as_ref().is_some_and(|position| !position.is_vouched_for(&server.name))
         });
         let Some(server) = other.map(|server| server.name.clone()) else {
-            state.behind = None;
+            state.behind.clear();
             return SourceError::Busy(text);
         };
         let limit = self.config.resume_timeout;
-        match &state.behind {
-            Some(behind) if behind.server == server && behind.since.elapsed() >= limit => SourceError::HistoryChanged(
-                format!("another server is synced, and has been behind for {limit:?}: {text}"),
-            ),
-            Some(behind) if behind.server == server => SourceError::Busy(text),
-            _ => {
-                state.behind = Some(Behind { server, since: Instant::now() });
-                SourceError::Busy(text)
-            }
+        let Some(since) = state.behind.iter().find(|behind| behind.server == server).map(|behind| behind.since) else {
+            state.behind.truncate(MAX_BEHIND - 1);
+            state.behind.insert(0, Behind { server, since: Instant::now() });
+            return SourceError::Busy(text);
+        };
+        if since.elapsed() < limit {
+            return SourceError::Busy(text);
         }
+        SourceError::HistoryChanged(format!("another server is synced, and has been behind for {limit:?}: {text}"))
     }
 }

@@ -90,6 +90,31 @@ async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_hi
     }
 }
 
+/// Behind one address there may be several servers, each of which answers some of the attempts.
+#[tokio::test]
+async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
+    let known = "2:a 3:b 4:a 5:+c";
+    let going = origin(LISTED, 1, "").await;
+    let wire = Wire::to(going.address()).await;
+    let relay = hasty_relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_from_now()).await;
+    play(&going, known).await;
+    relay.reached(&last(known)).await;
+    let failures = |relay: &Sandbox| relay.reflector.watch_failures.load(Ordering::Relaxed);
+    let coming = [origin("a=2 b=3", 3, "").await, origin("a=2 b=3", 3, "").await];
+    let turns = async {
+        for server in coming.iter().cycle().take_while(|_| relay.lists() == 1) {
+            let before = failures(&relay);
+            wire.lead_to(server.address());
+            wire.cut();
+            until("an attempt", async || failures(&relay) > before || relay.lists() > 1).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, turns).await.expect("another history");
+    assert_eq!(reason(&end(&mut stream).await), "HISTORY_CHANGED");
+    until("listed", async || state(&relay).await == state(&coming[0]).await).await;
+}
+
 /// What cannot be proved is listed, and compared: what was known has to be there.
 #[tokio::test]
 async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {

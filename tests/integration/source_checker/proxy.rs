@@ -1,6 +1,14 @@
 //! Faults of the network between a source and a server: a TCP proxy that refuses, cuts, freezes and slows down.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -83,11 +91,14 @@ struct Shared {
     /// The number of bytes after which the next connection is cut.
     cut_after: Mutex<Option<usize>>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
+    /// How many there were.
+    connections: AtomicUsize,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct State {
-    target: SocketAddr,
+    /// One or the other for each connection, in no period that attempts could have, too.
+    targets: [SocketAddr; 2],
     is_closing: bool,
     is_frozen: bool,
     bytes_per_second: Option<u32>,
@@ -101,9 +112,20 @@ impl Proxy {
     pub(crate) fn to(target: SocketAddr) -> Self {
         let placeholder = bind("127.0.0.1:0".parse().unwrap());
         let address = placeholder.local_addr().unwrap().as_socket().unwrap();
-        let state =
-            State { target, is_closing: false, is_frozen: false, bytes_per_second: None, cuts: 0, part_cuts: [0; 3] };
-        let shared = Shared { state: watch::Sender::new(state), cut_after: Mutex::default(), counts: Mutex::default() };
+        let state = State {
+            targets: [target; 2],
+            is_closing: false,
+            is_frozen: false,
+            bytes_per_second: None,
+            cuts: 0,
+            part_cuts: [0; 3],
+        };
+        let shared = Shared {
+            state: watch::Sender::new(state),
+            cut_after: Mutex::default(),
+            counts: Mutex::default(),
+            connections: AtomicUsize::new(0),
+        };
         let mut proxy =
             Self { address, shared: Arc::new(shared), listening: JoinSet::new(), heals: 0, _placeholder: placeholder };
         proxy.listen();
@@ -114,9 +136,14 @@ impl Proxy {
         self.address
     }
 
-    /// New connections lead to another server from now on; those that are open are closed.
-    pub(crate) fn lead_to(&self, target: SocketAddr) {
-        self.shared.state.send_modify(|state| (state.target, state.cuts) = (target, state.cuts + 1));
+    /// New connections lead to one of two servers; those that are open are closed.
+    pub(crate) fn lead_to(&self, targets: [SocketAddr; 2]) {
+        self.shared.state.send_modify(|state| (state.targets, state.cuts) = (targets, state.cuts + 1));
+    }
+
+    /// Connections so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
     }
 
     pub(crate) async fn begin(&mut self, fault: NetworkFault) {
@@ -193,19 +220,20 @@ fn bind(address: SocketAddr) -> Socket {
 
 async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
-    for number in 0_usize.. {
+    loop {
         let Ok((client, _)) = listener.accept().await else { continue };
         let state = *shared.state.borrow();
         if state.is_closing {
             continue;
         }
+        let number = shared.connections.fetch_add(1, Ordering::Relaxed);
         let cut_after = shared.cut_after.lock().take();
         let shared = Arc::clone(&shared);
         let cuts = move |state: &State| state.cuts + state.part_cuts[number % 3];
         connections.spawn(async move {
             let mut changes = shared.state.subscribe();
             tokio::select! {
-                () = pass(client, state.target, &shared, cut_after) => {}
+                () = pass(client, state.targets[number.count_ones() as usize % 2], &shared, cut_after) => {}
                 _ = changes.wait_for(|now| cuts(now) > cuts(&state)) => {}
             }
         });

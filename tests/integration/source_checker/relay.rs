@@ -38,6 +38,8 @@ pub(crate) struct Relay {
     shape: Shape,
     rewrites: u64,
     moves: u64,
+    /// Both origins were behind one address at some time.
+    has_shared: bool,
 }
 
 /// A server, and the directory of its state.
@@ -70,9 +72,12 @@ impl Relay {
 
     /// Leads the links to where the servers are now. Those that led elsewhere are cut.
     fn link(&mut self) {
-        let origin = self.origins[self.shape.origin].address;
-        self.middle.lead_to(origin);
-        self.down.lead_to(if self.shape.is_chain { self.between.address } else { origin });
+        let Shape { origin, is_chain, is_shared } = self.shape;
+        let other = if is_shared { 1 - origin } else { origin };
+        let origins = [origin, other].map(|at| self.origins[at].address);
+        self.has_shared |= is_shared;
+        self.middle.lead_to(origins);
+        self.down.lead_to(if is_chain { [self.between.address; 2] } else { origins });
     }
 
     fn restore(&mut self, back: i64, ahead: i64) {
@@ -139,15 +144,18 @@ impl Upstream for Relay {
         "origin restarted over a restored upstream",
         "origin restarted with its state over a restored upstream",
         "chain re-ordered",
+        "two origins behind one address",
+        "lag of an origin",
+        "lag of one of two origins behind one address",
     ];
 
     async fn start(setup: &Setup) -> Self {
         let cluster = Cluster::new("3.6.16", setup.fragment, None);
-        let address = cluster.listen().await;
+        let addresses = [cluster.listen().await, cluster.member(1).listen().await];
         let nowhere = "127.0.0.1:1".parse().unwrap();
         let mut relay = Self {
             cluster,
-            up: [Proxy::to(address), Proxy::to(address)],
+            up: addresses.map(Proxy::to),
             origins: [Node::new(), Node::new()],
             middle: Proxy::to(nowhere),
             between: Node::new(),
@@ -155,6 +163,7 @@ impl Upstream for Relay {
             shape: setup.shape,
             rewrites: 0,
             moves: 0,
+            has_shared: false,
         };
         relay.start_origin(0).await;
         relay.start_origin(1).await;
@@ -216,6 +225,16 @@ impl Upstream for Relay {
                 self.start_origin(1).await;
                 self.link();
             }
+            Step::Lag(origin, shape) => {
+                self.cluster.set(|store| {
+                    if store.lagging_at.is_none() {
+                        (store.lagging_at, store.lagging_member) = (Some(store.revision), Some(*origin));
+                    }
+                });
+                self.shape = *shape;
+                self.moves += 1;
+                self.link();
+            }
             Step::Reorder(shape) => {
                 self.shape = *shape;
                 self.moves += 1;
@@ -229,6 +248,7 @@ impl Upstream for Relay {
         for proxy in [first, second, &mut self.middle, &mut self.down] {
             proxy.heal();
         }
+        self.cluster.set(|store| store.lagging_at = None);
     }
 
     async fn probe(&mut self, number: u32) {
@@ -242,12 +262,22 @@ impl Upstream for Relay {
     }
 
     fn truths(&self) -> Vec<Truth> {
-        vec![self.cluster.set(|store| store.at(i64::MAX).into_iter().filter_map(fact).collect())]
+        self.cluster.set(|store| {
+            // Of an origin that is behind, or a relay that waits for it, there may be any state since.
+            let since = store.lagging_at.unwrap_or(store.revision);
+            (since..=store.revision).rev().map(|at| store.at(at).into_iter().filter_map(fact).collect()).collect()
+        })
     }
 
     /// A relay that moves between origins may meet a rewrite at each, since each notices it in its own time.
     fn rewrites(&self) -> u64 {
-        self.rewrites * (1 + self.moves)
+        let connections = [&self.middle, &self.down].map(Proxy::connections).into_iter().sum::<usize>();
+        let moves = if self.has_shared { connections as u64 } else { self.moves };
+        self.rewrites * (1 + moves)
+    }
+
+    fn has_fault(&self) -> bool {
+        self.cluster.set(|store| store.lagging_at.is_some())
     }
 
     fn proxies(&self) -> Vec<&Proxy> {
@@ -256,7 +286,9 @@ impl Upstream for Relay {
 
     fn is_unreachable(&self) -> bool {
         let is_chain_cut = self.shape.is_chain && self.middle.is_unreachable();
-        self.down.is_unreachable() || is_chain_cut || self.up[self.shape.origin].is_unreachable()
+        let is_origin_cut = |at: usize| self.up[at].is_unreachable();
+        let is_cut = if self.shape.is_shared { (0..2).all(is_origin_cut) } else { is_origin_cut(self.shape.origin) };
+        self.down.is_unreachable() || is_chain_cut || is_cut
     }
 
     fn bounds(&self) -> Bounds {

@@ -38,6 +38,8 @@ use super::pb::{
 #[derive(Clone)]
 pub(crate) struct Cluster {
     store: Arc<Mutex<Store>>,
+    /// The member that answers.
+    member: usize,
     /// Raised with every change that a watch may have to tell.
     changed: Arc<watch::Sender<u64>>,
 }
@@ -51,8 +53,10 @@ pub(crate) struct Store {
     pub(crate) compacted: i64,
     pub(crate) cluster_id: u64,
     pub(crate) raft_term: u64,
-    /// The member has applied up to here only; reads that need the leader time out, and its watches stand still.
+    /// A member has applied up to here only; reads that need the leader time out, and its watches stand still.
     pub(crate) lagging_at: Option<i64>,
+    /// That one; `None` for all of them.
+    pub(crate) lagging_member: Option<usize>,
     /// No leader: watches are cancelled, and reads fail.
     pub(crate) has_leader: bool,
     /// Calls are accepted and never answered.
@@ -105,6 +109,7 @@ impl Cluster {
             cluster_id: 7,
             raft_term: 5,
             lagging_at: None,
+            lagging_member: None,
             has_leader: true,
             hangs: false,
             refusals: Vec::new(),
@@ -116,7 +121,12 @@ impl Cluster {
             deleted: BTreeSet::new(),
             counts: Counts::default(),
         };
-        Self { store: Arc::new(Mutex::new(store)), changed: Arc::new(watch::Sender::new(0)) }
+        Self { store: Arc::new(Mutex::new(store)), member: 0, changed: Arc::new(watch::Sender::new(0)) }
+    }
+
+    /// Returns another member.
+    pub(crate) fn member(&self, member: usize) -> Self {
+        Self { member, ..self.clone() }
     }
 
     pub(crate) async fn listen(&self) -> SocketAddr {
@@ -227,27 +237,32 @@ impl Store {
         state
     }
 
-    /// The revision that the member has applied.
-    fn applied(&self) -> i64 {
-        self.lagging_at.unwrap_or(self.revision)
+    /// Whether a member has not applied everything.
+    fn is_lagging(&self, member: usize) -> bool {
+        self.lagging_at.is_some() && self.lagging_member.is_none_or(|lagging| lagging == member)
     }
 
-    fn header(&self) -> ResponseHeader {
-        let (cluster_id, raft_term, revision) = (self.cluster_id, self.raft_term, self.applied());
+    /// The revision that a member has applied.
+    fn applied(&self, member: usize) -> i64 {
+        self.lagging_at.filter(|_| self.is_lagging(member)).unwrap_or(self.revision)
+    }
+
+    fn header(&self, member: usize) -> ResponseHeader {
+        let (cluster_id, raft_term, revision) = (self.cluster_id, self.raft_term, self.applied(member));
         ResponseHeader { cluster_id, member_id: 1, revision, raft_term }
     }
 
     /// The messages of a watch for the revisions from one on, up to what is applied.
-    fn told(&self, from: i64, range: &WatchCreateRequest) -> Vec<WatchResponse> {
+    fn told(&self, from: i64, range: &WatchCreateRequest, member: usize) -> Vec<WatchResponse> {
         let is_watched = |event: &Event| is_in(&event.kv.as_ref().unwrap().key, &range.key, &range.range_end);
-        let applied = self.applied();
+        let applied = self.applied(member);
         let events = self.transactions.iter().filter(|(at, _)| (from..=applied).contains(at));
         let events: Vec<Event> =
             events.flat_map(|(_, events)| events).filter(|event| is_watched(event)).cloned().collect();
         let mut told: Vec<_> = events
             .chunks(self.fragment)
             .map(|events| WatchResponse {
-                header: Some(self.header()),
+                header: Some(self.header(member)),
                 events: events.to_vec(),
                 fragment: true,
                 ..WatchResponse::default()
@@ -290,14 +305,14 @@ impl Kv for Cluster {
         }
         let (has_leader, is_lagging) = {
             let store = self.store.lock();
-            (store.has_leader, store.lagging_at.is_some())
+            (store.has_leader, store.is_lagging(self.member))
         };
         if !has_leader {
             return Err(Status::unavailable("etcdserver: no leader"));
         }
         if is_lagging {
             tokio::time::sleep(REQUEST_TIMEOUT).await;
-            if self.store.lock().lagging_at.is_some() {
+            if self.store.lock().is_lagging(self.member) {
                 return Err(Status::unavailable("etcdserver: request timed out"));
             }
         }
@@ -319,7 +334,7 @@ impl Kv for Cluster {
         let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
         let more = kvs.len() > limit;
         kvs.truncate(limit);
-        Ok(Response::new(RangeResponse { header: Some(store.header()), kvs, more }))
+        Ok(Response::new(RangeResponse { header: Some(store.header(self.member)), kvs, more }))
     }
 }
 
@@ -349,8 +364,11 @@ impl Cluster {
         let (created, start) = {
             let mut store = self.store.lock();
             store.counts.watches += 1;
-            let start = if range.start_revision == 0 { store.applied() + 1 } else { range.start_revision };
-            (WatchResponse { header: Some(store.header()), created: true, ..WatchResponse::default() }, start)
+            let start = if range.start_revision == 0 { store.applied(self.member) + 1 } else { range.start_revision };
+            (
+                WatchResponse { header: Some(store.header(self.member)), created: true, ..WatchResponse::default() },
+                start,
+            )
         };
         if sender.send(Ok(created)).await.is_err() {
             return;
@@ -365,12 +383,12 @@ impl Cluster {
                 // A watch that has been told everything is told of a write at once, before any later compaction.
                 if !is_synced && next < store.compacted {
                     store.counts.compacted_watches += 1;
-                    let (header, compact_revision) = (Some(store.header()), store.compacted);
+                    let (header, compact_revision) = (Some(store.header(self.member)), store.compacted);
                     let gone = WatchResponse { header, canceled: true, compact_revision, ..WatchResponse::default() };
                     (vec![gone], true)
                 } else {
-                    let told = store.told(next, &range);
-                    next = next.max(store.applied() + 1);
+                    let told = store.told(next, &range, self.member);
+                    next = next.max(store.applied(self.member) + 1);
                     is_synced = true;
                     (told, false)
                 }
@@ -413,9 +431,9 @@ impl Cluster {
     async fn progress(&self, sender: &Sender, watch_id: i64, next: i64, start: i64) -> bool {
         let progress = {
             let mut store = self.store.lock();
-            let is_told = next > store.applied() && store.applied() >= start && !store.hangs;
+            let is_told = next > store.applied(self.member) && store.applied(self.member) >= start && !store.hangs;
             store.counts.unanswered_progress += u64::from(!is_told);
-            let header = Some(store.header());
+            let header = Some(store.header(self.member));
             is_told.then(|| WatchResponse { header, watch_id, ..WatchResponse::default() })
         };
         match progress {

@@ -14,6 +14,8 @@ pub(crate) struct Shape {
     pub(super) origin: usize,
     /// There is a relay in between.
     pub(super) is_chain: bool,
+    /// Both origins are behind one address: each connection leads to the other one.
+    pub(super) is_shared: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -54,6 +56,8 @@ pub(crate) enum Step {
         ahead: i64,
         keeps_state: bool,
     },
+    /// The member of the cluster that an origin follows applies nothing more, and the links may lead to it or to both origins.
+    Lag(usize, Shape),
     /// The links lead elsewhere.
     Reorder(Shape),
 }
@@ -61,7 +65,11 @@ pub(crate) enum Step {
 pub(super) const KEYS: [&str; 6] = ["a/x", "a/y", "a/z", "b/x", "b/y", "alone"];
 
 fn any_shape() -> impl Strategy<Value = Shape> {
-    (0_usize..2, any::<bool>()).prop_map(|(origin, is_chain)| Shape { origin, is_chain })
+    (0_usize..2, any::<bool>(), prop::bool::weighted(0.3)).prop_map(|(origin, is_chain, is_shared)| Shape {
+        origin,
+        is_chain,
+        is_shared,
+    })
 }
 
 impl UpstreamSetup for Setup {
@@ -85,6 +93,7 @@ impl UpstreamStep for Step {
         prop_oneof![
             4 => NetworkFault::any().prop_map(Self::Down),
             2 => NetworkFault::any().prop_map(Self::Middle),
+            2 => (0_usize..2, any_shape()).prop_map(|(origin, shape)| Self::Lag(origin, shape)),
             2 => (0_usize..2, NetworkFault::any()).prop_map(|(origin, fault)| Self::Up(origin, fault)),
         ]
         .boxed()
@@ -119,6 +128,9 @@ impl UpstreamStep for Step {
                 "origin restarted with its state over a restored upstream"
             }
             Self::RestoreUnderRestart { .. } => "origin restarted over a restored upstream",
+            Self::Lag(_, Shape { is_shared: true, .. }) => "lag of one of two origins behind one address",
+            Self::Lag(..) => "lag of an origin",
+            Self::Reorder(Shape { is_shared: true, .. }) => "two origins behind one address",
             Self::Reorder(_) => "chain re-ordered",
         }
     }
