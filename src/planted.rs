@@ -223,12 +223,68 @@ bugs! {
     }
 
     etcd {
+        /// A watch begins after the revision of the list: of a prefix at rest etcd answers no request for progress.
+        WatchBeginsAfterTheRevision,
+        /// A restored cluster that has not come as far as before is followed.
+        LowerRevisionIsFollowed,
+        /// What was told last need not be told again after a break.
+        BreakNeedsNoProof,
+        /// A lower raft term is another history.
+        LowerTermIsAnotherHistory,
+        /// Bytes between quotes are JSON, whatever they are.
+        AnyBytesAreJson,
+        /// A value that becomes too large is deleted by the change itself.
+        TooLargeIsADeletion,
     }
 
     kube {
+        /// A deletion is the only change at its version.
+        DeletionClosesItsVersion,
+        /// The first bookmark at a version ends it.
+        FirstBookmarkClosesAVersion,
+        /// A watch goes on after a version of which only a part has come.
+        OpenVersionIsResumedAfter,
+        /// Further changes at a version of which a part is known are another history.
+        OpenVersionHasNoMore,
+        /// Of several changes at a version only the last one is known.
+        LastChangeOfAVersionIsAll,
+        /// A later start takes a version of which only a part has come for complete.
+        SavedVersionIsComplete,
+        /// A watch that broke goes on without a proof of its history.
+        BrokenWatchNeedsNoProof,
+        /// The head is requested without the configured selectors.
+        HeadIgnoresTheSelectors,
+        /// A list that is too large for one answer is requested in one answer again.
+        IncompleteListIsNotPaged,
+        /// The pages before one that has expired are the whole list.
+        ExpiredPageEndsTheList,
+        /// A peer that gives no sign of life is alive.
+        SilenceIsLife,
+        /// A token has the line end of its file.
+        TokenIsNotTrimmed,
+        /// The file of a token is read once.
+        TokenIsReadOnce,
+        /// Initial events are waited for as long as the watch is open.
+        InitialEventsHaveNoBound,
+        /// Retry-After does not count.
+        RetryAfterIsIgnored,
+        /// What a field selector selects anew, at an old version, is another history.
+        AnotherSelectionIsAnotherHistory,
     }
 
     relay {
+        /// A server with another name is followed without a proof of its history.
+        AnyServerVouches,
+        /// Nothing is replayed of what came before the last known change if that object has changed since.
+        LaterChangeIsAProof,
+        /// A server that stays behind is waited for without a bound.
+        BehindIsAwaitedForEver,
+        /// Each event of a batch completes its version.
+        EventCompletesItsVersion,
+        /// The state of the origin is not passed on.
+        OriginIsAlwaysSynced,
+        /// What a relist upstream has deleted is deleted by a change.
+        RelistIsAChange,
     }
 
     files {

@@ -86,6 +86,7 @@ fn every_planted_bug_of_etcd_is_found() {
 
 #[test]
 #[cfg(all(debug_assertions, feature = "kube"))]
+#[ignore = "takes minutes: run by .ci/nightly"]
 fn every_planted_bug_of_kube_is_found() {
     mutants::find_all_paused::<kube::Kube>("kube", 500);
 }
@@ -138,6 +139,7 @@ fn the_source_checker_knows_nothing_of_the_server() {
         ("target", include_str!("source_checker/kube/api/target.rs")),
         ("answer", include_str!("source_checker/kube/api/answer.rs")),
         ("api", include_str!("source_checker/kube/api.rs")),
+        ("misdeed", include_str!("source_checker/kube/api/misdeed.rs")),
     ];
     for (name, source) in sources {
         let code = source.replace("use informerd::{\n    grpc::Routes,\n    proto::pb::{self, EventType},\n};", "");

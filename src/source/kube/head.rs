@@ -27,6 +27,7 @@ use super::{
 use crate::{
     cache::SourceError,
     model::{JsonText, ResourceVersion},
+    planted::planted,
 };
 
 /// What the answer shows, if it is of the known history.
@@ -78,6 +79,10 @@ impl Shared {
         let name = mark.map(|mark| format!("metadata.name={}", escaped(mark.key().name())));
         let namespace = mark.map_or("", |mark| mark.key().namespace());
         let target = self.target_in(namespace, name.as_deref(), &[("limit", "1")]);
+        let target = match target.split_once('?') {
+            Some((path, _)) if planted!(HeadIgnoresTheSelectors) => format!("{path}?limit=1"),
+            _ => target,
+        };
         let answer = match self.api.list_within(&target, MAX_HEAD_BYTES).await {
             Ok(answer) => answer,
             Err(

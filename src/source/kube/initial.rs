@@ -17,6 +17,7 @@ use super::{
 use crate::{
     cache::{ListVersion, SourceError},
     model::EventType,
+    planted::planted,
     source::watch_event::Said,
 };
 
@@ -67,8 +68,10 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
     let mut live = Live::open(shared, &query).await?;
     let deadline = live.deadline;
     let patience = shared.config.initial_events_timeout;
-    live.lines.end_after(Some(patience));
-    live.deadline = Instant::now() + patience;
+    if !planted!(InitialEventsHaveNoBound) {
+        live.lines.end_after(Some(patience));
+        live.deadline = Instant::now() + patience;
+    }
     let (mut objects, mut problems) = (HashMap::new(), HashMap::new());
     let mut has_changes = false;
     loop {
@@ -93,7 +96,7 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
                 let key = object.key().clone();
                 let is_known = objects.remove(&key).is_some() | problems.remove(&key).is_some();
                 has_changes |= is_known || event_type != EventType::Added;
-                if !has_changes {
+                if !has_changes && !planted!(InitialEventsHaveNoBound) {
                     live.deadline = Instant::now() + patience;
                 }
                 match problem {

@@ -3,6 +3,7 @@
 use super::proof::Mark;
 use crate::{
     model::{Event, ResourceVersion, VersionError},
+    planted::planted,
     source::lineage::new_lineage,
 };
 
@@ -93,7 +94,8 @@ const MAX_CHANGES: usize = 10_000;
 impl Position {
     /// Returns the version that a watch goes on from: nothing more comes at it.
     pub(super) fn safe(&self) -> ResourceVersion {
-        if self.is_open() { self.version.previous() } else { self.version.clone() }
+        let is_open = self.is_open() && !planted!(OpenVersionIsResumedAfter);
+        if is_open { self.version.previous() } else { self.version.clone() }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -103,7 +105,7 @@ impl Position {
     /// Returns the last change, to be recognised.
     pub(super) fn mark(&self) -> Option<Mark> {
         let mark = self.mark.clone()?;
-        Some(if self.is_open() { mark.open() } else { mark })
+        Some(if self.is_open() && !planted!(OpenVersionHasNoMore) { mark.open() } else { mark })
     }
 }
 
@@ -226,9 +228,9 @@ impl Known {
             self.leave_open(event.version());
         }
         let openness = match (&change, at_version) {
-            (Some(_), _) if is_deletion || self.leaves_open => Openness::Open,
+            (Some(_), _) if is_deletion && !planted!(DeletionClosesItsVersion) || self.leaves_open => Openness::Open,
             (Some(_), _) | (None, Openness::Changed) => Openness::Changed,
-            (None, Openness::Open) => Openness::Bookmarked,
+            (None, Openness::Open) if !planted!(FirstBookmarkClosesAVersion) => Openness::Bookmarked,
             (None, _) => Openness::Closed,
         };
         let changes = changes + usize::from(change.is_some());

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     cache::{Evidence, List, ListVersion, ListerWatcher, Problem, SourceError, SourceHealth, WarmStart, Watch},
     model::{Object, ResourceVersion},
+    planted::planted,
     source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
 
@@ -208,6 +209,9 @@ impl ListerWatcher for KubeSource {
     }
 
     fn evidence(&self) -> Evidence {
+        if planted!(AnotherSelectionIsAnotherHistory) {
+            return Evidence::Listed;
+        }
         let fields = self.shared.config.field_selector.split(',').filter(|field| !field.is_empty());
         let of_metadata = |field: &str| field.trim_start().starts_with("metadata.");
         if fields.into_iter().all(of_metadata) { Evidence::Listed } else { Evidence::Held }
@@ -244,7 +248,8 @@ impl WarmStart for KubeSource {
         };
         // What is counted here counts anew at each start.
         let version = position.version.lineage().is_none().then(|| position.safe().to_string())?;
-        let (is_open, mark) = (position.is_open(), position.mark().as_ref().map(Mark::keep));
+        let is_open = position.is_open() && !planted!(SavedVersionIsComplete);
+        let mark = position.mark().as_ref().map(Mark::keep);
         let kept = Kept { cluster, version, is_open, mark, problems: self.shared.problems.keep() };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
@@ -337,6 +342,7 @@ impl Shared {
         let head = if is_counted { Head::Unknown } else { self.head(&version, mark.as_ref()).await? };
         let is_known = match (origin, &mark) {
             (Origin::Closed, _) => true,
+            (Origin::Watch, _) if planted!(BrokenWatchNeedsNoProof) => true,
             _ if is_counted => true,
             (Origin::Watch, None) => head == Head::Empty,
             (Origin::Watch, Some(mark)) => head == Head::HasMark && *mark.version() == version,

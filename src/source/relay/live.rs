@@ -27,6 +27,7 @@ use super::{
 use crate::{
     cache::{Delta, SourceError},
     model::{Cause, Event, ResourceVersion},
+    planted::planted,
     proto::pb::{self, Bookmark, EventType, WatchResponse},
 };
 
@@ -156,7 +157,7 @@ impl Live {
             return Ok(None);
         }
         let version = message.resource_version.clone();
-        self.is_relisted |= message.relisted;
+        self.is_relisted |= message.relisted && !planted!(RelistIsAChange);
         match message.r#type() {
             EventType::Added | EventType::Modified | EventType::Deleted => {
                 let version = self.not_before(&version)?;
@@ -164,6 +165,11 @@ impl Live {
                 let event = message::event(message)?;
                 if is_open {
                     return self.take_open(version, event, is_inferred).map(Some);
+                }
+                if *event.version() > version && planted!(EventCompletesItsVersion) {
+                    let version = event.version().clone();
+                    self.gather(event, is_inferred);
+                    return Ok(Some(self.complete(version)));
                 }
                 // What is at a later version than the message is in a batch that goes on.
                 if *event.version() <= version && version != self.position.version {
@@ -223,7 +229,7 @@ impl Live {
 
     fn gather(&mut self, event: Event, is_inferred: bool) {
         self.gathered.push(event);
-        if is_inferred {
+        if is_inferred && !planted!(RelistIsAChange) {
             // At a relist, whether the upstream is new enough to say so or not.
             (self.deletion, self.is_relisted) = (Cause::Inferred, true);
         }

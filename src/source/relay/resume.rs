@@ -9,7 +9,7 @@ use super::{
     proof::{Found, Mark, ResumeCheck, unclear},
     upstream::{Messages, Start},
 };
-use crate::{cache::SourceError, model::ResourceVersion, proto::pb::SyncState};
+use crate::{cache::SourceError, model::ResourceVersion, planted::planted, proto::pb::SyncState};
 
 /// The server that has answered last.
 #[derive(Debug)]
@@ -38,7 +38,8 @@ impl Position {
     fn is_vouched_for(&self, server: &str) -> bool {
         let (origin, _) = self.history.split_once('.').unwrap_or((&*self.history, ""));
         // A lineage is of one run of the server that reads the source.
-        self.version.lineage().is_some() || origin.is_empty() || server.is_empty() || origin == server
+        let is_its_own = self.version.lineage().is_some() || origin.is_empty() || server.is_empty();
+        is_its_own || origin == server || planted!(AnyServerVouches)
     }
 }
 
@@ -92,6 +93,9 @@ impl Shared {
             Found::AsKnown => Ok((mark.version().clone(), ResumeCheck::after(mark, position.version.clone()))),
             Found::OtherBody => Err(unclear("the last known change has other bytes")),
             Found::OtherHistory(why) => Err(SourceError::HistoryChanged(why)),
+            Found::Later if planted!(LaterChangeIsAProof) => {
+                Ok((position.version.clone(), ResumeCheck::after(mark, position.version.clone())))
+            }
             Found::Later | Found::Behind => {
                 let before = mark.before().ok_or_else(|| unclear("nothing comes before the last known change"))?;
                 Ok((before, ResumeCheck::from(mark, position.version.clone())))
@@ -141,7 +145,7 @@ impl Shared {
             state.behind.insert(0, Behind { server, since: Instant::now() });
             return SourceError::Busy(text);
         };
-        if since.elapsed() < limit {
+        if since.elapsed() < limit || planted!(BehindIsAwaitedForEver) {
             return SourceError::Busy(text);
         }
         SourceError::HistoryChanged(format!("another server is synced, and has been behind for {limit:?}: {text}"))

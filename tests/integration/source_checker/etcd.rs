@@ -233,6 +233,7 @@ impl Upstream for Etcd {
             // The longest delay between two attempts is 60 s; a page may take another 60 s.
             recovers: Duration::from_secs(180),
             lists: 12,
+            watches: 1,
             watch: Duration::MAX,
         }
     }

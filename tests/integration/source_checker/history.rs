@@ -11,7 +11,7 @@ use super::{
     script::{Script, Step},
     served::Served,
     totals::Totals,
-    upstream::{Key, Truth, Upstream, UpstreamSetup, UpstreamStep},
+    upstream::{Bounds, Key, Truth, Upstream, UpstreamSetup, UpstreamStep},
 };
 
 struct History<'a, U: Upstream> {
@@ -47,6 +47,9 @@ struct Seen {
     /// The state that each client was told, where it is not the listed one.
     untold: String,
 }
+
+/// The interval of bookmarks that the program has by default, and a little more.
+const TOLD_WITHIN: Duration = Duration::from_secs(31);
 
 /// Kinds that are not drawn: those of `NOT_YET`, without which `INFORMERD_SOURCE_CHECKER_ALL` runs, and those that
 /// `INFORMERD_SOURCE_CHECKER_WITHOUT` lists, separated by commas.
@@ -220,7 +223,9 @@ impl<U: Upstream> History<'_, U> {
             if is_calm && !seen.is(SyncState::Synced) {
                 return Err(self.report("nothing is wrong, and the state is not SYNCED", &seen));
             }
-            if began.elapsed() >= bound {
+            // A client that has resumed meanwhile is told the state by the first bookmark.
+            let is_to_be_told = !seen.untold.is_empty() && Self::judge_state(&seen, is_faulty, must_be_stale).is_ok();
+            if began.elapsed() >= if is_to_be_told { bound + TOLD_WITHIN } else { bound } {
                 break (seen, is_calm);
             }
             tokio::time::sleep((bound / 100).clamp(Duration::from_millis(5), Duration::from_millis(500))).await;
@@ -257,18 +262,22 @@ impl<U: Upstream> History<'_, U> {
     }
 
     fn judge(seen: &Seen, is_faulty: bool, must_be_stale: bool) -> Result<&'static str, String> {
+        let verdict = Self::judge_state(seen, is_faulty, must_be_stale)?;
+        match &*seen.untold {
+            "" => Ok(verdict),
+            untold => Err(format!("{verdict}, and a client was told another state: {untold}")),
+        }
+    }
+
+    fn judge_state(seen: &Seen, is_faulty: bool, must_be_stale: bool) -> Result<&'static str, String> {
         let is_equal = seen.wrong.is_empty();
         match &seen.listed {
             Err(reason) if is_faulty && reason == "NOT_SYNCED" => Ok("no state yet"),
             Err(reason) => Err(format!("the list failed: {reason}")),
-            Ok(_) if seen.is(SyncState::Stale) && is_faulty => match &*seen.untold {
-                "" => Ok(if is_equal { "STALE, and equal" } else { "STALE" }),
-                untold => Err(format!("STALE, and not every client was told so: {untold}")),
-            },
+            Ok(_) if seen.is(SyncState::Stale) && is_faulty => Ok(if is_equal { "STALE, and equal" } else { "STALE" }),
             Ok(_) if !seen.is(SyncState::Synced) => Err("it has not recovered".to_owned()),
             Ok(_) if must_be_stale => Err("SYNCED, while nothing reaches the source".to_owned()),
             Ok(_) if !is_equal => Err("SYNCED, and wrong".to_owned()),
-            Ok(_) if !seen.untold.is_empty() => Err(format!("a client was told another state: {}", seen.untold)),
             Ok(_) => Ok("SYNCED, and equal"),
         }
     }
@@ -293,6 +302,9 @@ impl<U: Upstream> History<'_, U> {
 
     /// Bounds the lists by what gave cause for them.
     fn judge_requests(&mut self, is_calm: bool) -> Result<(), String> {
+        if let Some(misdeed) = self.upstream.misdeed() {
+            return Err(misdeed);
+        }
         let (lists, disturbances) = (self.lists(), self.disturbances());
         let (begun, causes) = (lists - self.judged.0, disturbances - self.judged.1 + std::mem::take(&mut self.starts));
         let attempts = self.judged.2.elapsed().div_duration_f64(RETRY) as u64;
@@ -328,7 +340,8 @@ impl<U: Upstream> History<'_, U> {
             }
         }
         if let Some(((lists, watches), (more_lists, more_watches))) = before.zip(self.upstream.requests()) {
-            let most = 1 + time.as_secs() / self.upstream.bounds().watch.as_secs().max(1);
+            let Bounds { watches: open, watch, .. } = self.upstream.bounds();
+            let most = open + time.as_secs() / watch.as_secs().max(1);
             if more_lists > lists || more_watches > watches + most {
                 let (lists, watches) = (more_lists - lists, more_watches - watches);
                 return Err(format!("{time:?} at rest: {lists} lists, and {watches} watches of at most {most}"));

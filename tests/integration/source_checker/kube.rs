@@ -12,7 +12,7 @@ use informerd::{
 };
 
 use self::{
-    api::{Api, Counts, PLURAL, State},
+    api::{Api, Counts, Misdeeds, PLURAL, State},
     script::{KEYS, Restore, Setup, Step, TokenEnd},
     world::{Form, Selection, Versions, World},
 };
@@ -46,10 +46,13 @@ impl Kube {
     }
 
     async fn restore(&mut self, restore: &Restore) {
-        let Restore { back, ahead, elsewhere, has_another_uid } = *restore;
+        let Restore { back, repeats, ahead, elsewhere, has_another_uid } = *restore;
         // In one step: nobody sees half of it.
         self.api.set(|state| {
-            state.world.restore(state.world.version.saturating_sub(back).max(1));
+            let lost = state.world.restore(state.world.version.saturating_sub(back).max(1));
+            if repeats {
+                state.world.repeat(&lost);
+            }
             state.restart();
             state.compacted = state.world.version;
             if let Some(uid) = state.cluster.as_mut().filter(|_| has_another_uid) {
@@ -123,6 +126,7 @@ impl Upstream for Kube {
         "CRD not served",
         "restore",
         "restore with another uid",
+        "restore whose lost writes are repeated",
         "restore beyond the last version",
         "lag",
         "401",
@@ -160,6 +164,7 @@ impl Upstream for Kube {
         "metadata only of an API that sends whole objects",
         "watch from before the watch cache",
         "page",
+        "watch closed inside a version",
         "version too large",
         "bookmark",
     ];
@@ -186,6 +191,9 @@ impl Upstream for Kube {
             sends_bookmarks: setup.sends_bookmarks,
             is_built_in: setup.is_built_in,
             needs_selector: setup.needs_selector,
+            has_opaque_versions: setup.has_opaque_versions || setup.versions != Versions::Decimal,
+            closes_inside: false,
+            misdeeds: Misdeeds::of(!setup.namespaces.is_empty()),
             knows_metadata: setup.metadata == Some(true),
             once: Vec::new(),
             standing: None,
@@ -214,6 +222,13 @@ impl Upstream for Kube {
             Step::Put(text, number) => self.api.set(|state| state.world.put(&key(text), *number)),
             Step::Delete(texts) => self.api.set(|state| state.world.delete(&keys(texts), false)),
             Step::Expire(texts) => self.api.set(|state| state.world.delete(&keys(texts), true)),
+            Step::Lease(texts) | Step::CloseInside(texts) => self.api.set(|state| {
+                state.closes_inside |= matches!(step, Step::CloseInside(_));
+                for (number, key) in (0..).zip(keys(texts)) {
+                    state.world.put(&key, 100 + 3 * number + 1);
+                }
+                state.world.delete(&keys(texts), true);
+            }),
             Step::DeleteAll => self.api.set(|state| state.world.delete(&keys(&KEYS), false)),
             Step::Elsewhere(versions) => self.api.set(|state| state.world.version += versions),
             Step::Compact => self.api.set(|state| {
@@ -280,6 +295,7 @@ impl Upstream for Kube {
         self.proxy.heal();
         self.api.set(|state| {
             (state.standing, state.lagging_at, state.is_served) = (None, None, true);
+            state.closes_inside = false;
             state.once.clear();
             state.in_band.clear();
             state.stalls = false;
@@ -312,6 +328,7 @@ impl Upstream for Kube {
             ..KubeConfig::new("things", "example.com", "v1", PLURAL)
         };
         let health = SourceHealth::new(config.contact_timeout, STALE_AFTER);
+        self.api.set(|state| state.misdeeds.has_new_process());
         Served::start(KubeSource::new(config, health.clone()), health, state_directory)
     }
 
@@ -359,7 +376,10 @@ impl Upstream for Kube {
     }
 
     fn late_disturbances(&self) -> u64 {
-        self.api.set(|state| state.counts.once + state.counts.in_band + state.counts.stalls)
+        self.api.set(|state| {
+            let counts = &state.counts;
+            counts.once + counts.in_band + counts.stalls + counts.closed_inside
+        })
     }
 
     fn has_fault(&self) -> bool {
@@ -381,12 +401,17 @@ impl Upstream for Kube {
             // The longest delay between two attempts is 60 s, an answer may take another 60 s, and Retry-After 25 s.
             recovers: Duration::from_secs(300),
             lists: 12 * watches,
+            watches,
             watch: Duration::from_secs(100) / watches as u32,
         }
     }
 
     fn requests(&self) -> Option<(u64, u64)> {
         Some(self.api.set(|state| (state.counts.lists, state.counts.watches)))
+    }
+
+    fn misdeed(&self) -> Option<String> {
+        self.api.set(|state| state.misdeeds.first())
     }
 
     fn was_deleted(&self, key: &Key) -> bool {
@@ -402,6 +427,7 @@ impl Upstream for Kube {
             ("list that takes too long in one piece", counts.in_one_piece),
             ("expired page", counts.expired_pages),
             ("page", counts.pages),
+            ("watch closed inside a version", counts.closed_inside),
             ("error in band that was sent", counts.in_band),
             ("answer that was refused", counts.refused),
             ("version too large", counts.too_large),

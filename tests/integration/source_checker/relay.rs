@@ -299,6 +299,7 @@ impl Upstream for Relay {
             // The longest delay at each of three servers, and the time that a relay waits for a version.
             recovers: Duration::from_secs(3 * 60 + 180 + 100),
             lists: 0,
+            watches: 1,
             watch: Duration::MAX,
         }
     }

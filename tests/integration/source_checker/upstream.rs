@@ -33,6 +33,8 @@ pub(crate) struct Bounds {
     pub(crate) recovers: Duration,
     /// Lists that a source may begin for each start, and for each disturbance of its upstream.
     pub(crate) lists: u64,
+    /// Watches that are open at one time.
+    pub(crate) watches: u64,
     /// The shortest time between two watches while nothing is wrong.
     pub(crate) watch: Duration,
 }
@@ -111,6 +113,10 @@ pub(crate) trait Upstream: Sized + 'static {
     fn bounds(&self) -> Bounds;
     /// Lists and watches that the upstream was asked for; `None` where it cannot tell.
     fn requests(&self) -> Option<(u64, u64)>;
+    /// A request that the source must not make.
+    fn misdeed(&self) -> Option<String> {
+        None
+    }
     /// The object was deleted at some time, so that a client may be told so.
     fn was_deleted(&self, _key: &Key) -> bool {
         true

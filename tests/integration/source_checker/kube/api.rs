@@ -6,6 +6,7 @@
 //! watch began at; initial events end with an annotated bookmark; watches are closed after `timeoutSeconds`.
 
 mod answer;
+mod misdeed;
 mod target;
 mod watch;
 
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{net::TcpListener, sync};
 
+pub(crate) use self::misdeed::Misdeeds;
 use self::{
     answer::{failure, success, too_large},
     target::Target,
@@ -66,6 +68,11 @@ pub(crate) struct State {
     pub(crate) is_built_in: bool,
     /// Only requests with the configured selector are allowed.
     pub(crate) needs_selector: bool,
+    /// Versions do not show that there are several changes at one.
+    pub(crate) has_opaque_versions: bool,
+    /// The next watch in which several changes of one version are sent is closed after the first.
+    pub(crate) closes_inside: bool,
+    pub(crate) misdeeds: Misdeeds,
     /// Answers with metadata only where that is requested.
     pub(crate) knows_metadata: bool,
     /// Answers to the next requests, each once.
@@ -126,6 +133,7 @@ pub(crate) struct Counts {
     pub(crate) initial_events_after_a_stall: u64,
     pub(crate) in_one_piece: u64,
     pub(crate) pages: u64,
+    pub(crate) closed_inside: u64,
 }
 
 type Query = BTreeMap<String, String>;
@@ -180,7 +188,9 @@ impl Api {
             true => To::Watches,
             false => To::Lists,
         };
-        if let Some(answer) = self.fault(to) {
+        let drawn = self.fault(to);
+        self.state.lock().misdeeds.note(uri, drawn);
+        if let Some(answer) = drawn {
             let reason = match answer.code {
                 403 => "Forbidden",
                 404 => "NotFound",
@@ -208,6 +218,7 @@ impl Api {
             return failure(404, RetryAfter::None, "NotFound", "the server could not find the requested resource");
         }
         if self.state.lock().needs_selector && !target.has_selector && target.name.is_none() {
+            self.state.lock().misdeeds.note_forbidden(uri);
             return failure(403, RetryAfter::None, "Forbidden", "only with the selector");
         }
         if is_watch { self.watch(query, target).await } else { self.list(&query, target).await }

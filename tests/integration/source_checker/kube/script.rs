@@ -48,6 +48,8 @@ pub(crate) enum Step {
     Delete(Vec<&'static str>),
     /// The objects of one lease end at one version.
     Expire(Vec<&'static str>),
+    /// Objects of one lease are written, and end at one version.
+    Lease(Vec<&'static str>),
     DeleteAll,
     /// Writes of other kinds raise the version.
     Elsewhere(u64),
@@ -72,6 +74,8 @@ pub(crate) enum Step {
     Standing(Answer),
     /// An ERROR in the watch.
     InBand(u16, &'static str),
+    /// The time of a watch is over between two changes of one version.
+    CloseInside(Vec<&'static str>),
     /// Watches are closed: all, or those of this namespace.
     CloseWatches(Option<&'static str>),
     /// Another API server takes over what is requested of this namespace: its watch cache begins now.
@@ -92,6 +96,8 @@ pub(crate) enum Step {
 pub(crate) struct Restore {
     /// Versions that are lost.
     pub(super) back: u64,
+    /// What was lost is written again, at the same versions and with other bytes.
+    pub(super) repeats: bool,
     /// Writes of the new history while the source is away: below, at or beyond the lost version.
     pub(super) ahead: u32,
     /// Versions that other kinds take meanwhile.
@@ -101,6 +107,10 @@ pub(crate) struct Restore {
 
 pub(super) const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 pub(super) const KEYS: [&str; 8] = ["a/x", "a/y", "a/z", "b/x", "b/y", "b/z", "c/x", "c/v"];
+
+fn rarely() -> impl Strategy<Value = bool> {
+    prop_oneof![1 => Just(true), 3 => Just(false)]
+}
 
 fn any_form() -> impl Strategy<Value = Form> {
     (prop_oneof![Just(None), (1_u32..4).prop_map(Some)], any::<bool>()).prop_map(|(default, is_pruned)| Form {
@@ -138,6 +148,7 @@ impl UpstreamSetup for Setup {
             Selection::All,
             Selection::Label,
             Selection::Field,
+            Selection::Field,
             Selection::Name,
         ]);
         let namespaces: Vec<&'static [&'static str]> = vec![&[], &[], &[], &["a"], &["b", "a"], &NAMESPACES];
@@ -148,13 +159,13 @@ impl UpstreamSetup for Setup {
             1 => any::<bool>().prop_map(|is_opaque| (Text, is_opaque)),
             1 => Just((Unordered, true)),
         ];
-        let often = || prop_oneof![3 => Just(true), 1 => Just(false)];
+        let often = || rarely().prop_map(|is_so| !is_so);
         // Whether an API ignores the limit, and whether it cannot do without.
         let limit = select(vec![(true, false), (true, false), (false, false), (false, true)]);
         let token = select(vec![None, None, Some(TokenEnd::Nothing), Some(TokenEnd::Newline)]);
         (
             (select(vec![Served, Served, Served, Forbidden, Ignored]), limit, often(), any::<bool>(), often()),
-            (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(2)]), token),
+            (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(1), Some(2)]), token),
             (select(vec![None, None, None, None, Some(true), Some(false)]), namespaces, versions),
         )
             .prop_map(
@@ -210,10 +221,14 @@ impl UpstreamSetup for Setup {
 
 impl UpstreamStep for Step {
     fn any_write() -> BoxedStrategy<Self> {
+        // Some are red under one form only.
+        let number = prop_oneof![2 => 0_u32..100, 1 => (0_u32..16).prop_map(|number| 6 * number + 3)];
         prop_oneof![
-            10 => (select(&KEYS[..]), 0_u32..100).prop_map(|(key, number)| Self::Put(key, number)),
+            10 => (select(&KEYS[..]), number).prop_map(|(key, number)| Self::Put(key, number)),
             3 => vec(select(&KEYS[..]), 1..3).prop_map(Self::Delete),
-            3 => vec(select(&KEYS[..]), 3..9).prop_map(Self::Expire),
+            2 => vec(select(&KEYS[..]), 3..9).prop_map(Self::Expire),
+            2 => vec(select(&KEYS[..]), 2..5).prop_map(Self::Lease),
+            2 => Just(Self::Compact),
             1 => Just(Self::DeleteAll),
             2 => select(vec![1_u64, 7, 5000]).prop_map(Self::Elsewhere),
         ]
@@ -233,8 +248,15 @@ impl UpstreamStep for Step {
     }
 
     fn any_event() -> BoxedStrategy<Self> {
-        let restore = (0_u64..8, 0_u32..8, select(vec![0_u64, 0, 20, 1000]), any::<bool>())
-            .prop_map(|(back, ahead, elsewhere, has_another_uid)| Restore { back, ahead, elsewhere, has_another_uid });
+        let restore = (0_u64..8, any::<bool>(), 0_u32..8, select(vec![0_u64, 0, 20, 1000]), rarely()).prop_map(
+            |(back, repeats, ahead, elsewhere, has_another_uid)| Restore {
+                back,
+                repeats,
+                ahead: if repeats { 0 } else { ahead },
+                elsewhere,
+                has_another_uid,
+            },
+        );
         let in_band = select(vec![
             (410_u16, "Expired"),
             (410, "Gone"),
@@ -247,12 +269,13 @@ impl UpstreamStep for Step {
             3 => Just(Self::Restart),
             2 => any_form().prop_map(Self::Upgrade),
             2 => any_form().prop_map(Self::Crd),
-            1 => any_form().prop_map(|form| Self::Crd(Form { is_recoloured: true, ..form })),
+            3 => any_form().prop_map(|form| Self::Crd(Form { is_recoloured: true, ..form })),
             1 => Just(Self::CrdAnew),
-            3 => restore.prop_map(Self::Restore),
+            5 => restore.prop_map(Self::Restore),
             2 => any_answer().prop_map(Self::Once),
             2 => in_band.prop_map(|(code, reason)| Self::InBand(code, reason)),
             2 => option::of(select(&NAMESPACES[..])).prop_map(Self::CloseWatches),
+            3 => vec(select(&KEYS[..]), 2..5).prop_map(Self::CloseInside),
             1 => select(&NAMESPACES[..]).prop_map(Self::RestartOf),
             1 => any::<bool>().prop_map(|is_cut| Self::TokenRenewed { is_cut }),
             3 => Just(Self::Stall),
@@ -265,7 +288,7 @@ impl UpstreamStep for Step {
         match self {
             Self::Put(..) => "put",
             Self::Delete(_) => "deletion",
-            Self::Expire(_) => "several deletions at one version",
+            Self::Expire(_) | Self::Lease(_) => "several deletions at one version",
             Self::DeleteAll => "deletion of everything",
             Self::Elsewhere(_) => "write elsewhere",
             Self::Compact => "compaction",
@@ -277,6 +300,7 @@ impl UpstreamStep for Step {
             Self::CrdAnew => "CRD created again",
             Self::CrdNotServed => "CRD not served",
             Self::Restore(Restore { has_another_uid: true, .. }) => "restore with another uid",
+            Self::Restore(Restore { repeats: true, .. }) => "restore whose lost writes are repeated",
             Self::Restore(Restore { back, ahead, elsewhere, .. }) if u64::from(*ahead) + elsewhere > *back => {
                 "restore beyond the last version"
             }
@@ -297,6 +321,8 @@ impl UpstreamStep for Step {
             },
             Self::InBand(410, _) => "410 in band",
             Self::InBand(..) => "500 in band",
+            // Counted when it has taken effect.
+            Self::CloseInside(_) => "watch closed inside a version, drawn",
             Self::CloseWatches(None) => "watches closed",
             Self::CloseWatches(Some(_)) => "watches of one namespace closed",
             Self::RestartOf(_) => "restart for one namespace",
@@ -310,7 +336,13 @@ impl UpstreamStep for Step {
     fn is_write(&self) -> bool {
         matches!(
             self,
-            Self::Put(..) | Self::Delete(_) | Self::Expire(_) | Self::DeleteAll | Self::Elsewhere(_) | Self::Compact
+            Self::Put(..)
+                | Self::Delete(_)
+                | Self::Expire(_)
+                | Self::Lease(_)
+                | Self::DeleteAll
+                | Self::Elsewhere(_)
+                | Self::Compact
         )
     }
 }

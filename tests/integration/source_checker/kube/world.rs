@@ -124,13 +124,25 @@ impl World {
         }
     }
 
-    /// Forgets what came after a version, as a cluster does that is restored from a backup.
-    pub(crate) fn restore(&mut self, version: u64) {
-        self.undone.extend(self.changes.extract_if(.., |change| change.version > version));
+    /// Forgets what came after a version, as a cluster does that is restored from a backup, and returns it.
+    pub(crate) fn restore(&mut self, version: u64) -> Vec<Change> {
+        let lost: Vec<Change> = self.changes.extract_if(.., |change| change.version > version).collect();
+        self.undone.extend_from_slice(&lost);
         self.version = version;
         let number = self.restores.last().map_or(1, |(_, last)| last + 1);
         self.restores.retain(|(to, _)| *to < version);
         self.restores.push((version, number));
+        lost
+    }
+
+    /// Writes what was lost again, at the same versions as far as that can be, and with other numbers.
+    pub(crate) fn repeat(&mut self, lost: &[Change]) {
+        for Change { version, key, state } in lost {
+            if let Some(stored) = state {
+                self.version = self.version.max(version - 1);
+                self.put(key, stored.number + 1000);
+            }
+        }
     }
 
     /// Returns what the API calls a version.

@@ -150,8 +150,9 @@ impl Api {
                 if next == usize::MAX {
                     next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
                 }
-                let mut lines = String::new();
+                let (mut lines, mut is_closed) = (String::new(), false);
                 while next < known {
+                    let before = lines.len();
                     if target.is_of(&state.world.changes[next].key) {
                         lines += &match state.world.told(next) {
                             None => String::new(),
@@ -162,14 +163,27 @@ impl Api {
                     }
                     version = version.max(state.world.changes[next].version);
                     next += 1;
+                    // A bookmark that is due may come between two changes of a version, and so may the end.
+                    let is_next_at_version = next < known && state.world.changes[next].version == version;
+                    if !is_next_at_version || lines.len() == before || state.has_opaque_versions {
+                        continue;
+                    }
+                    if asked.bookmarks && state.sends_bookmarks && version.is_multiple_of(2) {
+                        lines += &bookmark(&state.world.text_of(version), false);
+                    }
+                    is_closed = std::mem::take(&mut state.closes_inside);
+                    if is_closed {
+                        state.counts.closed_inside += 1;
+                        break;
+                    }
                 }
-                let in_band = state.in_band.pop();
+                let in_band = if is_closed { None } else { state.in_band.pop() };
                 if let Some((code, reason)) = in_band {
                     state.counts.in_band += 1;
                     let status = json!({"kind": "Status", "code": code, "reason": reason, "message": "drawn"});
                     lines += &event("ERROR", &status.to_string());
                 }
-                (lines, in_band.is_some() || !state.is_served)
+                (lines, is_closed || in_band.is_some() || !state.is_served)
             };
             if !lines.is_empty() && sender.send(lines).await.is_err() || is_over {
                 return;
