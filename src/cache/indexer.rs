@@ -339,8 +339,8 @@ impl Snapshot {
 
     /// Returns an object of a newer list that cannot be in the same history as what is held (invariant 14): where the upstream
     /// counts by itself, whatever the list has from before the last version that is complete is held as it is, as far as that
-    /// is [evidence](Evidence). A source that counts for it proves nothing.
-    pub fn contradiction<'a>(&self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
+    /// is [evidence](Evidence); and a list at that very version has whatever is held. A source that counts for it proves nothing.
+    pub fn contradiction<'a>(&'a self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
         let known = if planted!(OpenVersionIsComplete) { self.version() } else { self.safe_version() };
         let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
         let is_old =
@@ -352,7 +352,19 @@ impl Snapshot {
                 None => evidence == Evidence::Held,
             }
         };
-        list.objects.iter().find(|object| is_old(object) && !is_held(object)).map(|object| object.key())
+        let changed = list.objects.iter().find(|object| is_old(object) && !is_held(object));
+        changed.map(|object| object.key()).or_else(|| {
+            let is_whole = list.version == *known && known.lineage().is_none() && evidence > Evidence::Held;
+            is_whole.then(|| self.missing(list)).flatten()
+        })
+    }
+
+    /// An object that is held and not listed, of a namespace that the list is of.
+    fn missing<'a>(&'a self, list: &List) -> Option<&'a ObjectKey> {
+        let is_lost = |key: &ObjectKey| list.lost_namespaces.iter().any(|lost| lost == key.namespace());
+        let listed: HashSet<&ObjectKey, foldhash::fast::RandomState> =
+            list.objects.iter().chain(&list.not_served).map(|object| object.key()).collect();
+        self.objects.keys().find(|key| !listed.contains(key) && !is_lost(key))
     }
 
     /// How many objects there are.

@@ -101,12 +101,14 @@ pub struct List {
     pub not_served: Vec<Arc<Object>>,
     /// Namespaces that lists before this one were not of: their objects prove nothing of the history.
     pub new_namespaces: Vec<String>,
+    /// Namespaces that lists before this one were of, and this one is not.
+    pub lost_namespaces: Vec<String>,
 }
 
 impl List {
     /// Makes a list of objects that can all be served.
     pub fn new(objects: Vec<Arc<Object>>, version: ResourceVersion) -> Self {
-        Self { objects, version, not_served: Vec::new(), new_namespaces: Vec::new() }
+        Self { objects, version, not_served: Vec::new(), new_namespaces: Vec::new(), lost_namespaces: Vec::new() }
     }
 }
 

@@ -264,6 +264,29 @@ async fn what_is_kept_for_a_later_start_is_the_state_of_the_version_to_resume_fr
     assert_eq!(apply(vec![put("d", "", 13)], true), ["d"]);
 }
 
+/// Invariant 14: at one version there is one state. Told as a deletion at the version that everybody has, nobody who resumes from it
+/// would be told.
+#[test]
+fn a_list_at_the_held_version_has_whatever_is_held() {
+    let state = |names: &[&str], at| list(names.iter().map(|name| pod(name, "", "", version(3))).collect(), at);
+    let indexer = Indexer::new(indexers(), state(&["a", "b"], 10));
+    let missing = |list: &List, evidence| indexer.snapshot().contradiction(list, evidence).map(ToString::to_string);
+    assert_eq!(missing(&state(&["b"], 10), Evidence::Listed).as_deref(), Some("a"));
+    assert_eq!(missing(&state(&["a", "b"], 10), Evidence::Listed), None);
+    assert_eq!(missing(&state(&["b"], 11), Evidence::Bytes), None, "it was deleted since");
+    assert_eq!(missing(&state(&["b"], 10), Evidence::Held), None, "what the API selects may change");
+    let not_served = List { not_served: state(&["a"], 10).objects, ..state(&["b"], 10) };
+    assert_eq!(missing(&not_served, Evidence::Bytes), None);
+    let namespace = indexer.snapshot().objects(None, None).next().unwrap().key().namespace().to_owned();
+    let lost = List { lost_namespaces: vec![namespace], ..state(&[], 10) };
+    assert_eq!(missing(&lost, Evidence::Listed), None, "nobody asked for it");
+    let counted = |at| ResourceVersion::of_lineage("abc".into(), at);
+    let counts =
+        |names: &[&str]| List::new(names.iter().map(|name| pod(name, "", "", counted(3))).collect(), counted(10));
+    let indexer = Indexer::new(indexers(), counts(&["a", "b"]));
+    assert_eq!(indexer.snapshot().contradiction(&counts(&["b"]), Evidence::Bytes), None, "a source that counts for it");
+}
+
 /// Invariant 12: objects on a shared lease expire by the hundred at one version.
 #[test]
 fn a_version_is_safe_once_it_is_closed() {

@@ -175,9 +175,12 @@ impl Namespaces {
         }
         let mut list = self.whole.settle(all, at)?;
         let mut state = self.state.lock();
-        let is_known = |name: &String| state.members.iter().any(|member| member.namespace == *name);
-        list.new_namespaces =
-            members.iter().map(|member| member.namespace.clone()).filter(|name| !is_known(name)).collect();
+        let names = |members: &[Member], others: &[Member]| {
+            let names = members.iter().map(|member| &member.namespace);
+            names.filter(|name| others.iter().all(|other| other.namespace != **name)).cloned().collect()
+        };
+        list.new_namespaces = names(&members, &state.members);
+        list.lost_namespaces = names(&state.members, &members);
         if let Some(highest) = highest.filter(|highest| list.version < **highest) {
             let text = format!("the cluster is at version {}, and {highest} was known", list.version);
             *state = State { members: Vec::new(), merge: Merge::new(0, list.version) };
