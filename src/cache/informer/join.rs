@@ -28,7 +28,7 @@ pub struct Joined<F: Frame> {
     pub backlog: Backlog,
     /// What comes after the snapshot. `None` when the backlog has more: join again after its last version.
     pub cursor: Option<Cursor<F>>,
-    /// The history that these versions belong to: [`InformerHandle::epoch`] at the moment of joining.
+    /// The history that these versions belong to: [`InformerHandle::epoch`](super::InformerHandle::epoch) at the moment of joining.
     pub epoch: u64,
 }
 

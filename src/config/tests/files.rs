@@ -1,0 +1,80 @@
+//! Files, directories and streams.
+
+use super::*;
+
+#[test]
+fn how_files_and_streams_are_read() {
+    let load = |section: &str| load(&format!("resources: {{ x: {{ source: {{ {section} }} }} }}"), &[]);
+    let config = load("files: { path: /x, rescan: 1m, quiet: 2s }").unwrap();
+    let expected =
+        FilesResource { rescan: Duration::from_secs(60), quiet: Duration::from_secs(2), ..FilesResource::new("/x") };
+    assert_eq!(config.resources["x"].source, SourceConfig::Files(expected));
+    for (text, confirm_after) in [("none", None), ("1m30s", Some(Duration::from_secs(90)))] {
+        let config = load(&format!("stream: {{ path: /x, confirm_after: {text} }}")).unwrap();
+        let expected = StreamResource { path: Some("/x".into()), confirm_after };
+        assert_eq!(config.resources["x"].source, SourceConfig::Stream(expected));
+    }
+    for (section, problem) in [
+        (
+            "files: { path: /x, rescan: 99ms }",
+            "files.rescan: expected a duration from 100ms to 1h, found the text \"99ms\"",
+        ),
+        (
+            "files: { path: /x, rescan: 61m }",
+            "files.rescan: expected a duration from 100ms to 1h, found the text \"61m\"",
+        ),
+        ("files: { path: /x, quiet: 0 }", "files.quiet: expected a duration from 10ms to 10s, found the number 0"),
+        (
+            "files: { path: /x, quiet: 2s, rescan: 1s }",
+            "files.quiet: is longer than `rescan` (1s); write a shorter one",
+        ),
+        (
+            "stream: { path: /x, confirm_after: 0 }",
+            "stream.confirm_after: expected a duration from 100ms to 1h, found the number 0",
+        ),
+        ("stream: { path: /x, confirm_after: never }", "stream.confirm_after: expected a duration such as 500ms"),
+    ] {
+        let found = load(section).unwrap_err().to_string();
+        assert!(found.starts_with(&format!("resources.x.source.{problem}")), "{found}");
+    }
+}
+
+#[test]
+fn streams() {
+    let stream = |path: Option<PathBuf>| SourceConfig::Stream(StreamResource::new(path));
+    let yaml =
+        "resources: { a: { source: { stream: { path: ../a.jsonl } } }, b: { source: { stream: { path: '-' } } } }";
+    let (directory, flags) = file(yaml, &["--stream=c=c.jsonl", "--files=d=.", "--stream", "e=/dev/fd/3"]);
+    let config = Config::load(&flags).unwrap();
+    let source = |name: &str| config.resources[name].source.clone();
+    assert_eq!(source("a"), stream(Some(directory.path().join("../a.jsonl"))));
+    assert_eq!((source("b"), source("c")), (stream(None), stream(Some("c.jsonl".into()))));
+    assert_eq!(config.resources.len(), 5);
+    assert!(load("{}", &["--stream=a=-"]).is_ok(), "nothing else is needed");
+    for (yaml, args, problem) in [
+        ("{}", ["--stream=a=-", "--stream=b=-"], "resources: both `a` and `b` read standard input (`-`); give one"),
+        (yaml, ["--stream=c=-", "--files=d=."], "resources: both `b` and `c` read standard input"),
+        (yaml, ["--stream=a=x", "--files=d=."], "--stream: the resource `a` is also in the file, as resources.a; keep"),
+        ("{}", ["--stream=a=x", "--files=a=."], "--stream: the resource `a` is given twice; keep one"),
+        ("{}", ["--stream=x", "--files=a=."], "--stream: expected NAME=FILE or NAME=- such as"),
+        (
+            "resources: { x: { source: { files: { path: a }, stream: { path: b } } } }",
+            ["--files=a=.", "--files=b=."],
+            "resources.x.source: has `files` and `stream`; keep one",
+        ),
+        ("resources: { x: { source: { stream: } } }", ["--files=a=.", "--files=b=."], "resources.x.source: is missing"),
+        (
+            "resources: { x: { source: { stream: { path: } } } }",
+            ["--files=a=.", "--files=b=."],
+            "resources.x.source.stream.path: is missing; write the path of a file such as",
+        ),
+        (
+            "resources: { x: { source: { stream: { path: 5 } } } }",
+            ["--files=a=.", "--files=b=."],
+            "resources.x.source.stream.path: expected a text",
+        ),
+    ] {
+        let found = load(yaml, &args).unwrap_err().to_string();
+        assert!(found.starts_with(problem) && found.lines().count() == 1, "{problem}\n{found}");
+    }
+}
