@@ -66,10 +66,10 @@ struct Shared {
     written: Mutex<Option<Written>>,
 }
 
-/// What is in a file.
+/// The last write of a file.
 #[derive(Debug)]
 struct Written {
-    /// What had changed.
+    /// Changes up to then.
     changes: Changes,
     /// The version of a state that lacks changes which had come ahead of it: when they are complete, they are to be written.
     lacks_after: Option<ResourceVersion>,

@@ -51,7 +51,7 @@ pub struct Backlog {
     pub first: u64,
     /// Whether there is more than these; the last one ends where to go on.
     pub has_more: bool,
-    /// Whether there was a relist before the first batch, of which nothing is left.
+    /// There was a relist before the first batch, of which nothing is left.
     pub is_after_gap: bool,
 }
 
@@ -207,7 +207,7 @@ impl History {
         self.bytes -= bytes_of(lost.old.as_ref());
     }
 
-    /// What came after the first changes, so many of them: the continuation for a reader that has reached this place.
+    /// Returns the changes after an offset: the continuation for a reader that has reached this place.
     pub fn after_offset(&self, reached: &Reached) -> Result<Backlog, NotInHistory> {
         let offset = reached.offset;
         // One that has a version may not have been told of the last changes of its batch.

@@ -443,7 +443,7 @@ impl<F: Frame> Writer<F> {
 // === impl Live ===
 
 impl<F: Frame> Live<F> {
-    /// Whether a list is not older than the last version that is complete.
+    /// Returns whether a list is not older than the last version that is complete.
     fn is_complete_in(&self, list: &List) -> bool {
         let is_rewound = planted!(RewoundBeforeAnOpenVersion);
         let complete = if is_rewound { self.indexer.version() } else { &self.history.current().version };

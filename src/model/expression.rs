@@ -104,7 +104,7 @@ const OBJECT: &str = "object";
 const TYPE: &str = "type";
 const COUNT: &str = "count";
 
-/// How many bodies were made values on this thread.
+/// Returns the number of bodies that were parsed on this thread.
 #[cfg(all(test, feature = "cel"))]
 pub(crate) fn parsed() -> u64 {
     body::parsed()

@@ -37,7 +37,7 @@ pub(super) fn to_struct(json: &[u8]) -> Option<Struct> {
 #[derive(Clone, Copy)]
 struct ValueSeed<'a> {
     depth: usize,
-    /// How many bytes the Struct may still have, at least: what is too large is not made first.
+    /// Bytes that the Struct may still have: parsing stops as soon as it is certainly too large.
     left: &'a Cell<usize>,
 }
 

@@ -91,7 +91,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
         &self.changes
     }
 
-    /// What a group is told of the changes that concern its selection. The last event of a batch in its selection carries the batch's version, and
+    /// Encodes the changes that concern a group's selection. The last event of a batch in its selection carries the batch's version, and
     /// those before it the version before the batch: there is no point to resume from inside a batch. Of an open batch all do.
     pub(super) fn share(
         &mut self,

@@ -6,7 +6,7 @@ use crate::{
     watch::{Cursor, Frame},
 };
 
-/// Where a watch starts.
+/// Start of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Start {
     /// At the version where it joins.
@@ -24,9 +24,9 @@ pub enum Start {
 pub struct Joined<F: Frame> {
     /// The state at the moment of joining.
     pub snapshot: Snapshot,
-    /// What came between the version that was asked for and this moment, or the beginning of it.
+    /// Changes between the version that was asked for and this moment, or the beginning of it.
     pub backlog: Backlog,
-    /// What comes after the snapshot. `None` when the backlog has more: join again after its last version.
+    /// Reader of everything after the snapshot. `None` when the backlog has more: join again after its last version.
     pub cursor: Option<Cursor<F>>,
     /// The history that these versions belong to: [`InformerHandle::epoch`](super::InformerHandle::epoch) at the moment of joining.
     pub epoch: u64,

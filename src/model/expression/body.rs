@@ -46,11 +46,11 @@ pub(super) fn end_wake() {
 
 #[cfg(test)]
 thread_local! {
-    /// How many bodies were read.
+    /// Bodies that were parsed.
     static PARSED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// How many bodies were read on this thread.
+/// Returns the number of bodies that were parsed on this thread.
 #[cfg(test)]
 pub(super) fn parsed() -> u64 {
     PARSED.get()

@@ -38,7 +38,7 @@ pub fn in_one_wake<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Whether this thread does the work of a wake.
+/// Returns whether this thread does the work of a wake.
 #[cfg(feature = "cel")]
 pub(in crate::model) fn is_in_wake() -> bool {
     WAKE.with_borrow(|wake| wake.depth > 0)
