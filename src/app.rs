@@ -179,6 +179,7 @@ impl App {
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
                 struct_bytes: config.limits.struct_bytes,
+                expression_steps: config.limits.expression_steps,
                 bulk_streams: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
             },
             lifecycle.clone(),

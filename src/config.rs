@@ -44,7 +44,7 @@ pub use self::{
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };
 use crate::{
-    model::{FieldCut, Indexers},
+    model::{Expression, FieldCut, Indexers},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -127,6 +127,8 @@ pub struct LimitsConfig {
     pub streams_per_connection: u32,
     /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
     pub struct_bytes: usize,
+    /// Steps of one evaluation of an expression; by default [`Expression::DEFAULT_MAX_STEPS`], from 100 to 100 000.
+    pub expression_steps: u64,
 }
 
 /// How the server goes down, from the first signal on.
@@ -362,7 +364,12 @@ impl Default for WatchConfig {
 
 impl Default for LimitsConfig {
     fn default() -> Self {
-        Self { request_bytes: 64 << 10, streams_per_connection: 1024, struct_bytes: 64 << 20 }
+        Self {
+            request_bytes: 64 << 10,
+            streams_per_connection: 1024,
+            struct_bytes: 64 << 20,
+            expression_steps: Expression::DEFAULT_MAX_STEPS,
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! - [`Routes`] is what every request comes to. It sends Watch to `watch`, and List and ByIndex to `list`, outside the generated
 //!   trait: the frames of a watch are encoded once for all watchers, and a list's objects without making messages of them.
 //! - `until` reads such a watch in this process.
+//! - `slice` bounds how long a call looks at objects before others go on.
 //! - `turns` lets those who are sent much at once go on one after the other, behind everything else.
 //! - `compiler` makes expressions of their texts, where it keeps nobody waiting.
 //! - `status` is the only place that makes a status; `frame` the only one that knows what a watcher's bytes look like.
@@ -21,6 +22,7 @@ mod query;
 mod routes;
 mod scan;
 mod service;
+mod slice;
 mod status;
 mod turns;
 mod until;

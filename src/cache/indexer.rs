@@ -430,16 +430,7 @@ impl Snapshot {
         index: &str,
         after: Option<&str>,
     ) -> Option<impl Iterator<Item = (Arc<str>, u64)> + use<'_>> {
-        let (func, entries) = self.index(index)?;
-        let is_namespace = *func == IndexFunc::Namespace;
-        let first = ObjectKey::first_of_namespace(after.unwrap_or_default());
-        let objects = is_namespace.then(|| self.objects(None, Some(&first))).into_iter().flatten();
-        let start = after.map_or(Bound::Unbounded, |value| Bound::Included(Place { value, key: None }));
-        let entries = entries.range::<_, Place<'_>>((start, Bound::Unbounded)).map(|entry| &*entry.value);
-        let after = after.map(str::to_owned);
-        let is_before = move |value: &&str| after.as_deref() == Some(*value) || (is_namespace && value.is_empty());
-        let namespaces = objects.map(|object| object.key().namespace());
-        let mut values = entries.chain(namespaces).skip_while(is_before).peekable();
+        let mut values = self.index_entries(index, after)?.peekable();
         Some(std::iter::from_fn(move || {
             let value = values.next()?;
             let mut objects = 1;
@@ -448,6 +439,24 @@ impl Snapshot {
             }
             Some((Arc::from(value), objects))
         }))
+    }
+
+    /// Returns the values of an index, sorted, each as often as there are objects under it, from strictly after `after` on.
+    pub(crate) fn index_entries(
+        &self,
+        index: &str,
+        after: Option<&str>,
+    ) -> Option<impl Iterator<Item = &str> + use<'_>> {
+        let (func, entries) = self.index(index)?;
+        // The first text after another.
+        let first = after.map(|after| format!("{after}\0"));
+        let start = first.as_deref().map_or(Bound::Unbounded, |value| Bound::Included(Place { value, key: None }));
+        let entries = entries.range::<_, Place<'_>>((start, Bound::Unbounded)).map(|entry| &*entry.value);
+        // No object has the empty value for its namespace, and no namespace has a zero in it, which ends it in a key.
+        let is_namespace = *func == IndexFunc::Namespace;
+        let first = ObjectKey::first_of_namespace(&format!("{}\u{1}", after.unwrap_or_default()));
+        let objects = is_namespace.then(|| self.objects(None, Some(&first))).into_iter().flatten();
+        Some(entries.chain(objects.map(|object| object.key().namespace())))
     }
 
     /// The index functions.

@@ -48,6 +48,11 @@ const KEYS: &[Key] = &[
         "64MiB",
         "of bodies that were sent as STRUCT, what is kept for those who ask for the same",
     ),
+    key(
+        "limits.expression_steps",
+        "10000",
+        "steps of one evaluation of an expression, 100 to 100000 (some 5 ms); beyond them it fails and is counted",
+    ),
     key("drain.delay", "0s", "how long the server goes on after a signal, while it says that it is not ready"),
     key("drain.period", "5s", "how long open streams then have to end"),
     key("stale_after", "15s", "how long a source may be out of contact before its resource is stale"),

@@ -28,6 +28,14 @@ use crate::{
     watch::{BroadcasterConfig, FullChannelPolicy, Retention},
 };
 
+/// The rest of the configuration, as far as resources depend upon it.
+#[derive(Clone, Copy)]
+struct Shared<'a> {
+    directory: &'a Path,
+    watch: &'a WatchConfig,
+    limits: &'a LimitsConfig,
+}
+
 /// How a flag is named in errors: the user may have set the variable.
 const LISTEN_FLAG: &str = "--listen (or INFORMERD_LISTEN)";
 const ADMIN_LISTEN_FLAG: &str = "--admin-listen (or INFORMERD_ADMIN_LISTEN)";
@@ -56,6 +64,7 @@ pub(super) fn resolve(
     let watch = resolve_watch(&watch, errors);
     let history = errors.section("history", raw.history).unwrap_or_default();
     let limits = errors.section("limits", raw.limits).unwrap_or_default();
+    let limits = resolve_limits(&limits, errors);
     let drain = errors.section("drain", raw.drain).unwrap_or_default();
     let state_dir = errors.read("state_dir", raw.state_dir.as_ref(), value::path);
     let state_dir = state_dir.map(|path| directory.join(path).components().collect());
@@ -65,7 +74,6 @@ pub(super) fn resolve(
         insecure,
         tls,
         history: resolve_history(&history, errors),
-        limits: resolve_limits(&limits, errors),
         drain: resolve_drain(&drain, errors),
         stale_after: errors
             .read("stale_after", raw.stale_after.as_ref(), value::positive_duration)
@@ -74,7 +82,11 @@ pub(super) fn resolve(
         state_interval: errors
             .read("state_interval", raw.state_interval.as_ref(), value::positive_duration)
             .unwrap_or(DEFAULT_STATE_INTERVAL),
-        resources: resolve_resources(raw.resources, is_file_read, directory, flags, &watch, errors),
+        resources: {
+            let shared = Shared { directory, watch: &watch, limits: &limits };
+            resolve_resources(raw.resources, is_file_read, flags, shared, errors)
+        },
+        limits,
         watch,
     }
 }
@@ -200,6 +212,9 @@ fn resolve_limits(raw: &RawLimits, errors: &mut ConfigErrors) -> LimitsConfig {
         struct_bytes: errors
             .read("limits.struct_bytes", raw.struct_bytes.as_ref(), value::positive_size)
             .unwrap_or(default.struct_bytes),
+        expression_steps: errors
+            .read("limits.expression_steps", raw.expression_steps.as_ref(), value::expression_steps)
+            .unwrap_or(default.expression_steps),
     }
 }
 
@@ -214,9 +229,8 @@ fn resolve_drain(raw: &RawDrain, errors: &mut ConfigErrors) -> DrainConfig {
 fn resolve_resources(
     raw: Section<BTreeMap<String, Section<RawResource>>>,
     is_file_read: bool,
-    directory: &Path,
     flags: &ServeFlags,
-    watch: &WatchConfig,
+    shared: Shared<'_>,
     errors: &mut ConfigErrors,
 ) -> BTreeMap<String, ResourceConfig> {
     let raw = errors.section("resources", raw).unwrap_or_default();
@@ -239,7 +253,7 @@ fn resolve_resources(
         let key = keys::join(&["resources", &name]);
         errors.check(&key, value::check_resource_name(&name));
         let resource = errors.section(&key, section);
-        let resource = resource.and_then(|raw| resolve_resource(&key, name.clone(), raw, directory, watch, errors));
+        let resource = resource.and_then(|raw| resolve_resource(&key, name.clone(), raw, shared, errors));
         resources.extend(resource.map(|resource| (name.clone(), resource)));
         in_file.insert(name);
     }
@@ -298,8 +312,7 @@ fn resolve_resource(
     key: &str,
     name: String,
     raw: RawResource,
-    directory: &Path,
-    watch: &WatchConfig,
+    Shared { directory, watch, limits }: Shared<'_>,
     errors: &mut ConfigErrors,
 ) -> Option<ResourceConfig> {
     let at = |leaf: &str| format!("{key}.{leaf}");
@@ -308,7 +321,7 @@ fn resolve_resource(
     let policy = errors.read(&at("full_channel_policy"), raw.full_channel_policy.as_ref(), value::policy);
     let queue_length = errors.read(&at("queue_length"), raw.queue_length.as_ref(), value::count);
     check_queue(key, policy, queue_length, watch, errors);
-    let indexers = Arc::new(resolve_indexes(&at("indexes"), raw.indexes, errors));
+    let indexers = Arc::new(resolve_indexes(&at("indexes"), raw.indexes, limits.expression_steps, errors));
     let source = errors.section(&at("source"), raw.source)?;
     if raw.drop_fields.is_some() && source.kube.is_none() {
         errors.add(&at("drop_fields"), "is for `kube` sources alone; remove it");
@@ -406,6 +419,7 @@ fn resolve_stream(key: &str, raw: &RawStream, directory: &Path, errors: &mut Con
 fn resolve_indexes(
     key: &str,
     raw: Section<BTreeMap<String, Section<RawIndex>>>,
+    expression_steps: u64,
     errors: &mut ConfigErrors,
 ) -> Indexers {
     let mut indexes = Vec::new();
@@ -417,7 +431,8 @@ fn resolve_indexes(
         let path = errors.read(&format!("{key}.path"), index.path.as_ref(), value::path_index);
         let label = errors.read(&format!("{key}.label"), index.label.as_ref(), value::label_index);
         let expression = index.expression.as_ref();
-        let expression = errors.read(&format!("{key}.expression"), expression, value::expression_index);
+        let expression = errors
+            .read(&format!("{key}.expression"), expression, |value| value::expression_index(value, expression_steps));
         let written = [("`path`", &index.path), ("`label`", &index.label), ("`expression`", &index.expression)];
         let written: Vec<_> = written.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect();
         if written.len() > 1 {

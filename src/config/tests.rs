@@ -87,7 +87,12 @@ fn defaults() {
             max_watchers: 100_000,
         },
         history: Retention { age: Duration::from_secs(300), events: 100_000, size: 256 << 20 },
-        limits: LimitsConfig { request_bytes: 65_536, streams_per_connection: 1024, struct_bytes: 64 << 20 },
+        limits: LimitsConfig {
+            request_bytes: 65_536,
+            streams_per_connection: 1024,
+            struct_bytes: 64 << 20,
+            expression_steps: 10_000,
+        },
         drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
         stale_after: Duration::from_secs(15),
         state_dir: None,
@@ -132,7 +137,7 @@ insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
          queue_bytes: 1MiB, block_timeout: 1s, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
-limits: { request_bytes: 1Ki, streams_per_connection: 3, struct_bytes: 5 }
+limits: { request_bytes: 1Ki, streams_per_connection: 3, struct_bytes: 5, expression_steps: 100000 }
 drain: { delay: 1s, period: 0 }
 stale_after: 1ms
 state_dir: ./state
@@ -170,7 +175,10 @@ resources:
     );
     assert!(config.watch.allows(FullChannelPolicy::Drop) && !config.watch.allows(FullChannelPolicy::Replay));
     assert_eq!(config.history, Retention { age: Duration::from_secs(3600), events: 8, size: 9 });
-    assert_eq!(config.limits, LimitsConfig { request_bytes: 1024, streams_per_connection: 3, struct_bytes: 5 });
+    assert_eq!(
+        config.limits,
+        LimitsConfig { request_bytes: 1024, streams_per_connection: 3, struct_bytes: 5, expression_steps: 100_000 }
+    );
     assert_eq!(config.drain, DrainConfig { delay: Duration::from_secs(1), period: Duration::ZERO });
     assert_eq!(config.stale_after, Duration::from_millis(1));
     assert_eq!(config.state_dir, Some(directory.path().join("state")));

@@ -328,14 +328,20 @@ pub(super) fn path_index(value: &Value) -> Result<IndexFunc, ValueError> {
     Ok(IndexFunc::Path(path))
 }
 
-pub(super) fn expression_index(value: &Value) -> Result<IndexFunc, ValueError> {
+/// Steps of one evaluation of an expression.
+pub(super) fn expression_steps(value: &Value) -> Result<u64, ValueError> {
+    let steps = value.as_u64().filter(|steps| (100..=100_000).contains(steps));
+    steps.ok_or_else(|| ValueError::expected("an integer from 100 to 100000", found(value)))
+}
+
+pub(super) fn expression_index(value: &Value, max_steps: u64) -> Result<IndexFunc, ValueError> {
     let text = text(value)?;
     if !Expression::IS_SUPPORTED {
         return Err(ValueError::new("this informerd was built without expressions (cargo feature `cel`); use `path`"));
     }
     let expression = Expression::parse(text)
         .map_err(|error| ValueError(format!("{error}; an example: object.spec.containers.map(c, c.image)")))?;
-    Ok(IndexFunc::Expression(expression))
+    Ok(IndexFunc::Expression(expression.with_max_steps(max_steps)))
 }
 
 /// Whether a resource can have this name.

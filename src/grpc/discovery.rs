@@ -7,6 +7,7 @@ use prost::Message;
 use super::{
     page::{Continued, query_hash},
     service::{ServedResource, Service},
+    slice::Slice,
     status::Refusal,
 };
 use crate::{
@@ -86,18 +87,24 @@ pub(super) async fn index_values(
         0 => MAX_INDEX_VALUES,
         size => size.min(MAX_INDEX_VALUES),
     };
-    let found = snapshot.index_values(index, after.as_deref()).ok_or_else(unknown)?;
+    let entries = snapshot.index_entries(index, after.as_deref()).ok_or_else(unknown)?;
     let mut values: Vec<pb::IndexValue> = Vec::new();
     let mut bytes = 0;
     let mut next_page_token = String::new();
-    for (value, objects) in found {
+    let mut slice = Slice::begin();
+    for value in entries {
+        slice.end().await;
+        if let Some(last) = values.last_mut().filter(|last| last.value == value) {
+            last.objects += 1;
+            continue;
+        }
         if values.len() == page_size || bytes > MAX_VALUES_BYTES {
             let last = values.last().map(|last| last.value.as_str()).unwrap_or_default();
             next_page_token = service.pages().token(&snapshot, query, last);
             break;
         }
         bytes += value.len();
-        values.push(pb::IndexValue { value: value.to_string(), objects });
+        values.push(pb::IndexValue { value: value.to_owned(), objects: 1 });
     }
     Ok(pb::ListIndexValuesResponse { resource_version: snapshot.safe_version().to_string(), values, next_page_token })
 }

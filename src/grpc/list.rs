@@ -25,6 +25,7 @@ use super::{
     routes::trailers,
     scan::Scan,
     service::{ServedResource, Service},
+    slice::Slice,
     status::Refusal,
     turns::Turn,
 };
@@ -79,8 +80,6 @@ enum Stage {
 const CHUNK_BYTES: usize = 64 << 10;
 /// What a chunk never exceeds, unless by one object that is larger by itself.
 const MAX_CHUNK_BYTES: usize = 1 << 20;
-/// How many objects are looked at before other tasks get their turn.
-const SCAN_OBJECTS: usize = 256;
 
 /// Answers List.
 pub(super) async fn list(service: &Service, mut call: Call) -> Result<ListBody, Status> {
@@ -196,7 +195,8 @@ impl ListBody {
         let scan = Arc::clone(&self.scan);
         let mut objects = scan.objects(&snapshot, after.as_ref());
         let mut last = None;
-        for _ in 0..SCAN_OBJECTS {
+        let slice = Slice::begin();
+        loop {
             let Some(object) = objects.next() else {
                 self.stage = Stage::Trailers;
                 break;
@@ -224,7 +224,7 @@ impl ListBody {
                 }
             }
             last = Some(object.key().clone());
-            if self.objects.len() >= CHUNK_BYTES {
+            if self.objects.len() >= CHUNK_BYTES || slice.is_over() {
                 break;
             }
         }

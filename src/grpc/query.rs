@@ -55,7 +55,8 @@ async fn expression(service: &Service, resource: &ServedResource, text: &str) ->
     check_expressions("expression")?;
     let expression = service.expressions().compile(text).await;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
-    Ok(expression.counted_in(&resource.informer.stats().expression_errors))
+    let max_steps = service.config().expression_steps;
+    Ok(expression.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
 }
 
 /// One of the conditions of an Until.
@@ -68,7 +69,8 @@ pub(super) async fn condition(
     check_expressions("conditions")?;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
     let condition = service.conditions().compile(text).await.map_err(located)?;
-    Ok(condition.counted_in(&resource.informer.stats().expression_errors))
+    let max_steps = service.config().expression_steps;
+    Ok(condition.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
 }
 
 fn check_expressions(what: &'static str) -> Result<(), Refusal> {

@@ -57,6 +57,8 @@ pub struct ServiceConfig {
     pub bulk_streams: usize,
     /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
     pub struct_bytes: usize,
+    /// Steps of one evaluation of a client's expression or condition.
+    pub expression_steps: u64,
 }
 
 /// One resource as it is served.

@@ -15,6 +15,7 @@ use super::{
     frame::PREFIX_BYTES,
     query,
     service::{ServedResource, Service},
+    slice::Slice,
     status::Refusal,
     watch::{self, Caller},
 };
@@ -62,6 +63,8 @@ pub(super) async fn until(
     let watch = watch::open_with(service, &request, queue, caller).await;
     let mut watch = std::pin::pin!(observer.result(watch)?);
     let mut last = None;
+    // A long history is read without waiting for anything.
+    let mut slice = Slice::begin();
     while let Some(frame) = watch.frame().await {
         let mut messages = match frame?.into_data() {
             Ok(messages) => messages,
@@ -72,6 +75,7 @@ pub(super) async fn until(
             }
         };
         while let Some(event) = next(&mut messages) {
+            slice.end().await;
             if messages.has_remaining() && planted!(UntilSeesTheLastOfAFrame) {
                 continue;
             }
@@ -80,8 +84,6 @@ pub(super) async fn until(
                 return Ok(pb::UntilResponse { event: Some(in_format(event, format)) });
             }
         }
-        // A long history is read without waiting for anything.
-        tokio::task::yield_now().await;
     }
     // A watch without a timeout never ends well.
     Err(last.filter(|status| status.code() != Code::Ok).unwrap_or_else(|| Refusal::Internal.to_status()))

@@ -63,20 +63,21 @@ impl Replay {
         self.batches.is_empty()
     }
 
-    /// Encodes the next events of a selection, until the arena has `max_size` or `max_changes` were looked at. Returns how
-    /// many events were encoded. A selection and a format are to be the same for the whole replay.
+    /// Encodes the next events of a selection, until the arena has `max_size` or `is_enough` says so, which is asked after
+    /// each step with the number of steps; a step looks at one change, or ends a batch. Returns how many events were
+    /// encoded. A selection and a format are to be the same for the whole replay.
     pub fn encode<F: Frame>(
         &mut self,
         selection: &Selection,
         format: F::Format,
         arena: &mut F::Arena,
         max_size: usize,
-        max_changes: usize,
+        is_enough: impl Fn(usize) -> bool,
     ) -> u64 {
         let mut encoded = 0;
-        for _ in 0..max_changes {
+        for steps in 0.. {
             let Some(batch) = self.batches.front().cloned() else { break };
-            if F::size(arena) >= max_size {
+            if F::size(arena) >= max_size || steps > 0 && is_enough(steps) {
                 break;
             }
             let leaves_gap = batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);

@@ -169,4 +169,10 @@ async fn a_costly_expression_holds_nobody_up() {
     assert!(started.elapsed() < DEADLINE / 4, "{:?}", started.elapsed());
     assert_eq!(sandbox.informer.stats().expression_errors.load(Ordering::Relaxed), 1 + 20, "before and after each");
     tokio::time::timeout(Duration::from_millis(50), next(&mut costly)).await.expect_err("nothing was selected");
+    // One loop over the list is within the largest budget that can be configured, and not within the default one.
+    let request =
+        pb::ListRequest { resource: "pods".to_owned(), expression: format!("{l}.all(a, a == 1)"), ..<_>::default() };
+    let mut list = sandbox.client().await.list(request).await.unwrap().into_inner();
+    let list = list.message().await.unwrap().unwrap();
+    assert_eq!((list.objects.len(), sandbox.informer.stats().expression_errors.load(Ordering::Relaxed)), (0, 22));
 }

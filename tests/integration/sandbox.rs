@@ -150,6 +150,7 @@ impl Sandbox {
                 request_bytes: 64 << 10,
                 bulk_streams: 2,
                 struct_bytes: 1 << 20,
+                expression_steps: 10_000,
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),

@@ -236,13 +236,16 @@ fn indexes() {
 fn indexes_by_expression() {
     let images = "object.spec.containers.map(c, c.image)";
     let func = IndexFunc::Expression(Expression::parse(images).unwrap());
-    assert_eq!(expression_index(&json!(format!(" {images}\n"))), Ok(func), "as YAML's block texts end");
-    let problem = expression_index(&json!("object.a +")).unwrap_err().to_string();
+    assert_eq!(expression_index(&json!(format!(" {images}\n")), 100), Ok(func), "as YAML's block texts end");
+    let problem = expression_index(&json!("object.a +"), 100).unwrap_err().to_string();
     assert!(
         problem.starts_with("expected more at character 11: ") && problem.ends_with("map(c, c.image)"),
         "{problem}"
     );
-    assert!(expression_index(&json!(5)).unwrap_err().to_string().contains("found the number 5"));
+    assert!(expression_index(&json!(5), 100).unwrap_err().to_string().contains("found the number 5"));
+    for (value, expected) in [(99, None), (100, Some(100)), (100_000, Some(100_000)), (100_001, None)] {
+        assert_eq!(expression_steps(&json!(value)).ok(), expected, "{value}");
+    }
 }
 
 #[test]

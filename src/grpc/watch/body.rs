@@ -30,6 +30,7 @@ use super::{
         metrics::RpcObserver,
         routes::trailers,
         service::{ServedResource, Service},
+        slice::Slice,
         status::Refusal,
         turns::Turn,
         watchers::WatcherEntry,
@@ -97,8 +98,6 @@ type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, JoinError>>
 
 /// What one poll takes from the cursor at most: HTTP/2 writes are cheap when they are large.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
-/// How many objects or changes are looked at before others get their turn.
-pub(super) const SCAN_OBJECTS: usize = 256;
 
 // === impl WatchBody ===
 
@@ -304,7 +303,9 @@ impl WatchBody {
         let Stage::Replay(replay, turn) = &mut self.stage else { return Poll::Ready(()) };
         ready!(turn.poll(cx));
         let mut arena = WireArena::shared(self.service.structs());
-        let told = replay.encode::<WireFrame>(&self.selection, self.format, &mut arena, CHUNK_BYTES, SCAN_OBJECTS);
+        let slice = Slice::begin();
+        let told = replay
+            .encode::<WireFrame>(&self.selection, self.format, &mut arena, CHUNK_BYTES, |_looked_at| slice.is_over());
         let mut buffer = arena.buffer;
         let (is_done, has_cursor, reached) = (replay.is_done(), self.cursor.is_some(), replay.reached());
         let has_gap = is_done && replay.has_gap() && self.selection.is_everything();

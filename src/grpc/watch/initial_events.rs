@@ -3,8 +3,8 @@
 use bytes::BytesMut;
 
 use super::{
-    super::{frame, scan::Scan},
-    body::{CHUNK_BYTES, SCAN_OBJECTS},
+    super::{frame, scan::Scan, slice::Slice},
+    body::CHUNK_BYTES,
 };
 use crate::{
     cache::Snapshot,
@@ -39,7 +39,8 @@ impl InitialEvents {
         let (mut buffer, mut events) = (BytesMut::new(), 0);
         let after = self.looked_at.take();
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
-        for _ in 0..SCAN_OBJECTS {
+        let slice = Slice::begin();
+        loop {
             let Some(object) = objects.next() else { return (buffer, events, true) };
             if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
                 let object = EncodedObject::shared(object, object.version(), format, structs);
@@ -56,7 +57,43 @@ impl InitialEvents {
                 }
                 break;
             }
+            if slice.is_over() {
+                break;
+            }
         }
         (buffer, events, false)
+    }
+}
+
+#[cfg(all(test, feature = "cel"))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        cache::{Indexer, List},
+        model::{Expression, Indexers, Object, ResourceVersion},
+    };
+
+    /// An evaluation that takes longer than a slice is the only one of its piece; others are many in a piece.
+    #[test]
+    fn a_piece_ends_by_time() {
+        let object = |n: usize| {
+            let list = vec!["1"; 2000].join(",");
+            let json = format!(r#"{{"metadata":{{"name":"o{n}"}},"list":[{list}]}}"#);
+            Arc::new(Object::from_json(json, "", ResourceVersion::decimal(1)).unwrap())
+        };
+        let list = List::new((0..20).map(object).collect(), ResourceVersion::decimal(1));
+        let snapshot = Indexer::new(Arc::new(Indexers::default()), list).snapshot();
+        let pieces = |expression: Option<&str>| {
+            let expression = expression.map(|text| Expression::parse(text).unwrap().with_max_steps(100_000));
+            let selection = Selection { expression, ..Selection::default() };
+            let mut initial = InitialEvents::new(snapshot.clone(), &selection);
+            (1..1000).find(|_| initial.next(&selection, PayloadFormat::Metadata, &Structs::new(1)).2).unwrap()
+        };
+        // It goes on until its steps are spent, and selects nothing.
+        let costly = "object.list.all(a, object.list.all(b, a + b == 2))";
+        assert_eq!(pieces(Some(costly)), 20 + 1, "the last one finds the end");
+        assert!(pieces(None) < 20);
     }
 }

@@ -22,9 +22,6 @@ pub(super) const LOOP: &str = "@loop";
 /// `@key(x)`: pays for `x`, and is `x`. A fraction fails here, because a list says so in an error that has a copy of the list.
 pub(super) const KEY: &str = "@key";
 
-/// Up to some 5 ms, optimised; a selection usually takes less than a hundred.
-pub(super) const MAX_STEPS: u64 = 100_000;
-
 /// Text is read and copied at some 64 bytes in the time of a step.
 const BYTES_A_STEP: usize = 64;
 
@@ -40,9 +37,10 @@ pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_overload(LOOP, LOOP, vec![DYN_TYPE, INT_TYPE], charge_loop)
 }
 
-/// Evaluates what takes so many steps by itself, with a new budget; whether it was enough.
-pub(super) fn metered<T>(steps: u64, evaluate: impl FnOnce() -> T) -> (T, bool) {
-    STEPS.set(MAX_STEPS.checked_sub(steps));
+/// Evaluates what takes so many steps by itself, with a budget of its own. Returns its value, and whether the budget was
+/// enough.
+pub(super) fn metered<T>(budget: u64, steps: u64, evaluate: impl FnOnce() -> T) -> (T, bool) {
+    STEPS.set(budget.checked_sub(steps));
     let value = evaluate();
     (value, STEPS.take().is_some())
 }

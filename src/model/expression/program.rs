@@ -65,13 +65,18 @@ impl Program {
     }
 
     /// Whether it is true; anything but a boolean is an error.
-    pub(super) fn test(&self, event: Option<EventView<'_>>, body: Option<&Bytes>) -> Result<bool, Failure> {
+    pub(super) fn test(
+        &self,
+        budget: u64,
+        event: Option<EventView<'_>>,
+        body: Option<&Bytes>,
+    ) -> Result<bool, Failure> {
         let is_true = |value: &dyn Val| value.downcast_ref::<CelBool>().map(|value| *value.inner());
-        self.evaluate(event, body, is_true)?.ok_or(Failure::Error)
+        self.evaluate(budget, event, body, is_true)?.ok_or(Failure::Error)
     }
 
-    pub(super) fn values(&self, body: &Bytes) -> Result<Vec<String>, Failure> {
-        self.evaluate(None, Some(body), |value| match value.downcast_ref::<CelList<'_>>() {
+    pub(super) fn values(&self, budget: u64, body: &Bytes) -> Result<Vec<String>, Failure> {
+        self.evaluate(budget, None, Some(body), |value| match value.downcast_ref::<CelList<'_>>() {
             Some(list) => list.inner().iter().filter_map(|element| scalar(&**element)).collect(),
             None => scalar(value).into_iter().collect(),
         })
@@ -79,6 +84,7 @@ impl Program {
 
     fn evaluate<T>(
         &self,
+        budget: u64,
         event: Option<EventView<'_>>,
         body: Option<&Bytes>,
         then: impl FnOnce(&dyn Val) -> T,
@@ -90,7 +96,8 @@ impl Program {
         let variables = Variables { event, object: object.as_deref().unwrap_or(&CelNull) };
         let mut context = Context::with_env(Arc::clone(&ENV));
         context.set_variable_resolver(&variables);
-        let (result, was_enough) = meter::metered(self.steps, || Value::resolve_val(&self.expression, &context));
+        let (result, was_enough) =
+            meter::metered(budget, self.steps, || Value::resolve_val(&self.expression, &context));
         if !was_enough {
             // Whatever came of it: a loop may have gone on without what failed.
             return Err(Failure::Error);

@@ -16,8 +16,9 @@ fn matches(text: &str, json: &str) -> bool {
 }
 
 /// What it is, and how many failures were counted.
+/// Evaluates it within the largest budget that can be configured.
 fn outcome(text: &str, json: &str) -> (bool, u64) {
-    let expression = Expression::parse(text).unwrap();
+    let expression = Expression::parse(text).unwrap().with_max_steps(100_000);
     (expression.matches(&object(json)), expression.errors())
 }
 
@@ -310,6 +311,22 @@ fn a_body_is_told_from_others_at_the_same_place() {
         let body = format!(r#"{{"n":{n}}}"#);
         assert_eq!(expression.matches(&object(&body)), n == 2, "{n}");
     }
+}
+
+#[test]
+fn an_evaluation_has_the_steps_that_are_set() {
+    let json = serde_json::json!({ "list": vec![1; 3000] }).to_string();
+    let expression = Expression::parse("object.list.all(a, a == 1)").unwrap();
+    for (expression, expected) in [
+        (expression.clone().with_max_steps(100_000), true),
+        (expression.clone().with_max_steps(9_000), false),
+        (expression.clone(), false),
+    ] {
+        let errors = expression.errors();
+        assert_eq!(expression.matches(&object(&json)), expected, "{}", expression.max_steps);
+        assert_eq!(expression.errors() - errors, u64::from(!expected), "counted");
+    }
+    assert!(Expression::parse("object.list[2999] == 1").unwrap().matches(&object(&json)));
 }
 
 /// A loop that ends early, and one that goes up to the budget, pay the same each time.

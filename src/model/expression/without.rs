@@ -17,11 +17,11 @@ impl Program {
         Err(SyntaxError::new(text, 0, "this build has no expressions (cargo feature `cel`)").into())
     }
 
-    pub(super) fn test(&self, _: Option<EventView<'_>>, _: Option<&Bytes>) -> Result<bool, Failure> {
+    pub(super) fn test(&self, _: u64, _: Option<EventView<'_>>, _: Option<&Bytes>) -> Result<bool, Failure> {
         match *self {}
     }
 
-    pub(super) fn values(&self, _: &Bytes) -> Result<Vec<String>, Failure> {
+    pub(super) fn values(&self, _: u64, _: &Bytes) -> Result<Vec<String>, Failure> {
         match *self {}
     }
 }

@@ -85,7 +85,7 @@ fn replayed(replay: &mut Replay, selection: &Selection, max_size: usize, max_cha
     let mut all = Vec::new();
     while !replay.is_done() {
         let mut arena = Vec::new();
-        let encoded = replay.encode::<Deliveries>(selection, (), &mut arena, max_size, max_changes);
+        let encoded = replay.encode::<Deliveries>(selection, (), &mut arena, max_size, |steps| steps >= max_changes);
         assert_eq!(encoded as usize, arena.len());
         if let Some(last) = arena.last() {
             assert!(*replay.version() >= last.version);

@@ -56,7 +56,10 @@ fn check(snapshot: &Snapshot, store: &Store) {
         let naive = naive_index(store, func);
         let values: Vec<_> = snapshot.index_values(name, None).unwrap().map(|(v, n)| (v.to_string(), n)).collect();
         assert_eq!(values, naive.iter().map(|(value, keys)| (value.clone(), keys.len() as u64)).collect::<Vec<_>>());
-        for (value, keys) in &naive {
+        for (at, (value, keys)) in naive.iter().enumerate() {
+            let rest: Vec<_> =
+                snapshot.index_values(name, Some(value)).unwrap().map(|(v, n)| (v.to_string(), n)).collect();
+            assert_eq!(rest, values[at + 1..], "after {value:?}");
             let found = snapshot.by_index(name, value, None).unwrap().map(|object| object.key().clone());
             assert_eq!(found.collect::<Vec<_>>(), *keys);
         }

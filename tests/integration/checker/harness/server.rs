@@ -84,6 +84,7 @@ impl Server {
             request_bytes: 64 << 10,
             bulk_streams: 1,
             struct_bytes: 1 << 20,
+            expression_steps: 10_000,
         };
         let lifecycle = Lifecycle::default();
         let service = Service::new([resource], config, lifecycle.clone(), Arc::new(RpcMetrics::default()));

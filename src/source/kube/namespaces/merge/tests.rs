@@ -75,7 +75,7 @@ fn resumed(history: &History, from: u128, step: usize, state: &mut State) -> Res
         batches.truncate(step);
         let mut replay = Replay::new(batches, first, reached);
         let mut arena = Vec::new();
-        replay.encode::<Deliveries>(&selection, (), &mut arena, usize::MAX, usize::MAX);
+        replay.encode::<Deliveries>(&selection, (), &mut arena, usize::MAX, |_steps| false);
         assert!(replay.is_done());
         for told in arena {
             assert!(told.version >= version(from), "{told:?} after {from}");
