@@ -270,6 +270,10 @@ bugs! {
         RetryAfterIsIgnored,
         /// What a field selector selects anew, at an old version, is another history.
         AnotherSelectionIsAnotherHistory,
+        /// A client that resumes where an earlier start was keeps what a list hides.
+        ListHidesWhatWasSentAhead,
+        /// A watch that broke goes on from a version that is counted here without a proof of its history.
+        CountedVersionNeedsNoProof,
     }
 
     relay {

@@ -353,6 +353,15 @@ impl<F: Frame> Writer<F> {
                     self.restart(list, &proof);
                     return None;
                 }
+                if list.expires_older && list.version > live.history.current().version {
+                    tracing::warn!(
+                        resource_version = %list.version,
+                        "an earlier start may have sent what this list hides: every watch of the resource ends"
+                    );
+                    let oldest = list.version.clone();
+                    self.begin_again(list, &End::Expired { oldest });
+                    return None;
+                }
                 live.unrepeated = Unrepeated::keep(&mut list, &ahead);
                 let batch = Arc::new(live.indexer.replace(list));
                 live.history.record(Arc::clone(&batch), Instant::now());
@@ -396,7 +405,7 @@ impl<F: Frame> Writer<F> {
 
     /// Begins anew with a list that proves, or comes after a proof, that history changed (invariant 14).
     fn restart(&mut self, list: List, proof: &str) {
-        let Some(live) = &mut self.live else {
+        let Some(live) = &self.live else {
             return self.start(list, SyncState::Synced);
         };
         tracing::warn!(
@@ -407,15 +416,21 @@ impl<F: Frame> Writer<F> {
         if !planted!(RewindIsUntoldWithoutACursor) {
             self.shared.epoch.fetch_add(1, Ordering::AcqRel);
         }
+        self.begin_again(list, &End::HistoryChanged);
+    }
+
+    /// Ends every watch, and goes on with a list and no older version.
+    fn begin_again(&mut self, list: List, end: &End) {
+        let Some(live) = &mut self.live else { return };
         self.shared.relisted.store(None);
         live.unrepeated = Unrepeated::default();
         let version = list.version.clone();
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).in_epoch(epoch);
-        // Not those of a batch that somebody is in the middle of.
-        let offset = if planted!(ParkedGoesOnInAnotherHistory) { 0 } else { live.history.current().offset };
+        // None that a watch which is parked has reached.
+        let offset = if planted!(ParkedGoesOnInAnotherHistory) { 0 } else { live.history.current().offset + 1 };
         live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
-        live.broadcaster.restart(&End::HistoryChanged, version);
+        live.broadcaster.restart(end, version);
     }
 
     /// Shows the new state to readers, then to watchers, then says how far watchers can have got.

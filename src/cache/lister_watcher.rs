@@ -103,12 +103,22 @@ pub struct List {
     pub new_namespaces: Vec<String>,
     /// Namespaces that lists before this one were of, and this one is not.
     pub lost_namespaces: Vec<String>,
+    /// An earlier start may have sent clients changes above the version that the resource has reached, and this list hides what
+    /// became of them: no client can resume from an older version.
+    pub expires_older: bool,
 }
 
 impl List {
     /// Makes a list of objects that can all be served.
     pub fn new(objects: Vec<Arc<Object>>, version: ResourceVersion) -> Self {
-        Self { objects, version, not_served: Vec::new(), new_namespaces: Vec::new(), lost_namespaces: Vec::new() }
+        Self {
+            objects,
+            version,
+            not_served: Vec::new(),
+            new_namespaces: Vec::new(),
+            lost_namespaces: Vec::new(),
+            expires_older: false,
+        }
     }
 }
 

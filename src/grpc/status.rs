@@ -96,6 +96,7 @@ impl Refusal {
         match end {
             End::Stopped => Self::Draining,
             End::HistoryChanged => Self::HistoryChanged,
+            End::Expired { oldest } => Self::VersionExpired { oldest: oldest.clone(), current: oldest.clone() },
             End::SlowConsumer => Self::SlowConsumer { after: after.clone() },
         }
     }

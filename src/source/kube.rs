@@ -28,6 +28,8 @@
 //! - Before a watch is opened again one request reads how far the cluster is and the object that changed last (`head`): a
 //!   watch from a version that was lost in a restore would be silent until the cluster has counted up to it. A watch that the
 //!   API has closed as it should needs no more than that.
+//! - Versions that are counted here have no order in the API, nor a number before them. A watch that broke goes on from the text
+//!   before the last change, which has to come first; if there was none since the list, the resource is listed.
 //! - The first list of an API that streams initial events is a watch (`initial`). An API that does not is listed, and gets
 //!   another try at a new connection, then every 10 minutes.
 //!
@@ -71,6 +73,10 @@ mod reading;
 #[cfg(not(feature = "kube"))]
 #[path = "kube/without.rs"]
 mod reading;
+#[cfg(feature = "kube")]
+mod replay;
+#[cfg(feature = "kube")]
+mod sent_ahead;
 #[cfg(feature = "kube")]
 mod status;
 #[cfg(feature = "kube")]

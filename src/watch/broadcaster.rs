@@ -309,7 +309,8 @@ impl<F: Frame> Broadcaster<F> {
         self.room = Arc::default();
         self.blocked.clear();
         self.blocked_since = None;
-        self.reached.version = version;
+        // No cursor has reached the next offset.
+        self.reached = Reached { version, offset: self.reached.offset + 1 };
     }
 
     fn end_all(&self, end: &End) {

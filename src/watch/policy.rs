@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::model::ResourceVersion;
+
 /// What the Broadcaster does when a client's queue is full (apimachinery's `FullChannelBehavior`, and one better).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FullChannelPolicy {
@@ -59,6 +61,11 @@ pub enum End {
     Stopped,
     /// The upstream's history changed: no version from before means anything now.
     HistoryChanged,
+    /// The version that the cursor has reached cannot be resumed from any more.
+    Expired {
+        /// The oldest version that can be.
+        oldest: ResourceVersion,
+    },
     /// The budget of BLOCK is spent; the queue was discarded.
     SlowConsumer,
 }

@@ -16,6 +16,7 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -83,22 +84,46 @@ impl Shared {
             Some((path, _)) if planted!(HeadIgnoresTheSelectors) => format!("{path}?limit=1"),
             _ => target,
         };
-        let answer = match self.api.list_within(&target, MAX_HEAD_BYTES).await {
-            Ok(answer) => answer,
-            Err(
-                SourceError::Refused(problem) | SourceError::Unavailable(problem) | SourceError::Incomplete(problem),
-            ) => {
-                tracing::debug!(resource = self.config.resource, problem, "head not read");
-                return Ok(Head::Unknown);
-            }
-            Err(error) => return Err(error),
-        };
+        let Some(answer) = self.request_head(&target).await? else { return Ok(Head::Unknown) };
         let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&answer) else { return Ok(Head::Unknown) };
         let reader = ItemReader::new(&self.config, true);
         judge(&answer, known, mark, reader).map_err(|problem| {
             self.known.lock().forget();
             SourceError::HistoryChanged(problem)
         })
+    }
+
+    /// Requests the most recent version of the cluster; `None` when the API does not allow it, or has no decimals.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`head`](Self::head).
+    pub(super) async fn present_version(&self) -> Result<Option<ResourceVersion>, SourceError> {
+        let answer = self.request_head(&self.target(&[("limit", "1")])).await?;
+        let answer = answer.as_deref().and_then(|answer| serde_json::from_slice::<Answer<'_>>(answer).ok());
+        Ok(answer.and_then(|answer| answer.version()))
+    }
+
+    async fn request_head(&self, target: &str) -> Result<Option<Bytes>, SourceError> {
+        match self.api.list_within(target, MAX_HEAD_BYTES).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(
+                SourceError::Refused(problem) | SourceError::Unavailable(problem) | SourceError::Incomplete(problem),
+            ) => {
+                tracing::debug!(resource = self.config.resource, problem, "head not read");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+// === impl Answer ===
+
+impl Answer<'_> {
+    /// Returns the version of the cluster, if it is a decimal.
+    fn version(&self) -> Option<ResourceVersion> {
+        self.metadata.resource_version.as_deref()?.parse().ok()
     }
 }
 
@@ -108,8 +133,7 @@ fn judge(
     mark: Option<&Mark>,
     reader: ItemReader<'_>,
 ) -> Result<Head, String> {
-    let version = answer.metadata.resource_version.as_deref().and_then(|text| text.parse::<ResourceVersion>().ok());
-    if let Some(version) = version
+    if let Some(version) = answer.version()
         && version < *known
     {
         return Err(format!("the cluster is at version {version}, and {known} was known"));

@@ -1,6 +1,6 @@
 //! What is known of the API between a list and a watch: which cluster it is, how its versions count, and where the resource is.
 
-use super::proof::Mark;
+use super::{proof::Mark, replay::Replay};
 use crate::{
     model::{Event, ResourceVersion, VersionError},
     planted::planted,
@@ -83,11 +83,27 @@ struct Place {
     previous: String,
     /// The API has said the same for the version before.
     is_repeated: bool,
+    /// What it said for the last change, and before it.
+    changed: String,
+    before_change: String,
 }
 
 /// Changes of the API at one version; a lease of Kubernetes has at most 1,000 objects. When there are more its versions are of
 /// no use, and what is at an open version is kept for whoever resumes before it.
 const MAX_CHANGES: usize = 10_000;
+
+// === impl Place ===
+
+impl Place {
+    fn advance(&mut self, text: &str) -> ResourceVersion {
+        self.version = self.version.next();
+        self.is_repeated = self.text == text && !text.is_empty();
+        if !self.is_repeated {
+            self.previous = std::mem::replace(&mut self.text, text.to_owned());
+        }
+        self.version.clone()
+    }
+}
 
 // === impl Position ===
 
@@ -145,6 +161,16 @@ impl Known {
         Self { cluster, position: Some(position), ..Self::default() }
     }
 
+    /// Returns the same for an API every version of which stays open until the next, or not.
+    pub(super) fn with_open_versions(self, leaves_open: bool) -> Self {
+        Self { leaves_open, ..self }
+    }
+
+    /// Whether every version stays open until the next.
+    pub(super) fn leaves_open(&self) -> bool {
+        self.leaves_open
+    }
+
     /// Whether versions are the API's own.
     pub(super) fn is_decimal(&self) -> bool {
         self.lineage.is_none()
@@ -160,7 +186,14 @@ impl Known {
     /// From now on versions are counted here.
     pub(super) fn begin_lineage(&mut self) {
         let version = ResourceVersion::of_lineage(new_lineage(), 0);
-        self.lineage = Some(Place { version, text: String::new(), previous: String::new(), is_repeated: false });
+        self.lineage = Some(Place {
+            version,
+            text: String::new(),
+            previous: String::new(),
+            is_repeated: false,
+            changed: String::new(),
+            before_change: String::new(),
+        });
     }
 
     /// What the API calls a version; `None` for one that it cannot be asked for any more.
@@ -181,20 +214,33 @@ impl Known {
     /// The version of a change, which is another one than that before.
     pub(super) fn change(&mut self, text: &str) -> Result<ResourceVersion, VersionError> {
         let Some(place) = &mut self.lineage else { return text.parse() };
-        place.version = place.version.next();
-        place.is_repeated = place.text == text && !text.is_empty();
+        let version = place.advance(text);
         if !place.is_repeated {
-            place.previous = std::mem::replace(&mut place.text, text.to_owned());
+            text.clone_into(&mut place.changed);
+            place.before_change.clone_from(&place.previous);
         }
-        Ok(place.version.clone())
+        Ok(version)
     }
 
     /// The version of a state, which may be the one before.
     pub(super) fn state(&mut self, text: &str) -> Result<ResourceVersion, VersionError> {
-        match &self.lineage {
+        match &mut self.lineage {
             Some(place) if place.text == text && !text.is_empty() => Ok(place.version.clone()),
-            _ => self.change(text),
+            Some(place) => Ok(place.advance(text)),
+            None => text.parse(),
         }
+    }
+
+    /// Goes back to the last change, whose version is counted here, and returns what the API has to replay; `None` when there was
+    /// none since the list.
+    pub(super) fn begin_replay(&mut self) -> Option<Replay> {
+        let position = self.position.as_ref()?;
+        let mark = position.mark.clone().filter(|mark| !mark.is_listed())?;
+        let place = self.lineage.as_mut().filter(|place| !place.before_change.is_empty())?;
+        place.text.clone_from(&place.changed);
+        place.previous.clone_from(&place.before_change);
+        let (before, text) = (place.before_change.clone(), place.changed.clone());
+        Some(Replay { mark, before, text, is_open: position.is_open() })
     }
 
     /// A list has been read.

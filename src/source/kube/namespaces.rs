@@ -128,6 +128,7 @@ impl Namespaces {
         };
         self.whole.health.set_namespaces(names.clone());
         let members: Vec<Member> = names.iter().map(|name| self.member(name)).collect();
+        self.find_sent_ahead(&members).await?;
         // No namespace goes back behind what was handed out of it.
         let highest = self.state.lock().merge.highest().cloned();
         let at = match (at, highest.clone()) {
@@ -175,6 +176,7 @@ impl Namespaces {
         }
         let mut list = self.whole.settle(all, at)?;
         let mut state = self.state.lock();
+        list.expires_older = self.whole.sent_ahead.is_above(state.merge.version());
         let names = |members: &[Member], others: &[Member]| {
             let names = members.iter().map(|member| &member.namespace);
             names.filter(|name| others.iter().all(|other| other.namespace != **name)).cloned().collect()
@@ -212,6 +214,7 @@ impl Namespaces {
             state.merge.begin(from.clone(), reached);
             state.members.clone()
         };
+        self.find_sent_ahead(&members).await?;
         let from = &from;
         let watches: Vec<_> = stream::iter(members.iter().cloned().enumerate())
             .map(|(at, member)| async move { member.follow(from).await.map(|followed| followed.into_stream(at)) })
@@ -242,6 +245,13 @@ impl Namespaces {
         })))
     }
 
+    async fn find_sent_ahead(&self, members: &[Member]) -> Result<(), SourceError> {
+        match members.first() {
+            Some(first) => self.whole.sent_ahead.find(&first.shared).await,
+            None => Ok(()),
+        }
+    }
+
     /// What the objects depend upon besides the rest of the configuration.
     pub(super) fn identity(&self) -> String {
         let KubeConfig { namespaces, namespace_selector, .. } = &self.whole.config;
@@ -270,12 +280,17 @@ impl Namespaces {
         if version != at.to_string() {
             return Err(format!("its proof is of version {version}, and it is at {at}"));
         }
+        // A single namespace is ahead of none, unless others were selected before.
+        if members.len() > 1 || self.selector.is_some() || members.iter().any(|member| member.leaves_open) {
+            self.whole.sent_ahead.resume();
+        }
         let (mut resumed, mut reached) = (Vec::new(), Vec::new());
-        for KeptMember { namespace, version, is_open, mark } in members {
+        for KeptMember { namespace, version, is_open, leaves_open, mark } in members {
             let version: ResourceVersion = version.parse().map_err(|error| unreadable(&error))?;
             let member = self.member(&namespace);
             let mark = mark.and_then(Mark::resume);
-            *member.shared.known.lock() = Known::resume(cluster.clone(), version.clone(), is_open, mark);
+            let known = Known::resume(cluster.clone(), version.clone(), is_open, mark);
+            *member.shared.known.lock() = known.with_open_versions(leaves_open);
             resumed.push(member);
             reached.push(version);
         }

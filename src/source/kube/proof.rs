@@ -172,6 +172,11 @@ impl Mark {
         self.is_deleted
     }
 
+    /// Returns whether it is the newest object of a list, and no change that was received.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
     pub(super) fn keep(&self) -> KeptMark {
         let Self { object, is_deleted, digest, is_listed, others, has_more } = self;
         let key = object.key();

@@ -21,6 +21,7 @@ use super::{
     list::{self, VersionQuery},
     namespaces::{Namespaces, existence},
     proof::{KeptMark, Mark, Recognition},
+    sent_ahead::SentAhead,
     watch::{self, Live},
 };
 use crate::{
@@ -48,6 +49,7 @@ pub(super) struct Shared {
     pub(super) problems: Problems,
     pub(super) health: SourceHealth,
     pub(super) initial_events: Mutex<InitialEvents>,
+    pub(super) sent_ahead: SentAhead,
     /// Whether every list is paged.
     pub(super) pages: AtomicBool,
     path: String,
@@ -90,6 +92,9 @@ struct Kept {
     /// The version after it is known in part: its changes are the mark's.
     #[serde(default)]
     is_open: bool,
+    /// Every version stays open until the next.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    leaves_open: bool,
     mark: Option<KeptMark>,
     problems: KeptProblems,
 }
@@ -160,6 +165,7 @@ impl ListerWatcher for KubeSource {
         }
         let shared = &self.shared;
         *self.opened.lock() = None;
+        shared.sent_ahead.find(shared).await?;
         let (reading, live) = match self.read(&at).await {
             Err(Stop::NotDecimal) if shared.known.lock().is_decimal() => {
                 tracing::warn!("the API's versions are not decimals: they are counted here, anew at each start");
@@ -183,6 +189,7 @@ impl ListerWatcher for KubeSource {
             return namespaces.watch(from).await;
         }
         let shared = &self.shared;
+        shared.sent_ahead.find(shared).await?;
         let position = shared.known.lock().begin_watch(&from);
         let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
         let live = if let Some((_, live)) = opened { live } else { shared.watch(&from, position).await? };
@@ -242,15 +249,15 @@ impl WarmStart for KubeSource {
         if let Some(namespaces) = &self.namespaces {
             return namespaces.proof();
         }
-        let (cluster, position) = {
+        let (cluster, position, leaves_open) = {
             let known = self.shared.known.lock();
-            (known.cluster().map(str::to_owned), known.position()?.clone())
+            (known.cluster().map(str::to_owned), known.position()?.clone(), known.leaves_open())
         };
         // What is counted here counts anew at each start.
         let version = position.version.lineage().is_none().then(|| position.safe().to_string())?;
         let is_open = position.is_open() && !planted!(SavedVersionIsComplete);
         let mark = position.mark().as_ref().map(Mark::keep);
-        let kept = Kept { cluster, version, is_open, mark, problems: self.shared.problems.keep() };
+        let kept = Kept { cluster, version, is_open, leaves_open, mark, problems: self.shared.problems.keep() };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -259,11 +266,15 @@ impl WarmStart for KubeSource {
             return namespaces.resume(at, proof);
         }
         let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
-        let Kept { cluster, version, is_open, mark, problems } = kept;
+        let Kept { cluster, version, is_open, leaves_open, mark, problems } = kept;
         if version != at.to_string() {
             return Err(format!("its proof is of version {version}, and it is at {at}"));
         }
-        *self.shared.known.lock() = Known::resume(cluster, at.clone(), is_open, mark.and_then(Mark::resume));
+        let known = Known::resume(cluster, at.clone(), is_open, mark.and_then(Mark::resume));
+        *self.shared.known.lock() = known.with_open_versions(leaves_open);
+        if leaves_open {
+            self.shared.sent_ahead.resume();
+        }
         self.shared.problems.resume(problems);
         Ok(())
     }
@@ -280,6 +291,7 @@ impl Shared {
             problems: Problems::new("kube", config.resource.clone(), health.clone()),
             health,
             initial_events: Mutex::default(),
+            sent_ahead: SentAhead::default(),
             pages: AtomicBool::new(false),
             config,
         }
@@ -326,6 +338,8 @@ impl Shared {
     /// What the head proves is enough only at the version of the last known change: a cluster that was restored to a state
     /// between that change and the known version has the change too, and may have others since. So a watch that broke goes on
     /// from before the change. One that the API has closed itself ended in the history that it goes on with.
+    ///
+    /// Of versions that are counted here the text before the last change is known, unless that is older than the list.
     pub(super) async fn watch(
         self: &Arc<Self>,
         from: &ResourceVersion,
@@ -337,13 +351,19 @@ impl Shared {
             return watch::open(self, &from, None).await;
         }
         self.check_cluster().await?;
-        // Versions that are counted here cannot be compared.
         let is_counted = version.lineage().is_some();
-        let head = if is_counted { Head::Unknown } else { self.head(&version, mark.as_ref()).await? };
+        if is_counted && (origin == Origin::Closed || planted!(CountedVersionNeedsNoProof)) {
+            return watch::open(self, &from, None).await;
+        }
+        if is_counted {
+            let replay = self.known.lock().begin_replay();
+            let unproved = || SourceError::Expired(format!("no change before {version} to recognise the history by"));
+            return watch::open_replay(self, replay.ok_or_else(unproved)?).await;
+        }
+        let head = self.head(&version, mark.as_ref()).await?;
         let is_known = match (origin, &mark) {
             (Origin::Closed, _) => true,
             (Origin::Watch, _) if planted!(BrokenWatchNeedsNoProof) => true,
-            _ if is_counted => true,
             (Origin::Watch, None) => head == Head::Empty,
             (Origin::Watch, Some(mark)) => head == Head::HasMark && *mark.version() == version,
             _ => false,
@@ -390,6 +410,7 @@ impl Shared {
             known.forget();
             return Err(SourceError::HistoryChanged(text));
         }
+        let expires_older = known.position().is_some_and(|position| self.sent_ahead.is_above(&position.safe()));
         if version.lineage().is_some() {
             for object in &mut objects {
                 *object = Arc::new(object.at_version(version.clone()));
@@ -399,7 +420,7 @@ impl Shared {
         drop(known);
         let (not_served, problems) = problems.into_iter().unzip();
         self.problems.replace(&OBJECT_REASONS, problems);
-        Ok(List { not_served, ..List::new(objects, version) })
+        Ok(List { not_served, expires_older, ..List::new(objects, version) })
     }
 }
 

@@ -20,6 +20,7 @@ use super::{
     object::{Bookmark, Item, ItemReader},
     proof::{Recognition, Verdict},
     reading::{Shared, Stop},
+    replay::Replay,
 };
 use crate::{
     cache::{Delta, SourceError, random_fraction},
@@ -39,6 +40,8 @@ pub(super) struct Live {
     pub(super) deadline: Instant,
     /// What has to be told again first.
     recognition: Option<Recognition>,
+    /// The same of versions that are counted here.
+    replay: Option<Replay>,
     /// Nothing has come yet that shows that the API watches from the version.
     is_opening: bool,
 }
@@ -62,6 +65,12 @@ pub(super) async fn open(
     };
     let live = Live::open(shared, &[("resourceVersion", &text)]).await?;
     Ok(Live { is_opening: recognition.is_none(), recognition, ..live })
+}
+
+/// Opens a watch from before the last change, which it has to replay.
+pub(super) async fn open_replay(shared: &Arc<Shared>, replay: Replay) -> Result<Live, SourceError> {
+    let live = Live::open(shared, &[("resourceVersion", &replay.before)]).await?;
+    Ok(Live { replay: Some(replay), ..live })
 }
 
 // === impl Live ===
@@ -92,6 +101,7 @@ impl Live {
             deadline: Instant::now() + time + GRACE,
             shared: Arc::clone(shared),
             recognition: None,
+            replay: None,
             is_opening: false,
         })
     }
@@ -106,7 +116,7 @@ impl Live {
             let line = self.first_or_next_line().await.map_err(|no_line| self.broken(no_line))?;
             let Some(line) = line else {
                 // What was to be told again first may be missing.
-                if self.recognition.is_none() {
+                if self.recognition.is_none() && self.replay.is_none() {
                     self.shared.known.lock().note_close();
                 }
                 return Ok(None);
@@ -115,10 +125,17 @@ impl Live {
             let event = match self.decode(&line).map_err(Stop::into_error)? {
                 Said::Change(event_type, item) => {
                     is_deletion = event_type == EventType::Deleted;
+                    if self.is_replayed(is_deletion, &item)? {
+                        continue;
+                    }
                     self.change(event_type, item)?
                 }
                 Said::Bookmark(object) => {
                     let bookmark = Bookmark::read(object).map_err(|error| self.unreadable(&error))?;
+                    if let Some(replay) = &self.replay {
+                        replay.check_bookmark(&bookmark.version)?;
+                        continue;
+                    }
                     let version = self.shared.known.lock().state(&bookmark.version);
                     Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("a bookmark: {error}")))?)
                 }
@@ -138,6 +155,19 @@ impl Live {
                 return Ok(Some(Delta::Changes { events: [event].into_iter().collect(), closes }));
             }
         }
+    }
+
+    /// Returns whether a change, at a version that is counted here, is the last known one, replayed.
+    fn is_replayed(&mut self, is_deletion: bool, item: &Item) -> Result<bool, SourceError> {
+        let Some(replay) = &self.replay else { return Ok(false) };
+        if replay.judge(is_deletion, &item.object, &item.text)? == Verdict::Further {
+            return Ok(false);
+        }
+        self.shared.health.alive();
+        // While its version is open, all of that comes again.
+        let is_open = replay.is_open;
+        self.replay = None;
+        Ok(!is_open)
     }
 
     /// Whether an event has not been told to an earlier start.
@@ -185,7 +215,7 @@ impl Live {
 
     /// The next line. That nothing comes when the watch is opened shows that the upstream is alive, unless a line has begun.
     async fn first_or_next_line(&mut self) -> Result<Option<Bytes>, NoLine> {
-        if self.recognition.as_ref().is_some_and(|recognition| !recognition.is_recognised()) {
+        if self.is_unproved() {
             // The API replays what it has at once. One without bookmarks would be silent for ever if it has nothing.
             return match timeout(self.shared.config.contact_timeout, self.line()).await {
                 Ok(line) => line,
@@ -205,6 +235,11 @@ impl Live {
         self.line().await
     }
 
+    /// Returns whether something has to be replayed yet.
+    fn is_unproved(&self) -> bool {
+        self.replay.is_some() || self.recognition.as_ref().is_some_and(|recognition| !recognition.is_recognised())
+    }
+
     pub(super) async fn line(&mut self) -> Result<Option<Bytes>, NoLine> {
         loop {
             let line = tokio::select! {
@@ -213,8 +248,7 @@ impl Live {
                 // Which would begin the time of the lines anew.
                 () = self.watchdog.next(), if !self.lines.has_bound() => {
                     // A history that is not recognised yet is not served as fresh, nor a watch that may be refused yet.
-                    let is_recognised = self.recognition.as_ref().is_none_or(Recognition::is_recognised);
-                    if is_recognised && !self.is_opening {
+                    if !self.is_unproved() && !self.is_opening {
                         self.shared.health.alive();
                     }
                     continue;

@@ -33,6 +33,7 @@ pub(in crate::source) struct Rig {
     pub(in crate::source) rewinds: usize,
     /// Of the last list.
     pub(in crate::source) new_namespaces: Vec<String>,
+    pub(in crate::source) expires_older: bool,
 }
 
 /// A state that a later start could begin with, and its proof.
@@ -80,6 +81,7 @@ impl Rig {
             safe: version,
             rewinds: 0,
             new_namespaces: Vec::new(),
+            expires_older: false,
         }
     }
 
@@ -176,6 +178,7 @@ impl Rig {
     fn replace(&mut self, list: &List) {
         let entry = |object: &Arc<Object>| (object.key().to_string(), (object.uid().to_owned(), (self.value)(object)));
         self.new_namespaces.clone_from(&list.new_namespaces);
+        self.expires_older = list.expires_older;
         self.state = list.objects.iter().map(entry).collect();
     }
 

@@ -87,11 +87,6 @@ pub(crate) trait Upstream: Sized + 'static {
     /// Starts the source and what serves it, with the state of the last run if there is one in the directory.
     async fn serve(&self, state_directory: &Path) -> Served;
 
-    /// Clients may have what came ahead of the version that they resume from, and another process that lists may never have had
-    /// it: a kind of resumption that is counted by this name.
-    fn resumes_ahead(&self) -> Option<&'static str> {
-        None
-    }
     /// States that may be served while SYNCED, the present one first. There are others only where the upstream itself gives
     /// no sign that it is behind.
     fn truths(&self) -> Vec<Truth>;

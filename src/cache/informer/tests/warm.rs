@@ -85,3 +85,29 @@ async fn another_history_ends_those_who_watch_it() {
         assert_eq!(count(&running.handle.stats().rewinds), 1);
     }
 }
+
+/// An earlier start may have sent its clients changes above 10, and the list hides what became of them.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_expires_older_versions_ends_every_watch_and_no_history() {
+    let list = |at| List { expires_older: true, ..List::new(vec![object("a", 3), object("b", 7)], version(at)) };
+    let running = begun();
+    let (mut cursor, epoch) = (after(&running, 10).await.unwrap().cursor.unwrap(), running.handle.epoch());
+    running.fifo.push(Delta::Replace(list(10))).await;
+    settle().await;
+    assert_eq!(taken(&mut cursor).await, [""; 0], "nothing is between 10 and 10");
+    let parked = (*running.handle.distributed().unwrap()).clone();
+    running.fifo.push(Delta::Replace(list(20))).await;
+    running.reach(&version(20)).await;
+    assert_eq!(taken(&mut cursor).await, ["Expired { oldest: 20 }"]);
+    let expired = JoinError::Expired { oldest: version(20), current: version(20) };
+    for start in [Start::After(version(10)), Start::After(version(15)), Start::AfterOffset(parked)] {
+        assert_eq!(running.handle.join(start, replay()).await.unwrap_err(), expired);
+    }
+    assert_eq!((running.handle.epoch(), count(&running.handle.stats().rewinds)), (epoch, 0));
+    let mut resumed = after(&running, 20).await.unwrap().cursor.unwrap();
+    let at_offset = running.handle.distributed().unwrap();
+    running.apply(put("c", 21)).await;
+    assert_eq!(taken(&mut resumed).await, ["+c 21"]);
+    let backlog = running.handle.join(Start::AfterOffset((*at_offset).clone()), replay()).await.unwrap().backlog;
+    assert_eq!(backlog.batches.len(), 1);
+}

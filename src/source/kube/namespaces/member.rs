@@ -47,6 +47,9 @@ pub(super) struct KeptMember {
     /// The version after it is known in part: its changes are the mark's.
     #[serde(default)]
     pub(super) is_open: bool,
+    /// Every version stays open until the next.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) leaves_open: bool,
     pub(super) mark: Option<KeptMark>,
 }
 
@@ -90,7 +93,8 @@ impl Member {
         }
         let live = watch::open(&self.shared, merged, None).await?;
         let mut known = self.shared.known.lock();
-        *known = Known::resume(known.cluster().map(str::to_owned), merged.clone(), false, None);
+        let resumed = Known::resume(known.cluster().map(str::to_owned), merged.clone(), false, None);
+        *known = resumed.with_open_versions(known.leaves_open());
         drop(known);
         Ok(live)
     }
@@ -106,7 +110,8 @@ impl Member {
         let known = self.shared.known.lock();
         let position = known.position()?;
         let (is_open, mark) = (position.is_open(), position.mark().as_ref().map(Mark::keep));
-        Some(KeptMember { namespace: self.namespace.clone(), version: position.safe().to_string(), is_open, mark })
+        let (namespace, version) = (self.namespace.clone(), position.safe().to_string());
+        Some(KeptMember { namespace, version, is_open, leaves_open: known.leaves_open(), mark })
     }
 
     /// Returns a version up to which nothing has happened after this one, if the API tells.

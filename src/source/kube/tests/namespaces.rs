@@ -269,3 +269,31 @@ async fn a_selector_of_too_many_namespaces_is_named() {
     let config = KubeConfig { namespace_selector: "team=x".into(), ..stand.config() };
     follow(config, None).error("selects 101 namespaces, and at most 100 are followed").await;
 }
+
+/// An earlier start has sent an object ahead of the merged version, and it is deleted while nobody follows: no later list shows
+/// it, and whoever resumes from the merged version has it.
+#[tokio::test]
+async fn a_list_before_what_an_earlier_start_may_have_sent_expires_older_versions() {
+    let stand = three().await;
+    let mut rig = stand.listed_two().await;
+    stand.play.write("a/new=1");
+    assert_eq!(rig.told().await, "5 ahead +a/new=1@6");
+    let kept = Kept { state: stand.state_of_two(5), ..rig.kept().await };
+    drop(rig);
+    stand.play.write("-a/new");
+    stand.play.compact(7);
+    let mut later = follow(stand.of_two(), Some(&kept));
+    assert_eq!(later.told().await, "list 7");
+    assert!(later.expires_older, "an earlier start may have sent versions 6 and 7");
+
+    stand.play.write("a/x=2 b/x=2");
+    reach(&stand, &mut later).await;
+    stand.gate.refuse(true);
+    stand.gate.cut();
+    later.error("connection").await;
+    stand.play.write("c/x=2");
+    stand.play.compact(10);
+    stand.gate.refuse(false);
+    assert_eq!(later.told().await, "list 10");
+    assert!(!later.expires_older, "the resource has passed version 7");
+}

@@ -14,14 +14,16 @@ fn object(name: &str, version: &str) -> serde_json::Value {
 async fn held_after_the_first(prefix: &'static str) -> (Stand, Rig) {
     let stand = Stand::new().await;
     stand.play.set(|store| store.prefix = prefix);
-    stand.play.write("a=1 b=1 c=1 d=1");
+    stand.play.write("a=1 b=1 c=1");
     let mut rig = stand.rig();
     assert!(rig.told().await.starts_with("list "));
+    stand.play.write("d=1");
+    rig.told().await;
     stand.gate.refuse(true);
     stand.gate.cut();
     rig.error("connection").await;
     stand.play.expire(&["a", "b", "c"]);
-    stand.play.set(|store| store.watches.push_back(Fault::Hold(if prefix.is_empty() { 1 } else { 2 })));
+    stand.play.set(|store| store.watches.push_back(Fault::Hold(if prefix.is_empty() { 1 } else { 3 })));
     stand.gate.refuse(false);
     (stand, rig)
 }
@@ -43,9 +45,9 @@ async fn a_cut_inside_a_version_leaves_no_ghost() {
 #[tokio::test]
 async fn neither_where_versions_are_counted_here() {
     let (stand, mut rig) = held_after_the_first("v-").await;
-    assert_eq!((rig.told().await, rig.told().await), ("2 -a".to_owned(), "3 -b".to_owned()));
+    assert_eq!((rig.told().await, rig.told().await), ("3 -a".to_owned(), "4 -b".to_owned()));
     stand.gate.cut();
-    for expected in ["4 -a", "5 -b", "6 -c"] {
+    for expected in ["5 -a", "6 -b", "7 -c"] {
         assert_eq!(rig.told().await, expected);
     }
     assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (stand.play.state(), 0, 1));
@@ -113,8 +115,13 @@ async fn an_api_that_breaks_the_rule_is_counted_and_every_version_stays_open() {
         stand.play.write("a=1");
         let mut rig = stand.rig();
         rig.told().await;
+        stand.play.write("z=1");
+        rig.told().await;
         let line = |name, version| event("ADDED", &object(name, &format!("{prefix}{version}")));
-        let lines = vec![line("b", 10), line("c", 10), line("d", 11), line("e", 11), line("f", 12)];
+        let mut lines = vec![line("b", 10), line("c", 10), line("d", 11), line("e", 11), line("f", 12)];
+        if !prefix.is_empty() {
+            lines.insert(0, stand.play.line("ADDED", "z"));
+        }
         stand.play.set(|store| {
             store.revision = 12;
             store.watches.push_back(Fault::Tell(lines));
@@ -123,7 +130,7 @@ async fn an_api_that_breaks_the_rule_is_counted_and_every_version_stays_open() {
         for _ in 0..5 {
             rig.told().await;
         }
-        assert_eq!(rig.state.len(), 6);
+        assert_eq!(rig.state.len(), 7);
         assert_eq!(rig.health.late_changes(), 2, "{prefix:?}: c and e");
         until(|| *stand.play.asked().last().unwrap() == format!("watch {prefix}11")).await;
     }
@@ -145,4 +152,32 @@ async fn versions_that_do_not_tell_changes_apart_are_counted_here() {
     }
     assert_eq!(rig.told().await, "list 1");
     assert_eq!((rig.state.clone(), rig.rewinds), (stand.play.state(), 1));
+}
+
+/// A change at an open version is sent with the version before it; a later start that lists never had it.
+#[tokio::test]
+async fn a_later_start_knows_that_every_version_stays_open() {
+    for is_late in [false, true] {
+        let stand = Stand::new().await;
+        stand.play.write("a=1");
+        let mut rig = stand.listed().await;
+        let mut lines = vec![event("ADDED", &object("b", "10"))];
+        if is_late {
+            lines.push(event("ADDED", &object("c", "10")));
+        }
+        let changes = lines.len();
+        stand.play.set(|store| {
+            store.revision = 12;
+            store.watches.push_back(Fault::Tell(lines));
+        });
+        stand.gate.cut();
+        for _ in 0..changes {
+            rig.told().await;
+        }
+        let kept = Kept { version: if is_late { 9 } else { 10 }, ..rig.kept().await };
+        drop(rig);
+        stand.play.compact(12);
+        let mut later = stand.resumed(&kept);
+        assert_eq!((later.told().await, later.expires_older), ("list 12".to_owned(), is_late));
+    }
 }
