@@ -1,13 +1,17 @@
 //! Which groups a change may concern, without asking every group.
 //!
-//! A group whose selection asks for a name, for values of an index or for a namespace is found under them; a change is
-//! looked up with what its old and its new state have. All other groups see every change. A route is only a coarse sieve:
-//! whether a change is in a selection, the selection says.
+//! A group whose selection asks for a name, for values of an index, of a field or of a label, or for a namespace is found
+//! under the most selective of them; a change is looked up with what its old and its new state have. All other groups see
+//! every change. A route is only a coarse sieve: whether a change is in a selection, the selection says.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    borrow::Borrow,
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+};
 
 use crate::{
-    model::{Change, IndexFunc, IndexMatch, Object, Selection},
+    model::{Change, IndexFunc, IndexMatch, Object, Path, Selection},
     planted::planted,
 };
 
@@ -18,20 +22,65 @@ pub(super) struct Routes {
     names: Map,
     namespaces: Map,
     indexes: HashMap<IndexFunc, Map>,
+    /// By path; at most [`MAX_PATHS`] of them.
+    fields: HashMap<Path, Map>,
+    /// By label key.
+    labels: HashMap<String, Map>,
 }
 
 /// Ordered sets, because one key may have very many groups, which come and go one by one.
 type Map = HashMap<String, BTreeSet<usize>, foldhash::fast::RandomState>;
 
+/// Each costs a walk through both bodies of every change. A group by the path after them is routed by what else it has.
+const MAX_PATHS: usize = 32;
+
 // === impl Routes ===
 
 impl Routes {
+    /// Inserts a group under the first of these that its selection has: a name, an index, a field, a label, a namespace.
     pub(super) fn insert(&mut self, selection: &Selection, group: usize) {
-        self.update(selection, |groups| groups.insert(group));
+        let Selection { namespace, name, labels, fields, index, .. } = selection;
+        let has_room = |path| self.fields.len() < MAX_PATHS || self.fields.contains_key(path);
+        if let Some(name) = name.as_deref().or_else(|| fields.name()) {
+            insert_at(&mut self.names, name, group);
+        } else if let Some(IndexMatch { func, values, .. }) = index {
+            let map = self.indexes.entry(func.clone()).or_default();
+            for value in values {
+                insert_at(map, value, group);
+            }
+        } else if let Some((path, value)) = fields.equality().find(|(path, _)| has_room(path)) {
+            insert_at(self.fields.entry(path.clone()).or_default(), value, group);
+        } else if let Some((key, values)) = labels.equality() {
+            let map = self.labels.entry(key.to_owned()).or_default();
+            for value in values {
+                insert_at(map, value, group);
+            }
+        } else if let Some(namespace) = namespace.as_deref().or_else(|| fields.namespace()) {
+            insert_at(&mut self.namespaces, namespace, group);
+        } else {
+            self.unrouted.insert(group);
+        }
     }
 
+    /// Removes a group from wherever it may be: that depends upon the paths that there were when it was inserted.
     pub(super) fn remove(&mut self, selection: &Selection, group: usize) {
-        self.update(selection, |groups| groups.remove(&group));
+        let Selection { namespace, name, labels, fields, index, .. } = selection;
+        if let Some(name) = name.as_deref().or_else(|| fields.name()) {
+            remove_at(&mut self.names, name, group);
+        }
+        if let Some(IndexMatch { func, values, .. }) = index {
+            remove_of(&mut self.indexes, func, values.iter().map(String::as_str), group);
+        }
+        for (path, value) in fields.equality() {
+            remove_of(&mut self.fields, path, [value], group);
+        }
+        if let Some((key, values)) = labels.equality() {
+            remove_of(&mut self.labels, key, values.iter().map(AsRef::as_ref), group);
+        }
+        if let Some(namespace) = namespace.as_deref().or_else(|| fields.namespace()) {
+            remove_at(&mut self.namespaces, namespace, group);
+        }
+        self.unrouted.remove(&group);
     }
 
     /// The groups that see every change.
@@ -44,101 +93,55 @@ impl Routes {
         let key = change.object().key();
         groups.extend(self.names.get(key.name()).into_iter().flatten());
         groups.extend(self.namespaces.get(key.namespace()).into_iter().flatten());
-        let old = || change.old.iter().filter(|_| change.new.is_none() || !planted!(RoutedByTheNewState));
-        let states = || old().chain(&change.new);
-        for (func, values) in &self.indexes {
-            let of_state = |object| func.values(object);
-            for value in states().map(AsRef::<Object>::as_ref).flat_map(of_state) {
-                groups.extend(values.get(&value).into_iter().flatten());
+        let old = change.old.iter().filter(|_| change.new.is_none() || !planted!(RoutedByTheNewState));
+        for object in old.chain(&change.new).map(AsRef::<Object>::as_ref) {
+            for (func, values) in &self.indexes {
+                for value in func.values(object) {
+                    groups.extend(values.get(&value).into_iter().flatten());
+                }
+            }
+            for (path, values) in &self.fields {
+                let value = object.json().and_then(|json| path.scalar(json));
+                groups.extend(value.and_then(|value| values.get(&value)).into_iter().flatten());
+            }
+            if !self.labels.is_empty() {
+                for (key, value) in object.labels().iter() {
+                    groups.extend(self.labels.get(key).and_then(|values| values.get(value)).into_iter().flatten());
+                }
             }
         }
         // More than one value may lead to a group.
         groups.sort_unstable();
         groups.dedup();
     }
+}
 
-    fn update(&mut self, selection: &Selection, mut update: impl FnMut(&mut BTreeSet<usize>) -> bool) {
-        let mut at = |map: &mut Map, key: &String| {
-            let groups = map.entry(key.clone()).or_default();
-            update(groups);
-            if groups.is_empty() {
-                map.remove(key);
-            }
-        };
-        match selection {
-            Selection { name: Some(name), .. } => at(&mut self.names, name),
-            Selection { index: Some(IndexMatch { func, values, .. }), .. } => {
-                let map = self.indexes.entry(func.clone()).or_default();
-                for value in values {
-                    at(map, value);
-                }
-                if map.is_empty() {
-                    self.indexes.remove(func);
-                }
-            }
-            Selection { namespace: Some(namespace), .. } => at(&mut self.namespaces, namespace),
-            _ => {
-                update(&mut self.unrouted);
-            }
+fn insert_at(map: &mut Map, key: &str, group: usize) {
+    map.entry(key.to_owned()).or_default().insert(group);
+}
+
+fn remove_at(map: &mut Map, key: &str, group: usize) {
+    if let Some(groups) = map.get_mut(key) {
+        groups.remove(&group);
+        if groups.is_empty() {
+            map.remove(key);
         }
+    }
+}
+
+fn remove_of<'a, K, Q>(maps: &mut HashMap<K, Map>, of: &Q, keys: impl IntoIterator<Item = &'a str>, group: usize)
+where
+    K: Borrow<Q> + Hash + Eq,
+    Q: Hash + Eq + ?Sized,
+{
+    let Some(map) = maps.get_mut(of) else { return };
+    for key in keys {
+        remove_at(map, key, group);
+    }
+    if map.is_empty() {
+        maps.remove(of);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use bytes::Bytes;
-
-    use super::*;
-    use crate::model::{Cause, ResourceVersion};
-
-    fn object(namespace: &str, name: &str, app: &str) -> Arc<Object> {
-        let json =
-            format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{app}"}}}}}}"#);
-        Arc::new(Object::from_json(Bytes::from(json), "", ResourceVersion::decimal(1)).unwrap())
-    }
-
-    fn found(routes: &Routes, old: Option<Arc<Object>>, new: Option<Arc<Object>>) -> Vec<usize> {
-        let change = Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change };
-        let mut groups = Vec::new();
-        routes.find(&change, &mut groups);
-        groups
-    }
-
-    fn by_app(values: &[&str]) -> Selection {
-        let values = values.iter().map(|value| (*value).to_owned()).collect();
-        let index = IndexMatch { name: "app".into(), func: IndexFunc::Label("app".into()), values };
-        Selection { index: Some(index), ..Selection::default() }
-    }
-
-    #[test]
-    fn a_change_leads_to_the_groups_of_its_name_its_namespace_and_the_values_before_and_after_it() {
-        let selections = [
-            Selection::default(),
-            Selection { name: Some("a".into()), namespace: Some("shop".into()), ..Selection::default() },
-            Selection { namespace: Some("shop".into()), ..Selection::default() },
-            by_app(&["web", "db"]),
-            by_app(&["db"]),
-            by_app(&[]),
-        ];
-        let mut routes = Routes::default();
-        for (group, selection) in selections.iter().enumerate() {
-            routes.insert(selection, group);
-        }
-        assert_eq!(*routes.unrouted(), BTreeSet::from([0]));
-        assert_eq!(found(&routes, None, Some(object("shop", "a", "none"))), [1, 2]);
-        assert_eq!(found(&routes, Some(object("", "b", "web")), None), [3]);
-        assert_eq!(found(&routes, Some(object("", "b", "web")), Some(object("", "b", "db"))), [3, 4], "each once");
-        assert_eq!(found(&routes, None, Some(object("", "b", "none"))), [0; 0]);
-
-        for (group, selection) in selections.iter().enumerate() {
-            routes.remove(selection, group);
-        }
-        let Routes { unrouted, names, namespaces, indexes } = routes;
-        assert!(
-            unrouted.is_empty() && names.is_empty() && namespaces.is_empty() && indexes.is_empty(),
-            "nothing leaks"
-        );
-    }
-}
+mod tests;

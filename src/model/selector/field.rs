@@ -78,6 +78,27 @@ impl FieldSelector {
         self.requirements.iter().all(|requirement| requirement.matches(object))
     }
 
+    /// Returns paths of which an object needs the value beside them, which is not empty; those of the key are left out.
+    pub(crate) fn equality(&self) -> impl Iterator<Item = (&Path, &str)> {
+        let of_body = |path: &Path| ![NAME, NAMESPACE].contains(&path.as_str());
+        self.needed().filter(move |(path, value)| of_body(path) && !value.is_empty())
+    }
+
+    /// Returns the name that an object needs.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.needed().find_map(|(path, value)| (path.as_str() == NAME).then_some(value))
+    }
+
+    /// Returns the namespace that an object needs.
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.needed().find_map(|(path, value)| (path.as_str() == NAMESPACE).then_some(value))
+    }
+
+    fn needed(&self) -> impl Iterator<Item = (&Path, &str)> {
+        let is_needed = |requirement: &&Requirement| requirement.comparison == Comparison::Equal;
+        self.requirements.iter().filter(is_needed).map(|requirement| (&requirement.path, &*requirement.value))
+    }
+
     /// Whether everything is selected.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()

@@ -108,6 +108,15 @@ impl LabelSelector {
         self.requirements.iter().all(|Requirement { key, test }| test.matches(labels.get(key)))
     }
 
+    /// Returns a key of which an object needs one of the values beside it, as few of them as there are.
+    pub(crate) fn equality(&self) -> Option<(&str, &[Box<str>])> {
+        let needed = self.requirements.iter().filter_map(|Requirement { key, test }| match test {
+            Test::In(values) => Some((&**key, &**values)),
+            Test::Exists | Test::Absent | Test::NotIn(_) | Test::Above(_) | Test::Below(_) => None,
+        });
+        needed.min_by_key(|(_, values)| values.len())
+    }
+
     /// Whether everything is selected.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()

@@ -1,0 +1,173 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::*;
+use crate::model::{Cause, FieldSelector, LabelSelector, ResourceVersion};
+
+fn object(namespace: &str, name: &str, app: &str) -> Arc<Object> {
+    let json = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{app}"}}}}}}"#);
+    Arc::new(Object::from_json(Bytes::from(json), "", ResourceVersion::decimal(1)).unwrap())
+}
+
+fn found(routes: &Routes, old: Option<Arc<Object>>, new: Option<Arc<Object>>) -> Vec<usize> {
+    let change = Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change };
+    let mut groups = Vec::new();
+    routes.find(&change, &mut groups);
+    groups
+}
+
+fn by_app(values: &[&str]) -> Selection {
+    let values = values.iter().map(|value| (*value).to_owned()).collect();
+    let index = IndexMatch { name: "app".into(), func: IndexFunc::Label("app".into()), values };
+    Selection { index: Some(index), ..Selection::default() }
+}
+
+#[test]
+fn a_change_leads_to_the_groups_of_its_name_its_namespace_and_the_values_before_and_after_it() {
+    let selections = [
+        Selection::default(),
+        Selection { name: Some("a".into()), namespace: Some("shop".into()), ..Selection::default() },
+        Selection { namespace: Some("shop".into()), ..Selection::default() },
+        by_app(&["web", "db"]),
+        by_app(&["db"]),
+        by_app(&[]),
+    ];
+    let mut routes = Routes::default();
+    for (group, selection) in selections.iter().enumerate() {
+        routes.insert(selection, group);
+    }
+    assert_eq!(*routes.unrouted(), BTreeSet::from([0]));
+    assert_eq!(found(&routes, None, Some(object("shop", "a", "none"))), [1, 2]);
+    assert_eq!(found(&routes, Some(object("", "b", "web")), None), [3]);
+    assert_eq!(found(&routes, Some(object("", "b", "web")), Some(object("", "b", "db"))), [3, 4], "each once");
+    assert_eq!(found(&routes, None, Some(object("", "b", "none"))), [0; 0]);
+
+    for (group, selection) in selections.iter().enumerate() {
+        routes.remove(selection, group);
+    }
+    assert!(is_empty(&routes), "nothing leaks");
+}
+
+fn is_empty(routes: &Routes) -> bool {
+    let Routes { unrouted, names, namespaces, indexes, fields, labels } = routes;
+    unrouted.is_empty()
+        && names.is_empty()
+        && namespaces.is_empty()
+        && indexes.is_empty()
+        && fields.is_empty()
+        && labels.is_empty()
+}
+
+fn any_selection() -> impl Strategy<Value = Selection> {
+    let labels =
+        ["app=web", "app in (web,db)", "app=", "tier=x,app=db", "app!=web", "app", "!tier", "tier in (x,y,z),app=web"];
+    // Objects have values at few of the paths, so that there are more than are routed by.
+    let fields = prop_oneof![
+        select(vec!["n=1", "n=", "n!=1", "list=1", "n=2,list=", "metadata.name=a", "metadata.namespace=shop,n=1"])
+            .prop_map(str::to_owned),
+        (0..60).prop_map(|path| format!("other{path}=1")),
+        (0..60).prop_map(|path| format!("other{path}=1,n=1")),
+    ];
+    let part = |values: &[&'static str]| option::weighted(0.15, select(values.to_vec()).prop_map(str::to_owned));
+    let index = option::weighted(0.2, select(vec![vec!["web", "db"], vec!["db"], vec![]]));
+    let labels = option::weighted(0.4, select(labels.to_vec()));
+    (part(&["shop", "bank", ""]), part(&["a", "b"]), labels, option::weighted(0.5, fields), index).prop_map(
+        |(namespace, name, labels, fields, index)| Selection {
+            namespace,
+            name,
+            labels: LabelSelector::parse(labels.unwrap_or_default()).unwrap(),
+            fields: FieldSelector::parse(&fields.unwrap_or_default()).unwrap(),
+            ..index.map(|values| by_app(&values)).unwrap_or_default()
+        },
+    )
+}
+
+/// States before and after a change of one object, at least one of which there is.
+fn any_change() -> impl Strategy<Value = Change> {
+    let labels = select(vec![r#""app":"web""#, r#""app":"db","tier":"x""#, r#""app":"""#, r#""tier":"y""#, ""]);
+    let body = select(vec![r#""n":1"#, r#""n":"2""#, r#""n":null"#, r#""list":[1,2]"#, r#""list":1"#, r#""other3":1"#]);
+    let states = vec((labels, body), 1..=2);
+    (select(vec!["shop", "bank", ""]), select(vec!["a", "b"]), states, any::<bool>()).prop_map(
+        |(namespace, name, states, is_deleted)| {
+            let object = |(labels, body): (&str, &str)| {
+                let metadata = format!(r#"{{"namespace":"{namespace}","name":"{name}","labels":{{{labels}}}}}"#);
+                let json = format!(r#"{{"metadata":{metadata},{body}}}"#);
+                Arc::new(Object::from_json(Bytes::from(json), "", ResourceVersion::decimal(1)).unwrap())
+            };
+            let (old, new) = match *states {
+                [old, new] => (Some(object(old)), Some(object(new))),
+                [old] if is_deleted => (Some(object(old)), None),
+                _ => (None, Some(object(states[0]))),
+            };
+            Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change }
+        },
+    )
+}
+
+proptest! {
+    /// A group that is not asked would have been told of nothing, whatever else was routed and has gone.
+    #[test]
+    fn who_is_concerned_is_asked(
+        selections in vec((any_selection(), any::<bool>()), 0..80),
+        changes in vec(any_change(), 1..20),
+    ) {
+        let mut routes = Routes::default();
+        for (group, (selection, _)) in selections.iter().enumerate() {
+            routes.insert(selection, group);
+        }
+        prop_assert!(routes.fields.len() <= MAX_PATHS);
+        for (group, (selection, _)) in selections.iter().enumerate().filter(|(_, (_, stays))| !stays) {
+            routes.remove(selection, group);
+        }
+        for change in changes {
+            let mut asked = Vec::new();
+            routes.find(&change, &mut asked);
+            for (group, (selection, stays)) in selections.iter().enumerate() {
+                let is_asked = asked.contains(&group) || routes.unrouted().contains(&group);
+                prop_assert!(*stays || !is_asked, "{selection} has gone");
+                prop_assert!(!stays || is_asked || selection.transition(&change).is_none(), "{selection}: {change:?}");
+            }
+        }
+        for (group, (selection, _)) in selections.iter().enumerate().filter(|(_, (_, stays))| *stays) {
+            routes.remove(selection, group);
+        }
+        prop_assert!(is_empty(&routes));
+    }
+}
+
+/// A hundred clients with a value each cost a change what the one costs that has its value.
+#[test]
+fn whoever_asks_for_a_value_is_not_asked_about_others() {
+    let fields = |text: &str| Selection { fields: FieldSelector::parse(text).unwrap(), ..Selection::default() };
+    for (text, concerned) in [("spec.app=v", 0), ("metadata.name=v", 1)] {
+        let mut routes = Routes::default();
+        for group in 0..100 {
+            routes.insert(&fields(&format!("{text}{group}")), group);
+        }
+        assert!(routes.unrouted().is_empty(), "{text}");
+        assert_eq!(found(&routes, None, Some(object("", "v7", "none"))).len(), concerned);
+        routes.insert(&fields(&text.replace('=', "!=")), 100);
+        assert_eq!(routes.unrouted().len(), 1);
+    }
+    let mut routes = Routes::default();
+    let labels = |text: &str| Selection { labels: LabelSelector::parse(text).unwrap(), ..Selection::default() };
+    for group in 0..100 {
+        routes.insert(&labels(&format!("app in (v{group},w)")), group);
+    }
+    assert!(routes.unrouted().is_empty());
+    assert_eq!(found(&routes, Some(object("", "a", "v7")), Some(object("", "a", "v8"))), [7, 8]);
+    // A path more than there may be is routed by what else there is.
+    let mut routes = Routes::default();
+    let both = |group| Selection {
+        labels: LabelSelector::parse("app=web").unwrap(),
+        fields: FieldSelector::parse(&format!("spec.n{group}=1")).unwrap(),
+        ..Selection::default()
+    };
+    for group in 0..=MAX_PATHS {
+        routes.insert(&both(group), group);
+    }
+    assert_eq!((routes.fields.len(), routes.unrouted().len()), (MAX_PATHS, 0));
+    assert_eq!(found(&routes, None, Some(object("", "a", "web"))), [MAX_PATHS]);
+}
