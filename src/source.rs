@@ -7,6 +7,7 @@ pub mod relay;
 pub mod stream;
 
 mod dial;
+mod digest;
 mod lineage;
 mod problems;
 mod text;

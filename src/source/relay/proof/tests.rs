@@ -77,7 +77,11 @@ fn what_another_server_has_is_judged() {
     assert_eq!(judge(&known, 9, Some(of("a", "u", 5, "[]"))), Found::OtherBody);
     let kept: KeptMark = serde_json::from_str(&serde_json::to_string(&known.keep()).unwrap()).unwrap();
     let resumed = Mark::resume(kept).unwrap();
-    assert_eq!(judge(&resumed, 9, Some(of("a", "u", 5, "[]"))), Found::AsKnown, "bodies are not kept");
+    assert_eq!(judge(&resumed, 9, Some(of("a", "u", 5, "[]"))), Found::OtherBody);
+    assert_eq!(judge(&resumed, 9, Some(object("a", 5))), Found::AsKnown);
+    assert_eq!(Mark::resume(resumed.keep()).as_ref(), Some(&resumed), "it is kept again");
+    let older = KeptMark { digest: String::new(), ..known.keep() };
+    assert_eq!(judge(&Mark::resume(older).unwrap(), 9, Some(of("a", "u", 5, "[]"))), Found::AsKnown, "not kept before");
     assert!(other(&judge(&resumed, 9, Some(of("a", "another", 5, "{}")))));
     assert_eq!(known.before(), Some(version(4)));
     assert_eq!(mark("a", 1).before(), None);

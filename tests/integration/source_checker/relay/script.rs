@@ -72,6 +72,11 @@ fn any_shape() -> impl Strategy<Value = Shape> {
     })
 }
 
+/// Revisions that are lost, and those that come instead: often as many, so that the same objects have the same revisions again.
+fn any_restore() -> impl Strategy<Value = (i64, i64)> {
+    prop_oneof![3 => (0_i64..8, 0_i64..12), 1 => (2_i64..8).prop_map(|back| (back, back))]
+}
+
 impl UpstreamSetup for Setup {
     fn any() -> BoxedStrategy<Self> {
         (any_shape(), select(vec![1_usize, 1000])).prop_map(|(shape, fragment)| Self { shape, fragment }).boxed()
@@ -105,9 +110,12 @@ impl UpstreamStep for Step {
             2 => Just(Self::Relist),
             2 => any::<bool>().prop_map(|keeps_state| Self::RestartOrigin { keeps_state }),
             1 => any::<bool>().prop_map(|keeps_state| Self::RestartBetween { keeps_state }),
-            2 => (0_i64..8, 0_i64..12).prop_map(|(back, ahead)| Self::Restore { back, ahead }),
-            3 => (0_i64..8, 0_i64..12, any::<bool>())
-                .prop_map(|(back, ahead, keeps_state)| Self::RestoreUnderRestart { back, ahead, keeps_state }),
+            2 => any_restore().prop_map(|(back, ahead)| Self::Restore { back, ahead }),
+            3 => (any_restore(), any::<bool>()).prop_map(|((back, ahead), keeps_state)| Self::RestoreUnderRestart {
+                back,
+                ahead,
+                keeps_state,
+            }),
             2 => any_shape().prop_map(Self::Reorder),
         ]
         .boxed()
