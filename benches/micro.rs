@@ -26,7 +26,10 @@ use informerd::{
         LabelSelector, Object, Path, ResourceVersion, Selection,
     },
     proto::{PayloadFormat, Structs},
-    watch::{Broadcaster, BroadcasterConfig, Cursor, Frame, FullChannelPolicy, Notice, QueueOptions, Subscribe, Taken},
+    watch::{
+        Broadcaster, BroadcasterConfig, Client, Cursor, Frame, FullChannelPolicy, Notice, QueueOptions, Subscribe,
+        Taken,
+    },
 };
 
 const OBJECTS: usize = 10_000;
@@ -194,6 +197,7 @@ fn measure_wakes(
                 selection: Arc::new(selection),
                 format: PayloadFormat::Raw,
                 queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+                client: Client::Watch,
                 initial_events: false,
             })
         })

@@ -112,6 +112,12 @@ bugs! {
         DropBeginsAtItsEnd,
         /// An evicted client waits for ever.
         EvictionIsUntold,
+        /// The writer waits for each of those that hold it back under BLOCK as long as for all of them.
+        BlockBudgetIsOfEachClient,
+        /// The writer waits for a client under BLOCK that has read nothing yet.
+        NewClientBlocksAtOnce,
+        /// A client under BLOCK is ended when others have spent the budget.
+        EndedForWhatOthersSpent,
         /// A client under BLOCK counts as full as soon as another one is.
         EvictedWithoutBeingFull,
         /// Under COALESCE a client is not told that what it has is gone.

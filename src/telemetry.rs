@@ -213,7 +213,10 @@ impl Family<'_, '_> {
         })?;
         self.counter("watch_events_sent", "Events taken by watches", |r| r.watch_count(|stats| &stats.delivered))?;
         self.counter("watch_events_dropped", "Events lost under DROP", |r| r.watch_count(|stats| &stats.dropped))?;
-        self.counter("watch_evicted", "Watches ended under BLOCK", |r| r.watch_count(|stats| &stats.evicted))?;
+        let help = "Watches ended under BLOCK, whose client has spent its own budget";
+        self.counter("watch_evicted", help, |r| r.watch_count(|stats| &stats.evicted))?;
+        let help = "Full queues under BLOCK served as under REPLAY, the budget of the resource being spent";
+        self.counter("watch_block_denied", help, |r| r.watch_count(|stats| &stats.denied))?;
         let help = "Time for which distribution waited under BLOCK";
         self.encode("watch_blocked", Some(&Unit::Seconds), help, MetricType::Counter, |r| {
             ConstCounter::new(r.watch(|stats| &stats.blocked_micros) / 1e6)

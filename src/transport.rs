@@ -33,14 +33,17 @@ pub enum Peer {
     /// Over TCP.
     Tcp(SocketAddr),
     /// Over a unix socket, which has no address.
-    Unix,
+    Unix {
+        /// The user that the process at the other end had when it connected, if the kernel tells.
+        uid: Option<u32>,
+    },
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
-            Self::Unix => f.write_str("unix"),
+            Self::Unix { .. } => f.write_str("unix"),
         }
     }
 }

@@ -37,6 +37,7 @@ mod stream_watcher;
 mod until;
 
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
+pub use budget::Client;
 pub use cursor::{Cursor, CursorGauge, Frames, Taken};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};

@@ -39,7 +39,9 @@ impl Stopped {
     /// One run, with a client that stops, or for control with none.
     pub(super) fn run(&self, bench: &Bench, subject: &Subject, stops: bool) -> Result<Measured, BenchError> {
         let (others, events) = (self.watchers - 1, self.events);
-        let end = WARM + events;
+        // Under BLOCK the server waits only for those who have read their queue once.
+        let first = WARM.max(u64::from(bench.queue));
+        let end = first + events;
         // REPLAY tells from the history, however long the client has stopped.
         let history = bench.history.max(2 * end);
         let setup = Setup { block_timeout: self.block_timeout, history, ..FanOut::setup(bench, others) };
@@ -52,7 +54,7 @@ impl Stopped {
         stopped.is_timed = false;
         stopped.may_end = stops && bench.policy == pb::FullChannelPolicy::Block;
         run.joined(self.watchers)?;
-        run.deliver(WARM, None, &vec![WARM; self.watchers])?;
+        run.deliver(first, None, &vec![first; self.watchers])?;
 
         let warm = run.client.streams[others].tally;
         run.client.begin_latencies(1);

@@ -28,7 +28,11 @@ const KEYS: &[Key] = &[
     key("watch.queue_length", "1024", "events that make a client's queue full, unless it asks otherwise"),
     key("watch.max_queue_length", "65536", "the most that a client may ask for"),
     key("watch.queue_bytes", "16MiB", "encoded bytes that make a client's queue full, whatever its length"),
-    key("watch.block_timeout", "5s", "how long changes wait for clients under block"),
+    key(
+        "watch.block_timeout",
+        "5s",
+        "how long changes wait for all clients under block together, and for a tenth of any time",
+    ),
     key("watch.bookmark_interval", "30s", "how long a watch is silent before it gets a bookmark"),
     key("watch.future_wait", "90s", "how long a watch from a version of the future waits for it"),
     key(

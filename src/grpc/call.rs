@@ -9,7 +9,10 @@ use prost::Message;
 use tonic::body::Body;
 
 use super::{frame, routes::timeout_of, service::wait_of, status::Refusal};
-use crate::transport::{Peer, StreamHandle};
+use crate::{
+    transport::{Peer, StreamHandle},
+    watch::Client,
+};
 
 /// What is known of a call before its request is read.
 #[derive(Debug)]
@@ -46,6 +49,15 @@ pub(super) fn peer(extensions: &http::Extensions) -> Option<Peer> {
     extensions.get().copied()
 }
 
+/// Returns whose budget of BLOCK the watches of a peer draw on. A caller that no transport knows has one for each watch.
+pub(super) fn client(peer: Option<Peer>) -> Client {
+    match peer {
+        Some(Peer::Tcp(address)) => Client::at(address.ip()),
+        Some(Peer::Unix { uid: Some(uid) }) => Client::User(uid),
+        Some(Peer::Unix { uid: None }) | None => Client::Watch,
+    }
+}
+
 /// Reads one message: no request is a stream.
 async fn decode<M: Message + Default>(body: Body, max_bytes: usize) -> Result<M, Refusal> {
     let invalid = |message: String| Refusal::Invalid { reason: "REQUEST_INVALID", field: "request", message };
@@ -69,4 +81,20 @@ async fn decode<M: Message + Default>(body: Body, max_bytes: usize) -> Result<M,
         return Err(invalid("its length is not the one in its prefix".to_owned()));
     }
     M::decode(bytes).map_err(|error| invalid(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_a_host_a_network_or_a_user() {
+        let tcp = |text: &str| client(Some(Peer::Tcp(text.parse().unwrap())));
+        assert_eq!(tcp("10.1.2.3:1"), tcp("10.1.2.3:2"), "whatever its connection");
+        assert_ne!(tcp("10.1.2.3:1"), tcp("10.1.2.4:1"));
+        assert_eq!(tcp("[2001:db8::1]:1"), tcp("[2001:db8::2]:1"));
+        assert_eq!(client(Some(Peer::Unix { uid: Some(7) })), Client::User(7));
+        assert_eq!(client(Some(Peer::Unix { uid: None })), Client::Watch);
+        assert_eq!(client(None), Client::Watch);
+    }
 }

@@ -155,7 +155,9 @@ impl Refusal {
             }
             Self::Draining => "the server is shutting down; reconnect and resume".to_owned(),
             Self::SlowConsumer { after } => {
-                format!("this client was too slow under BLOCK; resume after version {after}")
+                format!(
+                    "this client was too slow under BLOCK: its budget (watch.block_timeout) is spent; resume after version {after}"
+                )
             }
             Self::TooManyWatchers { limit } => format!("there are {limit} watchers already, as many as are allowed"),
             Self::Internal => "internal error; the server's log has the detail".to_owned(),

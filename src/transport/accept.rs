@@ -135,7 +135,7 @@ async fn ended(connections: &mut JoinSet<()>, period: Duration) -> bool {
 enum Accepted {
     Tcp(TcpStream, Peer),
     Tls(TcpStream, Peer, Arc<Tls>),
-    Unix(UnixStream),
+    Unix(UnixStream, Peer),
 }
 
 impl Listener {
@@ -152,7 +152,11 @@ impl Listener {
                 let (stream, peer) = accept(listener).await?;
                 Ok(Accepted::Tls(stream, peer, Arc::clone(tls)))
             }
-            Self::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let uid = stream.peer_cred().ok().map(|cred| cred.uid());
+                Ok(Accepted::Unix(stream, Peer::Unix { uid }))
+            }
         }
     }
 }
@@ -179,7 +183,7 @@ impl Accepted {
                     Err(error) => tracing::debug!(%peer, %error, "the handshake of TLS failed"),
                 }
             }),
-            Self::Unix(stream) => connections.spawn(drive(stream, Peer::Unix, service, config, shared)),
+            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
         };
     }
 }
@@ -195,5 +199,22 @@ where
     drop(shared);
     if let Err(error) = connection.instrument(debug_span!("connection", %peer)).await {
         tracing::debug!(%peer, %error, "connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn at_the_other_end_of_a_unix_socket_there_is_a_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = Listener::Unix(UnixListener::bind(&path).unwrap());
+        let (accepted, _client) = tokio::join!(listener.accept(), UnixStream::connect(&path));
+        let Accepted::Unix(_, peer) = accepted.unwrap() else { panic!("not from a unix socket") };
+        assert_eq!(peer, Peer::Unix { uid: Some(std::fs::metadata(&path).unwrap().uid()) });
     }
 }

@@ -66,7 +66,7 @@ impl Pair {
         let service = tower::service_fn(move |request: Request<Incoming>| {
             let (sends, sent) = mpsc::channel(1000);
             sender.try_send((sends, request.extensions().get::<StreamHandle>().cloned())).unwrap();
-            assert_eq!(request.extensions().get(), Some(&Peer::Unix));
+            assert_eq!(request.extensions().get(), Some(&Peer::Unix { uid: None }));
             let frames = ReceiverStream::new(sent).map(|bytes| Ok(Frame::data(Chunk::from(bytes))));
             async move { Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(frames)))) }
         });
@@ -86,7 +86,7 @@ impl Pair {
         let is_stopped = Arc::default();
         let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
         let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
-        let server = tokio::spawn(Connection::new(near, Peer::Unix, service, &config, &shared));
+        let server = tokio::spawn(Connection::new(near, Peer::Unix { uid: None }, service, &config, &shared));
         let (client, connection) =
             hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(far)).await.unwrap();
         let client_task = tokio::spawn(connection);

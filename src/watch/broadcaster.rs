@@ -14,8 +14,8 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    BroadcasterConfig, Cursor, End, Frame, QueueOptions,
-    budget::TimeBudget,
+    BroadcasterConfig, Client, Cursor, End, Frame, FullChannelPolicy, QueueOptions,
+    budget::ClientBudgets,
     encoding::{Encoding, Share, Span},
     group::{Group, Log, Phase},
     room::Room,
@@ -45,10 +45,9 @@ pub struct Broadcaster<F: Frame> {
     retained_events: usize,
     retained_size: usize,
     room: Arc<Room>,
-    /// Who holds the writer back, or did; the first whose budget will be spent is the last.
+    /// Those that hold the writer back, or did.
     blocked: Vec<BlockedSlot<F>>,
-    blocked_since: Option<Instant>,
-    budget: TimeBudget,
+    clients: ClientBudgets,
     next_slot_id: u64,
     stats: Arc<BroadcasterStats>,
 }
@@ -62,6 +61,8 @@ pub struct Subscribe<F: Frame> {
     pub format: F::Format,
     /// The client's queue.
     pub queue: QueueOptions,
+    /// Under BLOCK: whose budget it is that decides whether the watch is ended.
+    pub client: Client,
     /// Whether the client is first given initial events from a snapshot: until [`Cursor::go_live`], every policy behaves
     /// as REPLAY.
     pub initial_events: bool,
@@ -82,6 +83,8 @@ pub struct BroadcasterStats {
     pub dropped: AtomicU64,
     /// Cursors ended under BLOCK.
     pub evicted: AtomicU64,
+    /// Full queues under BLOCK that were served as under REPLAY, because the budget of the resource was spent.
+    pub denied: AtomicU64,
     /// Time for which the writer waited under BLOCK, in microseconds.
     pub blocked_micros: AtomicU64,
     /// Encoded size that is retained for cursors that lag.
@@ -103,20 +106,17 @@ struct BlockedSlot<F: Frame> {
     group: Arc<Group<F>>,
     slot: usize,
     id: u64,
-    /// When its budget will be spent.
-    deadline: Instant,
 }
-
-/// The part of `block_timeout` for which a client may hold the writer back though the budget of all is spent.
-const GRACE_DIVISOR: u32 = 10;
 
 // === impl Broadcaster ===
 
 impl<F: Frame> Broadcaster<F> {
     /// A Broadcaster without watchers, at a version.
     pub fn new(config: BroadcasterConfig, version: ResourceVersion) -> Self {
+        let stats: Arc<BroadcasterStats> = Arc::default();
         Self {
-            budget: TimeBudget::new(config.block_timeout, Instant::now()),
+            clients: ClientBudgets::new(config.block_timeout),
+            room: Arc::new(Room::new(config.block_timeout, Arc::clone(&stats))),
             config,
             groups: Slab::new(),
             by_key: HashMap::new(),
@@ -128,11 +128,9 @@ impl<F: Frame> Broadcaster<F> {
             retained: VecDeque::new(),
             retained_events: 0,
             retained_size: 0,
-            room: Arc::default(),
             blocked: Vec::new(),
-            blocked_since: None,
             next_slot_id: 0,
-            stats: Arc::default(),
+            stats,
         }
     }
 
@@ -158,11 +156,12 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     fn join(&mut self, subscribe: Subscribe<F>, has: Option<&ResourceVersion>) -> Cursor<F> {
-        let Subscribe { selection, format, queue, initial_events } = subscribe;
+        let Subscribe { selection, format, queue, client, initial_events } = subscribe;
         self.remove_vacant();
         let group = Arc::clone(self.group(selection, format));
         let phase = if initial_events { Phase::Initial } else { Phase::Live };
-        let budget = TimeBudget::new(self.config.block_timeout, Instant::now());
+        let blocks = queue.policy == FullChannelPolicy::Block;
+        let budget = blocks.then(|| self.clients.of(&client, Instant::now()));
         self.next_slot_id += 1;
         let slot = {
             let mut log = group.log.lock();
@@ -203,6 +202,10 @@ impl<F: Frame> Broadcaster<F> {
         self.forget_old(now);
 
         let floor = self.floor();
+        let left = self.room.left(now);
+        if !self.is_blocked() {
+            self.blocked.clear();
+        }
         let (mut wakers, mut full): (Vec<Waker>, Vec<usize>) = (Vec::new(), Vec::new());
         for (group, share) in shares {
             {
@@ -225,30 +228,25 @@ impl<F: Frame> Broadcaster<F> {
                 log.trim_below(floor);
                 log.trim_read();
                 log.take_wakers(&mut wakers);
-                log.find_full(self.config.queue_size, now, &mut full);
-                self.blocked.extend(full.drain(..).map(|slot| {
-                    self.room.block();
-                    let deadline = now + log.slots[slot].budget.available(now);
-                    BlockedSlot { group: Arc::clone(&group), slot, id: log.slots[slot].id, deadline }
+                log.find_full(self.config.queue_size, &mut full);
+                self.blocked.extend(full.drain(..).filter_map(|slot| {
+                    let is_blocking = log.fill(slot, left, &self.room, now);
+                    is_blocking.then(|| BlockedSlot { group: Arc::clone(&group), slot, id: log.slots[slot].id })
                 }));
             }
             for waker in wakers.drain(..) {
                 waker.wake();
             }
         }
-        if !self.blocked.is_empty() {
-            self.blocked.sort_unstable_by_key(|blocked| std::cmp::Reverse(blocked.deadline));
-            self.blocked_since.get_or_insert(now);
-        }
     }
 
     /// Whether the next batch has to wait for a client under BLOCK.
     pub fn is_blocked(&self) -> bool {
-        self.blocked_since.is_some()
+        self.room.deadline().is_some()
     }
 
-    /// Waits until every client that holds the writer back has room again, has gone, or has spent its budget and was
-    /// evicted. Returns at once when there is none.
+    /// Waits until every client that holds the writer back has room again or has gone, and no longer than the budget of the
+    /// resource allows: those that are left are then ended or served as under REPLAY. Returns at once when there is none.
     ///
     /// # Cancel safety
     ///
@@ -278,7 +276,9 @@ impl<F: Frame> Broadcaster<F> {
     /// is not published to.
     pub fn sweep(&mut self) {
         self.remove_vacant();
-        self.forget_old(Instant::now());
+        let now = Instant::now();
+        self.clients.sweep(now);
+        self.forget_old(now);
         let floor = self.floor();
         for (_, group) in &self.groups {
             group.log.lock().trim_below(floor);
@@ -298,6 +298,13 @@ impl<F: Frame> Broadcaster<F> {
             return;
         }
         self.end_all(end);
+        // What is left of their queues can be read, and holds nobody back.
+        let now = Instant::now();
+        for BlockedSlot { group, slot, id, .. } in self.blocked.drain(..) {
+            if let Some(slot) = group.log.lock().slots.get_mut(slot).filter(|slot| slot.id == id) {
+                slot.unblock(&self.room, now);
+            }
+        }
         self.groups.clear();
         self.by_key.clear();
         self.routes = Routes::default();
@@ -305,10 +312,6 @@ impl<F: Frame> Broadcaster<F> {
         self.retained.clear();
         (self.retained_events, self.retained_size) = (0, 0);
         self.stats.retained_size.store(0, Ordering::Relaxed);
-        // The slots of before must not be counted among those that come.
-        self.room = Arc::default();
-        self.blocked.clear();
-        self.blocked_since = None;
         // No cursor has reached the next offset.
         self.reached = Reached { version, offset: self.reached.offset + 1 };
     }
@@ -410,32 +413,23 @@ impl<F: Frame> Broadcaster<F> {
         self.retained.front().map_or(self.wake + 1, |oldest| oldest.wake)
     }
 
-    /// Evicts whoever has spent a budget. When the next one will be; `None` when nobody holds the writer back.
+    /// Returns until when the writer waits; `None` when nobody holds it back. At the end of that time it lets go of everybody.
     fn block_deadline(&mut self, now: Instant) -> Option<Instant> {
-        let since = self.blocked_since?;
-        // Who only just became full is not ended for what others have spent.
-        let all = since + self.budget.available(since).max(self.config.block_timeout / GRACE_DIVISOR);
+        let mut deadline = self.room.deadline()?;
+        if planted!(BlockBudgetIsOfEachClient) {
+            deadline += self.config.block_timeout * self.blocked.len().saturating_sub(1) as u32;
+        }
+        if now < deadline {
+            return Some(deadline);
+        }
         let mut wakers = Vec::new();
-        while let Some(blocked) = self.blocked.pop_if(|blocked| blocked.deadline.min(all) <= now) {
-            let BlockedSlot { group, slot, id, .. } = blocked;
-            if group.log.lock().evict(slot, id, now, &mut wakers) {
-                self.room.unblock();
-                self.stats.evicted.fetch_add(1, Ordering::Relaxed);
-            }
+        for BlockedSlot { group, slot, id, .. } in self.blocked.drain(..) {
+            group.log.lock().give_up(slot, id, &self.room, now, &mut wakers);
         }
         for waker in wakers {
             waker.wake();
         }
-        if self.room.is_free() {
-            self.blocked.clear();
-            self.blocked_since = None;
-            self.budget.charge(since, now);
-            let waited = now.saturating_duration_since(since).as_micros() as u64;
-            self.stats.blocked_micros.fetch_add(waited, Ordering::Relaxed);
-            return None;
-        }
-        // That one may have made room since, which only means a look too many.
-        Some(self.blocked.last().map_or(all, |blocked| blocked.deadline.min(all)))
+        None
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use smallvec::{SmallVec, smallvec};
+use tokio::time::Instant;
 
 use super::{
     End, Frame, FullChannelPolicy,
@@ -141,7 +142,7 @@ impl<F: Frame> Cursor<F> {
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
         let mut displaced: Option<Waker> = None;
-        let mut has_made_room = false;
+        let mut is_freed = false;
         let polled = loop {
             if let Some(told) = self.tell(max_size) {
                 return Poll::Ready(told);
@@ -168,16 +169,16 @@ impl<F: Frame> Cursor<F> {
                     let events = log.slots[self.slot].position - before;
                     self.taken += events;
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
+                    is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.room);
                 }
-                has_made_room = log.release(self.slot, self.queue_size);
                 break Poll::Ready(taken);
             }
             displaced = log.park(self.slot, cx.waker());
             break Poll::Pending;
         };
         drop(displaced);
-        if has_made_room {
-            self.group.room.unblock();
+        if is_freed {
+            self.group.room.free();
         }
         if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
             self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
@@ -238,12 +239,14 @@ impl<F: Frame> CursorGauge<F> {
 impl<F: Frame> Drop for Cursor<F> {
     fn drop(&mut self) {
         // Bound to names, so that the slot's waker is dropped after the lock.
-        let (slot, is_vacant) = {
+        let (_slot, is_freed, is_vacant) = {
             let mut log = self.group.log.lock();
-            (log.unsubscribe(self.slot), log.slots.is_empty())
+            let mut slot = log.unsubscribe(self.slot);
+            let is_freed = slot.unblock(&self.group.room, Instant::now());
+            (slot, is_freed, log.slots.is_empty())
         };
-        if slot.blocked_since.is_some() {
-            self.group.room.unblock();
+        if is_freed {
+            self.group.room.free();
         }
         if is_vacant {
             self.group.room.vacate(self.group.id);

@@ -5,16 +5,18 @@
 //! - Positions count events in a sequence private to the group; a slot's position never moves back.
 //! - A slot parks under the same lock under which the log is looked at, so no wake can be lost.
 //! - A waker is never woken or dropped under the lock: its last reference may own what takes the same lock.
+//! - Under this lock no other one is taken but those of budgets, which are never held for long.
+
+mod block;
 
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use parking_lot::Mutex;
 use slab::Slab;
-use tokio::time::Instant;
 
 use super::{
     Frame, Frames, FullChannelPolicy, QueueOptions,
-    budget::TimeBudget,
+    budget::SharedBudget,
     coalesce::Generation,
     policy::End,
     room::Room,
@@ -70,7 +72,7 @@ struct LeavingOut {
     is_over: bool,
 }
 
-/// Lower bounds over the slots under BLOCK and COALESCE, which decide whether a scan for full ones is worth it.
+/// Lower bounds over the slots that may block and those under COALESCE, which decide whether a scan for full ones is worth it.
 #[derive(Debug, Clone, Copy)]
 struct Low {
     position: u64,
@@ -90,12 +92,15 @@ pub(super) struct Slot<F: Frame> {
     pub(super) phase: Phase,
     /// Under DROP: a full queue is frozen up to here until it has been read.
     pub(super) frozen_at: Option<u64>,
-    /// Under BLOCK: since when the writer waits for it.
-    pub(super) blocked_since: Option<Instant>,
+    /// Under BLOCK: whether the writer waits for it.
+    pub(super) is_blocking: bool,
+    /// Under BLOCK: how many events it still has to read before the writer may wait for it.
+    left_to_read: u64,
     pub(super) evicted: bool,
     /// Under COALESCE, while it lags.
     pub(super) coalescing: Option<Box<Coalescing<F>>>,
-    pub(super) budget: TimeBudget,
+    /// Under BLOCK: its client's.
+    pub(super) budget: Option<Arc<SharedBudget>>,
     waker: Option<Waker>,
 }
 
@@ -156,7 +161,13 @@ impl<F: Frame> Log<F> {
         self.runs.front().map_or(self.head, |run| run.first)
     }
 
-    pub(super) fn subscribe(&mut self, id: u64, queue: QueueOptions, phase: Phase, budget: TimeBudget) -> usize {
+    pub(super) fn subscribe(
+        &mut self,
+        id: u64,
+        queue: QueueOptions,
+        phase: Phase,
+        budget: Option<Arc<SharedBudget>>,
+    ) -> usize {
         let mut slot = Slot {
             id,
             position: self.head,
@@ -164,7 +175,8 @@ impl<F: Frame> Log<F> {
             queue,
             phase: Phase::Initial,
             frozen_at: None,
-            blocked_since: None,
+            is_blocking: false,
+            left_to_read: 0,
             evicted: false,
             coalescing: None,
             budget,
@@ -176,6 +188,9 @@ impl<F: Frame> Log<F> {
             (slot.position, slot.position_size) = (run.first, run.size_before);
         }
         let index = self.slots.insert(slot);
+        if !planted!(NewClientBlocksAtOnce) {
+            self.slots[index].lose_block();
+        }
         if phase == Phase::Live {
             self.go_live(index);
         }
@@ -218,11 +233,7 @@ impl<F: Frame> Log<F> {
         // Of one that the log has passed before it was live nothing can be kept any more.
         let tail = self.tail();
         let blocks = |slot: &&Slot<F>| {
-            slot.queue.policy == FullChannelPolicy::Block
-                && slot.phase == Phase::Live
-                && slot.position >= tail
-                && !slot.evicted
-                && !planted!(BlockedQueueIsForgotten)
+            slot.may_block() && slot.position >= tail && !slot.evicted && !planted!(BlockedQueueIsForgotten)
         };
         let unread = self.slots.iter().map(|(_, slot)| slot).filter(blocks).map(|slot| slot.position).min();
         let unread = unread.unwrap_or(self.head);
@@ -366,7 +377,7 @@ impl<F: Frame> Log<F> {
     pub(super) fn go_live(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.phase = Phase::Live;
-        if matches!(slot.queue.policy, FullChannelPolicy::Block | FullChannelPolicy::Coalesce) {
+        if slot.may_block() || slot.queue.policy == FullChannelPolicy::Coalesce {
             let low = Low::of(slot);
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
         }
@@ -414,8 +425,8 @@ impl<F: Frame> Log<F> {
         self.go_live(index);
     }
 
-    /// Marks the slots that have become full under BLOCK, and tells which; those under COALESCE begin to merge.
-    pub(super) fn find_full(&mut self, queue_size: usize, now: Instant, full: &mut Vec<usize>) {
+    /// Finds the slots that have become full under BLOCK; those under COALESCE begin to merge.
+    pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
         let Some(low) = self.low else { return };
         let may_be_full =
             self.head - low.position >= low.length.max(1) || self.head_size - low.size >= queue_size as u64;
@@ -426,7 +437,7 @@ impl<F: Frame> Log<F> {
         let mut coalesce = Vec::new();
         let tail = self.tail();
         for (index, slot) in &mut self.slots {
-            let acts = matches!(slot.queue.policy, FullChannelPolicy::Block | FullChannelPolicy::Coalesce);
+            let acts = slot.may_block() || slot.queue.policy == FullChannelPolicy::Coalesce;
             if slot.evicted || slot.phase != Phase::Live || !acts || slot.coalescing.is_some() {
                 continue;
             }
@@ -441,10 +452,7 @@ impl<F: Frame> Log<F> {
                 {
                     coalesce.push(index);
                 }
-                FullChannelPolicy::Block
-                    if (is_full || planted!(EvictedWithoutBeingFull)) && slot.blocked_since.is_none() =>
-                {
-                    slot.blocked_since = Some(now);
+                FullChannelPolicy::Block if (is_full || planted!(EvictedWithoutBeingFull)) && !slot.is_blocking => {
                     full.push(index);
                 }
                 _ => {}
@@ -453,33 +461,6 @@ impl<F: Frame> Log<F> {
         for index in coalesce {
             self.begin_coalescing(index);
         }
-    }
-
-    /// Lets the writer go for this slot, if it has waited for it and the queue is at most half full again. Whether it did;
-    /// the writer is to be told once the lock is free.
-    pub(super) fn release(&mut self, index: usize, queue_size: usize) -> bool {
-        let (head, head_size) = (self.head, self.head_size);
-        let slot = &mut self.slots[index];
-        let has_room = head - slot.position <= slot.queue.length as u64 / 2
-            && head_size - slot.position_size <= queue_size as u64 / 2;
-        let Some(since) = slot.blocked_since.take_if(|_| has_room) else { return false };
-        // Charged here and not when the writer goes on: it may wait for slower ones.
-        slot.budget.charge(since, Instant::now());
-        true
-    }
-
-    /// Discards the queue of a slot that still holds the writer back; its reader will be told that it was too slow, and is
-    /// to be woken once the lock is free. Whether there was such a slot.
-    pub(super) fn evict(&mut self, index: usize, id: u64, now: Instant, wakers: &mut Vec<Waker>) -> bool {
-        let (head, head_size) = (self.head, self.head_size);
-        let Some(slot) = self.slots.get_mut(index).filter(|slot| slot.id == id) else { return false };
-        let Some(since) = slot.blocked_since.take() else { return false };
-        slot.budget.charge(since, now);
-        slot.evicted = true;
-        slot.position = head;
-        slot.position_size = head_size;
-        wakers.extend(slot.waker.take());
-        true
     }
 }
 

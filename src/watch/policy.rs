@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::ResourceVersion;
+use crate::{model::ResourceVersion, planted::planted};
 
 /// What the Broadcaster does when a client's queue is full (apimachinery's `FullChannelBehavior`, and one better).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -10,8 +10,10 @@ pub enum FullChannelPolicy {
     /// The events are lost for this client alone, and it is told how many ([`super::Taken::Dropped`]). The queue is frozen
     /// until it has been read, then the client jumps to the newest event: one hole for each stall.
     Drop,
-    /// The writer waits before its next batch, within the budget of `block_timeout`, until the queue is half empty; past
-    /// it the client is ended ([`End::SlowConsumer`]).
+    /// The writer waits before its next batch until the queue is half empty, within the budget of the resource
+    /// ([`BroadcasterConfig::block_timeout`]). When that is spent, a client that has spent its own budget is ended
+    /// ([`End::SlowConsumer`]), and any other one is served as under [`Replay`](Self::Replay), as is a new one, until it has
+    /// read as many events as its queue is long.
     Block,
     /// Nobody waits and nothing is lost: the client keeps its position for as long as the events are retained. When they
     /// have gone it is parked ([`super::Taken::Parked`]): it holds a version, and goes on from a history.
@@ -48,9 +50,9 @@ pub struct BroadcasterConfig {
     pub retention: Retention,
     /// The size at which a queue is full whatever its length, in the unit of the frame.
     pub queue_size: usize,
-    /// How long the writer waits for clients under BLOCK: a budget for each client and one for all together, refilled at
-    /// a tenth of wall time. While that of all is spent, a client may still be full for a tenth of this time: those who
-    /// only catch up after a wait are not ended for who caused it.
+    /// The budget of a resource under BLOCK, refilled at a tenth of wall time: over any time `t` the writer waits for all
+    /// clients together for at most this and `t / 10`. Each [`Client`](super::Client) has one of the same size, which decides
+    /// only whether it is ended.
     pub block_timeout: Duration,
 }
 
@@ -66,8 +68,29 @@ pub enum End {
         /// The oldest version that can be.
         oldest: ResourceVersion,
     },
-    /// The budget of BLOCK is spent; the queue was discarded.
+    /// Under BLOCK the client has spent its own budget; the queue was discarded.
     SlowConsumer,
+}
+
+/// The consequence of a full queue under BLOCK.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnFull {
+    /// The writer waits for it.
+    Block,
+    /// It is served as under REPLAY.
+    Replay,
+    /// The client is ended.
+    End,
+}
+
+/// Decides what follows from a full queue under BLOCK, by what is left of the resource's budget and of the client's.
+pub(super) fn on_full(resource: Duration, client: Duration) -> OnFull {
+    match (resource.is_zero(), client.is_zero()) {
+        (_, true) => OnFull::End,
+        (true, false) if planted!(EndedForWhatOthersSpent) => OnFull::End,
+        (true, false) => OnFull::Replay,
+        (false, false) => OnFull::Block,
+    }
 }
 
 impl Default for BroadcasterConfig {

@@ -1,6 +1,7 @@
 //! The engine seen from outside: what a Broadcaster and its cursors promise, with small worlds of objects to publish.
 
 mod block;
+mod budget;
 #[cfg(feature = "cel")]
 mod expressions;
 mod policies;
@@ -111,7 +112,7 @@ fn live<F: Frame>(selection: Arc<Selection>, queue: QueueOptions) -> Subscribe<F
 where
     F::Format: Default,
 {
-    Subscribe { selection, format: F::Format::default(), queue, initial_events: false }
+    Subscribe { selection, format: F::Format::default(), queue, client: Client::Watch, initial_events: false }
 }
 
 fn broadcaster<F: Frame>(at: u128) -> Broadcaster<F> {

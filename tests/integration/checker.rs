@@ -7,7 +7,7 @@
 //!     ▼                  └──▶ call ◀─── answers ──┘ calls that are answered once
 //!   truth                      │
 //!     └──▶ expect ──▶ follow ◀─┤ record            verify: all connections of one client
-//!                    answers ◀─┘                   untils: waits
+//!                    answers ◀─┘                   untils: waits; blocking: all connections of one server
 //! ```
 //!
 //! What is verified (ARCHITECTURE.md §4, RELIABILITY.md §1) of every stream, with all reconnects of one client joined:
@@ -28,12 +28,15 @@
 //! as promised, that no state is older than was asked for, that a wait ends with the event that met its last condition; and
 //! that the answer comes as soon as it can be given.
 //!
-//! `truth`, `selection`, `ask`, `record`, `expect`, `follow`, `verify`, `answers` and `untils` name nothing of the server but
-//! the generated messages, and a test reads them to see that they do not. What is deliberately not here: sockets and flow
+//! And of every server that it waits for clients under BLOCK no longer than it may, and ends none for what others spent.
+//!
+//! `truth`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` name nothing of the
+//! server but the generated messages, and a test reads them to see that they do not. What is deliberately not here: sockets and flow
 //! control (the other stories), and the payload formats other than RAW and METADATA.
 
 mod answers;
 mod ask;
+mod blocking;
 mod call;
 pub(crate) mod client;
 mod expect;
@@ -85,6 +88,7 @@ struct Totals {
     late_changes: u64,
     parked: u64,
     replayed: u64,
+    denied: u64,
     expired_versions: u64,
     future_versions: u64,
     settled: u64,
@@ -131,6 +135,7 @@ impl Totals {
         }
         self.parked += run.parked;
         self.replayed += run.replayed;
+        self.denied += run.denied;
         self.expired_versions += count(&|segment| refused("RESOURCE_VERSION_EXPIRED", segment));
         self.future_versions += count(&|segment| {
             refused("RESOURCE_VERSION_TOO_LARGE", segment)
@@ -151,6 +156,7 @@ impl Totals {
             open_changes,
             late_changes,
             parked,
+            denied,
             expired_versions,
             rewinds,
             not_served,
@@ -169,6 +175,7 @@ impl Totals {
             ("change at an open version", open_changes),
             ("late change", late_changes),
             ("park", parked),
+            ("full queue under BLOCK that nobody waited for", denied),
             ("expired version", expired_versions),
             ("rewind", rewinds),
             ("stream that was told of a rewind", &told.rewinds),
@@ -206,9 +213,11 @@ fn check(script: &Script, totals: &mut Totals) -> Result<(), Violation> {
     if let Some(stuck) = run.stuck {
         return Err(Violation::of(stuck));
     }
+    let mut traces = Vec::new();
     for record in &run.records {
-        verify::verify(&run.truth, record, FUTURE_WAIT, &mut totals.told)?;
+        verify::verify(&run.truth, record, FUTURE_WAIT, &mut totals.told, &mut traces)?;
     }
+    blocking::verify(&run.truth, &run.paces, &traces, &run.limits).map_err(Violation::of)?;
     answers::verify(&run.truth, &run.calls, &mut totals.answers).map_err(Violation::of)
 }
 
@@ -295,6 +304,7 @@ fn the_checker_knows_nothing_of_the_server() {
     let sources = [
         ("answers", include_str!("checker/answers.rs")),
         ("ask", include_str!("checker/ask.rs")),
+        ("blocking", include_str!("checker/blocking.rs")),
         ("expect", include_str!("checker/expect.rs")),
         ("follow", include_str!("checker/follow.rs")),
         ("merging", include_str!("checker/follow/merging.rs")),

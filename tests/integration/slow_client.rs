@@ -11,9 +11,10 @@ use tonic::{Code, Streaming};
 
 use crate::sandbox::{DEADLINE, Options, Sandbox, end, fold, next, pod, queue, reason, watch_from_now};
 
-/// Each about 1 KiB, so that what lies in the buffers below the cursor is a small part of them.
+/// Each about 1 KiB, so that what lies in the buffers below the cursor is a small part of them, and more than a queue: under
+/// BLOCK nobody waits for a client before that.
 const EVENTS: u64 = 8_000;
-const QUEUE: u32 = 64;
+const QUEUE: u32 = 16;
 
 fn filler(at: u64) -> String {
     format!(r#""n":{at},"filler":"{}""#, "x".repeat(1000))
@@ -87,6 +88,33 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "SLOW_CONSUMER"));
     assert!(last.parse::<u64>().unwrap() < EVENTS, "it was ended before the end");
+}
+
+/// The budget is that of the client's host: another watch of it, on another connection, is ended for what the first has spent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_block_a_client_that_comes_back_has_what_its_host_has_left() {
+    let block_timeout = Duration::from_secs(1);
+    let broadcaster = BroadcasterConfig { block_timeout, ..BroadcasterConfig::default() };
+    let mut sandbox =
+        Sandbox::start_with(Options { broadcaster, ..Options::default() }, vec![pod("shop", "a", "")]).await;
+    let began = Instant::now();
+    let mut comes_back = Vec::new();
+    for evicted in 1..=3 {
+        comes_back.push(join(&sandbox, pb::FullChannelPolicy::Block, true).await);
+        publish(&mut sandbox).await;
+        let is_evicted = |sandbox: &Sandbox| stat(sandbox, |stats| stats.evicted.load(Ordering::Relaxed)) == evicted;
+        let waits = async {
+            while !is_evicted(&sandbox) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let is_ended = tokio::time::timeout(DEADLINE, waits).await;
+        assert!(is_ended.is_ok(), "{:?}", sandbox.informer.watch_stats());
+    }
+    let blocked = Duration::from_micros(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)));
+    // A timer that comes late takes time too; each of three watches with a budget of its own would take a whole one.
+    assert!(blocked < 2 * block_timeout + began.elapsed() / 10, "{blocked:?} of {:?}", began.elapsed());
+    assert_eq!(stat(&sandbox, |stats| stats.denied.load(Ordering::Relaxed)), 0, "nobody else has spent anything");
 }
 
 /// §5: nobody is delayed, the hole is told, and what was delivered and dropped is what was offered.

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     cache::FifoBounds,
     model::{Cause, EventType, Object, ObjectKey, Selection},
-    watch::{Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken},
+    watch::{Client, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken},
 };
 
 /// A running informer, fed by hand.
@@ -77,7 +77,8 @@ async fn settle() {
 
 fn subscribe(policy: FullChannelPolicy, length: usize) -> Subscribe<Deliveries> {
     let queue = QueueOptions { policy, length };
-    Subscribe { selection: Arc::new(Selection::default()), format: (), queue, initial_events: false }
+    let selection = Arc::new(Selection::default());
+    Subscribe { selection, format: (), queue, client: Client::Watch, initial_events: false }
 }
 
 fn replay() -> Subscribe<Deliveries> {
@@ -395,16 +396,18 @@ async fn a_client_under_block_holds_the_next_batch_back_while_everything_else_go
         running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor.unwrap();
     let started = tokio::time::Instant::now();
     running.apply(put("a", 2)).await;
-    running.push(put("a", 3)).await;
-    settle().await;
-    assert_eq!(running.handle.snapshot().unwrap().version(), &version(2), "cache and watchers stand at one version");
-    assert_eq!(running.handle.distributed().unwrap().version, version(2));
-    let mut late = running.watch().await;
-    assert_eq!(late.snapshot.version(), &version(2));
     assert_eq!(taken(&mut slow).await, ["+a 2"]);
+    running.apply(put("a", 3)).await;
+    running.push(put("a", 4)).await;
     settle().await;
-    assert_eq!(running.handle.snapshot().unwrap().version(), &version(3));
-    assert_eq!(taken(late.cursor.as_mut().unwrap()).await, ["~a 3"]);
+    assert_eq!(running.handle.snapshot().unwrap().version(), &version(3), "cache and watchers stand at one version");
+    assert_eq!(running.handle.distributed().unwrap().version, version(3));
+    let mut late = running.watch().await;
+    assert_eq!(late.snapshot.version(), &version(3));
+    assert_eq!(taken(&mut slow).await, ["~a 3"]);
+    settle().await;
+    assert_eq!(running.handle.snapshot().unwrap().version(), &version(4));
+    assert_eq!(taken(late.cursor.as_mut().unwrap()).await, ["~a 4"]);
     assert_eq!(started.elapsed(), Duration::ZERO);
 }
 
@@ -414,12 +417,14 @@ async fn a_client_under_block_that_never_reads_is_evicted_and_the_resource_goes_
     running.list(Vec::new(), version(1)).await;
     let mut slow =
         running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor.unwrap();
-    let started = tokio::time::Instant::now();
     running.apply(put("a", 2)).await;
+    assert_eq!(taken(&mut slow).await, ["+a 2"]);
+    let started = tokio::time::Instant::now();
     running.apply(put("a", 3)).await;
+    running.apply(put("a", 4)).await;
     assert_eq!(started.elapsed().as_secs(), 5);
     assert_eq!(taken(&mut slow).await, ["SlowConsumer"]);
-    assert_eq!(slow.version(), &version(1));
+    assert_eq!(slow.version(), &version(2));
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,7 +45,7 @@ use crate::{
     planted::planted,
     proto::{self, PayloadFormat, pb},
     transport::Chunk,
-    watch::{Cursor, QueueOptions, Replay, Subscribe, Taken},
+    watch::{Client, Cursor, QueueOptions, Replay, Subscribe, Taken},
 };
 
 /// One watch.
@@ -55,6 +55,8 @@ pub(in super::super) struct WatchBody {
     selection: Arc<Selection>,
     format: PayloadFormat,
     queue: QueueOptions,
+    /// Whose budget of BLOCK it draws on.
+    client: Client,
     stage: Stage,
     /// What is published; none while the watch holds only a version, and is told from the history.
     cursor: Option<Cursor<WireFrame>>,
@@ -129,6 +131,7 @@ impl WatchBody {
             selection: cursor.as_ref().map_or(opened.selection, |cursor| Arc::clone(cursor.selection())),
             format: opened.format,
             queue: opened.queue,
+            client: opened.client,
             stage,
             cursor,
             epoch,
@@ -428,6 +431,7 @@ impl WatchBody {
             selection: Arc::clone(&self.selection),
             format: self.format,
             queue: self.queue,
+            client: self.client.clone(),
             initial_events: true,
         };
         self.cursor = None;

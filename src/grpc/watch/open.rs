@@ -8,7 +8,7 @@ use tonic::Status;
 use super::{
     super::{
         Service, WireFrame,
-        call::Call,
+        call::{self, Call},
         metrics::RpcObserver,
         query::{self, Parts},
         service::ServedResource,
@@ -22,7 +22,7 @@ use crate::{
     model::{ResourceVersion, Selection},
     proto::{self, PayloadFormat, pb},
     transport::{Peer, StreamHandle},
-    watch::{QueueOptions, Subscribe},
+    watch::{Client, QueueOptions, Subscribe},
 };
 
 /// Bookmarks more often than this would cost more than they tell.
@@ -35,6 +35,7 @@ pub(super) struct Opened {
     pub(super) selection: Arc<Selection>,
     pub(super) format: PayloadFormat,
     pub(super) queue: QueueOptions,
+    pub(super) client: Client,
     pub(super) begin: Begin,
     pub(super) joined: Joined<WireFrame>,
     pub(super) bookmark_interval: Duration,
@@ -113,6 +114,7 @@ pub(in super::super) async fn open_with(
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
     let selection = Arc::new(selection);
+    let client = call::client(peer);
     let info = WatcherInfo { resource: Arc::clone(resource), peer, queue };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
@@ -132,6 +134,7 @@ pub(in super::super) async fn open_with(
         selection: Arc::clone(&selection),
         format,
         queue,
+        client: client.clone(),
         initial_events: begin != Begin::Bookmark,
     });
     let joined = joined.await?;
@@ -145,6 +148,7 @@ pub(in super::super) async fn open_with(
         queue,
         begin,
         joined,
+        client,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.health().demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),

@@ -23,7 +23,13 @@ fn broadcaster() -> Broadcaster<Deliveries> {
 
 fn subscribe(broadcaster: &mut Broadcaster<Deliveries>, policy: FullChannelPolicy) -> Cursor<Deliveries> {
     let queue = QueueOptions { policy, length: 1 };
-    broadcaster.subscribe(Subscribe { selection: Arc::default(), format: (), queue, initial_events: false })
+    broadcaster.subscribe(Subscribe {
+        selection: Arc::default(),
+        format: (),
+        queue,
+        client: crate::watch::Client::Watch,
+        initial_events: false,
+    })
 }
 
 fn publish(broadcaster: &mut Broadcaster<Deliveries>) {
@@ -84,10 +90,13 @@ fn a_log_that_was_long_is_short_again() {
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_was_evicted_keeps_nothing_in_the_log() {
     let mut broadcaster = broadcaster();
-    let evicted = subscribe(&mut broadcaster, FullChannelPolicy::Block);
+    let mut evicted = subscribe(&mut broadcaster, FullChannelPolicy::Block);
     let mut reader = subscribe(&mut broadcaster, FullChannelPolicy::Replay);
     publish(&mut broadcaster);
+    assert!(poll(&mut evicted, Waker::noop()).is_ready());
+    publish(&mut broadcaster);
     broadcaster.ready().await;
+    assert!(evicted.gauge().is_evicted());
     for _ in 0..100 {
         publish(&mut broadcaster);
         assert!(poll(&mut reader, Waker::noop()).is_ready());
@@ -156,6 +165,8 @@ fn wakers_are_woken_and_dropped_when_the_lock_is_free() {
 async fn the_writer_is_woken_by_a_reader_when_the_lock_is_free() {
     let mut broadcaster = broadcaster();
     let mut slow = subscribe(&mut broadcaster, FullChannelPolicy::Block);
+    publish(&mut broadcaster);
+    assert!(poll(&mut slow, Waker::noop()).is_ready());
     let owned = subscribe(&mut broadcaster, FullChannelPolicy::Replay);
     publish(&mut broadcaster);
     let waker = Waker::from(Arc::new(Owner(Mutex::new(Some(owned)))));

@@ -9,7 +9,8 @@ use super::*;
 use crate::{
     model::{Cause, Change, LabelSelector, Object},
     watch::{
-        Broadcaster, BroadcasterConfig, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Subscribe, Taken,
+        Broadcaster, BroadcasterConfig, Client, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions,
+        Subscribe, Taken,
     },
 };
 
@@ -64,6 +65,7 @@ fn live(broadcaster: &mut Broadcaster<Deliveries>, selection: &Arc<Selection>) -
         selection: Arc::clone(selection),
         format: (),
         queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1 },
+        client: Client::Watch,
         initial_events: false,
     })
 }

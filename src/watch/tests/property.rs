@@ -28,8 +28,8 @@ enum Op {
     GoLive(usize),
     Leave(usize),
     Sweep,
-    /// The writer waits for those that block, until their budgets are spent.
-    Wait,
+    /// The writer waits for those that block, until their budgets are spent; and then perhaps until they are full again.
+    Wait(bool),
     Restart,
     Stop,
 }
@@ -92,7 +92,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         3 => (0..8_usize).prop_map(Op::GoLive),
         1 => (0..8_usize).prop_map(Op::Leave),
         1 => Just(Op::Sweep),
-        2 => Just(Op::Wait),
+        2 => any::<bool>().prop_map(Op::Wait),
         1 => prop_oneof![4 => Just(Op::Sweep), 2 => Just(Op::Restart), 1 => Just(Op::Stop)],
     ]
 }
@@ -116,6 +116,8 @@ struct Reader {
     phase: Phase,
     frozen_at: Option<usize>,
     blocking: bool,
+    /// Under BLOCK: how many events it has to read before it may block.
+    left_to_read: usize,
     evicted: bool,
     /// The log has passed it: it was parked.
     is_passed: bool,
@@ -141,6 +143,8 @@ struct Model {
     config: BroadcasterConfig,
     readers: Vec<Reader>,
     stopped: bool,
+    /// The writer has waited as long as it may.
+    is_spent: bool,
     /// Wakes that are kept, with their events.
     kept: VecDeque<(u64, usize)>,
     /// The versions before all wakes.
@@ -175,6 +179,15 @@ impl Reader {
 
     fn is(&self, policy: FullChannelPolicy) -> bool {
         self.phase == Phase::Live && self.client.queue.policy == policy
+    }
+
+    fn lose_block(&mut self) {
+        self.left_to_read = self.client.queue.length.max(1);
+    }
+
+    /// Whether the writer waits for it when it is full.
+    fn may_block(&self) -> bool {
+        self.is(FullChannelPolicy::Block) && self.left_to_read == 0
     }
 
     /// Where a full queue ends, event by event.
@@ -235,6 +248,7 @@ impl Model {
             config,
             readers: Vec::new(),
             stopped: false,
+            is_spent: false,
             kept: VecDeque::new(),
             before: BTreeSet::new(),
             wake: 0,
@@ -274,8 +288,13 @@ impl Model {
             }
             Op::Take(..) | Op::GoLive(_) | Op::Leave(_) => {}
             Op::Sweep => self.broadcaster.sweep(),
-            Op::Wait => {
+            Op::Wait(is_refilled) => {
+                self.is_spent |= self.broadcaster.is_blocked();
                 self.broadcaster.ready().await;
+                if is_refilled {
+                    tokio::time::advance(self.config.block_timeout * 10).await;
+                    self.is_spent = false;
+                }
                 assert!(!self.broadcaster.is_blocked());
                 for reader in self.readers.iter_mut().filter(|reader| reader.blocking) {
                     (reader.blocking, reader.evicted, reader.position) = (false, true, reader.expected.len());
@@ -340,8 +359,11 @@ impl Model {
             reader.is_parked &= !is_concerned;
             if reader.evicted {
                 reader.position = reader.expected.len();
-            } else if is_concerned && reader.is(FullChannelPolicy::Block) {
-                reader.blocking |= reader.is_full(&self.config);
+            } else if is_concerned && reader.may_block() && reader.is_full(&self.config) {
+                if self.is_spent {
+                    reader.lose_block();
+                }
+                reader.blocking = !self.is_spent;
             }
         }
         assert_eq!(self.broadcaster.is_blocked(), self.readers.iter().any(|reader| reader.blocking));
@@ -360,7 +382,8 @@ impl Model {
     fn subscribe(&mut self, client: Client) {
         let Client { format, queue, initial_events, .. } = client;
         let selection = Arc::new(selection(client.selection));
-        let subscribe = Subscribe { selection, format: Letter(format), queue, initial_events };
+        let subscribe =
+            Subscribe { selection, format: Letter(format), queue, client: crate::watch::Client::Watch, initial_events };
         let cursor = self.broadcaster.subscribe(subscribe);
         assert_eq!(cursor.version(), self.broadcaster.version());
         self.readers.push(Reader {
@@ -371,6 +394,7 @@ impl Model {
             phase: if initial_events { Phase::Initial } else { Phase::Live },
             frozen_at: None,
             blocking: false,
+            left_to_read: queue.length.max(1),
             evicted: false,
             is_passed: false,
             end: self.stopped.then_some(End::Stopped),
@@ -387,7 +411,7 @@ impl Model {
         let reader = &mut self.readers[at];
         let floor = reader.floor_at_end.unwrap_or(floor);
         // The log is trimmed when it is written to or swept, so what may have gone may still be there.
-        let is_kept = reader.is(FullChannelPolicy::Block) && !reader.is_passed;
+        let is_kept = reader.may_block() && !reader.is_passed;
         let may_be_gone = reader.expected.get(reader.position).is_some_and(|event| event.wake < floor) && !is_kept;
         if reader.phase == Phase::CatchingUp && !reader.is_over(&config) {
             reader.phase = Phase::Live;
@@ -415,6 +439,7 @@ impl Model {
                 }
                 reader.taken += lines.len() as u64;
                 reader.position = end;
+                reader.left_to_read = reader.left_to_read.saturating_sub(lines.len());
             }
             Poll::Ready(Taken::Dropped { count, after }) => {
                 assert!(reader.is(FullChannelPolicy::Drop));

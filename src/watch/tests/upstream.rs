@@ -69,6 +69,10 @@ async fn a_watcher_that_stops_the_other_when_it_gets_the_event_does_not_deadlock
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut first = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
     let mut second = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
+    let mut world = World::at(0);
+    // The writer waits for those that have read something.
+    broadcaster.publish(&world.several(1));
+    assert_eq!((drain(&mut first), drain(&mut second)), (modified([1]), modified([1])));
     let started = tokio::time::Instant::now();
     let receiver = tokio::spawn(async move {
         tokio::select! {
@@ -77,10 +81,10 @@ async fn a_watcher_that_stops_the_other_when_it_gets_the_event_does_not_deadlock
         }
     });
     tokio::task::yield_now().await;
-    broadcaster.publish(&World::at(0).several(1));
+    broadcaster.publish(&world.several(1));
     assert!(broadcaster.is_blocked());
     broadcaster.ready().await;
-    assert_eq!(receiver.await.unwrap(), modified([1]));
+    assert_eq!(receiver.await.unwrap(), modified([2]));
     broadcaster.publish(&World::at(1).several(1));
     assert!(!broadcaster.is_blocked(), "nobody is left");
     assert_eq!(started.elapsed(), Duration::ZERO);
@@ -188,7 +192,15 @@ async fn blocking_loses_nothing_whatever_the_pace_of_the_readers() {
             })
         })
         .collect();
-    publish_each(&mut broadcaster, &World::at(0).several(300)).await;
+    let batches = World::at(0).several(300);
+    // The writer waits for those that have read their queues.
+    for batch in &batches[..10] {
+        broadcaster.publish(std::slice::from_ref(batch));
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+    publish_each(&mut broadcaster, &batches[10..]).await;
     broadcaster.stop(&End::Stopped);
     for reader in readers {
         assert_eq!(reader.await.unwrap(), [modified(1..=300), vec![Ended(End::Stopped)]].concat());

@@ -14,7 +14,7 @@ use http_body::Body as _;
 use informerd::{
     grpc::{self, Routes},
     proto::pb,
-    transport::Chunk,
+    transport::{Chunk, Peer},
 };
 use prost::Message;
 use tonic::body::Body;
@@ -68,7 +68,8 @@ impl Client {
 
     pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, min: Option<String>, asked: Moment) {
         let message = request(&self.record.plan, &start, min.clone()).encode_to_vec();
-        let request = http::Request::post("/informerd.v1.InformerService/Watch").body(framed(&message)).unwrap();
+        let mut request = http::Request::post("/informerd.v1.InformerService/Watch").body(framed(&message)).unwrap();
+        request.extensions_mut().insert(Peer::Tcp(([10, 0, 0, self.record.plan.peer], 40_000).into()));
         self.connection = Connection::Asked(routes.call(request));
         (self.waits, self.last_piece) = (false, 0);
         self.record.segments.push(Segment {
@@ -79,6 +80,8 @@ impl Client {
             answered: None,
             is_refused: false,
             messages: Vec::new(),
+            lost: Vec::new(),
+            left: None,
             waits: Vec::new(),
             end: End::Open,
             settled: None,
@@ -113,14 +116,14 @@ impl Client {
     }
 
     /// Leaves, without the last messages, but for those that came with an end.
-    pub(crate) fn leave(&mut self, lost: usize) {
+    pub(crate) fn leave(&mut self, lost: usize, moment: Moment) {
         if let (Connection::None, _) | (_, None) = (&self.connection, self.record.segments.last()) {
             return;
         }
         self.connection = Connection::None;
         let Some(segment) = self.record.segments.last_mut() else { return };
-        segment.end = End::Left;
-        segment.messages.truncate(segment.messages.len() - lost.min(self.last_piece));
+        (segment.end, segment.left) = (End::Left, Some(moment));
+        segment.lost = segment.messages.split_off(segment.messages.len() - lost.min(self.last_piece));
         segment.waits.retain(|(count, _)| *count <= segment.messages.len());
     }
 

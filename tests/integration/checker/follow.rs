@@ -183,6 +183,16 @@ impl<'a> Follower<'a> {
         }
     }
 
+    /// For each event of the selection, with how many batches it has happened.
+    pub(crate) fn due(&self) -> Vec<usize> {
+        self.expected.iter().map(|expected| expected.batch).collect()
+    }
+
+    /// How many of them were told.
+    pub(crate) fn told(&self) -> usize {
+        self.next
+    }
+
     /// What has happened and was not told.
     fn untold(&self, moment: &Moment) -> &[Expected] {
         let is_past = self.epoch_at != moment.epoch;
@@ -427,11 +437,9 @@ impl<'a> Follower<'a> {
             ("RESOURCE_VERSION_EXPIRED", 11) => {
                 tally.expired_streams += 1;
                 let position = self.position.unwrap_or_default();
+                // Of one under BLOCK also what `blocking` says has to be true.
                 let (may_be, _) = self.truth.expiry(position, moment);
-                // Its queue is kept, however old it is; only what came before it joined may be gone.
-                let is_kept =
-                    self.plan.policy == pb::FullChannelPolicy::Block && matches!(self.segment.start, Start::Bookmark);
-                if !may_be || is_kept {
+                if !may_be {
                     return Err(format!("{position} is not expired"));
                 }
             }

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use self::server::Server;
 use super::{
+    blocking::{Limits, Pace},
     call::Call,
     client::Client,
     record::{CallRecord, Moment, Plan, Record, Start},
@@ -34,7 +35,11 @@ pub(crate) struct Run {
     pub(crate) truth: Truth,
     pub(crate) records: Vec<Record>,
     pub(crate) calls: Vec<CallRecord>,
+    pub(crate) paces: Vec<Pace>,
+    pub(crate) limits: Limits,
     pub(crate) servers: u64,
+    /// Full queues under BLOCK that nobody waited for.
+    pub(crate) denied: u64,
     pub(crate) parked: u64,
     pub(crate) replayed: u64,
     /// What the server did not do in time.
@@ -52,6 +57,7 @@ struct Harness {
     waited: Duration,
     places: Vec<Option<Client>>,
     records: Vec<Record>,
+    paces: Vec<Pace>,
     /// In the order in which they were asked, and which of them are in which place.
     calls: Vec<Call>,
     asking: [Option<usize>; CALLS],
@@ -62,6 +68,8 @@ struct Harness {
 pub(crate) const FUTURE_WAIT: Duration = Duration::from_secs(5);
 /// Turns in which every task comes to rest.
 const TURNS: usize = 3;
+/// In such steps time passes while a server is held back.
+const SLICE: Duration = Duration::from_millis(20);
 /// More than any backlog has pieces.
 const MANY: usize = 1000;
 
@@ -89,6 +97,7 @@ impl Harness {
             waited: Duration::ZERO,
             places: (0..PLACES).map(|_| None).collect(),
             records: Vec::new(),
+            paces: Vec::new(),
             calls: Vec::new(),
             asking: [None; CALLS],
             turn: 0,
@@ -168,13 +177,16 @@ impl Harness {
             }
             Step::Read(place, pieces) => self.read(*place, *pieces).await,
             Step::Leave(place, lost) => {
+                let Some(moment) = self.places[*place].as_ref().map(|client| self.moment(client.server())) else {
+                    return;
+                };
                 if let Some(client) = &mut self.places[*place] {
-                    client.leave(*lost);
+                    client.leave(*lost, moment);
                 }
             }
             Step::Resume(place, from) => {
                 let Some(mut client) = self.places[*place].take() else { return };
-                client.leave(0);
+                client.leave(0, self.moment(client.server()));
                 self.rest().await;
                 let start = self.resume_at(&client, from);
                 self.open(*place, client, start).await;
@@ -271,7 +283,7 @@ impl Harness {
 
     fn leave(&mut self, place: usize, lost: usize) {
         if let Some(mut client) = self.places[place].take() {
-            client.leave(lost);
+            client.leave(lost, self.moment(client.server()));
             self.records.push(client.record);
         }
     }
@@ -292,7 +304,7 @@ impl Harness {
         for place in 0..PLACES {
             self.read(place, MANY).await;
         }
-        let said = (self.truth.epochs.len() - 1, self.truth.seen_version(), self.truth.safe_version());
+        let said = self.said();
         for (at, server) in self.servers.iter().enumerate() {
             if server.applied() != said {
                 return Some(format!("everybody has read everything, {said:?} was said, and {:?}", self.moment(at)));
@@ -331,6 +343,9 @@ impl Harness {
             parked: sum(|stats| &stats.parked),
             replayed: sum(|stats| &stats.replayed),
             servers: self.servers.len() as u64,
+            denied: self.servers.iter().map(Server::denied).sum(),
+            paces: self.paces,
+            limits: Limits { block_timeout: self.config.block_timeout, retention: self.config.retention },
             truth: self.truth,
             records: self.records,
             calls: self.calls.into_iter().map(|call| call.record).collect(),
@@ -340,9 +355,24 @@ impl Harness {
 
     async fn wait(&mut self, time: Duration) {
         self.rest().await;
-        tokio::time::advance(time).await;
-        self.waited += time;
-        self.rest().await;
+        let mut left = time;
+        loop {
+            // Of one that is held back it is seen for how long.
+            let is_behind = self.servers.iter().any(|server| server.applied() != self.said());
+            let step = if is_behind { left.min(SLICE) } else { left };
+            tokio::time::advance(step).await;
+            self.waited += step;
+            left -= step;
+            self.rest().await;
+            if left.is_zero() {
+                return;
+            }
+        }
+    }
+
+    /// The history and the versions that servers get to at last.
+    fn said(&self) -> (usize, u64, u64) {
+        (self.truth.epochs.len() - 1, self.truth.seen_version(), self.truth.safe_version())
     }
 
     /// Lets every task come to rest, and takes note of how far the server has got.
@@ -356,6 +386,8 @@ impl Harness {
             let (epoch, ..) = self.applied(at);
             let batches = self.batches(at);
             self.truth.applied(at, epoch, batches, self.waited);
+            let is_behind = self.servers[at].applied() != self.said();
+            self.paces.push(Pace { moment: self.moment(at), is_behind });
         }
     }
 

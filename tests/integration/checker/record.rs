@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) has_bodies: bool,
     pub(crate) policy: pb::FullChannelPolicy,
     pub(crate) length: u32,
+    /// The host that it connects from.
+    pub(crate) peer: u8,
     /// Where it begins when it has no version.
     pub(crate) sends_initial_events: bool,
     pub(crate) bookmark_interval: Duration,
@@ -49,6 +51,10 @@ pub(crate) struct Segment {
     /// Answered with a status and no stream.
     pub(crate) is_refused: bool,
     pub(crate) messages: Vec<Received>,
+    /// Messages that were on their way when the client left.
+    pub(crate) lost: Vec<Received>,
+    /// When the client left.
+    pub(crate) left: Option<Moment>,
     /// When the client had read everything and waited, and how many messages had come by then.
     pub(crate) waits: Vec<(usize, Moment)>,
     pub(crate) end: End,

@@ -23,6 +23,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         360 => any_step().prop_map(|step| vec![step]),
         20 => twins(),
         15 => one_is_full(),
+        15 => spends(),
         10 => back_and_past(),
         10 => parked_past(),
         20 => torn(),
@@ -79,6 +80,23 @@ fn one_is_full() -> Scene {
             [(place, short), (other, long)].map(|(place, length)| opened(place, Plan { length, ..plan.clone() }));
         let then = [fills, Step::Wait(time), later, Step::Read(other, 3)];
         opened.concat().into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// Two under BLOCK, for one of which others wait, and then for the other.
+fn spends() -> Scene {
+    let scene = (any_place(), any_plan(), 1_u32..3, 1_u8..4, [say(4..8), say(3..5), say(3..5)], [1_u64..2000, 1..2500]);
+    let scene = scene.prop_map(|(place, plan, length, peer, [first, second, third], [short, long])| {
+        let other = (place + 1) % PLACES;
+        let policy = FullChannelPolicy::Block;
+        let selection = Selection::All;
+        let plan = Plan { policy, selection, length, sends_initial_events: false, timeout: None, min: None, ..plan };
+        let opened = [opened(place, plan.clone()), opened(other, Plan { peer, ..plan })].concat();
+        let reads = |place| Step::Read(place, 9);
+        let then = [first, reads(place), reads(other), second, reads(other), Step::Wait(short), reads(place)];
+        let then = then.into_iter().chain([third, reads(place), Step::Wait(long), reads(other), reads(place)]);
+        opened.into_iter().chain(then).collect()
     });
     scene.boxed()
 }
@@ -173,10 +191,13 @@ fn stall() -> Scene {
 
 /// One under BLOCK for which little is said of much, and who reads late.
 fn quiet() -> Scene {
-    let scene = (any_place(), any_plan(), say(1..4), vec(say(3..9), 2..4)).prop_map(|(place, plan, theirs, others)| {
+    let scene = (any_place(), any_plan(), vec(say(2..4), 4..8), say(1..4), vec(say(3..9), 2..4));
+    let scene = scene.prop_map(|(place, plan, first, theirs, others)| {
         let policy = FullChannelPolicy::Block;
         let plan = Plan { policy, length: 5, sends_initial_events: false, timeout: None, min: None, ..plan };
-        let then = [theirs].into_iter().chain(others).chain([Step::Read(place, 9)]);
+        // Others wait for it once it has read its queue.
+        let first = first.into_iter().flat_map(|say| [say, Step::Read(place, 9)]);
+        let then = first.chain([theirs]).chain(others).chain([Step::Read(place, 9)]);
         opened(place, plan).into_iter().chain(then).collect()
     });
     scene.boxed()

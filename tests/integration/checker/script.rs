@@ -207,17 +207,20 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
         vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay, FullChannelPolicy::Coalesce];
     let timeout = weighted(0.1, 500_u64..5000);
     let is_min = weighted(0.1, any_min());
-    (any_selection(), weighted(0.8, Just(())), select(policies), 1_u32..6, weighted(0.6, Just(())), timeout, is_min)
-        .prop_map(|(selection, has_bodies, policy, length, sends_initial_events, timeout, min)| Plan {
+    let queue = (select(policies), 1_u32..6, 1_u8..4);
+    (any_selection(), weighted(0.8, Just(())), queue, weighted(0.6, Just(())), timeout, is_min).prop_map(
+        |(selection, has_bodies, (policy, length, peer), sends_initial_events, timeout, min)| Plan {
             selection,
             has_bodies: has_bodies.is_some(),
             policy,
             length,
+            peer,
             sends_initial_events: sends_initial_events.is_some(),
             bookmark_interval: BOOKMARK_INTERVAL,
             timeout: timeout.map(Duration::from_millis),
             min,
-        })
+        },
+    )
 }
 
 fn any_selection() -> impl Strategy<Value = Selection> {

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use informerd::proto::pb::{self, EventType};
 
 use super::{
+    blocking::{Read, Trace},
     follow::{Follower, Tally},
-    record::{End, Moment, Record, Segment, Start, Status},
+    record::{End, Moment, Received, Record, Segment, Start, Status},
     truth::{State, Truth},
 };
 
@@ -44,6 +45,7 @@ pub(crate) fn verify(
     record: &Record,
     future_wait: Duration,
     tally: &mut Tally,
+    traces: &mut Vec<Trace>,
 ) -> Result<(), Violation> {
     let mut joined = Joined::default();
     for (at, segment) in record.segments.iter().enumerate() {
@@ -52,14 +54,52 @@ pub(crate) fn verify(
         let Some(moment) = is_joined else { continue };
         let mut follower = Follower::new(truth, &record.plan, segment, moment);
         joined.begin(truth, segment, moment, record);
-        let told = follow(truth, segment, &mut follower, &mut joined, record, tally);
+        let mut reads = Vec::new();
+        let told = follow(truth, segment, &mut follower, &mut joined, record, tally, &mut reads);
         told.map_err(|(at, what)| {
             let around = around(segment, at);
             Violation(format!("{what}\nin {place}\n{around}\nthe truth:\n{}", follower.around()))
         })?;
         joined.position = follower.position;
+        if record.plan.policy == pb::FullChannelPolicy::Block {
+            traces.push(trace(record, segment, moment, &follower, reads));
+        }
     }
     Ok(())
+}
+
+/// What is to be known of a connection under BLOCK beside others.
+fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower<'_>, mut reads: Vec<Read>) -> Trace {
+    let (mut events, mut next) = reads.last().map_or((0, 0), |read| (read.events, read.next));
+    for received in segment.lost.iter().filter(|received| is_event(&received.message)) {
+        (events, next) = (events + 1, next + 1);
+        reads.push(Read { turn: received.moment.turn, events, next });
+    }
+    let ended_for = |reason: &str| match &segment.end {
+        End::Status(status, moment) if status.reason == reason => Some(moment.turn),
+        _ => None,
+    };
+    Trace {
+        server: joined.server,
+        peer: record.plan.peer,
+        length: record.plan.length as usize,
+        epoch: joined.epoch,
+        joined: joined.turn,
+        left: match &segment.end {
+            End::Status(_, moment) => Some(moment.turn),
+            _ => segment.left.map(|left| left.turn),
+        },
+        is_live: segment.start == Start::Bookmark,
+        due: follower.due(),
+        reads,
+        is_slow: ended_for("SLOW_CONSUMER"),
+        is_expired: ended_for("RESOURCE_VERSION_EXPIRED"),
+    }
+}
+
+/// Whether it comes of a change after the watch joined.
+fn is_event(message: &pb::WatchResponse) -> bool {
+    message.object.is_some() && message.cause() != pb::Cause::Initial
 }
 
 /// Follows the messages, up to the first one that is wrong.
@@ -70,8 +110,10 @@ fn follow(
     joined: &mut Joined,
     record: &Record,
     tally: &mut Tally,
+    reads: &mut Vec<Read>,
 ) -> Result<(), (usize, String)> {
     let count = segment.messages.len();
+    let mut events = 0;
     for at in 0..=count {
         for (_, moment) in segment.waits.iter().filter(|(waits, _)| *waits == at) {
             follower.waits(moment, tally).map_err(|what| (at, what))?;
@@ -83,7 +125,10 @@ fn follow(
         }
         if at < count {
             follower.message(at, tally).map_err(|what| (at, what))?;
-            joined.fold(truth, &segment.messages[at].message);
+            let Received { message, moment, .. } = &segment.messages[at];
+            joined.fold(truth, message);
+            events += usize::from(is_event(message));
+            reads.push(Read { turn: moment.turn, events, next: follower.told() });
         }
     }
     follower.end(tally).map_err(|what| (count, what))

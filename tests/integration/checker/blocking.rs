@@ -1,0 +1,222 @@
+//! BLOCK over all clients of a server: for whom it may wait, for how long, and who may be ended for it.
+//!
+//! A server that is at rest and has not applied what was said is held back. What is verified of that:
+//!
+//! - It waits only for a client that has read its queue, and whose queue is full and was not half empty since.
+//! - Of any time it waits for no more than `block_timeout` and a tenth.
+//! - A client is ended only when all its watches together have had it wait for as long: what others spent does not count.
+//! - What is queued for a client that it waits for at the length of its queue is kept, however old.
+//!
+//! Who is waited for is no part of what clients see, so it is bounded from both sides: `may` where the server may wait for a
+//! client, and `must` where it certainly will.
+
+use std::time::Duration;
+
+use super::{
+    record::Moment,
+    truth::{Bounds, Truth},
+};
+
+/// How far a server had got at one time at which everything was at rest.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    pub(crate) moment: Moment,
+    /// More was said than it has applied.
+    pub(crate) is_behind: bool,
+}
+
+/// One connection under BLOCK.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    pub(crate) server: usize,
+    pub(crate) peer: u8,
+    pub(crate) length: usize,
+    pub(crate) epoch: usize,
+    /// In turns: from when on it was there, and when it was last.
+    pub(crate) joined: u64,
+    pub(crate) left: Option<u64>,
+    /// Whether everything that it reads is what comes from now on.
+    pub(crate) is_live: bool,
+    /// How many batches have been applied with each of its events.
+    pub(crate) due: Vec<usize>,
+    pub(crate) reads: Vec<Read>,
+    /// When it was told that it was too slow, or that what it was to be told next is gone.
+    pub(crate) is_slow: Option<u64>,
+    pub(crate) is_expired: Option<u64>,
+}
+
+/// How many of its events it had read after a turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Read {
+    pub(crate) turn: u64,
+    pub(crate) events: usize,
+    /// How many of those that are due, if it began behind some of them.
+    pub(crate) next: usize,
+}
+
+/// The bounds of BLOCK, and of what is retained for others.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) block_timeout: Duration,
+    pub(crate) retention: Bounds,
+}
+
+/// A token bucket of time, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    capacity: i128,
+    level: i128,
+}
+
+/// What is known of a connection at each pace of its server.
+struct Course {
+    /// The server may wait for it.
+    may: Vec<bool>,
+    /// The server will wait for it, when its queue is full.
+    must: Vec<bool>,
+}
+
+/// The resolution of timers, and what divisions lose.
+const TOLERANCE: i128 = 2_000_000;
+
+impl Bucket {
+    fn new(capacity: Duration) -> Self {
+        let capacity = capacity.as_nanos().cast_signed();
+        Self { capacity, level: capacity }
+    }
+
+    fn pass(&mut self, time: Duration, is_charged: bool, is_refilled: bool) {
+        let time = time.as_nanos().cast_signed();
+        let charged = if is_charged { time } else { 0 };
+        let refilled = if is_refilled { time / 10 } else { 0 };
+        self.level = (self.level + refilled - charged).min(self.capacity);
+    }
+}
+
+impl Pace {
+    fn batches(&self) -> usize {
+        self.moment.batches
+    }
+}
+
+/// Checks what all connections of a run under BLOCK have seen together.
+pub(crate) fn verify(truth: &Truth, paces: &[Pace], traces: &[Trace], limits: &Limits) -> Result<(), String> {
+    let servers = paces.iter().map(|pace| pace.moment.server + 1).max().unwrap_or_default();
+    for server in 0..servers {
+        let paces: Vec<Pace> = paces.iter().filter(|pace| pace.moment.server == server).copied().collect();
+        let of_server = traces.iter().filter(|trace| trace.server == server);
+        let courses: Vec<(&Trace, Course)> =
+            of_server.map(|trace| (trace, trace.course(truth, &paces, &limits.retention))).collect();
+        waits(&paces, &courses, limits).map_err(|what| format!("server {server}: {what}"))?;
+        for (trace, course) in &courses {
+            let told = |turn: u64| paces.partition_point(|pace| pace.moment.turn <= turn);
+            if let Some(turn) = trace.is_slow {
+                is_slow(&paces[..told(turn)], trace, &courses, limits)?;
+            }
+            if trace.is_expired.is_some_and(|turn| course.must[told(turn) - 1]) {
+                return Err(format!("what the server would have waited for is gone, of {trace:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// For whom a server waits, and for how long.
+fn waits(paces: &[Pace], courses: &[(&Trace, Course)], limits: &Limits) -> Result<(), String> {
+    let mut bucket = Bucket::new(limits.block_timeout);
+    for (at, pace) in paces.iter().enumerate() {
+        if pace.is_behind && !courses.iter().any(|(_, course)| course.may[at]) {
+            let known: Vec<_> = courses.iter().map(|(trace, course)| (trace, &course.may[..=at])).collect();
+            let moment = pace.moment;
+            return Err(format!("it has not applied what was said, and may wait for nobody: {moment:?}, {known:?}"));
+        }
+        let Some(next) = paces.get(at + 1) else { break };
+        bucket.pass(next.moment.since(&pace.moment), pace.is_behind && next.is_behind, true);
+        if bucket.level < -TOLERANCE {
+            return Err(format!("it has waited {} ns more than it may: {:?}", -bucket.level, next.moment));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a connection could be ended for what its client spent.
+fn is_slow(paces: &[Pace], trace: &Trace, courses: &[(&Trace, Course)], limits: &Limits) -> Result<(), String> {
+    let mut bucket = Bucket::new(limits.block_timeout);
+    let (mut could_be, mut least) = (false, bucket.level);
+    for (at, pace) in paces.iter().enumerate() {
+        let its = courses.iter().filter(|(other, _)| other.peer == trace.peer);
+        let is_charged = its.into_iter().any(|(_, course)| course.may[at]);
+        let may = courses.iter().any(|(other, course)| std::ptr::eq(*other, trace) && course.may[at]);
+        let before = bucket.level;
+        if let Some(next) = paces.get(at + 1) {
+            bucket.pass(next.moment.since(&pace.moment), is_charged, !is_charged);
+        }
+        if may {
+            least = least.min(before).min(bucket.level);
+            could_be |= least <= TOLERANCE;
+        }
+    }
+    if could_be {
+        return Ok(());
+    }
+    Err(format!("SLOW_CONSUMER with at least {least} ns of the client's budget left, of {trace:?}"))
+}
+
+impl Trace {
+    fn course(&self, truth: &Truth, paces: &[Pace], retention: &Bounds) -> Course {
+        let (mut may, mut must) = (Vec::new(), Vec::new());
+        let mut reads = self.reads.iter().peekable();
+        let length = self.length.max(1);
+        let (mut next, mut events, mut told) = (None, 0, 0);
+        // Whether it may be waited for when its queue becomes full, and whether it is; and the same where that is certain.
+        let (mut has_right, mut is_full, mut is_certain, mut was_kept) = (false, false, false, self.is_live);
+        for (at, pace) in paces.iter().enumerate() {
+            let Moment { turn, epoch, batches, .. } = pace.moment;
+            let is_there = turn >= self.joined && self.left.is_none_or(|left| turn <= left) && epoch == self.epoch;
+            // What was read since the pace before: all at once, as a piece comes.
+            let mut has_read = false;
+            while let Some(read) = reads.next_if(|read| read.turn < turn) {
+                (next, events, has_read) = (Some(read.next), read.events, true);
+            }
+            let unread = told.max(next.unwrap_or(0)) - next.unwrap_or(0);
+            if has_read {
+                has_right |= events >= length;
+                is_certain |= was_kept && events >= length;
+                is_full &= unread > self.length / 2;
+            }
+            // One without changes, at the version that is there, may count as applied before it is.
+            let applied = paces[..at].last().filter(|last| last.moment.epoch == epoch).map_or(batches, Pace::batches);
+            let has_advanced = truth.epochs[epoch].batches[applied.min(batches)..batches]
+                .iter()
+                .any(|batch| !batch.changes.is_empty());
+            if has_advanced && is_full {
+                // It goes on: it has given this client up, or never had to wait. Once it reads, that may change.
+                (has_right, is_full) = (false, false);
+            }
+            let due = self.due.partition_point(|batch| *batch <= batches);
+            let is_more = due > told;
+            told = due;
+            let first = next.unwrap_or(0);
+            let is_at_length = is_there && told >= first + length;
+            is_full = is_there && (is_full || is_more && has_right && is_at_length);
+            was_kept &= !is_there || self.is_retained(truth, paces, at, first, retention);
+            // From here on it may have been given up.
+            is_certain &= !is_at_length;
+            may.push(is_full);
+            must.push(is_certain && is_there);
+        }
+        Course { may, must }
+    }
+
+    /// Whether the next event that it has to read is retained for anybody who reads as slowly.
+    fn is_retained(&self, truth: &Truth, paces: &[Pace], at: usize, next: usize, retention: &Bounds) -> bool {
+        let Moment { epoch, batches, .. } = paces[at].moment;
+        let Some(batch) = self.due.get(next).filter(|batch| **batch <= batches) else { return true };
+        // It was published after the last pace before it.
+        let before = paces[..at].iter().rfind(|pace| pace.moment.epoch == epoch && pace.moment.batches < *batch);
+        let Some(before) = before else { return false };
+        let published = &truth.epochs[epoch].batches[before.moment.batches..batches];
+        let events: usize = published.iter().map(|batch| batch.changes.len()).sum();
+        events <= retention.events && paces[at].moment.since(&before.moment) <= retention.age
+    }
+}
