@@ -7,10 +7,11 @@ use serde_json::Value;
 use super::{
     KubeResource, SourceConfig,
     error::ConfigErrors,
+    keys,
     raw::{RawKube, ServeFlags},
     value::{self, ValueError, quote},
 };
-use crate::model::{FieldCut, LabelSelector, Path};
+use crate::model::{FieldCut, IndexFunc, Indexers, LabelSelector, Path};
 
 /// `--kube NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`, read.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ struct KubeFlag<'a> {
 /// What is large in every object, and of use to writers alone.
 const DROP_FIELDS: [&str; 2] =
     ["metadata.managedFields", "metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']"];
+/// The keys of `PartialObjectMetadata`.
+const PARTIAL_KEYS: [&str; 3] = ["apiVersion", "kind", "metadata"];
 /// As a DNS label and as a DNS subdomain.
 const MAX_LABEL_BYTES: usize = 63;
 const MAX_GROUP_BYTES: usize = 253;
@@ -38,6 +41,21 @@ const MAX_PAGE_SIZE: u32 = 100_000;
 const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_WATCH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 const WITHOUT: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`); use another source";
+
+/// Refuses indexes by what objects with nothing but metadata do not have. Of an expression that cannot be decided.
+pub(super) fn check_indexes(key: &str, indexers: &Indexers, errors: &mut ConfigErrors) {
+    for (name, func) in indexers.iter() {
+        let IndexFunc::Path(path) = func else { continue };
+        if path.first_key().is_none_or(|first| !PARTIAL_KEYS.contains(&first)) {
+            let problem = format!(
+                "no object has a value at {path:?}: metadata_only keeps nothing else; write a path below .metadata, or \
+                 remove metadata_only",
+                path = path.as_str()
+            );
+            errors.add(&format!("{key}.{}.path", keys::join(&[name])), problem);
+        }
+    }
+}
 
 /// Reads the section of one resource.
 pub(super) fn resolve(

@@ -342,7 +342,11 @@ fn resolve_resource(
         (None, None, None, Some(kube), None) => {
             let kube = errors.section(&at("source.kube"), kube)?;
             let drop_fields = kube::drop_fields(&at("drop_fields"), raw.drop_fields.as_ref(), errors);
-            kube::resolve(&at("source.kube"), &kube, directory, drop_fields, errors)?
+            let source = kube::resolve(&at("source.kube"), &kube, directory, drop_fields, errors)?;
+            if matches!(&source, SourceConfig::Kube(kube) if kube.is_metadata_only) {
+                kube::check_indexes(&at("indexes"), &indexers, errors);
+            }
+            source
         }
         (None, None, None, None, Some(raw)) => {
             let raw = errors.section(&at("source.informerd"), raw)?;

@@ -118,6 +118,14 @@ impl Path {
         &self.text
     }
 
+    /// Returns the key that the path begins with; `None` for one that begins in an array.
+    pub fn first_key(&self) -> Option<&str> {
+        match self.steps.first() {
+            Some(Step::Key(key)) => Some(key),
+            Some(Step::Index(_) | Step::Every) | None => None,
+        }
+    }
+
     /// Whether the path has `[*]`, and may lead to several values.
     pub fn has_wildcard(&self) -> bool {
         self.steps.contains(&Step::Every)

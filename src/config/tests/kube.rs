@@ -129,3 +129,25 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         assert!(found.contains(problem), "{written}: {found}");
     }
 }
+
+/// Such an index would be empty.
+#[test]
+fn an_index_by_what_metadata_only_leaves_out_is_refused() {
+    let load = |metadata_only: bool| {
+        let indexes = "owner: { path: '.metadata.ownerReferences[*].uid' }, kind: { path: kind }, app: { label: app }, \
+                       node: { path: .spec.nodeName }, first: { path: '[0].x' }";
+        let kube = format!("version: v1, plural: pods, metadata_only: {metadata_only}");
+        load(&format!("resources: {{ a: {{ indexes: {{ {indexes} }}, source: {{ kube: {{ {kube} }} }} }} }}"), &[])
+    };
+    assert!(load(false).is_ok());
+    let found = load(true).unwrap_err().to_string();
+    let problem = |path| {
+        format!(
+            "no object has a value at {path:?}: metadata_only keeps nothing else; write a path below .metadata, or remove \
+             metadata_only"
+        )
+    };
+    let expected = [("first", "[0].x"), ("node", ".spec.nodeName")]
+        .map(|(index, path)| format!("resources.a.indexes.{index}.path: {}", problem(path)));
+    assert_eq!(found.lines().collect::<Vec<_>>(), expected);
+}
