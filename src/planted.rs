@@ -287,8 +287,6 @@ bugs! {
         AnyServerVouches,
         /// Nothing is replayed of what came before the last known change if that object has changed since.
         LaterChangeIsAProof,
-        /// The body of the last known change does not count after a warm start.
-        KeptBodyIsNotCompared,
         /// A server that stays behind is waited for without a bound.
         BehindIsAwaitedForEver,
         /// Each event of a batch completes its version.

@@ -22,7 +22,6 @@ use super::message;
 use crate::{
     cache::SourceError,
     model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
-    planted::planted,
     proto::pb::{Cause, EventType, WatchResponse},
     source::digest,
 };
@@ -189,7 +188,6 @@ impl Mark {
         match &self.digest {
             _ if self.is_deleted => true,
             None => self.object.body() == object.body(),
-            Some(_) if planted!(KeptBodyIsNotCompared) => true,
             Some(digest) => digest.is_empty() || *digest == digest::of_body(object),
         }
     }

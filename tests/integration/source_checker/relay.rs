@@ -82,12 +82,16 @@ impl Relay {
 
     fn restore(&mut self, back: i64, ahead: i64) {
         self.cluster.set(|store| {
-            store.restore((store.revision - back).max(1), 0);
+            let revision = (store.revision - back).max(1);
+            // As many revisions as before: the same keys are written, so that what is known has its version again.
+            let lost = if ahead == back { store.keys_after(revision) } else { Vec::new() };
+            store.restore(revision, 0);
             // Elections, so that the term is no sign of it.
             store.raft_term = 9;
             for number in 0..ahead {
                 let body = format!(r#"{{"restored":{number}}}"#).into_bytes();
-                store.apply(vec![(path(KEYS[number as usize % 3]), Some(body))]);
+                let key = lost.get(number as usize).cloned().unwrap_or_else(|| path(KEYS[number as usize % 3]));
+                store.apply(vec![(key, Some(body))]);
             }
         });
         self.rewrites += 1;

@@ -211,6 +211,12 @@ impl Store {
         self.apply(keys.map(|key| (key, None)).collect());
     }
 
+    /// The first key of each transaction after a revision.
+    pub(crate) fn keys_after(&self, revision: i64) -> Vec<Vec<u8>> {
+        let after = self.transactions.iter().filter(|(at, _)| *at > revision);
+        after.filter_map(|(_, events)| Some(events.first()?.kv.as_ref()?.key.clone())).collect()
+    }
+
     /// Forgets what came after a revision, as a cluster does that is restored from a backup. The next revision may be
     /// another one (`--bump-revision`).
     pub(crate) fn restore(&mut self, revision: i64, bump: i64) {
