@@ -147,6 +147,8 @@ impl Live {
         }
         if let Some(bookmark) = &message.bookmark {
             message::tell_origin(bookmark, &self.shared.health);
+            let is_synced = bookmark.source() == pb::SyncState::Synced;
+            self.shared.note_behind(is_synced, &message.resource_version)?;
             self.note_demand();
         }
         Ok(false)

@@ -128,6 +128,21 @@ impl Shared {
         Ok(Found::OtherHistory(format!("the upstream is at version {at}, and {} was known", position.version)))
     }
 
+    /// Judges the server of a stream that has the last known change, and is at a version before the position.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::HistoryChanged`] when it has been there for too long, as [`Self::behind`] has it.
+    pub(super) fn note_behind(&self, is_synced: bool, version: &str) -> Result<(), SourceError> {
+        if let Some(server) = &mut self.state.lock().server {
+            server.is_synced = is_synced;
+        }
+        match self.behind(format!("{}: it is at version {version}", self.config.endpoint)) {
+            SourceError::Busy(_) => Ok(()),
+            error => Err(error),
+        }
+    }
+
     /// Judges a server that has not reached a version in time: a replica that lags is waited for, STALE. One with another name
     /// that has been SYNCED and behind for longer than `resume_timeout` has another history.
     pub(super) fn behind(&self, text: String) -> SourceError {

@@ -51,7 +51,7 @@ async fn play(origin: &Sandbox, script: &str) {
 /// A relay that notices soon what it has to wait for.
 async fn hasty_relay(address: &str) -> Sandbox {
     let short = Duration::from_millis(300);
-    let config = RelayConfig { answer_timeout: short, resume_timeout: short, ..relay_of(address) };
+    let config = RelayConfig { answer_timeout: short, resume_timeout: short, heartbeat: short, ..relay_of(address) };
     Sandbox::start_unsynced(Options { relay: Some(config), ..Options::default() }).await
 }
 
@@ -72,6 +72,7 @@ async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_hi
         ("the object that was changed last is older", "2:a 3:b 4:a", ("a=2 b=3", 3), "4:b 5:b"),
         ("the last change is there, and another one after it", "2:a 9:@", ("a=2 b=1", 2), "5:b 12:@"),
         ("it has gone back, and rests", known, ("a=2 b=3", 3), ""),
+        ("it has gone back behind the last change, and rests", "2:a 9:@", ("a=2 b=1", 2), ""),
         ("it has gone back, and counts on below what was known", known, ("a=2 b=3", 3), "4:b"),
     ] {
         let going = origin(LISTED, 1, "").await;

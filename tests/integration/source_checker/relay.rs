@@ -273,11 +273,12 @@ impl Upstream for Relay {
         })
     }
 
-    /// A relay that moves between origins may meet a rewrite at each, since each notices it in its own time.
+    /// A relay that moves between servers may meet a rewrite twice at each, since each notices it in its own time: by going
+    /// back to a server that has not noticed it, and when that has.
     fn rewrites(&self) -> u64 {
         let connections = [&self.middle, &self.down].map(Proxy::connections).into_iter().sum::<usize>();
         let moves = if self.has_shared { connections as u64 } else { self.moves };
-        self.rewrites * (1 + moves)
+        self.rewrites * (1 + 2 * moves)
     }
 
     fn has_fault(&self) -> bool {
