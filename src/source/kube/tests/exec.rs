@@ -87,22 +87,34 @@ async fn a_plugin_that_is_of_no_use_is_named_and_why() {
     assert!(problem(&always).await.contains("needs a terminal"));
 }
 
-/// The time is paused, so that the minute passes at once.
-#[tokio::test(start_paused = true)]
+/// The minute passes at once, as soon as the plugin has started.
+#[tokio::test]
 async fn a_plugin_that_hangs_is_named_after_a_minute_and_killed() {
     let directory = tempfile::tempdir().unwrap();
-    let pid = directory.path().join("pid");
-    let problem = problem(&exec(&format!("echo $$ > {}; exec sleep 1000", pid.display()))).await;
-    let expected = "exec plugin \"sh\" has not answered for 60 s; run it by hand, it may wait for a login";
-    assert_eq!(problem, expected);
+    let path = directory.path().join("pid");
+    let plugin = exec(&format!("echo $$ > {}; exec sleep 1000", path.display()));
+    let problem = tokio::spawn(async move { problem(&plugin).await });
+    let started = async {
+        loop {
+            match std::fs::read_to_string(&path) {
+                // The file is there before it is written.
+                Ok(pid) if pid.ends_with('\n') => return pid,
+                _ => tokio::time::sleep(Duration::from_millis(2)).await,
+            }
+        }
+    };
+    let pid = timeout(EXEC_TIMEOUT / 2, started).await.expect("started in time");
+    assert!(!problem.is_finished());
+    tokio::time::pause();
+    tokio::time::advance(EXEC_TIMEOUT).await;
     tokio::time::resume();
-    // It may have been killed before it could write.
-    let Ok(pid) = std::fs::read_to_string(pid) else { return };
+    let expected = "exec plugin \"sh\" has not answered for 60 s; run it by hand, it may wait for a login";
+    assert_eq!(problem.await.unwrap(), expected);
     let process = std::path::Path::new("/proc").join(pid.trim()).join("stat");
     let killed = async {
         while std::fs::read_to_string(&process).is_ok_and(|stat| !stat.contains(") Z ")) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    timeout(Duration::from_secs(20), killed).await.expect("killed in time");
+    timeout(EXEC_TIMEOUT, killed).await.expect("killed in time");
 }
