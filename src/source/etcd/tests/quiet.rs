@@ -59,7 +59,7 @@ async fn asked(play: &Play, times: usize) {
     timeout(DEADLINE, asked).await.expect("it is asked");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_quiet_prefix_is_listed_once_and_its_first_put_arrives() {
     let cases = VERSIONS.iter().flat_map(|version| SCRIPTS.map(|(name, script)| (*version, name, script)));
     let cases = cases.map(|(version, name, script)| async move {
@@ -83,7 +83,7 @@ async fn a_quiet_prefix_is_listed_once_and_its_first_put_arrives() {
 }
 
 /// The last change may not be told again: then the resource is listed once more, and not again and again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn after_a_break_a_quiet_prefix_is_listed_once_more_at_most() {
     let compact = |play: &Play| play.compact(i64::try_from(play.revision()).unwrap());
     let breaks: [(&str, Script); 3] = [
