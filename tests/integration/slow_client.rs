@@ -37,13 +37,25 @@ async fn join(sandbox: &Sandbox, policy: pb::FullChannelPolicy, is_slow: bool) -
     watch
 }
 
-/// Reads a fast client's events, and gives the longest pause between two of them.
-fn read_all(mut watch: Streaming<pb::WatchResponse>) -> tokio::task::JoinHandle<Duration> {
+/// Joins a client under BLOCK, which reads as many events as its queue is long, and none from then on: now the server waits for
+/// it. Returns the last version that it has read, too.
+async fn join_blocking(sandbox: &mut Sandbox) -> (Streaming<pb::WatchResponse>, u64) {
+    let mut watch = join(sandbox, pb::FullChannelPolicy::Block, true).await;
+    let mut last = String::new();
+    for at in 0..u64::from(QUEUE) {
+        sandbox.put("shop", &format!("p{at}"), &filler(at)).await;
+        last = next(&mut watch).await.resource_version;
+    }
+    (watch, last.parse().unwrap())
+}
+
+/// Reads a fast client's events after a version, and gives the longest pause between two of them.
+fn read_all(mut watch: Streaming<pb::WatchResponse>, after: u64) -> tokio::task::JoinHandle<Duration> {
     tokio::spawn(async move {
         let (mut longest, mut last) = (Duration::ZERO, Instant::now());
-        for at in 0..EVENTS {
+        for at in 1..=EVENTS {
             let response = next(&mut watch).await;
-            assert_eq!(response.resource_version, (at + 2).to_string(), "in order, none missing");
+            assert_eq!(response.resource_version, (after + at).to_string(), "in order, none missing");
             longest = longest.max(last.elapsed());
             last = Instant::now();
         }
@@ -62,8 +74,8 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
     let broadcaster = BroadcasterConfig { block_timeout, ..BroadcasterConfig::default() };
     let mut sandbox =
         Sandbox::start_with(Options { broadcaster, ..Options::default() }, vec![pod("shop", "a", "")]).await;
-    let mut slow = join(&sandbox, pb::FullChannelPolicy::Block, true).await;
-    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Block, false).await);
+    let (mut slow, began_at) = join_blocking(&mut sandbox).await;
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Block, false).await, began_at);
     publish(&mut sandbox).await;
     let longest = fast.await.unwrap();
     assert_eq!(stat(&sandbox, |stats| stats.evicted.load(Ordering::Relaxed)), 1);
@@ -71,7 +83,7 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
     // Not a timed test: the budget is the least that the writer must have waited, and the pause that others saw holds it.
     assert!(blocked >= block_timeout && longest >= block_timeout / 2, "blocked {blocked:?}, longest pause {longest:?}");
 
-    let mut last = "1".to_owned();
+    let mut last = began_at.to_string();
     let status = loop {
         let response = next(&mut slow).await;
         if response.r#type() == pb::EventType::Bookmark {
@@ -87,7 +99,7 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
         last = response.resource_version;
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "SLOW_CONSUMER"));
-    assert!(last.parse::<u64>().unwrap() < EVENTS, "it was ended before the end");
+    assert!(last.parse::<u64>().unwrap() < began_at + EVENTS, "it was ended before the end");
 }
 
 /// The budget is that of the client's host: another watch of it, on another connection, is ended for what the first has spent.
@@ -100,7 +112,7 @@ async fn under_block_a_client_that_comes_back_has_what_its_host_has_left() {
     let began = Instant::now();
     let mut comes_back = Vec::new();
     for evicted in 1..=3 {
-        comes_back.push(join(&sandbox, pb::FullChannelPolicy::Block, true).await);
+        comes_back.push(join_blocking(&mut sandbox).await);
         publish(&mut sandbox).await;
         let is_evicted = |sandbox: &Sandbox| stat(sandbox, |stats| stats.evicted.load(Ordering::Relaxed)) == evicted;
         let waits = async {
@@ -122,7 +134,7 @@ async fn under_block_a_client_that_comes_back_has_what_its_host_has_left() {
 async fn under_drop_a_client_that_does_not_read_is_told_exactly_what_it_missed() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut slow = join(&sandbox, pb::FullChannelPolicy::Drop, true).await;
-    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Drop, false).await);
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Drop, false).await, 1);
     publish(&mut sandbox).await;
     fast.await.unwrap();
     assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
@@ -151,11 +163,11 @@ async fn under_drop_a_client_that_does_not_read_is_told_exactly_what_it_missed()
 async fn under_replay_a_client_that_reads_late_gets_everything() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let slow = join(&sandbox, pb::FullChannelPolicy::Replay, true).await;
-    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Replay, false).await);
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Replay, false).await, 1);
     publish(&mut sandbox).await;
     fast.await.unwrap();
     assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
-    read_all(slow).await.unwrap();
+    read_all(slow, 1).await.unwrap();
 }
 
 /// Invariant 7: past what is retained, it is told.
@@ -200,7 +212,7 @@ async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nob
         };
         slow.push(sandbox.slow_client().await.watch(request).await.unwrap().into_inner());
     }
-    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Block, false).await);
+    let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Block, false).await, 1);
     publish(&mut sandbox).await;
     fast.await.unwrap();
     assert_eq!(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)), 0, "nobody waited");
