@@ -98,13 +98,14 @@ impl Mark {
     /// Whether events of its revision are what it was made of.
     pub(super) fn compare(&self, events: &[Event]) -> Verdict {
         let told = Self::of_transaction(self.revision, events);
-        let is_same = if self.listed_at.is_none() {
-            // A deletion may be compacted away at its own revision (etcd #18089).
-            told.puts == self.puts && told.deletes.is_subset(&self.deletes)
-        } else {
-            told.puts.is_superset(&self.puts)
-        };
-        if is_same { Verdict::Same } else { Verdict::Other }
+        if self.listed_at.is_some() {
+            return if told.puts.is_superset(&self.puts) { Verdict::Same } else { Verdict::Other };
+        }
+        if told.puts != self.puts || !told.deletes.is_subset(&self.deletes) {
+            return Verdict::Other;
+        }
+        // A deletion may be compacted away at its own revision (etcd #18089). Those that are left prove nothing by themselves.
+        if told.deletes == self.deletes || !told.puts.is_empty() { Verdict::Same } else { Verdict::Unknown }
     }
 
     /// Where it was.
@@ -191,6 +192,10 @@ mod tests {
         }
         assert_eq!((mark.missed(), mark.followed_at(8)), (Verdict::Other, Verdict::Other));
         assert_eq!(Mark::of_transaction(7, &told[1..]).missed(), Verdict::Unknown);
+        let deleted = [event(Delete, "a", ""), event(Delete, "b", "")];
+        let mark = Mark::of_transaction(7, &deleted);
+        assert_eq!(mark.compare(&deleted), Verdict::Same);
+        assert_eq!(mark.compare(&deleted[1..]), Verdict::Unknown, "compacted away, or another transaction");
     }
 
     #[test]
