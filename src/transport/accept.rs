@@ -3,6 +3,8 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
@@ -11,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Peer, RequestBody, Supply, Tls,
+    Peer, Tls,
     connection::{Answers, BoxError, Connection, Io},
     merge::BufferPool,
 };
@@ -19,7 +21,7 @@ use super::{
 /// Serves HTTP/2 on all connections of one listener.
 pub struct Server<S> {
     service: S,
-    is_local: fn(&Request<RequestBody>) -> bool,
+    is_local: fn(&Request<Incoming>) -> bool,
     config: ServerConfig,
 }
 
@@ -47,7 +49,7 @@ pub struct ServerConfig {
 
 /// What all connections share.
 pub(super) struct Shared {
-    pub(super) is_local: fn(&Request<RequestBody>) -> bool,
+    pub(super) is_local: fn(&Request<Incoming>) -> bool,
     pub(super) buffers: BufferPool,
     /// No new streams.
     pub(super) draining: CancellationToken,
@@ -64,13 +66,13 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 
 impl<S, B> Server<S>
 where
-    S: tower::Service<Request<RequestBody>, Response = Response<B>, Error: Into<BoxError>, Future: Send>,
+    S: tower::Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: Send>,
     S: Clone + Send + Sync + 'static,
-    B: Supply,
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     /// A server whose streams are polled in their connection's task where `is_local` says so, and get a
     /// [`StreamHandle`](super::StreamHandle): right for streams that are cheap to poll, and woken together.
-    pub fn new(service: S, is_local: fn(&Request<RequestBody>) -> bool, config: ServerConfig) -> Self {
+    pub fn new(service: S, is_local: fn(&Request<Incoming>) -> bool, config: ServerConfig) -> Self {
         Self { service, is_local, config }
     }
 
@@ -170,8 +172,8 @@ async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
 impl Accepted {
     fn spawn<S, B>(self, connections: &mut JoinSet<()>, service: S, config: ServerConfig, shared: Arc<Shared>)
     where
-        S: Answers<Response = Response<B>>,
-        B: Supply,
+        S: Answers<Response = Response<B>, Error: Into<BoxError>>,
+        B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
     {
         match self {
             Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
@@ -190,8 +192,8 @@ impl Accepted {
 async fn drive<T, S, B>(io: T, peer: Peer, service: S, config: ServerConfig, shared: Arc<Shared>)
 where
     T: Io,
-    S: Answers<Response = Response<B>>,
-    B: Supply,
+    S: Answers<Response = Response<B>, Error: Into<BoxError>>,
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
     let connection = Connection::new(io, peer, service, &config, &shared);
     drop(shared);

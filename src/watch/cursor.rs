@@ -141,39 +141,18 @@ impl<F: Frame> Cursor<F> {
     ///
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
-        // Everything may be taken.
-        self.poll_take_or_not(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
-    }
-
-    /// Takes the same, or nothing (`None`) when the next event alone is larger than `max_size`, or its size is not known before
-    /// it is encoded.
-    ///
-    /// # Cancel safety
-    ///
-    /// Nothing is taken unless it is returned.
-    pub fn poll_take_fitting(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Option<Taken<F>>> {
-        self.poll_take_or_not(cx, max_size, true)
-    }
-
-    fn poll_take_or_not(&mut self, cx: &mut Context<'_>, max_size: usize, must_fit: bool) -> Poll<Option<Taken<F>>> {
-        if must_fit && self.telling.is_some() {
-            return Poll::Ready(None);
-        }
         let mut displaced: Option<Waker> = None;
         let mut is_freed = false;
         let polled = loop {
             if let Some(told) = self.tell(max_size) {
-                return Poll::Ready(Some(told));
+                return Poll::Ready(told);
             }
             let mut log = self.group.log.lock();
-            if must_fit && !fits(&log, self.slot, max_size) {
-                return Poll::Ready(None);
-            }
             match coalesced(&mut log, self.slot, &mut self.reached) {
                 Some(Coalesced::Frames(frames, events)) => {
                     self.taken += events;
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
-                    return Poll::Ready(Some(Taken::Frames(frames)));
+                    return Poll::Ready(Taken::Frames(frames));
                 }
                 Some(Coalesced::Generation(filled, after)) => {
                     // The writer needs the lock, and to sort may take long.
@@ -192,7 +171,7 @@ impl<F: Frame> Cursor<F> {
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
                     is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.room);
                 }
-                break Poll::Ready(Some(taken));
+                break Poll::Ready(taken);
             }
             displaced = log.park(self.slot, cx.waker());
             break Poll::Pending;
@@ -201,7 +180,7 @@ impl<F: Frame> Cursor<F> {
         if is_freed {
             self.group.room.free();
         }
-        if let Poll::Ready(Some(Taken::Dropped { count, .. })) = &polled {
+        if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
             self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
         }
         polled
@@ -366,18 +345,6 @@ fn take<F: Frame>(
     let slot = &mut log.slots[index];
     (slot.position, slot.position_size) = (position, position_size);
     Some(Taken::Frames(frames))
-}
-
-/// Whether the next of a slot is no larger than `max_size`, as far as that is known: also when there is none.
-fn fits<F: Frame>(log: &Log<F>, index: usize, max_size: usize) -> bool {
-    let Slot { position, coalescing, .. } = &log.slots[index];
-    if let Some(coalescing) = coalescing {
-        return coalescing.sending.is_empty() && coalescing.filling.len() == 0;
-    }
-    let at = log.runs.partition_point(|run| run.end() <= *position);
-    let Some(run) = log.runs.get(at).filter(|run| run.first <= *position) else { return true };
-    let from = (position - run.first) as usize;
-    run.marks.get(from).is_none_or(|mark| mark.end as usize - run.start_of(from) <= max_size)
 }
 
 /// Where a full queue ends: as many events as its length, and no more than its size, but at least one.
