@@ -104,7 +104,7 @@ pub struct WatchConfig {
     pub max_queue_length: usize,
     /// Encoded bytes that make a client's queue full whatever its length; by default 16 MiB, never 0.
     pub queue_bytes: usize,
-    /// How long the writer of a resource waits for all clients under BLOCK together, apart from a tenth of any time; by
+    /// Time for which the writer of a resource waits for all clients under BLOCK together, beside a tenth of any time; by
     /// default 5 seconds, never 0.
     pub block_timeout: Duration,
     /// How long a watch may be silent before it gets a bookmark; by default 30 seconds, never 0.

@@ -424,29 +424,9 @@ impl Snapshot {
         Some(of_value.filter_map(|entry| self.objects.get(&entry.key)).chain(objects))
     }
 
-    /// The values that an index holds, sorted, each with the number of its objects, from strictly after `after` on.
-    pub fn index_values(
-        &self,
-        index: &str,
-        after: Option<&str>,
-    ) -> Option<impl Iterator<Item = (Arc<str>, u64)> + use<'_>> {
-        let mut values = self.index_entries(index, after)?.peekable();
-        Some(std::iter::from_fn(move || {
-            let value = values.next()?;
-            let mut objects = 1;
-            while values.next_if_eq(&value).is_some() {
-                objects += 1;
-            }
-            Some((Arc::from(value), objects))
-        }))
-    }
-
     /// Returns the values of an index, sorted, each as often as there are objects under it, from strictly after `after` on.
-    pub(crate) fn index_entries(
-        &self,
-        index: &str,
-        after: Option<&str>,
-    ) -> Option<impl Iterator<Item = &str> + use<'_>> {
+    /// `None` when there is no such index.
+    pub fn index_values(&self, index: &str, after: Option<&str>) -> Option<impl Iterator<Item = &str> + use<'_>> {
         let (func, entries) = self.index(index)?;
         // The first text after another.
         let first = after.map(|after| format!("{after}\0"));

@@ -31,7 +31,7 @@ const KEYS: &[Key] = &[
     key(
         "watch.block_timeout",
         "5s",
-        "how long changes wait for all clients under block together, and for a tenth of any time",
+        "how long changes wait for all clients under block together, beside a tenth of any time",
     ),
     key("watch.bookmark_interval", "30s", "how long a watch is silent before it gets a bookmark"),
     key("watch.future_wait", "90s", "how long a watch from a version of the future waits for it"),

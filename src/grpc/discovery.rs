@@ -87,7 +87,7 @@ pub(super) async fn index_values(
         0 => MAX_INDEX_VALUES,
         size => size.min(MAX_INDEX_VALUES),
     };
-    let entries = snapshot.index_entries(index, after.as_deref()).ok_or_else(unknown)?;
+    let entries = snapshot.index_values(index, after.as_deref()).ok_or_else(unknown)?;
     let mut values: Vec<pb::IndexValue> = Vec::new();
     let mut bytes = 0;
     let mut next_page_token = String::new();

@@ -1,4 +1,4 @@
-//! How long the writer may be held back under BLOCK: by all clients of a resource together, and by each of them.
+//! Budgets of the time for which the writer may be held back under BLOCK: by all clients of a resource together, and by each of them.
 //!
 //! A budget is a token bucket of time: as large as `block_timeout`, refilled at a tenth of the time in which nobody draws on
 //! it, as the dispatch budget of the kube-apiserver's watch cache is refilled at a twentieth of it (SEMANTICS 2.4). Time for
@@ -49,7 +49,7 @@ pub(super) struct SharedBudget {
 #[derive(Debug)]
 struct Drawn {
     budget: TimeBudget,
-    /// How many draw on it now, since when, and when the last one of those that do not any more ceased to.
+    /// Watches that draw on it now, since when, and when the last of those that have ceased to did so.
     watches: usize,
     since: Instant,
     until: Instant,

@@ -60,15 +60,27 @@ fn by_user(indexer: &Indexer, user: &str) -> Vec<String> {
     names(indexer.snapshot().by_index("user", user, None).unwrap())
 }
 
+/// The values after another one, each with the number of its objects.
+fn counted(snapshot: &Snapshot, index: &str, after: Option<&str>) -> Vec<(String, u64)> {
+    let mut counted: Vec<(String, u64)> = Vec::new();
+    for value in snapshot.index_values(index, after).unwrap() {
+        match counted.last_mut().filter(|(last, _)| last == value) {
+            Some((_, count)) => *count += 1,
+            None => counted.push((value.to_owned(), 1)),
+        }
+    }
+    counted
+}
+
 /// The whole index: value, then the names under it.
 fn users(indexer: &Indexer) -> Vec<(String, Vec<String>)> {
     let snapshot = indexer.snapshot();
-    let values = snapshot.index_values("user", None).unwrap();
-    values
+    counted(&snapshot, "user", None)
+        .into_iter()
         .map(|(value, count)| {
             let names = names(snapshot.by_index("user", &value, None).unwrap());
             assert_eq!(names.len() as u64, count);
-            (value.to_string(), names)
+            (value, names)
         })
         .collect()
 }

@@ -55,7 +55,7 @@ pub(in super::super) struct WatchBody {
     selection: Arc<Selection>,
     format: PayloadFormat,
     queue: QueueOptions,
-    /// Whose budget of BLOCK it draws on.
+    /// The owner of the budget of BLOCK that it draws on.
     client: Client,
     stage: Stage,
     /// What is published; none while the watch holds only a version, and is told from the history.

@@ -83,7 +83,7 @@ struct Place {
     previous: String,
     /// The API has said the same for the version before.
     is_repeated: bool,
-    /// What it said for the last change, and before it.
+    /// Texts of the API: that of the last change, and the one before it.
     changed: String,
     before_change: String,
 }
@@ -166,7 +166,7 @@ impl Known {
         Self { leaves_open, ..self }
     }
 
-    /// Whether every version stays open until the next.
+    /// Returns whether every version stays open until the next.
     pub(super) fn leaves_open(&self) -> bool {
         self.leaves_open
     }

@@ -11,14 +11,13 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use base64::prelude::{BASE64_STANDARD, Engine};
-use ring::digest::SHA256;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     cache::SourceError,
     model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
     planted::planted,
+    source::digest,
 };
 
 /// The last change of a resource that is known, and the others at its version, to be recognised.
@@ -190,7 +189,7 @@ impl Mark {
             uid: object.uid().to_owned(),
             is_deleted: *is_deleted,
             is_listed: *is_listed,
-            digest: digest.clone().or_else(|| Some(digest_of(object))),
+            digest: digest.clone().or_else(|| Some(digest::of_body(object))),
             others: others.iter().map(kept).collect(),
             has_more: *has_more,
         }
@@ -214,7 +213,7 @@ impl Mark {
     pub(super) fn is_written_as(&self, object: &Object) -> bool {
         match &self.digest {
             None => self.object.body() == object.body(),
-            Some(digest) => digest.is_empty() || *digest == digest_of(object),
+            Some(digest) => digest.is_empty() || *digest == digest::of_body(object),
         }
     }
 }
@@ -287,10 +286,6 @@ impl Recognition {
             ))),
         }
     }
-}
-
-fn digest_of(object: &Object) -> String {
-    BASE64_STANDARD.encode(ring::digest::digest(&SHA256, object.body()))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::{cache::SourceError, model::Object};
 #[derive(Debug)]
 pub(super) struct Replay {
     pub(super) mark: Mark,
-    /// What the API calls the version before the change, and that of the change.
+    /// The API's texts: of the version before the change, and of that of the change.
     pub(super) before: String,
     pub(super) text: String,
     /// More changes may come at that version.

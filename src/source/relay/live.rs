@@ -25,7 +25,7 @@ use super::{
     upstream::Messages,
 };
 use crate::{
-    cache::{Delta, SourceError},
+    cache::{Delta, SourceError, SyncState},
     model::{Cause, Event, ResourceVersion},
     planted::planted,
     proto::pb::{self, Bookmark, EventType, WatchResponse},
@@ -146,8 +146,7 @@ impl Live {
             return Ok(true);
         }
         if let Some(bookmark) = &message.bookmark {
-            message::tell_origin(bookmark, &self.shared.health);
-            let is_synced = bookmark.source() == pb::SyncState::Synced;
+            let is_synced = message::tell_origin(bookmark, &self.shared.health) == SyncState::Synced;
             self.shared.note_behind(is_synced, &message.resource_version)?;
             self.note_demand();
         }

@@ -43,14 +43,15 @@ pub(super) fn version(text: &str) -> Result<ResourceVersion, SourceError> {
     text.parse().map_err(|error| SourceError::Undecodable(format!("{error}")))
 }
 
-/// Passes on what a bookmark says of the origin.
-pub(super) fn tell_origin(bookmark: &pb::Bookmark, health: &SourceHealth) {
+/// Passes on what a bookmark says of the origin, and returns the origin's state.
+pub(super) fn tell_origin(bookmark: &pb::Bookmark, health: &SourceHealth) -> SyncState {
     let state = match bookmark.source() {
         _ if planted!(OriginIsAlwaysSynced) => SyncState::Synced,
         pb::SyncState::Stale | pb::SyncState::Syncing => SyncState::Stale,
         pb::SyncState::Synced | pb::SyncState::Unspecified => SyncState::Synced,
     };
     health.relayed(state, bookmark.source_seen_at.and_then(|at| SystemTime::try_from(at).ok()));
+    state
 }
 
 fn read(object: pb::Object) -> Result<Object, String> {

@@ -29,7 +29,7 @@ fn of(user: u32, queue: QueueOptions) -> Subscribe<Deliveries> {
     Subscribe { client: Client::User(user), ..live(everything(), queue) }
 }
 
-/// How long the writer waits.
+/// Returns the time for which the writer waits.
 async fn waits(broadcaster: &mut Broadcaster<Deliveries>) -> Duration {
     let started = Instant::now();
     broadcaster.ready().await;

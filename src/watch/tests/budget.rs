@@ -46,7 +46,7 @@ struct Model {
 const CAPACITY: Duration = Duration::from_millis(500);
 /// The resolution of a timer: by so much the writer may wait too long, but never twice.
 const TICK: i64 = 1_000_000;
-/// What divisions may lose.
+/// Loss by divisions.
 const ROUNDING: i64 = 1_000;
 
 impl Bucket {
@@ -179,7 +179,7 @@ impl Model {
         }
     }
 
-    /// Whoever was not ended gets everything, or goes on from a history.
+    /// A client that was not ended gets everything, or goes on from a history.
     async fn finish(mut self) -> usize {
         self.pass(Duration::from_secs(1)).await;
         for at in 0..self.readers.len() {

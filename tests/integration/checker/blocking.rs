@@ -7,8 +7,8 @@
 //! - A client is ended only when all its watches together have had it wait for as long: what others spent does not count.
 //! - What is queued for a client that it waits for at the length of its queue is kept, however old.
 //!
-//! Who is waited for is no part of what clients see, so it is bounded from both sides: `may` where the server may wait for a
-//! client, and `must` where it certainly will.
+//! Clients do not see for whom the server waits, so that is bounded from both sides: `may` where it may wait for a client, and
+//! `must` where it certainly will.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::{
     truth::{Bounds, Truth},
 };
 
-/// How far a server had got at one time at which everything was at rest.
+/// Progress of a server at one time at which everything was at rest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     pub(crate) moment: Moment,
@@ -35,9 +35,9 @@ pub(crate) struct Trace {
     /// In turns: from when on it was there, and when it was last.
     pub(crate) joined: u64,
     pub(crate) left: Option<u64>,
-    /// Whether everything that it reads is what comes from now on.
+    /// Everything that it reads comes from now on.
     pub(crate) is_live: bool,
-    /// How many batches have been applied with each of its events.
+    /// For each of its events the number of batches applied with it.
     pub(crate) due: Vec<usize>,
     pub(crate) reads: Vec<Read>,
     /// When it was told that it was too slow, or that what it was to be told next is gone.
@@ -45,12 +45,12 @@ pub(crate) struct Trace {
     pub(crate) is_expired: Option<u64>,
 }
 
-/// How many of its events it had read after a turn.
+/// Events that it had read after a turn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Read {
     pub(crate) turn: u64,
     pub(crate) events: usize,
-    /// How many of those that are due, if it began behind some of them.
+    /// The number of those that are due, if it began behind some of them.
     pub(crate) next: usize,
 }
 
@@ -68,7 +68,7 @@ struct Bucket {
     level: i128,
 }
 
-/// What is known of a connection at each pace of its server.
+/// Knowledge of a connection at each pace of its server.
 struct Course {
     /// The server may wait for it.
     may: Vec<bool>,
@@ -139,7 +139,7 @@ fn waits(paces: &[Pace], courses: &[(&Trace, Course)], limits: &Limits) -> Resul
     Ok(())
 }
 
-/// Whether a connection could be ended for what its client spent.
+/// Returns whether a connection could be ended for what its client spent.
 fn is_slow(paces: &[Pace], trace: &Trace, courses: &[(&Trace, Course)], limits: &Limits) -> Result<(), String> {
     let mut bucket = Bucket::new(limits.block_timeout);
     let (mut could_be, mut least) = (false, bucket.level);
@@ -208,7 +208,7 @@ impl Trace {
         Course { may, must }
     }
 
-    /// Whether the next event that it has to read is retained for anybody who reads as slowly.
+    /// Returns whether the next event that it has to read is retained for anybody who reads as slowly.
     fn is_retained(&self, truth: &Truth, paces: &[Pace], at: usize, next: usize, retention: &Bounds) -> bool {
         let Moment { epoch, batches, .. } = paces[at].moment;
         let Some(batch) = self.due.get(next).filter(|batch| **batch <= batches) else { return true };

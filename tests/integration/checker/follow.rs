@@ -188,7 +188,7 @@ impl<'a> Follower<'a> {
         self.expected.iter().map(|expected| expected.batch).collect()
     }
 
-    /// How many of them were told.
+    /// The number of them that were told.
     pub(crate) fn told(&self) -> usize {
         self.next
     }

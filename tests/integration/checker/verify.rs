@@ -68,7 +68,7 @@ pub(crate) fn verify(
     Ok(())
 }
 
-/// What is to be known of a connection under BLOCK beside others.
+/// Makes the trace of a connection under BLOCK, to be judged beside others.
 fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower<'_>, mut reads: Vec<Read>) -> Trace {
     let (mut events, mut next) = reads.last().map_or((0, 0), |read| (read.events, read.next));
     for received in segment.lost.iter().filter(|received| is_event(&received.message)) {
@@ -97,7 +97,7 @@ fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower
     }
 }
 
-/// Whether it comes of a change after the watch joined.
+/// Returns whether it comes of a change after the watch joined.
 fn is_event(message: &pb::WatchResponse) -> bool {
     message.object.is_some() && message.cause() != pb::Cause::Initial
 }

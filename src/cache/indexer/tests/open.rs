@@ -70,7 +70,7 @@ fn a_version_is_safe_once_it_is_closed() {
     assert_eq!((bounds(&next), at(&indexer)), ((12, 13, false), (13, 13)), "a later version closes it");
 }
 
-/// What the open version lacks may be in the list, or missing from it.
+/// A list may have what the open version lacks, or lack it too.
 #[test]
 fn a_relist_closes_an_open_version_and_begins_before_it() {
     for to in [9, 12] {
@@ -84,7 +84,7 @@ fn a_relist_closes_an_open_version_and_begins_before_it() {
     }
 }
 
-/// Who begins again before an open version is told what came before it.
+/// A client that begins again before an open version is told what came before it.
 #[test]
 fn what_is_older_than_an_open_version_neither_takes_it_back_nor_closes_it() {
     let held = ["a", "b", "c"].map(|name| pod(name, "", "", version(1))).into();

@@ -134,7 +134,7 @@ impl Server {
         self.informer.stats().changes.load(Ordering::Relaxed)
     }
 
-    /// How many full queues under BLOCK nobody waited for.
+    /// Full queues under BLOCK that nobody waited for.
     pub(super) fn denied(&self) -> u64 {
         self.informer.watch_stats().map_or(0, |stats| stats.denied.load(Ordering::Relaxed))
     }

@@ -10,7 +10,7 @@ pub(super) fn partial(query: &Query, object: Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
-/// Whether an object is in the namespace of the path and has the name of the field selector.
+/// Returns whether an object is in the namespace of the path and has the name of the field selector.
 pub(super) fn selects(query: &Query, key: &str) -> bool {
     let (namespace, name) = key.split_once('/').unwrap_or(("", key));
     if key.starts_with('@') != query.contains_key(NAMESPACES) {
@@ -76,7 +76,7 @@ pub(super) fn is_exact(query: &Query) -> bool {
     query.get("resourceVersionMatch").is_some_and(|how| how == "Exact")
 }
 
-/// Whether it is a watch that is to end within seconds.
+/// Returns whether it is a watch that is to end within seconds.
 pub(super) fn is_probe(query: &Query) -> bool {
     query.get("timeoutSeconds").is_some_and(|seconds| seconds == "4")
 }

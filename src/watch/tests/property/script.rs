@@ -1,0 +1,95 @@
+//! Draws what happens to a Broadcaster, and by what its clients choose.
+
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use super::super::*;
+
+/// Choice of a client; by label, by name, by namespace and by index.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Client {
+    pub(super) selection: usize,
+    pub(super) format: char,
+    pub(super) queue: QueueOptions,
+    pub(super) initial_events: bool,
+}
+
+/// Objects by number: a label for a put, nothing for a deletion.
+pub(super) type Put = (usize, Option<usize>, usize);
+
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    /// One wake: batches of changes.
+    Publish(Vec<Vec<Put>>),
+    Subscribe(Client),
+    Take(usize, usize),
+    GoLive(usize),
+    Leave(usize),
+    Sweep,
+    /// The writer waits for those that block, until their budgets are spent; and then perhaps until they are full again.
+    Wait(bool),
+    Restart,
+    Stop,
+}
+
+pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
+pub(super) const APPS: [&str; 3] = ["web", "db", "none"];
+const SELECTIONS: usize = 7;
+
+pub(super) fn selection(number: usize) -> Selection {
+    let index = |values: &[&str]| IndexMatch {
+        name: "app".into(),
+        func: IndexFunc::Label("app".into()),
+        values: values.iter().map(|value| (*value).to_owned()).collect(),
+    };
+    let mut selection = Selection::default();
+    match number {
+        0 => {}
+        1 => selection.labels = LabelSelector::parse("app=web").unwrap(),
+        2 => selection.labels = LabelSelector::parse("app in (web,db)").unwrap(),
+        3 => selection.name = Some("a".into()),
+        4 => selection.index = Some(index(&["web", "none"])),
+        5 => {
+            selection.index = Some(index(&["db"]));
+            selection.name = Some("b".into());
+        }
+        _ => selection.namespace = Some("shop".into()),
+    }
+    selection
+}
+
+/// The same, by the objects' names and labels alone.
+pub(super) fn is_selected(number: usize, object: &Object) -> bool {
+    let (name, app) = (object.key().name(), object.labels().get("app").unwrap());
+    match number {
+        1 => app == "web",
+        2 => app != "none",
+        3 => name == "a",
+        4 => app != "db",
+        5 => app == "db" && name == "b",
+        _ => true,
+    }
+}
+
+pub(super) fn any_op() -> impl Strategy<Value = Op> {
+    let policy = select(vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay]);
+    let client = (0..SELECTIONS, select(vec!['a', 'b']), policy, 0_usize..5, any::<bool>()).prop_map(
+        |(selection, format, policy, length, initial_events)| Client {
+            selection,
+            format,
+            queue: queue(policy, length),
+            initial_events,
+        },
+    );
+    let put = (0..NAMES.len(), proptest::option::weighted(0.8, 0..APPS.len()), select(vec![0_usize, 0, 10, 400]));
+    let size = select(vec![1_usize, 100, 200, 500, usize::MAX]);
+    prop_oneof![
+        12 => vec(vec(put, 0..4), 1..4).prop_map(Op::Publish),
+        4 => client.prop_map(Op::Subscribe),
+        16 => (0..8_usize, size).prop_map(|(at, size)| Op::Take(at, size)),
+        3 => (0..8_usize).prop_map(Op::GoLive),
+        1 => (0..8_usize).prop_map(Op::Leave),
+        1 => Just(Op::Sweep),
+        2 => any::<bool>().prop_map(Op::Wait),
+        1 => prop_oneof![4 => Just(Op::Sweep), 2 => Just(Op::Restart), 1 => Just(Op::Stop)],
+    ]
+}
