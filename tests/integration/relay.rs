@@ -256,8 +256,15 @@ async fn a_gap_is_a_gap_at_every_hop() {
     }
     // Who comes back before a relist of which nothing is told is told of the relist.
     origin.list(vec![at("a", r#""x":1"#, 20), at("b", "", 35)], 50).await;
-    let bookmark = take(&mut watch(origin, after("35")).await, 1).await.remove(0);
+    let mut stream = watch(origin, after("35")).await;
+    let bookmark = take(&mut stream, 1).await.remove(0);
     assert_eq!((words(&bookmark).as_str(), bookmark.relisted), ("BOOKMARK @50", true));
+    // What others are told as well is not taken back for it: the next change says so once more, and only that.
+    for (number, is_told_again) in [(51, true), (52, false)] {
+        origin.push(Event::Modified(at("a", r#""x":2"#, number))).await;
+        let change = take(&mut stream, 1).await.remove(0);
+        assert_eq!((words(&change), change.relisted), (format!("MODIFIED a @{number}"), is_told_again));
+    }
     assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Followed {
     pub(crate) holes: Vec<Hole>,
     /// From which version to which the server has listed its upstream again, as it says to who watches everything.
     pub(crate) relists: Vec<(i64, i64)>,
+    /// A bookmark has told of the last relist, and the next event tells of it once more.
+    pub(crate) is_relist_told: bool,
     /// Up to where nothing is missing.
     pub(crate) reached: i64,
     pub(crate) ended: Option<(Code, String)>,
@@ -140,9 +142,11 @@ impl Followed {
     pub(crate) fn take(&mut self, message: pb::WatchResponse) {
         let (event_type, cause) = (message.r#type(), message.cause());
         let resume = message.resource_version.parse().unwrap_or(0);
-        if message.relisted && resume > self.reached && self.synced_at > 0 {
+        let is_event = message.object.is_some();
+        if message.relisted && resume > self.reached && self.synced_at > 0 && !(is_event && self.is_relist_told) {
             self.relists.push((self.reached, resume));
         }
+        self.is_relist_told = !is_event && (self.is_relist_told || message.relisted);
         self.reached = self.reached.max(resume);
         if let Some(pb::Dropped { count, after_resource_version }) = message.dropped {
             self.holes.push(Hole { at: self.told.len(), count, after: after_resource_version.parse().unwrap() });
