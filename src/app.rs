@@ -42,6 +42,7 @@ use crate::{
     source::{files::DirectoryError, kube::KubeClients, stream::StreamError},
     telemetry::{self, ObservedResource},
     transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
+    watch::BulkThreads,
 };
 
 /// A server that is listening and whose resources are being synced.
@@ -80,6 +81,12 @@ pub enum AppError {
     Thread {
         /// The name of the resource.
         resource: String,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// There can be no more threads.
+    #[error("the threads that evaluate selections cannot be started: {error}; raise the limit on threads")]
+    BulkThreads {
         /// The system's answer.
         error: io::Error,
     },
@@ -150,10 +157,13 @@ impl App {
             None => None,
         };
 
+        let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = BulkThreads::start((processors / 2).max(1)).map_err(|error| AppError::BulkThreads { error })?;
         let mut tasks = JoinSet::new();
         let mut connector = Connector {
             config: &config,
             tasks: &mut tasks,
+            threads: Arc::new(threads),
             keeper: Keeper::open(&config),
             kube_clients: KubeClients::default(),
         };
@@ -180,7 +190,7 @@ impl App {
                 request_bytes: config.limits.request_bytes,
                 struct_bytes: config.limits.struct_bytes,
                 expression_steps: config.limits.expression_steps,
-                bulk_streams: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+                bulk_streams: processors,
             },
             lifecycle.clone(),
             Arc::clone(&metrics),

@@ -107,6 +107,11 @@ pub struct WatchConfig {
     /// Time for which the writer of a resource waits for all clients under BLOCK together, beside a tenth of any time; by
     /// default 5 seconds, never 0.
     pub block_timeout: Duration,
+    /// The time of a publish cycle for selections that nothing leads to, and for expressions; those that do not fit are
+    /// evaluated by threads. By default 200 microseconds, from 10 microseconds to 100 milliseconds.
+    pub selection_budget: Duration,
+    /// The time that they take of all the writer's, in percent; by default 20, from 1 to 100.
+    pub selection_share: u32,
     /// How long a watch may be silent before it gets a bookmark; by default 30 seconds, never 0.
     pub bookmark_interval: Duration,
     /// How long a watch from a version that the resource has not reached yet waits for it; by default 90 seconds, never 0.
@@ -324,6 +329,8 @@ impl Config {
             retention: self.history(),
             queue_size: self.watch.queue_bytes,
             block_timeout: self.watch.block_timeout,
+            selection_budget: self.watch.selection_budget,
+            selection_share: self.watch.selection_share,
         }
     }
 }
@@ -352,6 +359,8 @@ impl Default for WatchConfig {
             max_queue_length: 65_536,
             queue_bytes: broadcaster.queue_size,
             block_timeout: broadcaster.block_timeout,
+            selection_budget: broadcaster.selection_budget,
+            selection_share: broadcaster.selection_share,
             bookmark_interval: Duration::from_secs(30),
             future_wait: Duration::from_secs(90),
             batch_window: Duration::ZERO,

@@ -205,6 +205,13 @@ impl Family<'_, '_> {
         self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| {
             r.watch(|stats| &stats.groups)
         })?;
+        let help = "Groups that threads fill, because the writer has no time for their selections";
+        self.gauge("watch_groups_deferred", help, |r| r.watch(|stats| &stats.deferred))?;
+        self.counter("watch_deferrals", "Times that the writer had no time for the selection of a group", |r| {
+            r.watch_count(|stats| &stats.deferrals)
+        })?;
+        let help = "Watches ended because the threads that fill their group have not kept up with the history";
+        self.counter("watch_selections_expired", help, |r| r.watch_count(|stats| &stats.expired))?;
         self.gauge_of("watch_retained", &Unit::Bytes, "Encoded events kept for watches that lag", |r| {
             r.watch(|stats| &stats.retained_size)
         })?;

@@ -10,6 +10,8 @@
 //!   apimachinery's Broadcaster joins a new watcher exactly (`blockQueue`).
 //! - Watchers with the same selection and format form a group. What they are sent is computed and encoded once. A change
 //!   is routed to the groups that its name, its namespace or its index values may concern; the others are not asked.
+//! - Selections that have to be asked about every change, and expressions, have a bounded share of the writer. A group that
+//!   does not fit is deferred: threads of their own fill its log, until it fits again or has not kept up with the history.
 //! - The queue of a client is its position in the group's log; a full queue is a subtraction, and the
 //!   [`FullChannelPolicy`] says what follows.
 //! - A group's log keeps what its cursors have not read, and nothing past the [`Retention`].
@@ -23,9 +25,11 @@
 
 mod broadcaster;
 mod budget;
+mod bulk;
 mod coalesce;
 mod cursor;
 mod encoding;
+mod filler;
 mod frame;
 mod group;
 mod policy;
@@ -33,11 +37,14 @@ mod replay;
 mod room;
 mod routes;
 mod run;
+mod selection_budget;
 mod stream_watcher;
 mod until;
+mod window;
 
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
 pub use budget::Client;
+pub use bulk::BulkThreads;
 pub use cursor::{Cursor, CursorGauge, Frames, Taken};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};

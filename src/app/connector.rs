@@ -26,6 +26,7 @@ use crate::{
         stream::{self, StreamSource},
     },
     telemetry::ObservedResource,
+    watch::BulkThreads,
 };
 
 /// What resources are connected with.
@@ -33,6 +34,8 @@ pub(super) struct Connector<'a> {
     pub(super) config: &'a Config,
     pub(super) tasks: &'a mut JoinSet<Ended>,
     pub(super) keeper: Option<Keeper>,
+    /// Those that evaluate the selections that writers have no time for.
+    pub(super) threads: Arc<BulkThreads>,
     /// What follows the same cluster shares connections and credentials.
     pub(super) kube_clients: KubeClients,
 }
@@ -98,7 +101,8 @@ impl Connector<'_> {
             evidence: source.evidence(),
             batch_window: config.watch.batch_window.max(LEAST_WINDOW),
         };
-        let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
+        let mut informer = informer.deferring_to(&self.threads);
         let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
         let stats = Arc::clone(reflector.stats());

@@ -112,6 +112,11 @@ impl History {
         &self.oldest.version
     }
 
+    /// The place before everything that is kept.
+    pub fn begin(&self) -> &Reached {
+        &self.oldest
+    }
+
     /// The newest place that can be resumed from.
     pub fn current(&self) -> &Reached {
         &self.current

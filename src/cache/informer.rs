@@ -37,7 +37,7 @@ use super::{
 use crate::{
     model::{Batch, Cause, Change, Event, Indexers, Reached, ResourceVersion, in_one_wake},
     planted::planted,
-    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, End, Frame, Retention, Subscribe},
+    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe},
 };
 
 /// The writer of one resource.
@@ -113,6 +113,8 @@ struct Shared {
 struct Writer<F: Frame> {
     shared: Arc<Shared>,
     config: InformerConfig,
+    /// Those that do what it has no time for.
+    threads: Option<Arc<BulkThreads>>,
     live: Option<Live<F>>,
 }
 
@@ -162,7 +164,14 @@ impl<F: Frame> Informer<F> {
         });
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
         let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender };
-        (Self { fifo, commands, writer: Writer { shared, config, live: None } }, handle)
+        (Self { fifo, commands, writer: Writer { shared, config, threads: None, live: None } }, handle)
+    }
+
+    /// Bounds the time that selections take ([`BroadcasterConfig::selection_budget`]): threads do the rest.
+    #[must_use]
+    pub fn deferring_to(mut self, threads: &Arc<BulkThreads>) -> Self {
+        self.writer.threads = Some(Arc::clone(threads));
+        self
     }
 
     /// Begins with the state of an earlier start: it is served from now on, as STALE until the source proves itself alive.
@@ -224,6 +233,7 @@ impl<F: Frame> Writer<F> {
         if let Some(live) = &mut self.live {
             live.broadcaster.sweep();
             live.history.forget_old(Instant::now());
+            live.broadcaster.forget_before(live.history.begin());
             self.shared.measure_history(&live.history);
             let state = self.shared.health.state();
             if std::mem::replace(&mut live.told_state, state) != state {
@@ -394,6 +404,7 @@ impl<F: Frame> Writer<F> {
     fn start(&mut self, list: List, state: SyncState) {
         let version = list.version.clone();
         let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
+        let broadcaster = broadcaster.deferring_to(self.threads.as_deref());
         self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         let what = if state == SyncState::Stale { "serving what an earlier start had" } else { "synced" };
@@ -443,6 +454,7 @@ impl<F: Frame> Writer<F> {
         let reached = if is_first { u128::MAX } else { snapshot.version().number() };
         self.shared.snapshot.store(Some(Arc::new(snapshot)));
         live.broadcaster.publish(batches);
+        live.broadcaster.forget_before(live.history.begin());
         self.shared.distributed.store(Some(Arc::new(live.history.current().clone())));
         self.shared.health.synced();
         self.shared.waiters.wake(reached);

@@ -33,6 +33,12 @@ const KEYS: &[Key] = &[
         "5s",
         "how long changes wait for all clients under block together, beside a tenth of any time",
     ),
+    key(
+        "watch.selection_budget",
+        "200us",
+        "what selections that nothing leads to, and expressions, take of a publish cycle, 10us to 100ms; threads evaluate the others",
+    ),
+    key("watch.selection_share", "20", "what they take of all the time of a resource's writer, in percent, 1 to 100"),
     key("watch.bookmark_interval", "30s", "how long a watch is silent before it gets a bookmark"),
     key("watch.future_wait", "90s", "how long a watch from a version of the future waits for it"),
     key(

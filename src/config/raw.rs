@@ -150,6 +150,8 @@ pub(super) struct RawWatch {
     pub(super) max_queue_length: Option<Value>,
     pub(super) queue_bytes: Option<Value>,
     pub(super) block_timeout: Option<Value>,
+    pub(super) selection_budget: Option<Value>,
+    pub(super) selection_share: Option<Value>,
     pub(super) bookmark_interval: Option<Value>,
     pub(super) future_wait: Option<Value>,
     pub(super) batch_window: Option<Value>,

@@ -170,6 +170,12 @@ fn resolve_watch(raw: &RawWatch, errors: &mut ConfigErrors) -> WatchConfig {
         block_timeout: errors
             .read("watch.block_timeout", raw.block_timeout.as_ref(), value::positive_duration)
             .unwrap_or(default.block_timeout),
+        selection_budget: errors
+            .read("watch.selection_budget", raw.selection_budget.as_ref(), value::selection_budget)
+            .unwrap_or(default.selection_budget),
+        selection_share: errors
+            .read("watch.selection_share", raw.selection_share.as_ref(), value::percent)
+            .unwrap_or(default.selection_share),
         future_wait: errors
             .read("watch.future_wait", raw.future_wait.as_ref(), value::positive_duration)
             .unwrap_or(default.future_wait),

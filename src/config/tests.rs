@@ -80,6 +80,8 @@ fn defaults() {
             max_queue_length: 65_536,
             queue_bytes: 16 << 20,
             block_timeout: Duration::from_secs(5),
+            selection_budget: Duration::from_micros(200),
+            selection_share: 20,
             bookmark_interval: Duration::from_secs(30),
             future_wait: Duration::from_secs(90),
             batch_window: Duration::ZERO,
@@ -135,7 +137,7 @@ listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
-         queue_bytes: 1MiB, block_timeout: 1s, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
+         queue_bytes: 1MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
 limits: { request_bytes: 1Ki, streams_per_connection: 3, struct_bytes: 5, expression_steps: 100000 }
 drain: { delay: 1s, period: 0 }
@@ -166,6 +168,8 @@ resources:
             max_queue_length: 10,
             queue_bytes: 1 << 20,
             block_timeout: Duration::from_secs(1),
+            selection_budget: Duration::from_micros(1500),
+            selection_share: 50,
             bookmark_interval: Duration::from_secs(60),
             future_wait: Duration::from_secs(120),
             batch_window: Duration::from_millis(5),
@@ -185,7 +189,13 @@ resources:
     assert_eq!(config.state_interval, Duration::from_secs(5));
     assert_eq!(
         config.broadcaster(),
-        BroadcasterConfig { retention: config.history(), queue_size: 1 << 20, block_timeout: Duration::from_secs(1) }
+        BroadcasterConfig {
+            retention: config.history(),
+            queue_size: 1 << 20,
+            block_timeout: Duration::from_secs(1),
+            selection_budget: Duration::from_micros(1500),
+            selection_share: 50,
+        }
     );
 
     let indexers = Indexers::new([

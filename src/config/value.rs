@@ -34,7 +34,8 @@ pub(super) struct StreamFlag<'a> {
 /// The longest duration that can be configured: one year. Any instant may be added to it.
 pub const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
-const MILLISECONDS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60 * 1000), ("h", 3600 * 1000)];
+const MICROSECONDS: [(&str, u64); 5] =
+    [("us", 1), ("ms", 1000), ("s", 1_000_000), ("m", 60 * 1_000_000), ("h", 3600 * 1_000_000)];
 const BYTES: [(&str, u64); 9] = [
     ("", 1),
     ("Ki", 1 << 10),
@@ -75,7 +76,7 @@ impl ValueError {
     }
 }
 
-/// Reads a duration: numbers with the units `h`, `m`, `s` and `ms`, the largest first, such as `1m30s`; or `0`.
+/// Reads a duration: numbers with the units `h`, `m`, `s`, `ms` and `us`, the largest first, such as `1m30s`; or `0`.
 ///
 /// # Errors
 ///
@@ -89,7 +90,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
     loop {
         let (digits, tail) = split_at(rest, |c| !c.is_ascii_digit());
         let (unit, tail) = split_at(tail, |c| c.is_ascii_digit());
-        let unit = MILLISECONDS.iter().find(|(name, _)| *name == unit).map(|(_, unit)| *unit);
+        let unit = MICROSECONDS.iter().find(|(name, _)| *name == unit).map(|(_, unit)| *unit);
         let Some(unit) = unit.filter(|unit| *unit < last && !digits.is_empty()) else {
             return Err(fail());
         };
@@ -101,7 +102,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
             break;
         }
     }
-    Some(Duration::from_millis(total))
+    Some(Duration::from_micros(total))
         .filter(|duration| *duration <= MAX_DURATION)
         .ok_or_else(|| ValueError::expected("a duration of at most 8760h (one year)", quote(text)))
 }
@@ -153,10 +154,10 @@ pub(super) fn duration_within(value: &Value, (least, most): (Duration, Duration)
 
 /// As it would be written, in the largest unit that it is a multiple of.
 pub(super) fn text_of(duration: Duration) -> String {
-    let milliseconds = duration.as_millis();
-    let unit = MILLISECONDS.iter().rev().find(|(_, unit)| milliseconds.is_multiple_of(u128::from(*unit)));
-    let (name, unit) = unit.copied().unwrap_or(("ms", 1));
-    format!("{}{name}", milliseconds / u128::from(unit))
+    let microseconds = duration.as_micros();
+    let unit = MICROSECONDS.iter().rev().find(|(_, unit)| microseconds.is_multiple_of(u128::from(*unit)));
+    let (name, unit) = unit.copied().unwrap_or(("us", 1));
+    format!("{}{name}", microseconds / u128::from(unit))
 }
 
 /// For which every change may have to wait.
@@ -329,6 +330,16 @@ pub(super) fn path_index(value: &Value) -> Result<IndexFunc, ValueError> {
 }
 
 /// Steps of one evaluation of an expression.
+/// Reads the time of a publish cycle: from 10us to 100ms.
+pub(super) fn selection_budget(value: &Value) -> Result<Duration, ValueError> {
+    duration_within(value, (Duration::from_micros(10), Duration::from_millis(100)))
+}
+
+pub(super) fn percent(value: &Value) -> Result<u32, ValueError> {
+    let percent = value.as_u64().and_then(|percent| u32::try_from(percent).ok()).filter(|at| (1..=100).contains(at));
+    percent.ok_or_else(|| ValueError::expected("an integer from 1 to 100", found(value)))
+}
+
 pub(super) fn expression_steps(value: &Value) -> Result<u64, ValueError> {
     let steps = value.as_u64().filter(|steps| (100..=100_000).contains(steps));
     steps.ok_or_else(|| ValueError::expected("an integer from 100 to 100000", found(value)))

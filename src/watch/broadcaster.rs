@@ -1,8 +1,10 @@
-//! The writing end: groups, encoding once, retention, and the wait for slow clients under BLOCK.
+//! The writing end: groups, encoding once, and the wait for slow clients under BLOCK.
+
+mod selecting;
 
 use std::{
     borrow::Borrow,
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,20 +12,22 @@ use std::{
     task::Waker,
 };
 
+use parking_lot::Mutex;
 use slab::Slab;
 use tokio::time::Instant;
 
+use self::selecting::{Deferral, Selecting};
 use super::{
-    BroadcasterConfig, Client, Cursor, End, Frame, FullChannelPolicy, QueueOptions,
+    BroadcasterConfig, BulkThreads, Client, Cursor, End, Frame, FullChannelPolicy, QueueOptions,
     budget::ClientBudgets,
-    encoding::{Encoding, Share, Span},
-    group::{Group, Log, Phase},
+    encoding::Encoding,
+    group::{Group, Part, Phase},
     room::Room,
     routes::Routes,
-    run::Mark,
+    window::Window,
 };
 use crate::{
-    model::{Batch, Reached, ResourceVersion, Selection, Transition},
+    model::{Batch, Reached, ResourceVersion, Selection},
     planted::planted,
 };
 
@@ -40,10 +44,9 @@ pub struct Broadcaster<F: Frame> {
     stopped: Option<End>,
     /// There was a relist since the last change that was published.
     is_gap: bool,
-    wake: u64,
-    retained: VecDeque<RetainedWake>,
-    retained_events: usize,
-    retained_size: usize,
+    window: Arc<Mutex<Window>>,
+    /// The groups that the writer has no time for; none when it has all the time that it needs.
+    deferral: Option<Deferral<F>>,
     room: Arc<Room>,
     /// Those that hold the writer back, or did.
     blocked: Vec<BlockedSlot<F>>,
@@ -89,17 +92,15 @@ pub struct BroadcasterStats {
     pub blocked_micros: AtomicU64,
     /// Encoded size that is retained for cursors that lag.
     pub retained_size: AtomicU64,
+    /// Groups that threads fill now, because the writer has no time for their selections.
+    pub deferred: AtomicU64,
+    /// Times that the writer had no time for a group.
+    pub deferrals: AtomicU64,
+    /// Cursors ended because the threads that fill their group have not kept up with the history.
+    pub expired: AtomicU64,
 }
 
 type GroupKey<F> = (Arc<Selection>, <F as Frame>::Format);
-
-#[derive(Debug)]
-struct RetainedWake {
-    wake: u64,
-    events: usize,
-    size: usize,
-    at: Instant,
-}
 
 #[derive(Debug)]
 struct BlockedSlot<F: Frame> {
@@ -124,19 +125,34 @@ impl<F: Frame> Broadcaster<F> {
             reached: Reached { version, offset: 0 },
             stopped: None,
             is_gap: false,
-            wake: 0,
-            retained: VecDeque::new(),
-            retained_events: 0,
-            retained_size: 0,
+            window: Arc::new(Mutex::new(Window::new(config.retention, Arc::clone(&stats)))),
+            deferral: None,
             blocked: Vec::new(),
             next_slot_id: 0,
             stats,
         }
     }
 
+    /// Bounds the time that selections take of the writer: groups that do not fit are filled by threads, if there are any.
+    #[must_use]
+    pub fn deferring_to(mut self, threads: Option<&BulkThreads>) -> Self {
+        self.deferral = threads.map(|threads| Deferral::new(&self, threads));
+        self
+    }
+
     /// Its counters.
     pub fn stats(&self) -> &Arc<BroadcasterStats> {
         &self.stats
+    }
+
+    #[cfg(test)]
+    pub(super) fn reached(&self) -> &Reached {
+        &self.reached
+    }
+
+    #[cfg(test)]
+    pub(super) fn wake(&self) -> u64 {
+        self.window.lock().wake()
     }
 
     /// The version up to which everything has been published.
@@ -158,19 +174,25 @@ impl<F: Frame> Broadcaster<F> {
     fn join(&mut self, subscribe: Subscribe<F>, has: Option<&ResourceVersion>) -> Cursor<F> {
         let Subscribe { selection, format, queue, client, initial_events } = subscribe;
         self.remove_vacant();
-        let group = Arc::clone(self.group(selection, format));
         let phase = if initial_events { Phase::Initial } else { Phase::Live };
         let blocks = queue.policy == FullChannelPolicy::Block;
         let budget = blocks.then(|| self.clients.of(&client, Instant::now()));
         self.next_slot_id += 1;
-        let slot = {
+        let (group, slot) = loop {
+            let group = Arc::clone(self.group(Arc::clone(&selection), format));
             let mut log = group.log.lock();
+            if self.stopped.is_none() && log.end.is_some() {
+                // It has just been ended, because it has not kept up.
+                drop(log);
+                self.remove(group.id);
+                continue;
+            }
             log.end.clone_from(&self.stopped);
             let slot = log.subscribe(self.next_slot_id, queue, phase, budget);
-            if let Some(version) = has.filter(|_| !planted!(OpenVersionIsSentAgain)) {
-                log.leave_out(slot, version.clone());
-            }
-            slot
+            let version = has.filter(|_| !planted!(OpenVersionIsSentAgain));
+            log.leave_out(slot, self.reached.offset, version);
+            drop(log);
+            break (group, slot);
         };
         let version = has.unwrap_or(&self.reached.version).clone();
         let reached = Reached { version, offset: self.reached.offset };
@@ -180,55 +202,36 @@ impl<F: Frame> Broadcaster<F> {
     /// Publishes batches as one wake: every group gets its share, and is woken once. Ignored after [`Self::stop`].
     ///
     /// Call it only when [`Self::is_blocked`] says no; it never waits by itself.
-    pub fn publish<B: Borrow<Batch>>(&mut self, batches: &[B]) {
+    pub fn publish<B: Borrow<Batch> + Clone + Into<Arc<Batch>>>(&mut self, batches: &[B]) {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
+        let before = self.reached.clone();
         self.reached.version.clone_from(last.borrow().safe());
         self.remove_vacant();
+        let is_gap = self.is_gap;
         let mut encoding = Encoding::new(batches, &mut self.is_gap);
         let events = encoding.changes().len();
-        let offset = self.reached.offset;
         self.reached.offset += events as u64;
         if events == 0 || self.groups.is_empty() {
             return;
         }
-        let shares = self.shares(&mut encoding);
+        let Selecting { shares, deferred } = self.select(&mut encoding, before.offset);
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
         let (arenas, size, changes) = encoding.freeze();
-        self.wake += 1;
         let now = Instant::now();
-        self.retained.push_back(RetainedWake { wake: self.wake, events, size, at: now });
-        self.retained_events += events;
-        self.retained_size += size;
-        self.forget_old(now);
+        let (wake, floor) = self.window.lock().push(events, size, now);
 
-        let floor = self.floor();
         let left = self.room.left(now);
         if !self.is_blocked() {
             self.blocked.clear();
         }
         let (mut wakers, mut full): (Vec<Waker>, Vec<usize>) = (Vec::new(), Vec::new());
         for (group, share) in shares {
+            let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
+            let (offset, end) = (before.offset, self.reached.offset);
+            let part = Part { wake, floor, changes: &changes, offset, end, arenas, queue_size };
             {
                 let mut log = group.log.lock();
-                if log.is_coalescing() {
-                    for Share { at, transition, .. } in &share {
-                        log.merge(changes[*at].1, *transition);
-                    }
-                }
-                let size_of = |count| share[..count].iter().map(|share| share.span.size()).sum();
-                log.pass(share.len(), size_of, |has| {
-                    let is_left_out = |share: &&Share| {
-                        let (batch, _) = changes[share.at];
-                        batch.after <= *has && !batch.is_late()
-                    };
-                    let left_out = share.iter().take_while(is_left_out);
-                    (left_out.clone().count(), left_out.last().map_or(0, |last| offset + last.at as u64 + 1))
-                });
-                push_runs(&mut log, (self.wake, offset), &arenas[&group.format], share);
-                log.trim_below(floor);
-                log.trim_read();
-                log.take_wakers(&mut wakers);
-                log.find_full(self.config.queue_size, &mut full);
+                log.append(&part, share, &mut full, &mut wakers);
                 self.blocked.extend(full.drain(..).filter_map(|slot| {
                     let is_blocking = log.fill(slot, left, &self.room, now);
                     is_blocking.then(|| BlockedSlot { group: Arc::clone(&group), slot, id: log.slots[slot].id })
@@ -238,6 +241,7 @@ impl<F: Frame> Broadcaster<F> {
                 waker.wake();
             }
         }
+        self.defer(&deferred, batches, is_gap, &before);
     }
 
     /// Whether the next batch has to wait for a client under BLOCK.
@@ -278,8 +282,7 @@ impl<F: Frame> Broadcaster<F> {
         self.remove_vacant();
         let now = Instant::now();
         self.clients.sweep(now);
-        self.forget_old(now);
-        let floor = self.floor();
+        let floor = self.window.lock().forget_old(now);
         for (_, group) in &self.groups {
             group.log.lock().trim_below(floor);
         }
@@ -309,9 +312,7 @@ impl<F: Frame> Broadcaster<F> {
         self.by_key.clear();
         self.routes = Routes::default();
         self.stats.groups.store(0, Ordering::Relaxed);
-        self.retained.clear();
-        (self.retained_events, self.retained_size) = (0, 0);
-        self.stats.retained_size.store(0, Ordering::Relaxed);
+        self.window.lock().clear();
         // No cursor has reached the next offset.
         self.reached = Reached { version, offset: self.reached.offset + 1 };
     }
@@ -321,7 +322,12 @@ impl<F: Frame> Broadcaster<F> {
         for (_, group) in &self.groups {
             let mut log = group.log.lock();
             log.end.get_or_insert_with(|| end.clone());
+            // From here on nobody fills it, whatever a thread still has.
+            self.end_deferral(&mut log);
             log.take_wakers(&mut wakers);
+        }
+        if let Some(deferral) = &self.deferral {
+            deferral.clear();
         }
         for waker in wakers {
             waker.wake();
@@ -334,83 +340,39 @@ impl<F: Frame> Broadcaster<F> {
         let id = *by_key.entry((selection, format)).or_insert_with_key(|(selection, format)| {
             let entry = groups.vacant_entry();
             let id = entry.key();
-            routes.insert(selection, id);
+            let is_selective = routes.insert(selection, id);
+            let is_budgeted = selecting::is_budgeted(selection, is_selective);
             let (selection, room) = (Arc::clone(selection), Arc::clone(&self.room));
-            entry.insert(Arc::new(Group::new(id, selection, *format, self.reached.clone(), room)));
+            let group = Group::new(id, selection, *format, is_budgeted, self.reached.clone(), room);
+            entry.insert(Arc::new(group));
             id
         });
         self.stats.groups.store(groups.len() as u64, Ordering::Relaxed);
         &groups[id]
     }
 
-    /// Removes the groups that nobody reads any more.
+    /// Removes the groups that nobody reads any more, and those that have ended by themselves.
     fn remove_vacant(&mut self) {
         for id in self.room.take_vacant() {
-            if self.groups.get(id).is_some_and(|group| group.log.lock().slots.is_empty()) {
-                let group = self.groups.remove(id);
-                self.routes.remove(&group.selection, id);
-                self.by_key.remove(&(Arc::clone(&group.selection), group.format));
+            let is_over = |group: &Arc<Group<F>>| {
+                let mut log = group.log.lock();
+                let is_over = log.slots.is_empty() || log.end.is_some();
+                if is_over {
+                    self.end_deferral(&mut log);
+                }
+                is_over
+            };
+            if self.groups.get(id).is_some_and(is_over) {
+                self.remove(id);
             }
         }
         self.stats.groups.store(self.groups.len() as u64, Ordering::Relaxed);
     }
 
-    /// What each group that the wake concerns is told of it.
-    fn shares(&self, encoding: &mut Encoding<'_, F>) -> Vec<(Arc<Group<F>>, Vec<Share>)> {
-        type Selected = Vec<(usize, Transition)>;
-        // Groups without a selection come first, so that what they are sent lies in one piece.
-        let is_everything = |id: &usize| self.groups[*id].selection.is_everything();
-        let (all, selective): (Vec<usize>, Vec<usize>) =
-            self.routes.unrouted().iter().copied().partition(is_everything);
-        let mut unrouted: Vec<(usize, Selected)> =
-            all.into_iter().chain(selective).map(|id| (id, Vec::new())).collect();
-        let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
-        let mut found = Vec::new();
-        // Change by change: what is read of an object for one group is there for the others, and is not kept for long.
-        for (at, (_, change)) in encoding.changes().iter().enumerate() {
-            let select = |id: usize, selected: &mut Selected| {
-                let transition = self.groups[id].selection.transition(change);
-                selected.extend(transition.map(|transition| (at, transition)));
-            };
-            for (id, selected) in &mut unrouted {
-                select(*id, selected);
-            }
-            self.routes.find(change, &mut found);
-            for id in found.drain(..) {
-                select(id, routed.entry(id).or_default());
-            }
-        }
-        let mut shares = Vec::new();
-        for (id, selected) in unrouted.into_iter().chain(routed).filter(|(_, selected)| !selected.is_empty()) {
-            let group = &self.groups[id];
-            let share = encoding.share(group.format, selected);
-            if !share.is_empty() {
-                shares.push((Arc::clone(group), share));
-            }
-        }
-        shares
-    }
-
-    /// Forgets the oldest wakes past the bounds.
-    fn forget_old(&mut self, now: Instant) {
-        let bounds = self.config.retention;
-        while let Some(oldest) = self.retained.front() {
-            let is_old = now.saturating_duration_since(oldest.at) > bounds.age;
-            let is_over = self.retained_events > bounds.events || self.retained_size > bounds.size;
-            // Only age ends the newest wake: a relist may be larger than all bounds, and has to be read somehow.
-            if !is_old && (!is_over || oldest.wake == self.wake) {
-                break;
-            }
-            self.retained_events -= oldest.events;
-            self.retained_size -= oldest.size;
-            self.retained.pop_front();
-        }
-        self.stats.retained_size.store(self.retained_size as u64, Ordering::Relaxed);
-    }
-
-    /// The oldest wake that is retained.
-    fn floor(&self) -> u64 {
-        self.retained.front().map_or(self.wake + 1, |oldest| oldest.wake)
+    fn remove(&mut self, id: usize) {
+        let group = self.groups.remove(id);
+        self.routes.remove(&group.selection, id);
+        self.by_key.remove(&(Arc::clone(&group.selection), group.format));
     }
 
     /// Returns until when the writer waits; `None` when nobody holds it back. At the end of that time it lets go of everybody.
@@ -436,21 +398,5 @@ impl<F: Frame> Broadcaster<F> {
 impl<F: Frame> Drop for Broadcaster<F> {
     fn drop(&mut self) {
         self.end_all(&End::Stopped);
-    }
-}
-
-/// Puts a group's share of a wake, whose first change has this offset, into its log; what lies together becomes one run.
-fn push_runs<F: Frame>(log: &mut Log<F>, (wake, offset): (u64, u64), arenas: &[F], share: Vec<Share>) {
-    let skipped = usize::from(share.len() > 1 && planted!(HoleInAWake));
-    let mut share = share.into_iter().skip(skipped).peekable();
-    while let Some(first) = share.next() {
-        let Span { arena, start, mut end } = first.span;
-        let mut marks = vec![Mark { end: (end - start) as u32, changes: 1, version: first.version }];
-        while let Some(next) = share.next_if(|next| next.span.arena == arena && next.span.start == end) {
-            end = next.span.end;
-            let changes = (next.at - first.at + 1) as u32;
-            marks.push(Mark { end: (end - start) as u32, changes, version: next.version });
-        }
-        log.push((wake, offset + first.at as u64), arenas[arena].slice(start..end), (end - start) as u64, marks.into());
     }
 }

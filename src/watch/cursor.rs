@@ -101,7 +101,43 @@ impl<F: Frame> Cursor<F> {
 
     /// Whether nothing is left to be taken, and more may come.
     pub fn is_at_head(&self) -> bool {
+        self.is_at_head_of(&self.group.log.lock())
+    }
+
+    /// Moves on to what has been distributed, which is to be read before this is called, if nothing is left to be taken and
+    /// more may come (a bookmark). Returns whether that is so. What threads have not filled yet has not been distributed here.
+    pub fn advance_at_head(&mut self, distributed: Option<&Reached>) -> bool {
         let log = self.group.log.lock();
+        if !self.is_at_head_of(&log) {
+            return false;
+        }
+        // Looked at together with the head: as soon as more is filled, there is something to be taken first.
+        let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
+        drop(log);
+        let lags = |filled: &Reached| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
+        if let Some(reached) = filled.as_ref().filter(|filled| lags(filled)).or(distributed) {
+            self.advance(reached);
+        }
+        true
+    }
+
+    /// Up to where threads have filled its group, if they do.
+    #[cfg(test)]
+    pub(super) fn filled(&self) -> Option<Reached> {
+        self.group.log.lock().deferred.as_ref().map(|deferred| deferred.filled.clone())
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_cost(&self, cost: u64) {
+        self.group.cost.set(cost);
+    }
+
+    #[cfg(test)]
+    pub(super) fn end(&self) -> Option<End> {
+        self.group.log.lock().end.clone()
+    }
+
+    fn is_at_head_of(&self, log: &Log<F>) -> bool {
         let slot = &log.slots[self.slot];
         if slot.evicted {
             return planted!(EvictionIsUntold);

@@ -1,13 +1,17 @@
 //! The log of one group of watchers, and the slots of its readers, behind one short lock.
 //!
-//! Written by the Broadcaster (runs, ends, evictions) and by each cursor (its own slot). Invariants:
+//! Written by the Broadcaster (runs, ends, evictions) and by each cursor (its own slot); of a deferred group a thread of the
+//! [`Filler`](super::filler::Filler) writes the runs. Invariants:
 //!
 //! - Positions count events in a sequence private to the group; a slot's position never moves back.
 //! - A slot parks under the same lock under which the log is looked at, so no wake can be lost.
 //! - A waker is never woken or dropped under the lock: its last reference may own what takes the same lock.
 //! - Under this lock no other one is taken but those of budgets, which are never held for long.
 
+mod append;
 mod block;
+
+pub(super) use append::{Deferred, Part};
 
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
@@ -21,6 +25,7 @@ use super::{
     policy::End,
     room::Room,
     run::{Mark, Run},
+    selection_budget::Cost,
 };
 use crate::{
     model::{Change, Reached, ResourceVersion, Selection, Transition},
@@ -34,6 +39,9 @@ pub(super) struct Group<F: Frame> {
     pub(super) id: usize,
     pub(super) selection: Arc<Selection>,
     pub(super) format: F::Format,
+    /// Its selection is evaluated within a budget.
+    pub(super) is_budgeted: bool,
+    pub(super) cost: Cost,
     pub(super) log: Mutex<Log<F>>,
     /// Where the writer is told that slots have made room or have gone.
     pub(super) room: Arc<Room>,
@@ -50,6 +58,8 @@ pub(super) struct Log<F: Frame> {
     pub(super) head_reached: Reached,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
+    /// While threads fill the group. Only then may they, and only otherwise may the writer.
+    pub(super) deferred: Option<Deferred>,
     pub(super) slots: Slab<Slot<F>>,
     parked: Vec<usize>,
     /// The log is trimmed of what is read after so many further runs: as many as the last trimming left.
@@ -61,11 +71,14 @@ pub(super) struct Log<F: Frame> {
     leaving_out: Vec<LeavingOut>,
 }
 
-/// A slot at the head whose client has all changes up to a version, to which more may come here.
+/// A slot at the head whose client has changes that may come here.
 #[derive(Debug)]
 struct LeavingOut {
     slot: usize,
-    version: ResourceVersion,
+    /// It has all before this offset: a deferred group may be filled up to less than where the client joined.
+    from: u64,
+    /// It has all up to this version, which is open.
+    version: Option<ResourceVersion>,
     /// After what was left out ([`Reached::offset`]).
     offset: u64,
     /// Something else has come.
@@ -133,6 +146,7 @@ impl<F: Frame> Group<F> {
         id: usize,
         selection: Arc<Selection>,
         format: F::Format,
+        is_budgeted: bool,
         head_reached: Reached,
         room: Arc<Room>,
     ) -> Self {
@@ -142,6 +156,7 @@ impl<F: Frame> Group<F> {
             head_size: 0,
             head_reached,
             end: None,
+            deferred: None,
             slots: Slab::new(),
             parked: Vec::new(),
             trim_after: MIN_TRIM_RUNS,
@@ -149,7 +164,12 @@ impl<F: Frame> Group<F> {
             coalescing: Vec::new(),
             leaving_out: Vec::new(),
         };
-        Self { id, selection, format, log: Mutex::new(log), room }
+        let cost = Cost::unknown(selection.expression.is_some());
+        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), room }
+    }
+
+    pub(super) fn is_expression(&self) -> bool {
+        self.selection.expression.is_some()
     }
 }
 
@@ -291,27 +311,13 @@ impl<F: Frame> Log<F> {
         run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= room) as u64
     }
 
-    /// From now on leaves out, for a slot that has just been subscribed, the changes up to a version.
-    pub(super) fn leave_out(&mut self, slot: usize, version: ResourceVersion) {
-        self.leaving_out.push(LeavingOut { slot, version, offset: 0, is_over: false });
-    }
-
-    /// Moves slots past those of the events, which are about to be pushed, that they leave out: `count` gives for a version how
-    /// many those are, from the first on, and the offset after them. Who has something to read leaves out nothing more.
-    pub(super) fn pass(
-        &mut self,
-        events: usize,
-        size_of: impl Fn(usize) -> u64,
-        count: impl Fn(&ResourceVersion) -> (usize, u64),
-    ) {
-        let Self { leaving_out, slots, head, head_size, .. } = self;
-        for leaving_out in leaving_out.iter_mut().filter(|leaving_out| !leaving_out.is_over) {
-            let (count, offset) = count(&leaving_out.version);
-            leaving_out.is_over = count < events;
-            if let Some(slot) = slots.get_mut(leaving_out.slot).filter(|_| count > 0) {
-                leaving_out.offset = offset;
-                (slot.position, slot.position_size) = (*head + count as u64, *head_size + size_of(count));
-            }
+    /// From now on leaves out, for a slot that has just been subscribed, what comes before an offset, and the changes up to a
+    /// version.
+    pub(super) fn leave_out(&mut self, slot: usize, from: u64, version: Option<&ResourceVersion>) {
+        let is_filled = self.deferred.as_ref().is_none_or(|deferred| deferred.filled.offset >= from);
+        if !is_filled || version.is_some() {
+            let version = version.cloned();
+            self.leaving_out.push(LeavingOut { slot, from, version, offset: 0, is_over: false });
         }
     }
 

@@ -54,12 +54,18 @@ pub struct BroadcasterConfig {
     /// clients together for at most this and `t / 10`. Each [`Client`](super::Client) has one of the same size, which decides
     /// only whether it is ended.
     pub block_timeout: Duration,
+    /// The time that selections which no name, index, field or label leads to, and expressions, take of one publish cycle.
+    /// Groups that do not fit are filled by [`BulkThreads`](super::BulkThreads), if there are any.
+    pub selection_budget: Duration,
+    /// The time that they take of all the writer's, in percent.
+    pub selection_share: u32,
 }
 
 /// Why a cursor ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// The Broadcaster was shut down; everything published before was delivered.
+    /// The Broadcaster was shut down; everything published before was delivered, or to a group that threads fill what they
+    /// had filled.
     Stopped,
     /// The upstream's history changed: no version from before means anything now.
     HistoryChanged,
@@ -99,6 +105,8 @@ impl Default for BroadcasterConfig {
             retention: Retention { events: 100_000, size: 256 << 20, age: Duration::from_secs(300) },
             queue_size: 16 << 20,
             block_timeout: Duration::from_secs(5),
+            selection_budget: Duration::from_micros(200),
+            selection_share: 20,
         }
     }
 }

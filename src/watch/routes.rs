@@ -37,8 +37,9 @@ const MAX_PATHS: usize = 32;
 // === impl Routes ===
 
 impl Routes {
-    /// Inserts a group under the first of these that its selection has: a name, an index, a field, a label, a namespace.
-    pub(super) fn insert(&mut self, selection: &Selection, group: usize) {
+    /// Inserts a group under the first of these that its selection has: a name, an index, a field, a label, a namespace. Returns
+    /// whether it is found by more than its namespace.
+    pub(super) fn insert(&mut self, selection: &Selection, group: usize) -> bool {
         let Selection { namespace, name, labels, fields, index, .. } = selection;
         let has_room = |path| self.fields.len() < MAX_PATHS || self.fields.contains_key(path);
         if let Some(name) = name.as_deref().or_else(|| fields.name()) {
@@ -57,9 +58,12 @@ impl Routes {
             }
         } else if let Some(namespace) = namespace.as_deref().or_else(|| fields.namespace()) {
             insert_at(&mut self.namespaces, namespace, group);
+            return false;
         } else {
             self.unrouted.insert(group);
+            return false;
         }
+        true
     }
 
     /// Removes a group from wherever it may be: that depends upon the paths that there were when it was inserted.

@@ -2,6 +2,7 @@
 
 mod block;
 mod budget;
+mod deferred;
 #[cfg(feature = "cel")]
 mod expressions;
 mod policies;

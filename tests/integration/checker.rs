@@ -89,6 +89,7 @@ struct Totals {
     parked: u64,
     replayed: u64,
     denied: u64,
+    deferrals: u64,
     expired_versions: u64,
     future_versions: u64,
     settled: u64,
@@ -136,6 +137,7 @@ impl Totals {
         self.parked += run.parked;
         self.replayed += run.replayed;
         self.denied += run.denied;
+        self.deferrals += run.deferrals;
         self.expired_versions += count(&|segment| refused("RESOURCE_VERSION_EXPIRED", segment));
         self.future_versions += count(&|segment| {
             refused("RESOURCE_VERSION_TOO_LARGE", segment)
@@ -157,6 +159,7 @@ impl Totals {
             late_changes,
             parked,
             denied,
+            deferrals,
             expired_versions,
             rewinds,
             not_served,
@@ -176,6 +179,7 @@ impl Totals {
             ("late change", late_changes),
             ("park", parked),
             ("full queue under BLOCK that nobody waited for", denied),
+            ("group that the writer had no time for", deferrals),
             ("expired version", expired_versions),
             ("rewind", rewinds),
             ("stream that was told of a rewind", &told.rewinds),

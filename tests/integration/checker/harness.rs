@@ -40,6 +40,7 @@ pub(crate) struct Run {
     pub(crate) servers: u64,
     /// Full queues under BLOCK that nobody waited for.
     pub(crate) denied: u64,
+    pub(crate) deferrals: u64,
     pub(crate) parked: u64,
     pub(crate) replayed: u64,
     /// What the server did not do in time.
@@ -344,6 +345,7 @@ impl Harness {
             replayed: sum(|stats| &stats.replayed),
             servers: self.servers.len() as u64,
             denied: self.servers.iter().map(Server::denied).sum(),
+            deferrals: self.servers.iter().map(Server::deferrals).sum(),
             paces: self.paces,
             limits: Limits { block_timeout: self.config.block_timeout, retention: self.config.retention },
             truth: self.truth,
@@ -379,7 +381,9 @@ impl Harness {
     async fn rest(&mut self) {
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
+            self.servers.iter().for_each(Server::fill);
         }
+        tokio::task::yield_now().await;
         self.turn += 1;
         assert_eq!(self.began.elapsed(), self.waited, "only the script moves the clock");
         for at in 0..self.servers.len() {

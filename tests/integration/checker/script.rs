@@ -38,6 +38,8 @@ pub(crate) struct Config {
     pub(crate) retention: Bounds,
     pub(crate) block_timeout: Duration,
     pub(crate) drain_period: Duration,
+    /// The writer has time for selections that nothing leads to; otherwise threads fill their groups.
+    pub(crate) has_time: bool,
     /// Of each body: of large ones a piece of what is sent has two.
     pub(crate) padding: usize,
 }
@@ -154,6 +156,7 @@ fn any_config() -> impl Strategy<Value = Config> {
             retention: bounds(retention),
             block_timeout: Duration::from_millis(block_ms),
             drain_period,
+            has_time: block_ms % 2 == 0,
             padding,
         },
     )

@@ -4,7 +4,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::super::*;
 
-/// Choice of a client; by label, by name, by namespace and by index.
+/// Choice of a client; by label, by name, by namespace and by index, and such that nothing leads to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     pub(super) selection: usize,
@@ -25,6 +25,16 @@ pub(super) enum Op {
     GoLive(usize),
     Leave(usize),
     Sweep,
+    /// The watch at this place is to have a bookmark.
+    Bookmark(usize),
+    /// One piece of work of the threads that fill groups.
+    Fill,
+    /// Evaluations take so long from now on, in nanoseconds.
+    Cost(u64),
+    /// Time goes by in which nothing is evaluated.
+    Pause,
+    /// The history forgets all but what was published last.
+    Forget,
     /// The writer waits for those that block, until their budgets are spent; and then perhaps until they are full again.
     Wait(bool),
     Restart,
@@ -33,7 +43,7 @@ pub(super) enum Op {
 
 pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 pub(super) const APPS: [&str; 3] = ["web", "db", "none"];
-const SELECTIONS: usize = 7;
+const SELECTIONS: usize = 10;
 
 pub(super) fn selection(number: usize) -> Selection {
     let index = |values: &[&str]| IndexMatch {
@@ -52,7 +62,13 @@ pub(super) fn selection(number: usize) -> Selection {
             selection.index = Some(index(&["db"]));
             selection.name = Some("b".into());
         }
-        _ => selection.namespace = Some("shop".into()),
+        6 => selection.namespace = Some("shop".into()),
+        7 => selection.labels = LabelSelector::parse("app!=web").unwrap(),
+        8 => selection.labels = LabelSelector::parse("app!=none").unwrap(),
+        _ => {
+            selection.namespace = Some("shop".into());
+            selection.labels = LabelSelector::parse("app!=db").unwrap();
+        }
     }
     selection
 }
@@ -62,10 +78,11 @@ pub(super) fn is_selected(number: usize, object: &Object) -> bool {
     let (name, app) = (object.key().name(), object.labels().get("app").unwrap());
     match number {
         1 => app == "web",
-        2 => app != "none",
+        2 | 8 => app != "none",
         3 => name == "a",
-        4 => app != "db",
+        4 | 9 => app != "db",
         5 => app == "db" && name == "b",
+        7 => app != "web",
         _ => true,
     }
 }
@@ -90,6 +107,11 @@ pub(super) fn any_op() -> impl Strategy<Value = Op> {
         1 => (0..8_usize).prop_map(Op::Leave),
         1 => Just(Op::Sweep),
         2 => any::<bool>().prop_map(Op::Wait),
+        4 => (0..8_usize).prop_map(Op::Bookmark),
+        8 => Just(Op::Fill),
+        3 => select(vec![0, 0, 3_000, 30_000, 120_000]).prop_map(Op::Cost),
+        2 => Just(Op::Pause),
+        1 => Just(Op::Forget),
         1 => prop_oneof![4 => Just(Op::Sweep), 2 => Just(Op::Restart), 1 => Just(Op::Stop)],
     ]
 }

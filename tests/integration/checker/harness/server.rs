@@ -11,7 +11,7 @@ use informerd::{
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
-    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
+    watch::{BroadcasterConfig, BulkThreads, FullChannelPolicy, QueueOptions, Retention},
 };
 use prost::Message;
 use tonic::Code;
@@ -31,6 +31,8 @@ pub(super) struct Server {
     pub(super) routes: Routes,
     /// The history in which it began.
     pub(super) first_epoch: usize,
+    /// What does what its writer has no time for: the harness.
+    threads: Arc<BulkThreads>,
     /// The conditions that it has compiled.
     compiled: HashSet<String>,
     fifo: Arc<RealFifo>,
@@ -40,7 +42,7 @@ pub(super) struct Server {
 impl Server {
     /// One that has not been told anything yet.
     pub(super) fn start(config: &Config, first_epoch: usize) -> Self {
-        let Config { has_stable_bodies, history, retention, block_timeout, drain_period, .. } = *config;
+        let Config { has_stable_bodies, has_time, history, retention, block_timeout, drain_period, .. } = *config;
         let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
         let indexers = Indexers::new([
             ("node".to_owned(), path(".spec.nodeName")),
@@ -49,8 +51,9 @@ impl Server {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(2), Duration::from_secs(3));
         let bound = |Bounds { age, events }| Retention { events, size: 1 << 40, age };
+        let (retention, selection_budget) = (bound(retention), Duration::ZERO);
         let broadcaster =
-            BroadcasterConfig { retention: bound(retention), block_timeout, ..BroadcasterConfig::default() };
+            BroadcasterConfig { retention, block_timeout, selection_budget, ..BroadcasterConfig::default() };
         let config = InformerConfig {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster,
@@ -58,7 +61,11 @@ impl Server {
             evidence: if has_stable_bodies { Evidence::Bytes } else { Evidence::Listed },
             batch_window: Duration::ZERO,
         };
-        let (task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
+        let (mut task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
+        let threads = Arc::new(BulkThreads::start(0).unwrap());
+        if !has_time {
+            task = task.deferring_to(&threads);
+        }
         drop(tokio::spawn(task.run()));
 
         let resource = ServedResource {
@@ -90,7 +97,7 @@ impl Server {
         let service = Service::new([resource], config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
         let routes = Routes::new(service.clone());
         drop(tokio::spawn(service.run()));
-        Self { informer, lifecycle, routes, first_epoch, compiled: HashSet::new(), fifo, health }
+        Self { informer, lifecycle, routes, first_epoch, threads, compiled: HashSet::new(), fifo, health }
     }
 
     pub(super) async fn push(&self, delta: Delta) {
@@ -127,6 +134,16 @@ impl Server {
         let (version, safe) = self.informer.snapshot().map_or((0, 0), versions);
         let rewinds = self.informer.stats().rewinds.load(Ordering::Relaxed) as usize;
         (self.first_epoch + rewinds, version, safe)
+    }
+
+    /// Does what its writer has no time for.
+    pub(super) fn fill(&self) {
+        while self.threads.run_one() {}
+    }
+
+    /// How many times it had no time for a group.
+    pub(super) fn deferrals(&self) -> u64 {
+        self.informer.watch_stats().map_or(0, |stats| stats.deferrals.load(Ordering::Relaxed))
     }
 
     /// How many changes it has applied.

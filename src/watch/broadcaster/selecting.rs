@@ -1,0 +1,336 @@
+//! The groups that a publish cycle concerns, within the time that selections may take of the writer.
+//!
+//! Budgeted are the groups with an expression, and those that see every change, of all or of a namespace, to ask what it is to
+//! them. They are taken in rising order of cost while they fit; the others are deferred: threads fill them
+//! ([`Filler`]), until they fit again. A group is never deferred in the middle of a cycle: of one that was not evaluated to the
+//! end, nothing is pushed.
+
+use std::{
+    borrow::Borrow,
+    collections::{HashMap, VecDeque},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use super::Broadcaster;
+use crate::{
+    model::{Batch, Change, Reached, Selection, Transition},
+    watch::{
+        BulkThreads, Frame,
+        encoding::{Encoding, Share},
+        filler::{Filled, Filler, Published},
+        group::{Deferred, Group, Log},
+        selection_budget::{Clock, Meter, SelectionBudget, nanos},
+    },
+};
+
+/// One publish cycle, by the groups that it concerns.
+pub(super) struct Selecting<F: Frame> {
+    pub(super) shares: Vec<(Arc<Group<F>>, Vec<Share>)>,
+    /// Groups that did not fit: nothing of it is in their logs.
+    pub(super) deferred: Vec<usize>,
+}
+
+/// The groups that the writer has no time for.
+#[derive(Debug)]
+pub(super) struct Deferral<F: Frame> {
+    filler: Arc<Filler<F>>,
+    budget: SelectionBudget,
+    /// Perhaps some that have ended: the group, which of the times it is, and since when.
+    deferred: VecDeque<(usize, u64, u64)>,
+    next_id: u64,
+    /// The cost for each change of the selections that see every one, but for those that are deferred.
+    cost: u64,
+    /// Changes of a cycle, a maximum that is forgotten slowly.
+    changes: u64,
+}
+
+/// The budgeted groups that a cycle may concern, by number.
+struct BudgetedGroups<F: Frame> {
+    groups: Vec<Arc<Group<F>>>,
+    /// For each of them what it was found to be concerned by.
+    selected: Vec<Selected>,
+    time: Time,
+    /// Those to be evaluated for the next change: the first so many always, others when it leads to them.
+    evaluated: Vec<usize>,
+    always: usize,
+    /// Numbers of the others, by their identity.
+    found: HashMap<usize, usize, foldhash::fast::RandomState>,
+    /// Of the cycle.
+    changes: u64,
+    /// The cost for each change of those that see every one, but for those that are deferred.
+    cost: u64,
+}
+
+/// The time of a cycle.
+struct Time {
+    left: u64,
+    spent: u64,
+    /// For each group whether it did not fit.
+    is_deferred: Vec<bool>,
+}
+
+type Selected = Vec<(usize, Transition)>;
+
+/// Deferred groups that are looked at in a cycle.
+const LOOKED_AT: usize = 16;
+/// A group stays deferred for at least so long.
+const LEAST: Duration = Duration::from_secs(1);
+/// A group is taken back when all that the writer evaluates takes no more of the budget, in percent.
+const FITS: u64 = 70;
+
+/// Returns whether the writer's time for a selection is bounded, by whether it is found by more than its namespace.
+pub(super) fn is_budgeted(selection: &Selection, is_selective: bool) -> bool {
+    let is_exact = || Selection { namespace: None, ..selection.clone() }.is_everything();
+    selection.expression.is_some() || !is_selective && !is_exact()
+}
+
+// === impl Deferral ===
+
+impl<F: Frame> Deferral<F> {
+    pub(super) fn new(broadcaster: &Broadcaster<F>, threads: &BulkThreads) -> Self {
+        let Broadcaster { config, window, room, stats, reached, .. } = broadcaster;
+        let (window, room, stats) = (Arc::clone(window), Arc::clone(room), Arc::clone(stats));
+        let (queue_size, oldest) = (config.queue_size, reached.version.clone());
+        let filler = Arc::new(Filler::new(Arc::clone(threads.queue()), window, room, stats, queue_size, oldest));
+        let budget = SelectionBudget::new(config.selection_budget, config.selection_share);
+        Self { filler, budget, deferred: VecDeque::new(), next_id: 0, cost: 0, changes: 0 }
+    }
+
+    /// Forgets what was published: no group is deferred any more.
+    pub(super) fn clear(&self) {
+        self.filler.clear();
+    }
+}
+
+// === impl Broadcaster ===
+
+impl<F: Frame> Broadcaster<F> {
+    /// Forgets what the history has forgotten: a group that has not been filled up to there expires.
+    pub fn forget_before(&self, oldest: &Reached) {
+        if let Some(deferral) = self.deferral.as_ref().filter(|deferral| !deferral.deferred.is_empty()) {
+            deferral.filler.forget_before(oldest);
+        }
+    }
+
+    /// Returns what the changes are to the groups; the first one has this offset.
+    pub(super) fn select(&mut self, encoding: &mut Encoding<'_, F>, offset: u64) -> Selecting<F> {
+        let changes = encoding.changes().len() as u64;
+        let left = self.take_back(offset, changes);
+        let is_within = |id: &usize| left.is_some() && self.groups[*id].is_budgeted;
+        let (within, free): (Vec<usize>, Vec<usize>) = self.routes.unrouted().iter().copied().partition(is_within);
+        // Groups without a selection come first, so that what they are sent lies in one piece.
+        let is_everything = |id: &usize| self.groups[*id].selection.is_everything();
+        let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(is_everything);
+        let mut unrouted: Vec<(usize, Selected)> =
+            all.into_iter().chain(selective).map(|id| (id, Vec::new())).collect();
+        let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
+        let mut budgeted = BudgetedGroups::new(within.iter().map(|id| &self.groups[*id]), changes, left.unwrap_or(0));
+        let mut found = Vec::new();
+        // Change by change: what is read of an object for one group is there for the others, and is not kept for long.
+        for (at, (_, change)) in encoding.changes().iter().enumerate() {
+            let select = |id: usize, selected: &mut Selected| {
+                let transition = self.groups[id].selection.transition(change);
+                selected.extend(transition.map(|transition| (at, transition)));
+            };
+            for (id, selected) in &mut unrouted {
+                select(*id, selected);
+            }
+            self.routes.find(change, &mut found);
+            for id in found.drain(..) {
+                if is_within(&id) {
+                    budgeted.add(&self.groups[id]);
+                } else {
+                    select(id, routed.entry(id).or_default());
+                }
+            }
+            if let Some(deferral) = &self.deferral {
+                budgeted.evaluate(change, at, deferral.filler.clock());
+            }
+        }
+        let BudgetedGroups { groups, selected, time, cost, .. } = budgeted;
+        let (mut chosen, mut deferred) = (unrouted, Vec::new());
+        for ((group, selected), is_deferred) in groups.iter().zip(selected).zip(time.is_deferred) {
+            if is_deferred {
+                deferred.push(group.id);
+            } else {
+                chosen.push((group.id, selected));
+            }
+        }
+        chosen.extend(routed);
+        if let Some(deferral) = &mut self.deferral {
+            deferral.budget.spend(time.spent);
+            deferral.cost = cost;
+        }
+        let mut shares = Vec::new();
+        for (id, selected) in chosen.into_iter().filter(|(_, selected)| !selected.is_empty()) {
+            let group = &self.groups[id];
+            let share = encoding.share(group.format, selected);
+            if !share.is_empty() {
+                shares.push((Arc::clone(group), share));
+            }
+        }
+        Selecting { shares, deferred }
+    }
+
+    /// Takes back some of the groups that fit again and have been filled up to an offset, where a cycle of so many changes
+    /// begins. Returns how long it may take for selections; nothing when it may take as long as it needs.
+    fn take_back(&mut self, offset: u64, changes: u64) -> Option<u64> {
+        let Self { deferral, groups, routes, stats, .. } = self;
+        let deferral = deferral.as_mut()?;
+        let now = deferral.filler.clock().now();
+        let left = deferral.budget.begin(now);
+        deferral.changes = changes.max(deferral.changes - deferral.changes / 8);
+        if deferral.deferred.is_empty() {
+            return Some(left);
+        }
+        for _ in 0..LOOKED_AT.min(deferral.deferred.len()) {
+            let Some((id, time, since)) = deferral.deferred.pop_front() else { break };
+            let Some(group) = groups.get(id) else { continue };
+            let cost = deferral.cost.saturating_add(group.cost.get());
+            let fits = cost.saturating_mul(deferral.changes) <= left * FITS / 100 && now - since >= nanos(LEAST);
+            let mut log = group.log.lock();
+            let Some(other) = log.deferred.as_ref().filter(|other| other.id == time) else { continue };
+            // Everything before the cycle is in the log, and no thread has what comes then.
+            if fits && other.filled.offset == offset {
+                log.deferred = None;
+                drop(log);
+                stats.deferred.fetch_sub(1, Ordering::Relaxed);
+                routes.insert(&group.selection, id);
+                deferral.cost = cost;
+            } else {
+                drop(log);
+                deferral.deferred.push_back((id, time, since));
+            }
+        }
+        if deferral.deferred.is_empty() {
+            deferral.filler.clear();
+        }
+        Some(left)
+    }
+
+    /// Defers groups from where a cycle begins, and gives it to all that are deferred.
+    pub(super) fn defer<B: Borrow<Batch> + Clone + Into<Arc<Batch>>>(
+        &mut self,
+        groups: &[usize],
+        batches: &[B],
+        is_gap: bool,
+        before: &Reached,
+    ) {
+        let Some(deferral) = &mut self.deferral else { return };
+        let now = deferral.filler.clock().now();
+        let mut deferred = Vec::with_capacity(groups.len());
+        for id in groups {
+            let group = Arc::clone(&self.groups[*id]);
+            self.routes.remove(&group.selection, *id);
+            deferral.next_id += 1;
+            group.log.lock().deferred = Some(Deferred { id: deferral.next_id, filled: before.clone() });
+            deferral.deferred.push_back((*id, deferral.next_id, now));
+            deferred.push(Filled { group, id: deferral.next_id, at: before.offset });
+        }
+        self.stats.deferred.fetch_add(groups.len() as u64, Ordering::Relaxed);
+        self.stats.deferrals.fetch_add(groups.len() as u64, Ordering::Relaxed);
+        if deferral.deferred.is_empty() {
+            return;
+        }
+        let batches = batches.iter().cloned().map(Into::into).collect();
+        let published = Published { batches, is_gap, first: before.offset, end: self.reached.clone() };
+        deferral.filler.publish(published, deferred);
+    }
+
+    /// Ends a deferral: nobody fills the group any more.
+    pub(super) fn end_deferral(&self, log: &mut Log<F>) {
+        if log.deferred.take().is_some() {
+            self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+// === impl BudgetedGroups ===
+
+impl<F: Frame> BudgetedGroups<F> {
+    /// Takes the groups that see every change, in rising order of cost, as far as they fit.
+    fn new<'a>(groups: impl Iterator<Item = &'a Arc<Group<F>>>, changes: u64, left: u64) -> Self {
+        let mut groups: Vec<_> = groups.map(|group| (group.cost.get(), Arc::clone(group))).collect();
+        groups.sort_by_key(|(cost, _)| *cost);
+        let (mut sum, mut cost) = (0_u64, 0);
+        let mut fits = |each: u64| {
+            sum = sum.saturating_add(each.saturating_mul(changes));
+            let fits = sum <= left;
+            cost += if fits { each } else { 0 };
+            fits
+        };
+        let is_deferred: Vec<bool> = groups.iter().map(|(each, _)| !fits(*each)).collect();
+        let groups: Vec<_> = groups.into_iter().map(|(_, group)| group).collect();
+        let always = groups.len();
+        Self {
+            selected: vec![Vec::new(); always],
+            time: Time { left, spent: 0, is_deferred },
+            groups,
+            evaluated: (0..always).collect(),
+            always,
+            found: HashMap::default(),
+            changes,
+            cost,
+        }
+    }
+
+    /// Adds a group that the next change may concern.
+    fn add(&mut self, group: &Arc<Group<F>>) {
+        let number = *self.found.entry(group.id).or_insert_with(|| {
+            self.groups.push(Arc::clone(group));
+            self.selected.push(Vec::new());
+            self.time.is_deferred.push(false);
+            self.groups.len() - 1
+        });
+        self.evaluated.push(number);
+    }
+
+    /// Asks the groups what a change is to them, as long as there is time.
+    fn evaluate(&mut self, change: &Change, at: usize, clock: &Clock) {
+        if self.evaluated.is_empty() {
+            return;
+        }
+        let Self { groups, selected, time, evaluated, always, changes, .. } = self;
+        let is_last = at as u64 + 1 == *changes;
+        let mut meter = Meter::begin(clock);
+        for number in evaluated.iter().copied() {
+            let group = &groups[number];
+            if !time.admits(number, group.cost.get()) {
+                continue;
+            }
+            let evaluate = || {
+                let transition = group.selection.transition(change);
+                selected[number].extend(transition.map(|transition| (at, transition)));
+            };
+            let settle = |run: &[usize], each| time.settle(groups, run, each, is_last);
+            meter.evaluate(number, group.is_expression(), evaluate, settle);
+        }
+        meter.settle(|run, each| time.settle(groups, run, each, is_last));
+        evaluated.truncate(*always);
+    }
+}
+
+// === impl Time ===
+
+impl Time {
+    /// Returns whether a group is evaluated. Once it is not, it is deferred.
+    fn admits(&mut self, number: usize, cost: u64) -> bool {
+        let is_deferred = &mut self.is_deferred[number];
+        *is_deferred |= self.spent.saturating_add(cost) > self.left;
+        !*is_deferred
+    }
+
+    /// Notes the time of each of some groups. Those that have taken what was left pay for it themselves, unless they have seen
+    /// the cycle to its end.
+    fn settle<F: Frame>(&mut self, groups: &[Arc<Group<F>>], run: &[usize], each: u64, is_last: bool) {
+        let time = each * run.len() as u64;
+        self.spent += time;
+        let pay = self.spent > self.left && !is_last;
+        self.left += if pay { time } else { 0 };
+        for number in run {
+            groups[*number].cost.note(each);
+            self.is_deferred[*number] |= pay;
+        }
+    }
+}

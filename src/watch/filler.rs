@@ -1,0 +1,471 @@
+//! Filling deferred groups: those whose selections the writer has no time for.
+//!
+//! The writer keeps what it publishes, for as long as the history keeps it. Threads evaluate the selections, encode with the
+//! same [`Encoding`], and put the events into the groups' logs. Groups that stand at the same place are evaluated together,
+//! so that a body is read once for all of them and an event is encoded once.
+//!
+//! **Hand-over.** Offsets count the changes of a resource, and a group's log has all changes up to an offset:
+//!
+//! - Of a group that is not [`Deferred`], what is distributed. The writer alone pushes, and defers a group between two of its
+//!   own cycles: `filled` is then where the cycle begins that the group is not given any more.
+//! - Of one that is, `filled`. A thread pushes what lies between `filled` and the end of its block and moves `filled` there,
+//!   in one critical section of the log, and only if `filled` is still where its block begins and the group was not handed
+//!   over meanwhile (`id`). So even two threads that have the same block push it once, and in order.
+//! - The writer takes a group back where a cycle begins, if `filled` is there, in one critical section too. Nothing that a
+//!   thread still has can begin there: the cycle has not been given to the filler yet.
+//!
+//! So each change is pushed once. A reader at the head of the log has what is distributed up to `filled` and no more, which is
+//! what its bookmarks say ([`Cursor::advance_at_head`](super::Cursor::advance_at_head)).
+//!
+//! Written by the writer (batches, groups) and by threads (groups). When a history ends, the logs are ended first, and whoever
+//! has a batch of it finds no group that is deferred. No log is locked under the filler's lock.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    End, Frame,
+    broadcaster::BroadcasterStats,
+    bulk::{BulkQueue, Work},
+    encoding::{Encoding, Share},
+    group::{Group, Part},
+    room::Room,
+    selection_budget::{Clock, Meter},
+    window::Window,
+};
+use crate::model::{Batch, Reached, ResourceVersion, Transition, in_one_wake};
+
+/// The deferred groups of one resource.
+#[derive(Debug)]
+pub(super) struct Filler<F: Frame> {
+    state: Mutex<State<F>>,
+    is_queued: AtomicBool,
+    threads: Arc<BulkQueue>,
+    window: Arc<Mutex<Window>>,
+    room: Arc<Room>,
+    stats: Arc<BroadcasterStats>,
+    queue_size: usize,
+}
+
+/// One time that a group was deferred.
+#[derive(Debug)]
+pub(super) struct Filled<F: Frame> {
+    pub(super) group: Arc<Group<F>>,
+    /// [`Deferred::id`](super::group::Deferred::id).
+    pub(super) id: u64,
+    /// The offset up to which it has been filled.
+    pub(super) at: u64,
+}
+
+/// The batches of one wake.
+#[derive(Debug)]
+pub(super) struct Published {
+    pub(super) batches: Vec<Arc<Batch>>,
+    /// There was a relist since the last change before it.
+    pub(super) is_gap: bool,
+    /// The offset of its first change.
+    pub(super) first: u64,
+    /// The place that is reached with it.
+    pub(super) end: Reached,
+}
+
+#[derive(Debug)]
+struct State<F: Frame> {
+    /// From the first that a group may still need; without holes.
+    published: VecDeque<Arc<Published>>,
+    /// The offset after all that was published.
+    head: u64,
+    /// The oldest version that can be resumed from.
+    oldest: ResourceVersion,
+    /// Groups that have been filled up to the head.
+    idle: Vec<Filled<F>>,
+    /// Others that no job has.
+    behind: Vec<Vec<Filled<F>>>,
+    /// Jobs of cheap selections, and of those of which one takes as long as very many of them: they get every second turn.
+    cheap: VecDeque<Job<F>>,
+    costly: VecDeque<Job<F>>,
+    is_turn_of_costly: bool,
+    /// Pieces of work that are being done.
+    running: usize,
+    /// The number of the history.
+    epoch: u64,
+}
+
+/// Groups at the same place, and what comes there.
+#[derive(Debug)]
+struct Job<F: Frame> {
+    groups: Vec<Filled<F>>,
+    /// For each of them what has been found.
+    selected: Vec<Vec<(usize, Transition)>>,
+    block: Block,
+    is_costly: bool,
+    /// The next change to be looked at: its batch, its place there, and its place in the block.
+    batch: usize,
+    change: usize,
+    at: usize,
+}
+
+#[derive(Debug)]
+struct Block {
+    batches: Vec<Arc<Batch>>,
+    is_gap: bool,
+    first: u64,
+    end: Reached,
+}
+
+/// A piece of work.
+const SLICE: u64 = 500_000;
+/// A block ends with the wake that has this change of it.
+const BLOCK_EVENTS: u64 = 256;
+/// The groups of a job take no longer for a change, but for a single one.
+const JOB_COST: u64 = 1_000_000;
+/// From this cost on a selection is costly.
+const COSTLY: u64 = 50_000;
+
+// === impl Filler ===
+
+impl<F: Frame> Filler<F> {
+    pub(super) fn new(
+        threads: Arc<BulkQueue>,
+        window: Arc<Mutex<Window>>,
+        room: Arc<Room>,
+        stats: Arc<BroadcasterStats>,
+        queue_size: usize,
+        oldest: ResourceVersion,
+    ) -> Self {
+        Self {
+            state: Mutex::new(State::new(0, oldest)),
+            is_queued: AtomicBool::new(false),
+            threads,
+            window,
+            room,
+            stats,
+            queue_size,
+        }
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        self.threads.clock()
+    }
+
+    /// Adds what was published, and the groups that have been deferred where it begins. Takes as long for one group as for all.
+    pub(super) fn publish(self: &Arc<Self>, published: Published, groups: Vec<Filled<F>>) {
+        {
+            let mut state = self.state.lock();
+            state.head = published.end.offset;
+            state.published.push_back(Arc::new(published));
+            let idle = std::mem::take(&mut state.idle);
+            state.behind.extend([idle, groups].into_iter().filter(|groups| !groups.is_empty()));
+        }
+        self.notify();
+    }
+
+    /// Forgets what the history has forgotten.
+    pub(super) fn forget_before(&self, oldest: &Reached) {
+        let mut state = self.state.lock();
+        while state.published.front().is_some_and(|published| published.end.offset <= oldest.offset) {
+            state.published.pop_front();
+        }
+        state.oldest.clone_from(&oldest.version);
+    }
+
+    /// Forgets everything: there is no deferred group, or those that there are have ended.
+    pub(super) fn clear(&self) {
+        let mut state = self.state.lock();
+        let next = State::new(state.epoch + 1, state.oldest.clone());
+        // Dropped once the lock is free.
+        let _last = std::mem::replace(&mut *state, next);
+        drop(state);
+    }
+
+    fn notify(self: &Arc<Self>) {
+        if !self.is_queued.swap(true, Ordering::AcqRel) {
+            self.threads.push(Arc::<Self>::clone(self));
+        }
+    }
+
+    /// Takes the job whose turn it is, with the epoch.
+    fn next(self: &Arc<Self>) -> Option<(Job<F>, u64)> {
+        let (behind, epoch) = {
+            let mut state = self.state.lock();
+            let behind = std::mem::take(&mut state.behind);
+            if behind.is_empty() && state.cheap.is_empty() && state.costly.is_empty() {
+                return None;
+            }
+            state.running += 1;
+            (behind, state.epoch)
+        };
+        let parts = parts(behind);
+        let (mut lost, mut job) = (Vec::new(), None);
+        let (oldest, has_more) = {
+            let mut state = self.state.lock();
+            if state.epoch != epoch {
+                return None;
+            }
+            for (groups, is_costly) in parts {
+                state.begin(groups, is_costly, &mut lost);
+            }
+            while let Some(next) = state.pop() {
+                if state.keeps(next.block.first) {
+                    job = Some(next);
+                    break;
+                }
+                lost.extend(next.groups);
+            }
+            if job.is_none() {
+                state.end_piece();
+            }
+            (state.oldest.clone(), !state.cheap.is_empty() || !state.costly.is_empty())
+        };
+        self.lose(lost, &oldest);
+        if has_more {
+            // Another thread may do it meanwhile.
+            self.notify();
+        }
+        job.map(|job| (job, epoch))
+    }
+
+    /// Puts back what a piece of work leaves: a job, or groups that have been filled up to an offset.
+    fn put_back(self: &Arc<Self>, left: Result<Vec<Filled<F>>, Job<F>>, epoch: u64) {
+        let has_more = {
+            let mut state = self.state.lock();
+            if state.epoch != epoch {
+                return;
+            }
+            match left {
+                Err(job) if job.is_costly => state.costly.push_back(job),
+                Err(job) => state.cheap.push_back(job),
+                Ok(groups) => {
+                    let head = state.head;
+                    match groups.first() {
+                        Some(first) if first.at < head => state.behind.push(groups),
+                        _ => state.idle.extend(groups),
+                    }
+                }
+            }
+            state.end_piece();
+            !state.behind.is_empty() || !state.cheap.is_empty() || !state.costly.is_empty()
+        };
+        if has_more {
+            self.notify();
+        }
+    }
+
+    /// Puts what a job has found into the logs of its groups. Returns those that are still to be filled, from there.
+    fn fill(&self, job: Job<F>) -> Vec<Filled<F>> {
+        let Job { groups, selected, block: Block { batches, mut is_gap, first, end }, .. } = job;
+        let mut encoding = Encoding::<F>::new(&batches, &mut is_gap);
+        let mut share = |(filled, selected): (Filled<F>, Vec<(usize, Transition)>)| {
+            let share = encoding.share(filled.group.format, selected);
+            (filled, share)
+        };
+        let shares: Vec<(Filled<F>, Vec<Share>)> = groups.into_iter().zip(selected).map(&mut share).collect();
+        self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
+        let (arenas, size, changes) = encoding.freeze();
+        // Its events were counted when they were published.
+        let (wake, floor) = if shares.iter().any(|(_, share)| !share.is_empty()) {
+            self.window.lock().push(0, size, Instant::now())
+        } else {
+            (0, 0)
+        };
+        let (mut left, mut wakers, mut full) = (Vec::with_capacity(shares.len()), Vec::new(), Vec::new());
+        for (filled, share) in shares {
+            let arenas = arenas.get(&filled.group.format).map_or(&[][..], Vec::as_slice);
+            let (offset, queue_size) = (first, self.queue_size);
+            let part = Part { wake, floor, changes: &changes, offset, end: end.offset, arenas, queue_size };
+            {
+                let mut log = filled.group.log.lock();
+                // In one critical section, see above.
+                let is_here = |filled_to: &Reached| filled_to.offset == first;
+                if !log.deferred.as_ref().is_some_and(|other| other.id == filled.id && is_here(&other.filled)) {
+                    continue;
+                }
+                log.append(&part, share, &mut full, &mut wakers);
+                if let Some(deferred) = &mut log.deferred {
+                    deferred.filled.clone_from(&end);
+                }
+                // The writer is ahead of it, and waits for none of its readers.
+                for slot in full.drain(..) {
+                    log.slots[slot].lose_block();
+                }
+            }
+            left.push(Filled { at: end.offset, ..filled });
+            for waker in wakers.drain(..) {
+                waker.wake();
+            }
+        }
+        left
+    }
+
+    /// Ends groups that have not kept up with the history.
+    fn lose(&self, groups: Vec<Filled<F>>, oldest: &ResourceVersion) {
+        let mut wakers = Vec::new();
+        for Filled { group, id, .. } in groups {
+            {
+                let mut log = group.log.lock();
+                if log.deferred.as_ref().is_none_or(|deferred| deferred.id != id) {
+                    continue;
+                }
+                log.deferred = None;
+                log.end = Some(End::Expired { oldest: oldest.clone() });
+                log.take_wakers(&mut wakers);
+                self.stats.expired.fetch_add(log.slots.len() as u64, Ordering::Relaxed);
+            }
+            self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
+            self.room.vacate(group.id);
+            for waker in wakers.drain(..) {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl<F: Frame> Work for Filler<F> {
+    fn run(self: Arc<Self>) {
+        self.is_queued.store(false, Ordering::Release);
+        let Some((mut job, epoch)) = self.next() else { return };
+        let is_done = job.evaluate(self.clock());
+        let left = if is_done { Ok(self.fill(job)) } else { Err(job) };
+        self.put_back(left, epoch);
+    }
+}
+
+/// Groups at the same place, and whether they are costly.
+type Cohort<F> = (Vec<Filled<F>>, bool);
+
+/// Divides groups by place and cost.
+fn parts<F: Frame>(groups: Vec<Vec<Filled<F>>>) -> Vec<Cohort<F>> {
+    let mut groups: Vec<(u64, Filled<F>)> =
+        groups.into_iter().flatten().map(|filled| (filled.group.cost.get(), filled)).collect();
+    groups.sort_by_key(|(cost, filled)| (filled.at, *cost));
+    let (mut parts, mut sum): (Vec<Cohort<F>>, u64) = (Vec::new(), 0);
+    for (cost, filled) in groups {
+        let is_costly = cost >= COSTLY;
+        sum = sum.saturating_add(cost);
+        match parts.last_mut() {
+            Some((part, kind)) if part[0].at == filled.at && *kind == is_costly && sum <= JOB_COST => {
+                part.push(filled);
+            }
+            _ => {
+                sum = cost;
+                parts.push((vec![filled], is_costly));
+            }
+        }
+    }
+    parts
+}
+
+// === impl State ===
+
+impl<F: Frame> State<F> {
+    fn new(epoch: u64, oldest: ResourceVersion) -> Self {
+        Self {
+            published: VecDeque::new(),
+            head: 0,
+            oldest,
+            idle: Vec::new(),
+            behind: Vec::new(),
+            cheap: VecDeque::new(),
+            costly: VecDeque::new(),
+            is_turn_of_costly: false,
+            running: 0,
+            epoch,
+        }
+    }
+
+    /// Returns whether what comes after an offset is still there.
+    fn keeps(&self, offset: u64) -> bool {
+        offset >= self.published.front().map_or(self.head, |published| published.first)
+    }
+
+    /// Begins a job with groups at the same place, or adds them to those that are lost, or to those at the head.
+    fn begin(&mut self, groups: Vec<Filled<F>>, is_costly: bool, lost: &mut Vec<Filled<F>>) {
+        let Some(at) = groups.first().map(|filled| filled.at) else { return };
+        if at == self.head {
+            self.idle.extend(groups);
+            return;
+        }
+        let Some(block) = self.block(at) else {
+            lost.extend(groups);
+            return;
+        };
+        let selected = groups.iter().map(|_| Vec::new()).collect();
+        let job = Job { groups, selected, block, is_costly, batch: 0, change: 0, at: 0 };
+        let jobs = if is_costly { &mut self.costly } else { &mut self.cheap };
+        jobs.push_back(job);
+    }
+
+    /// Returns what comes at an offset, to the end of a wake.
+    fn block(&self, at: u64) -> Option<Block> {
+        let from = self.published.partition_point(|published| published.first < at);
+        let first = self.published.get(from).filter(|first| first.first == at)?;
+        let mut block = Block { batches: Vec::new(), is_gap: first.is_gap, first: at, end: first.end.clone() };
+        for published in self.published.range(from..) {
+            let is_first = block.batches.is_empty();
+            // Of a relist without changes before it only the first tells.
+            if !is_first && (published.is_gap || block.end.offset - at >= BLOCK_EVENTS) {
+                break;
+            }
+            block.batches.extend(published.batches.iter().cloned());
+            block.end.clone_from(&published.end);
+        }
+        Some(block)
+    }
+
+    fn pop(&mut self) -> Option<Job<F>> {
+        self.is_turn_of_costly = !self.is_turn_of_costly;
+        let Self { cheap, costly, .. } = self;
+        let (first, second) = if self.is_turn_of_costly { (costly, cheap) } else { (cheap, costly) };
+        first.pop_front().or_else(|| second.pop_front())
+    }
+
+    /// Ends a piece of work. When all groups are at the head, nothing that was published is needed any more.
+    fn end_piece(&mut self) {
+        self.running -= 1;
+        if self.running == 0 && self.behind.is_empty() && self.cheap.is_empty() && self.costly.is_empty() {
+            self.published.clear();
+        }
+    }
+}
+
+// === impl Job ===
+
+impl<F: Frame> Job<F> {
+    /// Evaluates the selections for what comes, for as long as a piece of work takes. Returns whether the block is done.
+    fn evaluate(&mut self, clock: &Clock) -> bool {
+        let until = clock.now().saturating_add(SLICE);
+        let Self { groups, selected, block, batch, change, at, .. } = self;
+        let note = |run: &[usize], each: u64| run.iter().for_each(|number| groups[*number].group.cost.note(each));
+        while let Some(of) = block.batches.get(*batch) {
+            let Some(next) = of.changes.get(*change) else {
+                (*batch, *change) = (*batch + 1, 0);
+                continue;
+            };
+            in_one_wake(|| {
+                let mut meter = Meter::begin(clock);
+                for (number, (Filled { group, .. }, selected)) in groups.iter().zip(&mut *selected).enumerate() {
+                    let evaluate = || {
+                        let transition = group.selection.transition(next);
+                        selected.extend(transition.map(|transition| (*at, transition)));
+                    };
+                    meter.evaluate(number, group.is_expression(), evaluate, note);
+                }
+                meter.settle(note);
+            });
+            *change += 1;
+            *at += 1;
+            if clock.now() >= until {
+                break;
+            }
+        }
+        *batch >= block.batches.len()
+    }
+}

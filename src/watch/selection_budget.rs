@@ -1,0 +1,160 @@
+//! The writer's time for selections: how much of it they may take, and what each of them costs.
+//!
+//! All times are in nanoseconds of a [`Clock`].
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use smallvec::SmallVec;
+
+/// The source of the time by which evaluations are measured.
+#[derive(Debug, Clone)]
+pub(super) enum Clock {
+    /// The system's.
+    Since(Instant),
+    /// One that a test steps.
+    #[cfg(test)]
+    Stepped(std::sync::Arc<Stepped>),
+}
+
+/// A clock that goes on only when it is read, and by what a test says.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(super) struct Stepped {
+    pub(super) now: AtomicU64,
+    /// By so much with each reading.
+    pub(super) step: AtomicU64,
+}
+
+/// The cost of one selection for each change: a moving average.
+#[derive(Debug)]
+pub(super) struct Cost(AtomicU64);
+
+/// The time that selections may take of the writer: of each publish cycle, and of all its time. A token bucket.
+#[derive(Debug)]
+pub(super) struct SelectionBudget {
+    cycle: u64,
+    percent: u64,
+    left: u64,
+    as_of: u64,
+}
+
+/// Measures evaluations: those of expressions one by one, others in runs.
+#[derive(Debug)]
+pub(super) struct Meter<'a> {
+    clock: &'a Clock,
+    since: u64,
+    /// The selections that were evaluated since then.
+    run: Run,
+}
+
+type Run = SmallVec<[usize; RUN]>;
+
+/// Evaluations of cheap selections that are measured together.
+const RUN: usize = 16;
+/// The cost that is assumed of a selection that has not been evaluated yet.
+const EXPRESSION: Duration = Duration::from_micros(20);
+const OTHER: Duration = Duration::from_micros(1);
+/// A change weighs one of so many in the average.
+const WEIGHT: u64 = 8;
+
+// === impl Clock ===
+
+impl Clock {
+    pub(super) fn now(&self) -> u64 {
+        match self {
+            Self::Since(origin) => nanos(origin.elapsed()),
+            #[cfg(test)]
+            Self::Stepped(clock) => clock.now.fetch_add(clock.step.load(Ordering::SeqCst), Ordering::SeqCst),
+        }
+    }
+}
+
+pub(super) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+// === impl Cost ===
+
+impl Cost {
+    pub(super) fn unknown(is_expression: bool) -> Self {
+        Self(AtomicU64::new(nanos(if is_expression { EXPRESSION } else { OTHER })))
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn set(&self, cost: u64) {
+        self.0.store(cost, Ordering::Relaxed);
+    }
+
+    /// Adds a measured one. Whoever evaluates a group does so alone.
+    pub(super) fn note(&self, cost: u64) {
+        let average = self.get();
+        self.0.store(average - average / WEIGHT + cost / WEIGHT, Ordering::Relaxed);
+    }
+}
+
+// === impl SelectionBudget ===
+
+impl SelectionBudget {
+    /// Returns one that allows for this time of a cycle and this share of all time, in percent.
+    pub(super) fn new(cycle: Duration, percent: u32) -> Self {
+        let cycle = nanos(cycle);
+        Self { cycle, percent: percent.into(), left: cycle, as_of: 0 }
+    }
+
+    /// Begins a cycle. Returns what it may take.
+    pub(super) fn begin(&mut self, now: u64) -> u64 {
+        let earned = now.saturating_sub(self.as_of).saturating_mul(self.percent) / 100;
+        self.left = self.left.saturating_add(earned).min(self.cycle);
+        self.as_of = now;
+        self.left
+    }
+
+    pub(super) fn spend(&mut self, time: u64) {
+        self.left = self.left.saturating_sub(time);
+    }
+}
+
+// === impl Meter ===
+
+impl<'a> Meter<'a> {
+    pub(super) fn begin(clock: &'a Clock) -> Self {
+        Self { clock, since: clock.now(), run: Run::new() }
+    }
+
+    /// Does one evaluation, of a selection by its number. `settle` is given those that have been measured, and the time of each.
+    pub(super) fn evaluate(
+        &mut self,
+        number: usize,
+        is_expression: bool,
+        evaluate: impl FnOnce(),
+        mut settle: impl FnMut(&[usize], u64),
+    ) {
+        if is_expression {
+            self.settle(&mut settle);
+        }
+        evaluate();
+        self.run.push(number);
+        if is_expression || self.run.len() == RUN {
+            self.settle(settle);
+        }
+    }
+
+    /// Measures what has not been measured yet.
+    pub(super) fn settle(&mut self, mut settle: impl FnMut(&[usize], u64)) {
+        if self.run.is_empty() {
+            return;
+        }
+        let now = self.clock.now();
+        let time = now.saturating_sub(self.since);
+        self.since = now;
+        settle(&self.run, time / self.run.len() as u64);
+        self.run.clear();
+    }
+}

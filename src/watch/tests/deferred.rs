@@ -1,0 +1,387 @@
+//! Groups that the writer has no time for: what it does with them, how they are filled, and how they come back.
+
+use std::time::Duration;
+
+use super::*;
+use crate::watch::{bulk::BulkThreads, selection_budget::Stepped};
+
+struct Rig {
+    clock: Arc<Stepped>,
+    threads: BulkThreads,
+    broadcaster: Broadcaster<Deliveries>,
+    world: World,
+}
+
+impl Rig {
+    /// One in which nothing takes any time.
+    fn new() -> Self {
+        Self::with(BroadcasterConfig::default())
+    }
+
+    fn with(config: BroadcasterConfig) -> Self {
+        let clock: Arc<Stepped> = Arc::default();
+        let threads = BulkThreads::manual(Arc::clone(&clock));
+        let broadcaster = Broadcaster::new(config, version(0)).deferring_to(Some(&threads));
+        Self { clock, threads, broadcaster, world: World::at(0) }
+    }
+
+    /// Each reading of the clock takes so long from now on.
+    fn cost(&self, step: Duration) {
+        self.clock.step.store(step.as_nanos() as u64, Ordering::SeqCst);
+    }
+
+    fn pause(&self, time: Duration) {
+        self.clock.now.fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
+    }
+
+    fn subscribe(&mut self, selection: Arc<Selection>, policy: FullChannelPolicy) -> Cursor<Deliveries> {
+        self.broadcaster.subscribe(live(selection, queue(policy, 4)))
+    }
+
+    /// Publishes so many changes of one object, as one wake.
+    fn publish(&mut self, changes: usize) {
+        let batches = self.world.several(changes);
+        self.broadcaster.publish(&batches);
+    }
+
+    /// Publishes one, after which whoever is asked about every change is deferred.
+    fn defer(&mut self) {
+        self.cost(Duration::from_secs(1));
+        self.publish(2);
+        self.cost(Duration::ZERO);
+    }
+
+    /// Runs the work that there is. Returns how many pieces it was.
+    fn fill(&self) -> usize {
+        std::iter::repeat_with(|| self.threads.run_one()).take_while(|has_run| *has_run).count()
+    }
+
+    fn deferred(&self) -> u64 {
+        self.broadcaster.stats().deferred.load(Ordering::Relaxed)
+    }
+
+    fn distributed(&self) -> Reached {
+        self.broadcaster.reached().clone()
+    }
+}
+
+/// All objects, but nothing leads to them.
+fn not(app: &str) -> Arc<Selection> {
+    Arc::new(Selection { labels: LabelSelector::parse(&format!("app!={app}")).unwrap(), ..Selection::default() })
+}
+
+use FullChannelPolicy::{Block, Coalesce, Drop, Replay};
+
+#[test]
+fn what_does_not_fit_is_filled_by_threads_and_the_others_by_the_writer() {
+    let mut rig = Rig::new();
+    let mut all = rig.subscribe(everything(), Replay);
+    let mut routed = rig.subscribe(app("web"), Replay);
+    let mut other = rig.subscribe(not("db"), Replay);
+    rig.publish(1);
+    assert_eq!((drain(&mut other), rig.deferred()), (modified([1]), 0), "there is time");
+    rig.cost(Duration::from_secs(1));
+    rig.publish(2);
+    assert_eq!(rig.deferred(), 1);
+    assert_eq!((drain(&mut all), drain(&mut routed)), (modified([1, 2, 3]), modified([1, 2, 3])));
+    assert_eq!(drain(&mut other), [], "of a cycle that was not evaluated to its end nothing is pushed");
+    rig.publish(1);
+    assert!(rig.fill() > 0);
+    assert_eq!(drain(&mut other), modified([2, 3, 4]));
+    assert_eq!(rig.fill(), 0);
+}
+
+#[test]
+fn groups_that_see_every_change_are_taken_in_rising_order_of_cost() {
+    let mut rig = Rig::new();
+    let cursors: Vec<_> = (0..40).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
+    // Sixteen are measured together.
+    rig.cost(Duration::from_micros(32));
+    rig.publish(1);
+    assert_eq!(rig.deferred(), 0);
+    rig.pause(Duration::from_secs(1));
+    let mut late = rig.subscribe(not("late"), Replay);
+    // What is new counts as a microsecond; the others have become more expensive.
+    rig.cost(Duration::ZERO);
+    rig.publish(150);
+    assert_eq!((rig.deferred(), drain(&mut late).len()), (40, 150));
+    drop(cursors);
+}
+
+#[test]
+fn the_share_of_all_time_is_bounded_as_well() {
+    let config = BroadcasterConfig { selection_share: 10, ..BroadcasterConfig::default() };
+    let mut rig = Rig::with(config);
+    let cursors: Vec<_> = (0..100).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
+    // A hundred microseconds each time, and as much of the budget comes back in a millisecond.
+    for _ in 0..4 {
+        rig.cost(Duration::from_micros(14));
+        rig.publish(1);
+        rig.cost(Duration::ZERO);
+        rig.pause(Duration::from_millis(1));
+    }
+    assert_eq!(rig.deferred(), 0);
+    for _ in 0..3 {
+        rig.cost(Duration::from_micros(14));
+        rig.publish(1);
+    }
+    assert!(rig.deferred() > 0, "nothing has come back");
+    drop(cursors);
+}
+
+#[test]
+fn a_group_comes_back_when_it_fits_has_been_filled_and_not_before() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Replay);
+    rig.defer();
+    rig.fill();
+    rig.publish(1);
+    assert_eq!(rig.deferred(), 1, "not in the first second");
+    rig.fill();
+    for _ in 0..100 {
+        rig.publish(1);
+        rig.fill();
+    }
+    rig.pause(Duration::from_secs(2));
+    rig.publish(1);
+    assert_eq!(rig.deferred(), 0, "it is cheap now");
+    assert_eq!(drain(&mut cursor), modified(1..=104));
+    assert_eq!(rig.fill(), 0, "the writer does it");
+
+    rig.defer();
+    rig.pause(Duration::from_secs(2));
+    rig.publish(1);
+    rig.pause(Duration::from_secs(2));
+    rig.publish(1);
+    assert_eq!((rig.deferred(), drain(&mut cursor)), (1, vec![]), "nobody has filled it");
+    rig.fill();
+    rig.publish(1);
+    rig.fill();
+    assert_eq!(drain(&mut cursor), modified(105..=109));
+}
+
+#[test]
+fn a_bookmark_says_no_more_than_has_been_filled() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Replay);
+    rig.publish(1);
+    drain(&mut cursor);
+    rig.defer();
+    assert!(cursor.advance_at_head(Some(&rig.distributed())));
+    assert_eq!(cursor.version(), &version(1));
+    rig.fill();
+    assert!(!cursor.advance_at_head(Some(&rig.distributed())), "there is something to read");
+    drain(&mut cursor);
+    // Nothing of these is for it.
+    for _ in 0..3 {
+        let batch = rig.world.batch(|world| vec![world.put("b", "db")]);
+        rig.broadcaster.publish(&[batch]);
+    }
+    assert!(cursor.advance_at_head(Some(&rig.distributed())));
+    assert_eq!(cursor.version(), &version(3));
+    rig.fill();
+    assert!(cursor.advance_at_head(Some(&rig.distributed())));
+    assert_eq!(cursor.version(), &version(6));
+    // A version without changes moves everybody.
+    let quiet = Batch { before: version(6), after: version(9), changes: vec![], is_relist: false, is_open: false };
+    rig.broadcaster.publish(&[quiet]);
+    assert!(cursor.advance_at_head(Some(&rig.distributed())));
+    assert_eq!(cursor.version(), &version(9));
+}
+
+#[test]
+fn whoever_joins_gets_what_comes_then_though_the_group_is_behind() {
+    let mut rig = Rig::new();
+    let mut first = rig.subscribe(not("db"), Replay);
+    rig.defer();
+    let mut second = rig.subscribe(not("db"), Drop);
+    rig.publish(2);
+    let mut third = rig.subscribe(not("db"), Coalesce);
+    let subscribe = live(not("db"), queue(Replay, 4));
+    let mut ahead = rig.broadcaster.subscribe_after(Subscribe { initial_events: true, ..subscribe }, &version(5));
+    ahead.go_live();
+    rig.publish(2);
+    rig.fill();
+    assert_eq!(drain(&mut first), modified(1..=6));
+    assert_eq!(drain(&mut second), modified(3..=6));
+    assert_eq!(drain(&mut third), modified(5..=6));
+    assert_eq!(drain(&mut ahead), modified(6..=6), "it has a version that was open");
+}
+
+#[test]
+fn under_every_policy_the_queue_is_that_of_what_has_been_filled() {
+    let mut rig = Rig::new();
+    let mut cursors = [Replay, Drop, Coalesce, Block].map(|policy| rig.subscribe(not("db"), policy));
+    // It has read enough for the writer to wait for it.
+    for _ in 0..4 {
+        rig.publish(1);
+        assert_eq!(cursors.each_mut().map(|cursor| drain(cursor).len()), [1; 4]);
+    }
+    rig.defer();
+    rig.publish(6);
+    rig.publish(1);
+    rig.fill();
+    assert!(!rig.broadcaster.is_blocked(), "the writer is ahead of a group that threads fill");
+    let [replay, drop, coalesce, block] = &mut cursors;
+    assert_eq!(drain(replay), modified(5..=13));
+    assert_eq!(drain(drop), [modified(5..=8), vec![Dropped(5, 8)]].concat());
+    assert_eq!(drain(block), modified(5..=13));
+    assert_eq!(drain(coalesce), modified(5..=13), "they were in the queue when it became full");
+    rig.publish(6);
+    rig.fill();
+    rig.publish(6);
+    rig.fill();
+    assert_eq!(drain(coalesce), [modified(14..=19), vec![event(EventType::Modified, "a", 25)]].concat());
+}
+
+#[test]
+fn a_group_that_the_history_has_passed_expires_and_the_next_client_has_a_new_one() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Replay);
+    let (flag, mut other) = (Arc::<Flag>::default(), rig.subscribe(app("web"), Replay));
+    rig.defer();
+    rig.fill();
+    assert_eq!(drain(&mut cursor), modified(1..=2));
+    let waker = Waker::from(Arc::clone(&flag));
+    assert!(cursor.poll_take(&mut Context::from_waker(&waker), 1).is_pending());
+    rig.publish(1);
+    let oldest = rig.distributed();
+    rig.publish(1);
+    rig.broadcaster.forget_before(&oldest);
+    assert!(!flag.is_set());
+    rig.fill();
+    assert!(flag.is_set());
+    assert_eq!(drain(&mut cursor), [Ended(End::Expired { oldest: version(3) })]);
+    assert_eq!(cursor.version(), &version(2), "what it can try to resume from");
+    let expired = rig.broadcaster.stats().expired.load(Ordering::Relaxed);
+    assert_eq!((rig.deferred(), expired), (0, 1));
+    let mut next = rig.subscribe(not("db"), Replay);
+    rig.publish(1);
+    assert_eq!(drain(&mut next), modified(5..=5));
+    assert_eq!(drain(&mut other), modified(1..=5));
+}
+
+#[test]
+fn nothing_of_a_history_is_filled_once_it_has_ended() {
+    let mut rig = Rig::new();
+    for expected in [End::HistoryChanged, End::Stopped] {
+        let mut cursor = rig.subscribe(not("db"), Replay);
+        rig.defer();
+        // A piece of work does not come to its end.
+        rig.cost(Duration::from_secs(1));
+        rig.publish(2);
+        assert!(rig.threads.run_one());
+        rig.cost(Duration::ZERO);
+        match &expected {
+            End::HistoryChanged => rig.broadcaster.restart(&expected, version(100)),
+            _ => rig.broadcaster.stop(&expected),
+        }
+        rig.fill();
+        assert_eq!(drain(&mut cursor), [Ended(expected)]);
+        assert_eq!(rig.deferred(), 0);
+        rig.world.version = 100;
+    }
+}
+
+#[test]
+fn a_piece_of_work_ends_by_time_and_goes_on_where_it_was() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Replay);
+    rig.defer();
+    rig.publish(10);
+    rig.cost(Duration::from_micros(100));
+    let pieces = rig.fill();
+    assert!((3..=12).contains(&pieces), "{pieces}");
+    assert_eq!(drain(&mut cursor), modified(1..=12));
+}
+
+#[test]
+fn what_is_cheap_does_not_wait_for_what_is_not() {
+    let mut rig = Rig::new();
+    let cheap = rig.subscribe(not("db"), Replay);
+    let dear: Vec<_> = (0..8).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
+    rig.defer();
+    rig.fill();
+    for (cursor, cost) in dear.iter().map(|cursor| (cursor, 100_000_000)).chain([(&cheap, 0)]) {
+        cursor.set_cost(cost);
+    }
+    rig.publish(20);
+    rig.cost(Duration::from_millis(1));
+    // Each of the others needs twenty pieces.
+    assert!((0..60).all(|_| rig.threads.run_one()));
+    let filled = |cursor: &Cursor<Deliveries>| cursor.filled().unwrap().offset;
+    assert_eq!(filled(&cheap), 22);
+    assert!(dear.iter().all(|cursor| filled(cursor) == 2));
+    rig.fill();
+    assert!(dear.iter().all(|cursor| filled(cursor) == 22));
+}
+
+#[test]
+fn a_relist_before_what_is_filled_is_told_once() {
+    let clock: Arc<Stepped> = Arc::default();
+    let threads = BulkThreads::manual(Arc::clone(&clock));
+    let config = BroadcasterConfig { selection_budget: Duration::ZERO, ..BroadcasterConfig::default() };
+    let mut broadcaster = Broadcaster::<Text>::new(config, version(0)).deferring_to(Some(&threads));
+    let mut cursors =
+        [everything(), not("db")].map(|selection| broadcaster.subscribe(live(selection, queue(Replay, 100))));
+    let mut world = World::at(0);
+    let relist = |world: &mut World| {
+        world.version += 5;
+        let (before, after) = (version(world.version - 5), version(world.version));
+        Batch { before, after, changes: vec![], is_relist: true, is_open: false }
+    };
+    for wake in 0..6 {
+        let batches = match wake {
+            1 => vec![relist(&mut world)],
+            3 => vec![world.one("a", "web"), relist(&mut world)],
+            4 => vec![relist(&mut world), world.one("a", "web"), world.one("b", "web")],
+            _ => world.several(2),
+        };
+        broadcaster.publish(&batches);
+    }
+    while threads.run_one() {}
+    let [all, other] = cursors.each_mut().map(|cursor| {
+        let Poll::Ready(Taken::Frames(frames)) = cursor.poll_take(&mut Context::from_waker(Waker::noop()), 1 << 20)
+        else {
+            panic!("there are events")
+        };
+        frames.iter().flat_map(Text::lines).collect::<Vec<_>>()
+    });
+    assert_eq!(all, other);
+    assert!(all.len() > 8);
+}
+
+/// By threads of their own, at their own pace.
+#[test]
+fn threads_fill_every_group_in_order_while_the_writer_goes_on() {
+    const CHANGES: u128 = 2000;
+    let threads = BulkThreads::start(2).unwrap();
+    let config = BroadcasterConfig { selection_budget: Duration::ZERO, ..BroadcasterConfig::default() };
+    let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0)).deferring_to(Some(&threads));
+    let selections = (0..60).map(|n| not(&format!("x{n}")));
+    let cursors: Vec<_> =
+        selections.map(|selection| broadcaster.subscribe(live(selection, queue(Replay, 4)))).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+    let readers: Vec<_> = cursors
+        .into_iter()
+        .map(|mut cursor| {
+            runtime.spawn(async move {
+                let mut taken = Vec::new();
+                while taken.len() < CHANGES as usize {
+                    taken.extend(items(cursor.take(100).await));
+                }
+                taken
+            })
+        })
+        .collect();
+    let mut world = World::at(0);
+    for _ in 0..CHANGES / 4 {
+        broadcaster.publish(&world.several(4));
+    }
+    let expected = modified(1..=CHANGES);
+    runtime.block_on(async {
+        for reader in readers {
+            assert_eq!(reader.await.unwrap(), expected);
+        }
+    });
+}
