@@ -2,27 +2,36 @@
 //! of our messages.
 //!
 //! - [`Server`] accepts, and owns the task of every connection.
-//! - `connection` is that task: it polls hyper's connection and those streams that the service wants polled beside it, until
-//!   nothing is ready any more, and only then writes.
-//! - `streams` holds these streams and their wakers; any other stream has a task of its own, so that a large List never runs
-//!   where watches are served.
+//! - `connection` is that task: it polls h2's connection and those streams that the service wants polled beside it, until
+//!   nothing is ready any more, and only then writes. `keepalive` finds the clients that have vanished.
+//! - `exchange` is one stream: the call, and then the response's body, which is asked for no more than can be sent ([`Supply`]).
+//! - `budget` bounds what a connection keeps unsent, and `outgoing` counts it. Whoever finds no room waits in line, unpolled.
+//! - `streams` holds the streams of the connection's task and their wakers; any other stream has a task of its own, so that a
+//!   large List never runs where watches are served.
 //! - `merge` makes one write of all that HTTP/2 wants to write in one poll.
 //! - [`Tls`] lies below that, so that what was merged is encrypted together.
 //! - [`Chunk`] lets one DATA frame carry several pieces without copying them.
 //!
-//! Why not tonic's server: what a delivery costs is decided by bytes per write and by who is woken. A thousand streams on a few
-//! connections cost a task, a wake and a small write each there, and one write per connection here.
+//! Why neither tonic's server nor hyper's: what a delivery costs is decided by bytes per write and by who is woken. A thousand streams on a few
+//! connections cost a task, a wake-up and a small write each there, and one write per connection here. And both make a chunk
+//! of a body before there is a window for it, which a client that reads nothing keeps for as long as it likes.
 
 mod accept;
+mod body;
+mod budget;
 mod chunk;
 mod connection;
+mod exchange;
+mod keepalive;
 mod merge;
+mod outgoing;
 mod streams;
 mod tls;
 
 use std::{fmt, net::SocketAddr};
 
 pub use accept::{Listener, Server, ServerConfig};
+pub use body::{RequestBody, Room, Supplied, Supply, UNKNOWN};
 pub use chunk::Chunk;
 pub use streams::StreamHandle;
 pub use tls::{Tls, TlsError, TlsFiles};

@@ -45,7 +45,7 @@ mod window;
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
 pub use budget::Client;
 pub use bulk::BulkThreads;
-pub use cursor::{Cursor, CursorGauge, Frames, Taken};
+pub use cursor::{Cursor, CursorGauge, Frames, Taken, TooLarge};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
 pub use replay::Replay;

@@ -74,6 +74,11 @@ pub(super) fn append(buffer: &mut BytesMut, message: &impl Message) {
     message.encode_raw(buffer);
 }
 
+/// The size of one event with its prefix.
+pub(super) fn event_len(event: &EncodedEvent<'_>) -> usize {
+    PREFIX_BYTES + event.len()
+}
+
 /// Appends one event with its prefix.
 pub(super) fn append_event(buffer: &mut BytesMut, event: &EncodedEvent<'_>) {
     append_prefix(buffer, event.len());

@@ -34,7 +34,7 @@ use crate::{
     model::{ObjectKey, Selection},
     planted::planted,
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::Chunk,
+    transport::{Chunk, Room, Supplied, Supply},
 };
 
 /// One answer.
@@ -70,16 +70,31 @@ pub(super) struct ListBody {
 enum Stage {
     /// There may be more objects.
     Objects,
+    /// There are no more, and perhaps a message.
+    Last,
     /// Everything has been sent but the status.
     Trailers,
     Over,
 }
 
+/// How far a look at the next objects went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filled {
+    /// There is no room for the next one, which needs this much, nor is there another.
+    Nothing(usize),
+    /// Enough for a message, or there is no room for more.
+    Enough,
+    /// Others should have their turn.
+    Some,
+    /// No more follow.
+    All,
+}
+
 /// When a chunk is sent: small enough that making one keeps nobody waiting on the same thread, large enough that the
 /// messages' own cost does not count.
 const CHUNK_BYTES: usize = 64 << 10;
-/// What a chunk never exceeds, unless by one object that is larger by itself.
-const MAX_CHUNK_BYTES: usize = 1 << 20;
+/// What a message has at most beside its objects, or nearly so.
+const HEAD_BYTES: usize = 1 << 10;
 
 /// Answers List.
 pub(super) async fn list(service: &Service, mut call: Call) -> Result<ListBody, Status> {
@@ -188,17 +203,21 @@ async fn start(
 
 impl ListBody {
     /// Looks at the next objects, until there is enough for a message, the page ends, or others should have their turn.
-    /// Whether there is a message.
-    fn fill(&mut self) -> bool {
+    fn fill(&mut self, room: Room) -> Filled {
+        if !room.allows(self.objects.len()) {
+            // There was room when they were looked at.
+            return Filled::Nothing(self.objects.len());
+        }
         let snapshot = Arc::clone(&self.snapshot);
         let after = self.looked_at.take();
         let scan = Arc::clone(&self.scan);
         let mut objects = scan.objects(&snapshot, after.as_ref());
         let mut last = None;
+        let mut filled = Filled::Some;
         let slice = Slice::begin();
         loop {
             let Some(object) = objects.next() else {
-                self.stage = Stage::Trailers;
+                filled = Filled::All;
                 break;
             };
             if self.selection.matches(object) {
@@ -206,15 +225,16 @@ impl ListBody {
                     if !planted!(PageForgetsThatThereIsMore) {
                         self.next_page_token = self.next_page_token();
                     }
-                    self.stage = Stage::Trailers;
+                    filled = Filled::All;
                     break;
                 }
                 let encoded = EncodedObject::shared(object, object.version(), self.format, self.service.structs());
                 let length = encoded.field_len(frame::OBJECTS);
-                if !self.objects.is_empty() && self.objects.len() + length > MAX_CHUNK_BYTES {
+                let (is_first, held) = (self.objects.is_empty(), self.objects.len() + length);
+                if if is_first { !room.allows(held) } else { held > room.bytes } {
                     // Looked at again for the next message.
-                    self.looked_at = last.or(after);
-                    return true;
+                    filled = if is_first { Filled::Nothing(held) } else { Filled::Enough };
+                    break;
                 }
                 self.objects.reserve(length);
                 encoded.write(frame::OBJECTS, &mut self.objects);
@@ -224,15 +244,16 @@ impl ListBody {
                 }
             }
             last = Some(object.key().clone());
-            if self.objects.len() >= CHUNK_BYTES || slice.is_over() {
+            if self.objects.len() >= CHUNK_BYTES.min(room.bytes) {
+                filled = Filled::Enough;
+                break;
+            }
+            if slice.is_over() {
                 break;
             }
         }
         self.looked_at = last.or(after);
-        // An answer without objects is one message: it carries the version.
-        self.objects.len() >= CHUNK_BYTES
-            || self.stage == Stage::Trailers
-                && !(self.has_answered && self.objects.is_empty() && self.next_page_token.is_empty())
+        filled
     }
 
     /// Where the next page begins.
@@ -257,28 +278,59 @@ impl ListBody {
     }
 }
 
+impl Supply for ListBody {
+    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+        let frame = loop {
+            match self.stage {
+                Stage::Objects => {
+                    if room.is_shut() {
+                        return Poll::Ready(Some(Ok(Supplied::TooLarge(HEAD_BYTES))));
+                    }
+                    ready!(self.turn.poll(cx));
+                    let filled = self.fill(room.without(HEAD_BYTES));
+                    if let Filled::Nothing(needed) = filled {
+                        return Poll::Ready(Some(Ok(Supplied::TooLarge(needed + HEAD_BYTES))));
+                    }
+                    self.turn.spend();
+                    match filled {
+                        Filled::Nothing(_) => {}
+                        Filled::Some => {
+                            cx.waker().wake_by_ref();
+                            return Poll::Pending;
+                        }
+                        Filled::Enough => break BodyFrame::data(self.message()),
+                        Filled::All => self.stage = Stage::Last,
+                    }
+                }
+                // An answer without objects is one message: it carries the version.
+                Stage::Last if self.has_answered && self.objects.is_empty() && self.next_page_token.is_empty() => {
+                    self.stage = Stage::Trailers;
+                }
+                Stage::Last if self.objects.is_empty() && !room.allows(HEAD_BYTES) => {
+                    return Poll::Ready(Some(Ok(Supplied::TooLarge(HEAD_BYTES))));
+                }
+                Stage::Last => {
+                    self.stage = Stage::Trailers;
+                    break BodyFrame::data(self.message());
+                }
+                Stage::Trailers => {
+                    self.stage = Stage::Over;
+                    self.observer.ends(Code::Ok);
+                    break BodyFrame::trailers(trailers(&Status::ok("")));
+                }
+                Stage::Over => return Poll::Ready(None),
+            }
+        };
+        Poll::Ready(Some(Ok(Supplied::Frame(frame))))
+    }
+}
+
 impl Body for ListBody {
     type Data = Chunk;
     type Error = Status;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        let this = self.get_mut();
-        match this.stage {
-            Stage::Objects => {
-                ready!(this.turn.poll(cx));
-                if this.fill() {
-                    return Poll::Ready(Some(Ok(BodyFrame::data(this.message()))));
-                }
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Stage::Trailers => {
-                this.stage = Stage::Over;
-                this.observer.ends(Code::Ok);
-                Poll::Ready(Some(Ok(BodyFrame::trailers(trailers(&Status::ok(""))))))
-            }
-            Stage::Over => Poll::Ready(None),
-        }
+        self.get_mut().poll_any(cx)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -6,13 +6,13 @@ use std::{
     convert::Infallible,
     fmt,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue, Request, Response, header};
-use http_body::Frame as BodyFrame;
+use http_body::{Body as _, Frame as BodyFrame};
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status, service::RoutesBuilder};
 use tower::ServiceExt;
@@ -20,13 +20,14 @@ use tower::ServiceExt;
 use super::{
     Service,
     call::Call,
+    frame::PREFIX_BYTES,
     list::{self, ListBody},
     watch::{self, WatchBody},
 };
 use crate::{
     planted::planted,
     proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
-    transport::Chunk,
+    transport::{Chunk, Room, Supplied, Supply},
 };
 
 /// All services of the server.
@@ -46,9 +47,22 @@ pub struct Body {
 enum BodyKind {
     Watch(Box<WatchBody>),
     List(Box<ListBody>),
-    Generated(tonic::body::Body),
+    Generated(Generated),
     Over,
 }
+
+/// The answer of a generated service. Its messages are encoded when it is polled.
+struct Generated {
+    body: tonic::body::Body,
+    /// The size of the first message, if it was [told](MessageSize), until it is made.
+    first: usize,
+    /// Made, and too large for the room that there was.
+    next: Option<BodyFrame<Chunk>>,
+}
+
+/// The size of the one message of an answer: an extension of its response.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MessageSize(pub(super) usize);
 
 /// The calls that are answered here.
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +146,10 @@ async fn answered(
     answer: impl Future<Output = Result<Response<tonic::body::Body>, Infallible>>,
 ) -> Result<Response<Body>, Infallible> {
     let Some(answer) = within(deadline, answer).await else { return Ok(refused(deadline_exceeded())) };
-    answer.map(|response| response.map(|body| Body::new(BodyKind::Generated(body), deadline)))
+    answer.map(|response| {
+        let size = response.extensions().get().copied();
+        response.map(|body| Body::new(BodyKind::Generated(Generated::new(body, size)), deadline))
+    })
 }
 
 /// What comes of a future before the deadline.
@@ -144,7 +161,7 @@ async fn within<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -
 }
 
 fn refused(status: Status) -> Response<Body> {
-    status.into_http().map(|body: tonic::body::Body| Body::new(BodyKind::Generated(body), None))
+    status.into_http().map(|body| Body::new(BodyKind::Generated(Generated::new(body, None)), None))
 }
 
 fn deadline_exceeded() -> Status {
@@ -160,34 +177,40 @@ impl Body {
     }
 }
 
-impl http_body::Body for Body {
-    type Data = Chunk;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
+impl Supply for Body {
+    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
         let polled = match &mut self.kind {
-            BodyKind::Watch(body) => Pin::new(body).poll_frame(cx),
-            BodyKind::List(body) => Pin::new(body).poll_frame(cx),
-            BodyKind::Generated(body) => Pin::new(body)
-                .poll_frame(cx)
-                .map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(Chunk::from)))),
+            BodyKind::Watch(body) => body.poll_supply(cx, room),
+            BodyKind::List(body) => body.poll_supply(cx, room),
+            BodyKind::Generated(body) => body.poll_supply(cx, room),
             BodyKind::Over => return Poll::Ready(None),
         };
-        if polled.is_pending()
+        let has_nothing = matches!(polled, Poll::Pending | Poll::Ready(Some(Ok(Supplied::TooLarge(_)))));
+        if has_nothing
             && let Some(deadline) = &mut self.deadline
             && deadline.as_mut().poll(cx).is_ready()
         {
             self.kind = BodyKind::Over;
-            return Poll::Ready(Some(Ok(BodyFrame::trailers(trailers(&deadline_exceeded())))));
+            let trailers = BodyFrame::trailers(trailers(&deadline_exceeded()));
+            return Poll::Ready(Some(Ok(Supplied::Frame(trailers))));
         }
         polled
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Chunk;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
+        self.get_mut().poll_any(cx)
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             BodyKind::Watch(body) => body.is_end_stream(),
             BodyKind::List(body) => body.is_end_stream(),
-            BodyKind::Generated(body) => body.is_end_stream(),
+            BodyKind::Generated(generated) => generated.next.is_none() && generated.body.is_end_stream(),
             BodyKind::Over => true,
         }
     }
@@ -202,6 +225,34 @@ impl fmt::Debug for Body {
             BodyKind::Over => "Over",
         };
         f.debug_struct("Body").field("kind", &kind).finish_non_exhaustive()
+    }
+}
+
+// === impl Generated ===
+
+impl Generated {
+    fn new(body: tonic::body::Body, size: Option<MessageSize>) -> Self {
+        // What is not known has at least its prefix.
+        Self { body, first: size.map_or(0, |MessageSize(size)| size) + PREFIX_BYTES, next: None }
+    }
+
+    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+        let next = match self.next.take() {
+            Some(next) => next,
+            None if !room.allows(self.first) => return Poll::Ready(Some(Ok(Supplied::TooLarge(self.first)))),
+            None => match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => frame.map_data(Chunk::from),
+                Some(Err(status)) => return Poll::Ready(Some(Err(status))),
+                None => return Poll::Ready(None),
+            },
+        };
+        self.first = 0;
+        let length = next.data_ref().map_or(0, Buf::remaining);
+        if !room.allows(length) {
+            self.next = Some(next);
+            return Poll::Ready(Some(Ok(Supplied::TooLarge(length))));
+        }
+        Poll::Ready(Some(Ok(Supplied::Frame(next))))
     }
 }
 
@@ -248,7 +299,7 @@ mod tests {
         let data = tokio_stream::iter(["one", "two"]).throttle(Duration::from_secs(1)).chain(tokio_stream::pending());
         let data = data.map(|text| Ok::<_, Status>(BodyFrame::data(Bytes::from_static(text.as_bytes()))));
         let body = tonic::body::Body::new(StreamBody::new(data));
-        let body = Body::new(BodyKind::Generated(body), Some(began + Duration::from_secs(5)));
+        let body = Body::new(BodyKind::Generated(Generated::new(body, None)), Some(began + Duration::from_secs(5)));
         let collected = body.collect().await.unwrap();
         let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
         assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 5));

@@ -2,12 +2,23 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use prost::Message;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
-    call::peer, compiler::Compiler, discovery, metrics::RpcMetrics, page::Pages, query, routes::timeout_of,
-    status::Refusal, turns::Turns, until, watch::Caller, watchers::Watchers,
+    call::peer,
+    compiler::Compiler,
+    discovery,
+    metrics::RpcMetrics,
+    page::Pages,
+    query,
+    routes::{MessageSize, timeout_of},
+    status::Refusal,
+    turns::Turns,
+    until,
+    watch::Caller,
+    watchers::Watchers,
 };
 use crate::{
     cache::{InformerHandle, Snapshot},
@@ -244,7 +255,7 @@ impl pb::informer_service_server::InformerService for Service {
         let observer = self.metrics().start("Get");
         let wait = wait_of(timeout_of(request.metadata().as_ref()));
         let result = self.get_object(request.into_inner(), wait).await;
-        Ok(Response::new(observer.result(result)?))
+        Ok(answer(observer.result(result)?))
     }
 
     async fn list_index_values(
@@ -254,7 +265,7 @@ impl pb::informer_service_server::InformerService for Service {
         let observer = self.metrics().start("ListIndexValues");
         let wait = wait_of(timeout_of(request.metadata().as_ref()));
         let result = discovery::index_values(self, &request.into_inner(), wait).await;
-        Ok(Response::new(observer.result(result)?))
+        Ok(answer(observer.result(result)?))
     }
 
     async fn list_resources(
@@ -263,13 +274,13 @@ impl pb::informer_service_server::InformerService for Service {
     ) -> Result<Response<pb::ListResourcesResponse>, Status> {
         let observer = self.metrics().start("ListResources");
         let resources = self.resources().map(discovery::resource).collect();
-        Ok(Response::new(observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?))
+        Ok(answer(observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?))
     }
 
     async fn until(&self, request: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
         let (peer, wait) = (peer(request.extensions()), wait_of(timeout_of(request.metadata().as_ref())));
         let caller = Caller { peer, stream: None, wait, observer: self.metrics().start("Until") };
-        until::until(self, request.into_inner(), caller).await.map(Response::new)
+        until::until(self, request.into_inner(), caller).await.map(answer)
     }
 }
 
@@ -283,7 +294,7 @@ impl pb::admin_service_server::AdminService for Service {
         if !request.resource.is_empty() {
             self.resource(&request.resource)?;
         }
-        Ok(Response::new(self.watchers().list(&request)?))
+        Ok(answer(self.watchers().list(&request)?))
     }
 }
 
@@ -308,6 +319,14 @@ impl Service {
             history: resource.informer.history(snapshot.epoch()),
         })
     }
+}
+
+/// A response that says how large its message is before it is encoded.
+fn answer<M: Message>(message: M) -> Response<M> {
+    let size = MessageSize(message.encoded_len());
+    let mut response = Response::new(message);
+    response.extensions_mut().insert(size);
+    response
 }
 
 /// Why the wait for a state was in vain.

@@ -34,6 +34,8 @@ pub(super) struct Turns {
 pub(super) struct Turn {
     turns: Arc<Turns>,
     ticket: Option<Arc<Ticket>>,
+    /// Until it has made its piece.
+    is_called: bool,
 }
 
 /// Where a waker is while its owner waits; none once it was called or has gone.
@@ -50,7 +52,7 @@ impl Turns {
     /// One more.
     pub(super) fn begin(self: &Arc<Self>) -> Turn {
         self.count.fetch_add(1, Ordering::Relaxed);
-        Turn { turns: Arc::clone(self), ticket: None }
+        Turn { turns: Arc::clone(self), ticket: None, is_called: false }
     }
 
     /// Calls those who wait, for ever.
@@ -85,8 +87,11 @@ impl Turns {
 // === impl Turn ===
 
 impl Turn {
-    /// Whether it is its turn to make one piece; if not, it is woken when it is.
+    /// Waits for its turn to make one piece, which lasts until it is [spent](Self::spend).
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_called {
+            return Poll::Ready(());
+        }
         if let Some(ticket) = &self.ticket {
             let mut waits = ticket.lock();
             let displaced = match &mut *waits {
@@ -95,6 +100,7 @@ impl Turn {
                 None => {
                     drop(waits);
                     self.ticket = None;
+                    self.is_called = true;
                     return Poll::Ready(());
                 }
             };
@@ -103,6 +109,7 @@ impl Turn {
             return Poll::Pending;
         }
         if self.turns.count.load(Ordering::Relaxed) <= self.turns.at_once {
+            self.is_called = true;
             return Poll::Ready(());
         }
         let ticket = Arc::new(Mutex::new(Some(cx.waker().clone())));
@@ -110,6 +117,11 @@ impl Turn {
         self.ticket = Some(ticket);
         self.turns.queued.notify_one();
         Poll::Pending
+    }
+
+    /// Ends its turn: the piece is made. Who found no room for its piece keeps its turn meanwhile.
+    pub(super) fn spend(&mut self) {
+        self.is_called = false;
     }
 }
 
@@ -131,8 +143,9 @@ mod tests {
         (0..count).map(|_| task::spawn(turns.begin())).collect()
     }
 
+    /// Makes a piece if it is its turn.
     fn poll(turn: &mut task::Spawn<Turn>) -> Poll<()> {
-        turn.enter(|cx, mut turn| turn.poll(cx))
+        turn.enter(|cx, mut turn| turn.poll(cx).map(|()| turn.spend()))
     }
 
     #[test]
@@ -144,6 +157,20 @@ mod tests {
             (0..3).for_each(|_| assert_ready!(poll(turn)));
         }
         assert!(turns_of_two.waiting.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_turn_lasts_until_its_piece_is_made() {
+        let turns_of_one = Turns::new(1);
+        let mut some = turns(&turns_of_one, 2);
+        assert_pending!(poll(&mut some[0]));
+        let mut calls = task::spawn(turns_of_one.call());
+        assert_pending!(calls.poll());
+        for _ in 0..3 {
+            assert_ready!(some[0].enter(|cx, mut turn| turn.poll(cx)));
+        }
+        assert_ready!(poll(&mut some[0]));
+        assert_pending!(poll(&mut some[0]));
     }
 
     #[tokio::test]

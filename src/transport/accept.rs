@@ -3,8 +3,6 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use http::{Request, Response};
-use http_body::Body;
-use hyper::body::Incoming;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
@@ -13,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Peer, Tls,
+    Peer, RequestBody, Supply, Tls,
     connection::{Answers, BoxError, Connection, Io},
     merge::BufferPool,
 };
@@ -21,7 +19,7 @@ use super::{
 /// Serves HTTP/2 on all connections of one listener.
 pub struct Server<S> {
     service: S,
-    is_local: fn(&Request<Incoming>) -> bool,
+    is_local: fn(&Request<RequestBody>) -> bool,
     config: ServerConfig,
 }
 
@@ -49,7 +47,7 @@ pub struct ServerConfig {
 
 /// What all connections share.
 pub(super) struct Shared {
-    pub(super) is_local: fn(&Request<Incoming>) -> bool,
+    pub(super) is_local: fn(&Request<RequestBody>) -> bool,
     pub(super) buffers: BufferPool,
     /// No new streams.
     pub(super) draining: CancellationToken,
@@ -66,13 +64,13 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 
 impl<S, B> Server<S>
 where
-    S: tower::Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: Send>,
+    S: tower::Service<Request<RequestBody>, Response = Response<B>, Error: Into<BoxError>, Future: Send>,
     S: Clone + Send + Sync + 'static,
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    B: Supply,
 {
     /// A server whose streams are polled in their connection's task where `is_local` says so, and get a
     /// [`StreamHandle`](super::StreamHandle): right for streams that are cheap to poll, and woken together.
-    pub fn new(service: S, is_local: fn(&Request<Incoming>) -> bool, config: ServerConfig) -> Self {
+    pub fn new(service: S, is_local: fn(&Request<RequestBody>) -> bool, config: ServerConfig) -> Self {
         Self { service, is_local, config }
     }
 
@@ -172,8 +170,8 @@ async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
 impl Accepted {
     fn spawn<S, B>(self, connections: &mut JoinSet<()>, service: S, config: ServerConfig, shared: Arc<Shared>)
     where
-        S: Answers<Response = Response<B>, Error: Into<BoxError>>,
-        B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+        S: Answers<Response = Response<B>>,
+        B: Supply,
     {
         match self {
             Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
@@ -192,8 +190,8 @@ impl Accepted {
 async fn drive<T, S, B>(io: T, peer: Peer, service: S, config: ServerConfig, shared: Arc<Shared>)
 where
     T: Io,
-    S: Answers<Response = Response<B>, Error: Into<BoxError>>,
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    S: Answers<Response = Response<B>>,
+    B: Supply,
 {
     let connection = Connection::new(io, peer, service, &config, &shared);
     drop(shared);

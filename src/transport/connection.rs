@@ -3,27 +3,32 @@
 use std::{
     fmt,
     pin::Pin,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
+use futures_util::TryFutureExt;
+use h2::{
+    Reason, RecvStream,
+    server::{self, Handshake, SendResponse},
+};
 use http::{Request, Response};
-use http_body::Body;
-use hyper::{body::Incoming, server::conn::http2};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
     time::Sleep,
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tower::{ServiceExt, util::Oneshot};
+use tower::ServiceExt;
 
 use super::{
-    Peer,
+    Peer, RequestBody, Supply,
     accept::{ServerConfig, Shared},
+    exchange::Exchange,
+    keepalive::KeepAlive,
     merge::Merge,
-    streams::{LocalExecutor, Streams},
+    outgoing::Outgoing,
+    streams::{Spawned, Streams},
 };
 
 /// What a connection is made of.
@@ -34,22 +39,24 @@ pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {
 
 /// What answers the requests of all connections.
 pub(super) trait Answers:
-    tower::Service<Request<Incoming>, Future: Send> + Clone + Send + Sync + 'static
+    tower::Service<Request<RequestBody>, Future: Send, Error: Into<BoxError>> + Clone + Send + Sync + 'static
 {
 }
 
-impl<S> Answers for S where S: tower::Service<Request<Incoming>, Future: Send> + Clone + Send + Sync + 'static {}
+impl<S> Answers for S where
+    S: tower::Service<Request<RequestBody>, Future: Send, Error: Into<BoxError>> + Clone + Send + Sync + 'static
+{
+}
 
 /// Drives HTTP/2 over one connection until it ends.
-pub(super) struct Connection<T: Io, S, B>
-where
-    S: Answers<Response = Response<B>, Error: Into<BoxError>>,
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
-{
-    http: Pin<Box<Http<T, S>>>,
+pub(super) struct Connection<T: Io, S, B: Supply> {
+    http: Http<T>,
+    service: S,
+    is_local: fn(&Request<RequestBody>) -> bool,
+    peer: Peer,
     waker: Waker,
     io: Merge<T>,
-    streams: Streams,
+    streams: Streams<Exchange<B>>,
     /// What is awaited next of the two steps in which a server ends.
     ending: Option<(Ending, Pin<Box<WaitForCancellationFutureOwned>>)>,
     cut: CancellationToken,
@@ -60,7 +67,23 @@ where
     unsent: usize,
 }
 
-type Http<T, S> = http2::Connection<TokioIo<Merge<T>>, PerConnection<S>, LocalExecutor>;
+/// The protocol's part of a connection.
+enum Http<T: Io> {
+    Handshake(Box<Preface<T>>),
+    Open(Box<Open<T>>),
+}
+
+/// A client that has yet to say that it speaks HTTP/2.
+struct Preface<T: Io> {
+    handshake: Handshake<Merge<T>, Outgoing>,
+    timeout: Pin<Box<Sleep>>,
+    is_draining: bool,
+}
+
+struct Open<T: Io> {
+    http: server::Connection<Merge<T>, Outgoing>,
+    keep_alive: Option<KeepAlive>,
+}
 
 /// The steps in which a connection ends with its server.
 #[derive(Debug, Clone, Copy)]
@@ -75,28 +98,27 @@ enum Ending {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionError {
     #[error("{0}")]
-    Http(#[from] hyper::Error),
+    Http(#[from] h2::Error),
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    #[error("the client took nothing of what was to be written for {0:?}")]
+    #[error("the client sent no preface of HTTP/2 within {PREFACE_TIMEOUT:?}")]
+    NoPreface,
+    #[error("write stalled: the client read nothing for {0:?}")]
     Stuck(Duration),
 }
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The service as one connection calls it.
-pub(super) struct PerConnection<S> {
-    service: S,
-    is_local: fn(&Request<Incoming>) -> bool,
-    peer: Peer,
-    executor: LocalExecutor,
-}
-
-/// How often a connection that is silent is asked whether it is still there, and how long it may take to answer.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// What h2 holds of one stream at most, besides one chunk.
-const SEND_BUFFER: usize = 64 << 10;
+/// How long a client may take for the preface of HTTP/2.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a client may send of requests before they are read, of one stream and of all.
+const RECEIVE_WINDOW: u32 = 1 << 20;
+/// What the headers of a request may have.
+const HEADER_LIST: u32 = 16 << 10;
+/// Streams that a client may have reset by its errors, before the connection ends.
+const ERROR_RESETS: usize = 1024;
+/// What HTTP/2 takes of a stream; what it is given is bounded before.
+const SEND_BUFFER: usize = u32::MAX as usize;
 /// After so much, or so many rounds, other connections get their turn.
 const BYTES_PER_POLL: u64 = 1 << 20;
 const ROUNDS_PER_POLL: usize = 32;
@@ -110,25 +132,32 @@ const MAX_UNSENT: usize = 4 << 20;
 impl<T, S, B> Connection<T, S, B>
 where
     T: Io,
-    S: Answers<Response = Response<B>, Error: Into<BoxError>>,
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    S: Answers<Response = Response<B>>,
+    B: Supply,
 {
     pub(super) fn new(io: T, peer: Peer, service: S, config: &ServerConfig, shared: &Shared) -> Self {
-        let (streams, executor) = Streams::new();
+        let streams = Streams::new();
         let io = Merge::new(io, shared.buffers.clone());
-        let service = PerConnection { service, is_local: shared.is_local, peer, executor: executor.clone() };
-        let mut builder = http2::Builder::new(executor);
+        let mut builder = server::Builder::new();
         builder
-            .timer(TokioTimer::new())
+            .initial_window_size(RECEIVE_WINDOW)
+            .initial_connection_window_size(RECEIVE_WINDOW)
+            .max_header_list_size(HEADER_LIST)
+            .max_local_error_reset_streams(Some(ERROR_RESETS))
             .max_concurrent_streams(config.streams_per_connection)
-            .max_send_buf_size(SEND_BUFFER)
-            .keep_alive_interval(KEEP_ALIVE_INTERVAL)
-            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
-        let http = Box::pin(builder.serve_connection(TokioIo::new(io.clone()), service));
+            .max_send_buffer_size(SEND_BUFFER);
+        let preface = Preface {
+            handshake: builder.handshake(io.clone()),
+            timeout: Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)),
+            is_draining: false,
+        };
         let waker = streams.connection_waker();
         waker.wake_by_ref();
         Self {
-            http,
+            http: Http::Handshake(Box::new(preface)),
+            service,
+            is_local: shared.is_local,
+            peer,
             waker,
             io,
             streams,
@@ -140,6 +169,57 @@ where
         }
     }
 
+    /// Advances the protocol, and begins the streams that the client has opened. Ready when the connection has ended.
+    fn poll_http(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
+        loop {
+            match &mut self.http {
+                Http::Handshake(preface) => {
+                    let mut http = match Pin::new(&mut preface.handshake).poll(cx) {
+                        Poll::Ready(http) => http?,
+                        Poll::Pending if preface.timeout.as_mut().poll(cx).is_ready() => {
+                            return Poll::Ready(Err(ConnectionError::NoPreface));
+                        }
+                        Poll::Pending => return Poll::Pending,
+                    };
+                    if preface.is_draining {
+                        http.graceful_shutdown();
+                    }
+                    let keep_alive = http.ping_pong().map(KeepAlive::new);
+                    self.http = Http::Open(Box::new(Open { http, keep_alive }));
+                }
+                Http::Open(open) => {
+                    if open.keep_alive.as_mut().is_some_and(|keep_alive| keep_alive.poll(cx).is_ready()) {
+                        tracing::debug!(peer = %self.peer, "keepalive timed out");
+                        open.keep_alive = None;
+                        open.http.abrupt_shutdown(Reason::NO_ERROR);
+                    }
+                    match ready!(open.http.poll_accept(cx)) {
+                        Some(accepted) => {
+                            let (request, respond) = accepted?;
+                            self.begin(request, respond);
+                        }
+                        None => return Poll::Ready(Ok(())),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins a stream, here or in a task of its own.
+    fn begin(&mut self, request: Request<RecvStream>, respond: SendResponse<Outgoing>) {
+        let mut request = request.map(RequestBody::new);
+        let (is_local, handle) = ((self.is_local)(&request), self.streams.handle());
+        request.extensions_mut().insert(self.peer);
+        request.extensions_mut().insert(handle.clone());
+        let call = Box::pin(self.service.clone().oneshot(request).map_err(Into::into));
+        let exchange = Exchange::new(call, respond, handle.clone());
+        if is_local {
+            self.streams.insert(exchange, &handle);
+        } else {
+            tokio::spawn(Spawned::new(exchange, &handle));
+        }
+    }
+
     /// Refuses new streams once the server drains, and resets those that are left when it says so.
     fn poll_ending(&mut self, cx: &mut Context<'_>) {
         while let Some((ending, told)) = &mut self.ending
@@ -147,7 +227,7 @@ where
         {
             match ending {
                 Ending::Drain => {
-                    self.http.as_mut().graceful_shutdown();
+                    self.http.drain();
                     self.ending = Some((Ending::Cut, Box::pin(self.cut.clone().cancelled_owned())));
                 }
                 Ending::Cut => {
@@ -201,11 +281,21 @@ where
     }
 }
 
+impl<T: Io> Http<T> {
+    /// Accepts no more streams.
+    fn drain(&mut self) {
+        match self {
+            Self::Handshake(preface) => preface.is_draining = true,
+            Self::Open(open) => open.http.graceful_shutdown(),
+        }
+    }
+}
+
 impl<T, S, B> Future for Connection<T, S, B>
 where
     T: Io,
-    S: Answers<Response = Response<B>, Error: Into<BoxError>>,
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    S: Answers<Response = Response<B>>,
+    B: Supply,
 {
     type Output = Result<(), ConnectionError>;
 
@@ -219,14 +309,13 @@ where
         let mut cx = Context::from_waker(&waker);
         for _ in 0..ROUNDS_PER_POLL {
             let is_ready = this.streams.poll_ready();
-            if is_ready && let Poll::Ready(ended) = this.http.as_mut().poll(&mut cx) {
-                // What hyper wrote last may still be here.
+            if is_ready && let Poll::Ready(ended) = this.poll_http(&mut cx) {
+                // What was written last may still be here.
                 return Poll::Ready(match this.io.poll_drain(task) {
-                    Poll::Ready(Err(error)) => ended.map_err(Into::into).and(Err(error.into())),
-                    Poll::Ready(Ok(())) | Poll::Pending => ended.map_err(Into::into),
+                    Poll::Ready(Err(error)) => ended.and(Err(error.into())),
+                    Poll::Ready(Ok(())) | Poll::Pending => ended,
                 });
             }
-            this.streams.admit();
             if this.io.total() > budget {
                 break;
             }
@@ -244,38 +333,17 @@ where
         if let Poll::Ready(Err(error)) = this.io.poll_drain(&mut cx) {
             return Poll::Ready(Err(error.into()));
         }
-        this.streams.make_way(task.waker());
+        this.streams.yield_now(task.waker());
         Poll::Pending
     }
 }
 
-impl<T, S, B> fmt::Debug for Connection<T, S, B>
-where
-    T: Io,
-    S: Answers<Response = Response<B>, Error: Into<BoxError>>,
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
-{
+/// Nothing in it is pinned.
+impl<T: Io, S, B: Supply> Unpin for Connection<T, S, B> {}
+
+impl<T: Io, S, B: Supply> fmt::Debug for Connection<T, S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("io", &self.io).field("streams", &self.streams.len()).finish_non_exhaustive()
-    }
-}
-
-// === impl PerConnection ===
-
-impl<S> hyper::service::Service<Request<Incoming>> for PerConnection<S>
-where
-    S: Answers<Error: Into<BoxError>>,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = Oneshot<S, Request<Incoming>>;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        request.extensions_mut().insert(self.peer);
-        if (self.is_local)(&request) {
-            request.extensions_mut().insert(self.executor.announce());
-        }
-        self.service.clone().oneshot(request)
+        f.debug_struct("Connection").field("peer", &self.peer).field("io", &self.io).finish_non_exhaustive()
     }
 }
 

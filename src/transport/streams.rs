@@ -2,8 +2,8 @@
 //!
 //! Written by wakers of any thread (the ready list) and by the connection's task (everything else). Invariants:
 //!
-//! - A key is pushed to the ready list before the task is told; the task says that it rests after it has found the list
-//!   empty, and looks again when it was told meanwhile. So no wake is lost.
+//! - A key is pushed to the ready list before the task is woken; the task rests only after it has found the list empty, and
+//!   looks again when it was woken meanwhile. So no wake-up is lost.
 //! - A waker owns no stream: the last reference to one may be dropped under the lock of whoever held it.
 
 use std::{
@@ -14,70 +14,85 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
-    task::{Context, Wake, Waker},
+    task::{Context, Poll, Wake, Waker},
 };
 
 use futures_util::task::AtomicWaker;
+use h2::Reason;
 use parking_lot::Mutex;
 use slab::Slab;
 
-/// A stream that the service wants polled in the connection's task; an extension of its request.
-///
-/// A client that reads nothing shuts its window, and while that is shut nobody polls the body of the stream: it can only be
-/// reset from outside, by this.
+use super::{budget::Budget, exchange::MAX_ROOM, outgoing::Kept};
+
+/// A stream, seen by others than the one that polls it; an extension of its request.
 #[derive(Clone)]
 pub struct StreamHandle(Arc<StreamWaker>);
 
-/// The streams of one connection.
-pub(super) struct Streams {
-    slab: Slab<Stream>,
+/// The streams of one connection that its task polls.
+pub(super) struct Streams<F> {
+    slab: Slab<Stream<F>>,
     wakes: Arc<Wakes>,
-    arrivals: Arc<Mutex<Arrivals>>,
     /// Being polled; kept for its memory.
     ready: Vec<usize>,
 }
 
-struct Stream {
-    future: BoxFuture,
+struct Stream<F> {
+    future: F,
     handle: StreamHandle,
     waker: Waker,
 }
 
-type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A stream in a task of its own. Wake-ups while it is polled are its own to [settle](StreamHandle::settle), as for any other.
+pub(super) struct Spawned<F>(Stream<F>);
 
-/// Takes streams from hyper: those that were announced stay, the others get a task of their own.
-#[derive(Clone)]
-pub(super) struct LocalExecutor {
-    wakes: Arc<Wakes>,
-    arrivals: Arc<Mutex<Arrivals>>,
-}
-
-/// Between hyper, in the middle of the connection's poll, and that task.
-#[derive(Default)]
-struct Arrivals {
-    /// Announced for the stream that hyper hands over next: its service's call and this follow each other in one poll.
-    announced: Option<StreamHandle>,
-    fresh: Vec<(BoxFuture, StreamHandle)>,
-}
-
-/// What is to be polled.
+/// What the streams of a connection share: the list of those to be polled, and the bounds on what is unsent.
 struct Wakes {
     ready: Mutex<Vec<usize>>,
     state: AtomicU8,
     task: AtomicWaker,
+    budgets: Budgets,
+}
+
+/// The bounds on what one connection keeps unsent.
+#[derive(Debug)]
+pub(super) struct Budgets {
+    /// What fits into its window.
+    pub(super) socket: Budget,
+    /// Messages that are larger than their windows.
+    pub(super) large: Budget,
 }
 
 struct StreamWaker {
     wakes: Arc<Wakes>,
-    /// [`UNKNOWN`] until the stream has arrived.
     key: AtomicUsize,
-    is_queued: AtomicBool,
-    is_reset: AtomicBool,
+    /// As that of the connection's task.
+    state: AtomicU8,
+    /// Bytes that HTTP/2 has of it.
+    unsent: AtomicUsize,
+    /// It waits until they are fewer.
+    is_full: AtomicBool,
+    /// [`KEPT`], or how the stream is to end.
+    reset: AtomicU8,
+    /// Of a stream that has a task of its own.
+    task: AtomicWaker,
 }
 
 /// The connection itself, in the ready list.
 const CONNECTION: usize = usize::MAX;
-const UNKNOWN: usize = usize::MAX - 1;
+/// A stream with a task of its own; it is never in the list.
+const SPAWNED: usize = usize::MAX - 1;
+
+/// What fits into its window is made while less than this waits for the socket.
+const UNSENT_FITTING: usize = 512 << 10;
+/// A message that is larger than its window is made while less than this waits for windows.
+pub(super) const UNSENT_LARGE: usize = 512 << 10;
+/// Nothing is made for a stream that has so much unsent.
+const UNSENT_PER_STREAM: usize = MAX_ROOM;
+
+/// The stream is not to be reset.
+const KEPT: u8 = 0;
+/// The stream is to be reset with `CANCEL`.
+const CANCELLED: u8 = 1;
 
 /// The task waits to be woken.
 const RESTING: u8 = 0;
@@ -89,29 +104,91 @@ const WOKEN: u8 = 2;
 // === impl StreamHandle ===
 
 impl StreamHandle {
-    /// Ends the stream with `RST_STREAM`, whatever it has still to send.
+    /// Ends the stream with `RST_STREAM`, whatever it has still to send: a client whose window is shut can be sent nothing else.
     pub fn reset(&self) {
-        self.0.is_reset.store(true, Ordering::Release);
+        self.0.reset.store(CANCELLED, Ordering::Release);
         self.0.wake_by_ref();
+    }
+
+    /// Wakes the stream without a reason.
+    #[cfg(test)]
+    pub(super) fn wake(&self) {
+        self.0.wake_by_ref();
+    }
+
+    /// How the stream is to be reset, if it is.
+    pub(super) fn wanted_reset(&self) -> Option<Reason> {
+        (self.0.reset.load(Ordering::Acquire) == CANCELLED).then_some(Reason::CANCEL)
+    }
+
+    /// Forgets the wake-ups so far: the stream is being polled, and has not looked at what they are about.
+    pub(super) fn settle(&self) {
+        self.0.state.store(POLLING, Ordering::SeqCst);
+    }
+
+    /// Returns the bounds of its connection.
+    pub(super) fn budgets(&self) -> &Budgets {
+        &self.0.wakes.budgets
+    }
+
+    /// Returns whether the stream has to wait until more of it is sent; it is woken then.
+    pub(super) fn is_full(&self) -> bool {
+        let is_full = || self.0.unsent.load(Ordering::SeqCst) >= UNSENT_PER_STREAM;
+        if !is_full() {
+            return false;
+        }
+        self.0.is_full.store(true, Ordering::SeqCst);
+        // It may have been sent before that.
+        is_full()
+    }
+
+    /// Counts bytes that HTTP/2 has been given.
+    pub(super) fn charge(&self, bytes: usize, kept: Kept) {
+        self.0.unsent.fetch_add(bytes, Ordering::SeqCst);
+        self.0.wakes.budgets.of(kept).charge(bytes);
+    }
+
+    /// Counts bytes that HTTP/2 no longer has.
+    pub(super) fn release(&self, bytes: usize, kept: Kept) {
+        let unsent = self.0.unsent.fetch_sub(bytes, Ordering::SeqCst) - bytes;
+        if unsent < UNSENT_PER_STREAM && self.0.is_full.swap(false, Ordering::SeqCst) {
+            self.0.wake_by_ref();
+        }
+        self.0.wakes.budgets.of(kept).release(bytes);
+    }
+}
+
+impl Budgets {
+    fn new() -> Self {
+        Self { socket: Budget::new(UNSENT_FITTING, MAX_ROOM), large: Budget::new(UNSENT_LARGE, UNSENT_LARGE) }
+    }
+
+    fn of(&self, kept: Kept) -> &Budget {
+        match kept {
+            Kept::ForTheSocket => &self.socket,
+            Kept::ForItsWindow => &self.large,
+        }
     }
 }
 
 impl fmt::Debug for StreamHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamHandle").field("is_reset", &self.0.is_reset).finish_non_exhaustive()
+        f.debug_struct("StreamHandle").field("reset", &self.0.reset).finish_non_exhaustive()
     }
 }
 
 // === impl Streams ===
 
-impl Streams {
-    /// None yet, and the executor that brings them.
-    pub(super) fn new() -> (Self, LocalExecutor) {
-        let wakes =
-            Arc::new(Wakes { ready: Mutex::default(), state: AtomicU8::new(RESTING), task: AtomicWaker::new() });
-        let arrivals = Arc::default();
-        let executor = LocalExecutor { wakes: Arc::clone(&wakes), arrivals: Arc::clone(&arrivals) };
-        (Self { slab: Slab::new(), wakes, arrivals, ready: Vec::new() }, executor)
+impl<F: Future<Output = ()> + Unpin> Streams<F> {
+    /// None yet.
+    pub(super) fn new() -> Self {
+        let wakes = Wakes {
+            ready: Mutex::default(),
+            state: AtomicU8::new(RESTING),
+            task: AtomicWaker::new(),
+            budgets: Budgets::new(),
+        };
+        Self { slab: Slab::new(), wakes: Arc::new(wakes), ready: Vec::new() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -123,7 +200,20 @@ impl Streams {
         Waker::from(Arc::new(StreamWaker::new(&self.wakes, CONNECTION)))
     }
 
-    /// Where wakes go, from now on.
+    /// The handle of a stream that is about to begin, in a task of its own until it is [inserted](Self::insert).
+    pub(super) fn handle(&self) -> StreamHandle {
+        StreamHandle(Arc::new(StreamWaker::new(&self.wakes, SPAWNED)))
+    }
+
+    /// Takes a stream into the connection's task, to be polled next.
+    pub(super) fn insert(&mut self, future: F, handle: &StreamHandle) {
+        let waker = Waker::from(Arc::clone(&handle.0));
+        let key = self.slab.insert(Stream { future, handle: handle.clone(), waker });
+        handle.0.key.store(key, Ordering::Release);
+        handle.0.wake_by_ref();
+    }
+
+    /// Wakes this task from now on.
     pub(super) fn register(&self, task: &Waker) {
         self.wakes.task.register(task);
         self.wakes.state.store(POLLING, Ordering::SeqCst);
@@ -144,18 +234,7 @@ impl Streams {
         is_connection_ready
     }
 
-    /// Takes in the streams that hyper has handed over, to be polled next.
-    pub(super) fn admit(&mut self) {
-        let fresh = std::mem::take(&mut self.arrivals.lock().fresh);
-        for (future, handle) in fresh {
-            let waker = Waker::from(Arc::clone(&handle.0));
-            let key = self.slab.insert(Stream { future, handle: handle.clone(), waker });
-            handle.0.key.store(key, Ordering::Release);
-            handle.0.wake_by_ref();
-        }
-    }
-
-    /// Whether nothing has become ready meanwhile: then the task may return, and the next wake goes to it.
+    /// Whether nothing has become ready meanwhile: then the task may return, and the next wake-up is its own.
     pub(super) fn rest(&self) -> bool {
         if self.wakes.state.compare_exchange(POLLING, RESTING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return true;
@@ -165,7 +244,7 @@ impl Streams {
     }
 
     /// Lets others run: the task returns, and is woken at once.
-    pub(super) fn make_way(&self, task: &Waker) {
+    pub(super) fn yield_now(&self, task: &Waker) {
         self.wakes.state.store(WOKEN, Ordering::SeqCst);
         task.wake_by_ref();
     }
@@ -173,58 +252,46 @@ impl Streams {
     /// Resets every stream.
     pub(super) fn reset_all(&mut self) {
         self.slab.clear();
-        self.arrivals.lock().fresh.clear();
     }
 
     fn poll(&mut self, key: usize) {
         let Some(stream) = self.slab.get_mut(key) else { return };
-        stream.handle.0.is_queued.store(false, Ordering::SeqCst);
-        let is_over = stream.handle.0.is_reset.load(Ordering::Acquire) || {
-            let mut cx = Context::from_waker(&stream.waker);
-            let polled = catch_unwind(AssertUnwindSafe(|| stream.future.as_mut().poll(&mut cx).is_ready()));
-            polled.unwrap_or_else(|_| {
-                tracing::error!("a stream panicked, and was reset; this is a bug");
-                true
-            })
-        };
+        if stream.handle.0.state.swap(POLLING, Ordering::SeqCst) != WOKEN {
+            return;
+        }
+        let mut cx = Context::from_waker(&stream.waker);
+        let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut stream.future).poll(&mut cx).is_ready()));
+        let is_over = polled.unwrap_or_else(|_| {
+            tracing::error!("a stream panicked, and was reset; this is a bug");
+            true
+        });
         if is_over {
             self.slab.remove(key);
         }
     }
 }
 
-impl Drop for Streams {
-    fn drop(&mut self) {
-        self.reset_all();
+// === impl Spawned ===
+
+impl<F> Spawned<F> {
+    pub(super) fn new(future: F, handle: &StreamHandle) -> Self {
+        Self(Stream { future, handle: handle.clone(), waker: Waker::from(Arc::clone(&handle.0)) })
     }
 }
 
-// === impl LocalExecutor ===
+impl<F: Future<Output = ()> + Unpin> Future for Spawned<F> {
+    type Output = ();
 
-impl LocalExecutor {
-    /// Keeps the stream that comes next in the connection's task.
-    pub(super) fn announce(&self) -> StreamHandle {
-        let handle = StreamHandle(Arc::new(StreamWaker::new(&self.wakes, UNKNOWN)));
-        self.arrivals.lock().announced = Some(handle.clone());
-        handle
-    }
-}
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for LocalExecutor {
-    fn execute(&self, future: F) {
-        let mut arrivals = self.arrivals.lock();
-        if let Some(handle) = arrivals.announced.take() {
-            arrivals.fresh.push((Box::pin(future), handle));
-        } else {
-            drop(arrivals);
-            tokio::spawn(future);
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        let Stream { future, handle, waker } = &mut self.get_mut().0;
+        handle.0.task.register(task.waker());
+        handle.0.state.store(POLLING, Ordering::SeqCst);
+        let polled = Pin::new(future).poll(&mut Context::from_waker(waker));
+        let rests = handle.0.state.compare_exchange(POLLING, RESTING, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if polled.is_pending() && !rests {
+            task.waker().wake_by_ref();
         }
-    }
-}
-
-impl fmt::Debug for LocalExecutor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalExecutor").finish_non_exhaustive()
+        polled
     }
 }
 
@@ -235,8 +302,11 @@ impl StreamWaker {
         Self {
             wakes: Arc::clone(wakes),
             key: AtomicUsize::new(key),
-            is_queued: AtomicBool::new(false),
-            is_reset: AtomicBool::new(false),
+            state: AtomicU8::new(RESTING),
+            unsent: AtomicUsize::new(0),
+            is_full: AtomicBool::new(false),
+            reset: AtomicU8::new(KEPT),
+            task: AtomicWaker::new(),
         }
     }
 }
@@ -248,12 +318,16 @@ impl Wake for StreamWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let key = self.key.load(Ordering::Acquire);
-        if key == UNKNOWN {
-            // It is polled once it has arrived.
+        let before = self.state.swap(WOKEN, Ordering::SeqCst);
+        if key == SPAWNED {
+            // While it is polled, it looks before it rests.
+            if before == RESTING {
+                self.task.wake();
+            }
             return;
         }
-        // The connection is not told when it is polled, so it may be in the list twice, which does no harm.
-        if key == CONNECTION || !self.is_queued.swap(true, Ordering::SeqCst) {
+        // The connection does not know when it is polled, so it may be in the list twice, which does no harm.
+        if key == CONNECTION || before != WOKEN {
             self.wakes.ready.lock().push(key);
             if self.wakes.state.swap(WOKEN, Ordering::SeqCst) == RESTING {
                 self.wakes.task.wake();
@@ -269,26 +343,33 @@ mod tests {
         task::{Poll, Waker},
     };
 
-    use futures_util::task::noop_waker_ref;
-    use hyper::rt::Executor;
+    use futures_util::{FutureExt, future::BoxFuture, task::noop_waker_ref};
 
     use super::*;
 
     /// Counts its polls, keeps its waker, and ends at the given poll.
-    fn counted(polls: &Arc<AtomicU32>, wakers: &Arc<Mutex<Vec<Waker>>>, last: u32) -> impl Future<Output = ()> + use<> {
-        let (polls, wakers) = (Arc::clone(polls), Arc::clone(wakers));
+    fn counted(
+        handle: &StreamHandle,
+        polls: &Arc<AtomicU32>,
+        wakers: &Arc<Mutex<Vec<Waker>>>,
+        last: u32,
+    ) -> BoxFuture<'static, ()> {
+        let (handle, polls, wakers) = (handle.clone(), Arc::clone(polls), Arc::clone(wakers));
         std::future::poll_fn(move |cx| {
+            if handle.wanted_reset().is_some() {
+                return Poll::Ready(());
+            }
             wakers.lock().push(cx.waker().clone());
             if polls.fetch_add(1, Ordering::Relaxed) + 1 == last { Poll::Ready(()) } else { Poll::Pending }
         })
+        .boxed()
     }
 
     /// As the connection's task does, until nothing is ready.
-    fn run(streams: &mut Streams) {
+    fn run(streams: &mut Streams<BoxFuture<'static, ()>>) {
         streams.register(noop_waker_ref());
         loop {
             streams.poll_ready();
-            streams.admit();
             if streams.rest() {
                 return;
             }
@@ -297,10 +378,10 @@ mod tests {
 
     #[test]
     fn a_stream_is_polled_once_for_all_wakes_before_it_and_is_gone_when_it_ends() {
-        let (mut streams, executor) = Streams::new();
+        let mut streams = Streams::new();
         let (polls, wakers) = (Arc::default(), Arc::default());
-        executor.announce();
-        executor.execute(counted(&polls, &wakers, 3));
+        let handle = streams.handle();
+        streams.insert(counted(&handle, &polls, &wakers, 3), &handle);
         run(&mut streams);
         assert_eq!((polls.load(Ordering::Relaxed), streams.len()), (1, 1));
         let waker = wakers.lock()[0].clone();
@@ -327,7 +408,7 @@ mod tests {
         }
         let count = Arc::new(Count(AtomicU32::new(0)));
         let task = Waker::from(Arc::clone(&count));
-        let (streams, _executor) = Streams::new();
+        let streams: Streams<BoxFuture<'static, ()>> = Streams::new();
         let connection = streams.connection_waker();
         streams.register(&task);
         connection.wake_by_ref();
@@ -341,14 +422,12 @@ mod tests {
 
     #[test]
     fn a_reset_stream_and_one_that_panics_are_dropped_and_the_others_go_on() {
-        let (mut streams, executor) = Streams::new();
+        let mut streams = Streams::new();
         let (polls, wakers) = (Arc::default(), Arc::default());
-        let reset = executor.announce();
-        executor.execute(counted(&polls, &wakers, 0));
-        executor.announce();
-        executor.execute(counted(&polls, &wakers, 0));
-        executor.announce();
-        executor.execute(async { panic!("planted") });
+        let [reset, kept, panics] = [(); 3].map(|()| streams.handle());
+        streams.insert(counted(&reset, &polls, &wakers, 0), &reset);
+        streams.insert(counted(&kept, &polls, &wakers, 0), &kept);
+        streams.insert(async { panic!("planted") }.boxed(), &panics);
         run(&mut streams);
         assert_eq!((polls.load(Ordering::Relaxed), streams.len()), (2, 2));
         reset.reset();
@@ -356,13 +435,35 @@ mod tests {
         assert_eq!((polls.load(Ordering::Relaxed), streams.len()), (2, 1));
     }
 
-    #[tokio::test]
-    async fn a_stream_that_was_not_announced_has_a_task_of_its_own() {
-        let (mut streams, executor) = Streams::new();
-        let (told, hears) = tokio::sync::oneshot::channel();
-        executor.execute(async move { told.send(()).unwrap() });
-        hears.await.unwrap();
+    #[test]
+    fn a_wake_up_that_was_settled_is_no_poll_and_a_later_one_is() {
+        let mut streams = Streams::new();
+        let (polls, wakers) = (Arc::default(), Arc::default());
+        let handle = streams.handle();
+        streams.insert(counted(&handle, &polls, &wakers, 0), &handle);
         run(&mut streams);
-        assert_eq!(streams.len(), 0);
+        let waker = wakers.lock()[0].clone();
+        waker.wake_by_ref();
+        handle.settle();
+        run(&mut streams);
+        assert_eq!(polls.load(Ordering::Relaxed), 1);
+        waker.wake_by_ref();
+        handle.settle();
+        waker.wake_by_ref();
+        run(&mut streams);
+        assert_eq!(polls.load(Ordering::Relaxed), 2, "once");
+    }
+
+    #[tokio::test]
+    async fn a_stream_with_a_task_of_its_own_is_woken_there() {
+        let streams: Streams<BoxFuture<'static, ()>> = Streams::new();
+        let handle = streams.handle();
+        let (polls, wakers) = (Arc::default(), Arc::default());
+        let task = tokio::spawn(Spawned::new(counted(&handle, &polls, &wakers, 0), &handle));
+        while polls.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        handle.reset();
+        task.await.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! A client of hyper's over a pipe, and time that is stepped.
+//! A client of h2's over a pipe, and time that is stepped.
 
 use std::{
     convert::Infallible,
@@ -8,28 +8,26 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
+use h2::{Reason, RecvStream, client::SendRequest};
 use http::{Request, Response};
 use http_body::Frame;
-use http_body_util::{BodyExt, Empty, StreamBody, combinators::BoxBody};
-use hyper::{body::Incoming, client::conn::http2::SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use http_body_util::BodyExt;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf},
     net::TcpStream,
     sync::mpsc,
     task::JoinHandle,
     time::Instant,
 };
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Chunk, Peer, ServerConfig, StreamHandle,
+    Chunk, Peer, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply,
     accept::Shared,
     connection::{Connection, ConnectionError, Io},
     merge::BufferPool,
@@ -42,15 +40,35 @@ struct Pipe {
     is_stopped: Arc<AtomicBool>,
 }
 
-type Body = BoxBody<Chunk, Infallible>;
 type Sender = mpsc::Sender<Bytes>;
+
+/// The body of a response, whose messages the test gives.
+struct Body {
+    messages: mpsc::Receiver<Bytes>,
+    /// Not made yet: nothing of it is counted.
+    next: Option<Bytes>,
+    /// Bytes that were handed out.
+    made: Arc<AtomicUsize>,
+    /// How often it was polled.
+    polls: Arc<AtomicUsize>,
+}
+
+/// What the service gives the test of a stream.
+struct Opened {
+    sends: Sender,
+    handle: StreamHandle,
+    made: Arc<AtomicUsize>,
+    polls: Arc<AtomicUsize>,
+    /// The bytes of the request's body, or how it failed.
+    request: JoinHandle<Result<usize, h2::Error>>,
+}
 
 /// One connection, whose streams send what the test gives them.
 struct Pair {
-    client: SendRequest<Empty<Bytes>>,
-    client_task: JoinHandle<hyper::Result<()>>,
+    client: SendRequest<Bytes>,
+    client_task: JoinHandle<Result<(), h2::Error>>,
     server: JoinHandle<Result<(), ConnectionError>>,
-    opened: mpsc::Receiver<(Sender, Option<StreamHandle>)>,
+    opened: mpsc::Receiver<Opened>,
     writes: Arc<AtomicUsize>,
     is_stopped: Arc<AtomicBool>,
     draining: CancellationToken,
@@ -59,50 +77,113 @@ struct Pair {
 
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A connection that is served, and its other end.
+struct Serving {
+    far: Pipe,
+    server: JoinHandle<Result<(), ConnectionError>>,
+    opened: mpsc::Receiver<Opened>,
+    writes: Arc<AtomicUsize>,
+    is_stopped: Arc<AtomicBool>,
+    draining: CancellationToken,
+    cut: CancellationToken,
+}
+
+fn serve(pipe: usize) -> Serving {
+    let (near, far) = tokio::io::duplex(pipe);
+    let (sender, opened) = mpsc::channel(1000);
+    let service = tower::service_fn(move |request: Request<RequestBody>| {
+        let (sends, messages) = mpsc::channel(1000);
+        let (made, polls) = (Arc::default(), Arc::default());
+        assert_eq!(request.extensions().get(), Some(&Peer::Unix { uid: None }));
+        let handle = request.extensions().get::<StreamHandle>().unwrap().clone();
+        let request = tokio::spawn(async { Ok(request.into_body().collect().await?.to_bytes().len()) });
+        let body = Body { messages, next: None, made: Arc::clone(&made), polls: Arc::clone(&polls) };
+        sender.try_send(Opened { sends, handle, made, polls, request }).unwrap();
+        async move { Ok::<_, Infallible>(Response::new(body)) }
+    });
+    let (draining, cut) = (CancellationToken::new(), CancellationToken::new());
+    let shared = Shared {
+        is_local: |request| request.uri().path() == "/local",
+        buffers: BufferPool::default(),
+        draining: draining.clone(),
+        cut: cut.clone(),
+    };
+    let config = ServerConfig {
+        streams_per_connection: 1000,
+        progress_timeout: PROGRESS_TIMEOUT,
+        drain_period: Duration::from_secs(5),
+    };
+    let (writes, is_stopped) = (Arc::default(), Arc::default());
+    let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
+    let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
+    let server = tokio::spawn(Connection::new(near, Peer::Unix { uid: None }, service, &config, &shared));
+    Serving { far, server, opened, writes, is_stopped, draining, cut }
+}
+
 impl Pair {
     async fn new(pipe: usize) -> Self {
-        let (near, far) = tokio::io::duplex(pipe);
-        let (sender, opened) = mpsc::channel(1000);
-        let service = tower::service_fn(move |request: Request<Incoming>| {
-            let (sends, sent) = mpsc::channel(1000);
-            sender.try_send((sends, request.extensions().get::<StreamHandle>().cloned())).unwrap();
-            assert_eq!(request.extensions().get(), Some(&Peer::Unix { uid: None }));
-            let frames = ReceiverStream::new(sent).map(|bytes| Ok(Frame::data(Chunk::from(bytes))));
-            async move { Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(frames)))) }
-        });
-        let (draining, cut) = (CancellationToken::new(), CancellationToken::new());
-        let shared = Shared {
-            is_local: |request| request.uri().path() == "/local",
-            buffers: BufferPool::default(),
-            draining: draining.clone(),
-            cut: cut.clone(),
-        };
-        let config = ServerConfig {
-            streams_per_connection: 1000,
-            progress_timeout: PROGRESS_TIMEOUT,
-            drain_period: Duration::from_secs(5),
-        };
-        let writes = Arc::default();
-        let is_stopped = Arc::default();
-        let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
-        let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
-        let server = tokio::spawn(Connection::new(near, Peer::Unix { uid: None }, service, &config, &shared));
-        let (client, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(far)).await.unwrap();
+        Self::with_window(pipe, 1 << 20).await
+    }
+
+    /// With so much room for each stream.
+    async fn with_window(pipe: usize, window: u32) -> Self {
+        let Serving { far, server, opened, writes, is_stopped, draining, cut } = serve(pipe);
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(window).initial_connection_window_size(1 << 30);
+        let (client, connection) = builder.handshake(far).await.unwrap();
         let client_task = tokio::spawn(connection);
         Self { client, client_task, server, opened, writes, is_stopped, draining, cut }
     }
 
-    async fn open(&mut self, path: &str) -> (Incoming, Sender, Option<StreamHandle>) {
-        let request = Request::get(format!("http://x{path}")).body(Empty::new()).unwrap();
-        let (response, opened) = tokio::join!(self.client.send_request(request), self.opened.recv());
-        let (sends, handle) = opened.unwrap();
-        (response.unwrap().into_body(), sends, handle)
+    async fn open(&mut self, path: &str) -> (RecvStream, Opened) {
+        let request = Request::get(format!("http://x{path}")).body(()).unwrap();
+        let (response, _) = self.client.send_request(request, true).unwrap();
+        let (response, opened) = tokio::join!(response, self.opened.recv());
+        (response.unwrap().into_body(), opened.unwrap())
     }
 }
 
-async fn data(body: &mut Incoming) -> Bytes {
-    body.frame().await.unwrap().unwrap().into_data().unwrap()
+/// The next bytes of a response; the client has room for as many more.
+async fn data(body: &mut RecvStream) -> Bytes {
+    let data = body.data().await.unwrap().unwrap();
+    body.flow_control().release_capacity(data.len()).unwrap();
+    data
+}
+
+/// All bytes of a response, or how it failed.
+async fn whole(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
+    let mut whole = Vec::new();
+    while let Some(data) = body.data().await {
+        let data = data?;
+        body.flow_control().release_capacity(data.len()).unwrap();
+        whole.extend_from_slice(&data);
+    }
+    Ok(whole)
+}
+
+impl Supply for Body {
+    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Infallible>>> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        if self.next.is_none() {
+            self.next = ready!(self.messages.poll_recv(cx));
+        }
+        Poll::Ready(match self.next.take_if(|next| room.allows(next.len())) {
+            Some(next) => {
+                self.made.fetch_add(next.len(), Ordering::Relaxed);
+                Some(Ok(Supplied::Frame(Frame::data(Chunk::from(next)))))
+            }
+            None => self.next.as_ref().map(|next| Ok(Supplied::TooLarge(next.len()))),
+        })
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Chunk;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Infallible>>> {
+        self.get_mut().poll_any(cx)
+    }
 }
 
 #[tokio::test]
@@ -113,11 +194,10 @@ async fn what_many_streams_send_at_once_is_one_write() {
         streams.push(pair.open("/local").await);
     }
     let before = pair.writes.load(Ordering::Relaxed);
-    for (_, sends, handle) in &streams {
-        assert!(handle.is_some());
-        sends.try_send(Bytes::from_static(b"to each of them")).unwrap();
+    for (_, opened) in &streams {
+        opened.sends.try_send(Bytes::from_static(b"to each of them")).unwrap();
     }
-    for (body, ..) in &mut streams {
+    for (body, _) in &mut streams {
         assert_eq!(data(body).await, &b"to each of them"[..]);
     }
     assert_eq!(pair.writes.load(Ordering::Relaxed) - before, 1);
@@ -125,61 +205,85 @@ async fn what_many_streams_send_at_once_is_one_write() {
 
 #[tokio::test]
 async fn local_streams_and_others_share_a_connection() {
-    let mut pair = Pair::new(1000).await;
-    let (mut local, to_local, handle) = pair.open("/local").await;
-    let (mut other, to_other, none) = pair.open("/other").await;
-    assert!(handle.is_some() && none.is_none());
-    let large = Bytes::from(vec![7; 300_000]);
-    to_local.try_send(large.clone()).unwrap();
-    to_other.try_send(large.clone()).unwrap();
-    drop((to_local, to_other));
-    let whole = async |body: &mut Incoming| body.collect().await.unwrap().to_bytes();
-    let (one, two) = tokio::join!(whole(&mut local), whole(&mut other));
-    assert_eq!((one, two), (large.clone(), large));
+    for window in [1, 100_000] {
+        let mut pair = Pair::with_window(1000, window).await;
+        let (mut local, to_local) = pair.open("/local").await;
+        let (mut other, to_other) = pair.open("/other").await;
+        let large = Bytes::from(vec![7; if window == 1 { 300 } else { 300_000 }]);
+        for sends in [to_local.sends, to_other.sends] {
+            sends.try_send(Bytes::from_static(b"small")).unwrap();
+            sends.try_send(large.clone()).unwrap();
+        }
+        let (one, two) = tokio::join!(whole(&mut local), whole(&mut other));
+        let sent = [b"small", &*large].concat();
+        assert_eq!((one.unwrap(), two.unwrap()), (sent.clone(), sent));
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_made_for_a_window_that_is_shut() {
+    let mut pair = Pair::with_window(1 << 20, 0).await;
+    let (_local, to_local) = pair.open("/local").await;
+    let (_other, to_other) = pair.open("/other").await;
+    for opened in [&to_local, &to_other] {
+        opened.sends.try_send(Bytes::from_static(b"message")).unwrap();
+    }
+    // Round trips, so that the streams have been polled.
+    for _ in 0..3 {
+        drop(pair.open("/local").await);
+    }
+    assert_eq!([&to_local, &to_other].map(|opened| opened.made.load(Ordering::Relaxed)), [0, 0]);
+    // An end needs no window.
+    let (mut third, to_third) = pair.open("/local").await;
+    drop(to_third.sends);
+    assert!(whole(&mut third).await.unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn a_stream_whose_window_is_shut_is_reset_from_outside() {
     let mut pair = Pair::new(1 << 20).await;
-    let (mut stuck, sends, handle) = pair.open("/local").await;
-    let (mut other, to_other, _) = pair.open("/local").await;
-    for _ in 0..100 {
-        sends.try_send(Bytes::from(vec![7; 64 << 10])).unwrap();
-    }
-    to_other.try_send(Bytes::from_static(b"one")).unwrap();
-    assert_eq!(data(&mut other).await, &b"one"[..]);
-    handle.unwrap().reset();
-    sends.closed().await;
-    let error = loop {
-        if let Err(error) = stuck.frame().await.expect("an error before the end") {
-            break error;
+    for path in ["/local", "/other"] {
+        let (mut stuck, to_stuck) = pair.open(path).await;
+        let (mut other, to_other) = pair.open("/local").await;
+        for _ in 0..100 {
+            to_stuck.sends.try_send(Bytes::from(vec![7; 64 << 10])).unwrap();
         }
-    };
-    let reason = std::error::Error::source(&error).unwrap().to_string();
-    assert!(reason.contains("stream no longer needed"), "CANCEL, and not {reason}");
-    to_other.try_send(Bytes::from_static(b"two")).unwrap();
-    assert_eq!(data(&mut other).await, &b"two"[..]);
+        to_other.sends.try_send(Bytes::from_static(b"one")).unwrap();
+        assert_eq!(data(&mut other).await, &b"one"[..]);
+        to_stuck.handle.reset();
+        to_stuck.sends.closed().await;
+        assert!(to_stuck.made.load(Ordering::Relaxed) <= 1 << 20, "no more than the window");
+        assert_eq!(whole(&mut stuck).await.unwrap_err().reason(), Some(Reason::CANCEL));
+        to_other.sends.try_send(Bytes::from_static(b"two")).unwrap();
+        assert_eq!(data(&mut other).await, &b"two"[..]);
+    }
 }
 
 #[tokio::test]
 async fn a_draining_connection_ends_with_its_last_stream_or_when_it_is_cut() {
     for is_cut in [false, true] {
         let mut pair = Pair::new(1 << 20).await;
-        let (mut body, sends, _) = pair.open("/local").await;
+        let (mut body, opened) = pair.open("/local").await;
         pair.draining.cancel();
         // The client learns that there are no new streams, and the old one goes on.
-        let refused = Request::get("http://x/local").body(Empty::new()).unwrap();
-        sends.try_send(Bytes::from_static(b"last words")).unwrap();
+        opened.sends.try_send(Bytes::from_static(b"last words")).unwrap();
         assert_eq!(data(&mut body).await, &b"last words"[..]);
-        assert!(pair.client.send_request(refused).await.is_err());
+        let refused = Request::get("http://x/local").body(()).unwrap();
+        let refused = match pair.client.send_request(refused, true) {
+            Ok((response, _)) => response.await.err(),
+            Err(error) => Some(error),
+        };
+        assert!(refused.is_some());
         assert!(!pair.server.is_finished());
+        drop(pair.client);
         if is_cut {
             pair.cut.cancel();
-            assert!(body.collect().await.is_err());
+            assert!(whole(&mut body).await.is_err());
         } else {
-            drop(sends);
-            assert!(body.collect().await.unwrap().to_bytes().is_empty());
+            drop(opened);
+            assert!(whole(&mut body).await.unwrap().is_empty());
         }
+        drop(body);
         pair.server.await.unwrap().unwrap();
         pair.client_task.await.unwrap().unwrap();
     }
@@ -188,13 +292,63 @@ async fn a_draining_connection_ends_with_its_last_stream_or_when_it_is_cut() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_takes_nothing_is_cut() {
     let mut pair = Pair::new(1000).await;
-    let (_body, sends, _) = pair.open("/local").await;
+    let (_body, opened) = pair.open("/local").await;
     pair.is_stopped.store(true, Ordering::Relaxed);
     let began = Instant::now();
-    sends.try_send(Bytes::from(vec![7; 60_000])).unwrap();
+    opened.sends.try_send(Bytes::from(vec![7; 60_000])).unwrap();
     let ended = pair.server.await.unwrap();
     assert!(matches!(ended, Err(ConnectionError::Stuck(PROGRESS_TIMEOUT))), "{ended:?}");
     assert_eq!(began.elapsed().as_secs(), PROGRESS_TIMEOUT.as_secs());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_silent_is_asked_and_closed() {
+    // One that answers stays.
+    let mut pair = Pair::new(1000).await;
+    let (_body, _opened) = pair.open("/local").await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(!pair.server.is_finished());
+    // One that reads nothing any more does not.
+    pair.is_stopped.store(true, Ordering::Relaxed);
+    let began = Instant::now();
+    pair.server.await.unwrap().unwrap();
+    assert!((20..=50).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_without_a_preface_is_closed() {
+    let mut silent = serve(1000);
+    let began = Instant::now();
+    let ended = silent.server.await.unwrap();
+    assert!(matches!(ended, Err(ConnectionError::NoPreface)), "{ended:?}");
+    assert_eq!(began.elapsed().as_secs(), 10);
+
+    let mut other = serve(1000);
+    other.far.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    assert!(matches!(other.server.await.unwrap(), Err(ConnectionError::Http(_))));
+    let mut read = Vec::new();
+    other.far.read_to_end(&mut read).await.unwrap();
+    assert_eq!(read[3..4], [4], "SETTINGS, and the end");
+    silent.far.read_to_end(&mut read).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_is_read_and_one_that_is_cut_off_ends() {
+    let mut pair = Pair::new(1000).await;
+    let open = |path: &str| Request::post(format!("http://x{path}")).body(()).unwrap();
+    let (_response, mut stream) = pair.client.send_request(open("/other"), false).unwrap();
+    let opened = pair.opened.recv().await.unwrap();
+    // More than the server lets a client send before it reads.
+    let sent = Bytes::from(vec![7; 3 << 20]);
+    stream.send_data(sent.clone(), true).unwrap();
+    assert_eq!(opened.request.await.unwrap().unwrap(), sent.len());
+
+    let (_response, mut stream) = pair.client.send_request(open("/local"), false).unwrap();
+    let opened = pair.opened.recv().await.unwrap();
+    stream.send_data(Bytes::from_static(b"half"), false).unwrap();
+    stream.send_reset(Reason::INTERNAL_ERROR);
+    assert_eq!(opened.request.await.unwrap().unwrap_err().reason(), Some(Reason::INTERNAL_ERROR));
+    opened.sends.closed().await;
 }
 
 impl Io for Pipe {
@@ -226,3 +380,5 @@ impl AsyncWrite for Pipe {
         Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
+
+mod unsent;

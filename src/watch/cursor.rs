@@ -43,6 +43,10 @@ pub struct CursorGauge<F: Frame> {
 /// Pieces one after the other: one, when they were published together.
 pub type Frames<F> = SmallVec<[F; 1]>;
 
+/// The size of the next event, which is larger than it may be; `None` if it is not known before the event is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLarge(pub Option<usize>);
+
 /// What a cursor yields.
 #[derive(Debug, Clone)]
 pub enum Taken<F> {
@@ -177,18 +181,47 @@ impl<F: Frame> Cursor<F> {
     ///
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
+        // Nothing is too large.
+        self.poll_take_or_not(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
+    }
+
+    /// Takes the same, or nothing when the next event alone is larger than `max_size`, or its size is not known before it is
+    /// encoded.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is taken unless it is returned.
+    pub fn poll_take_fitting(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Result<Taken<F>, TooLarge>> {
+        self.poll_take_or_not(cx, max_size, true)
+    }
+
+    fn poll_take_or_not(
+        &mut self,
+        cx: &mut Context<'_>,
+        max_size: usize,
+        must_fit: bool,
+    ) -> Poll<Result<Taken<F>, TooLarge>> {
+        if must_fit && self.telling.is_some() {
+            return Poll::Ready(Err(TooLarge(None)));
+        }
         let mut displaced: Option<Waker> = None;
         let mut is_freed = false;
         let polled = loop {
             if let Some(told) = self.tell(max_size) {
-                return Poll::Ready(told);
+                return Poll::Ready(Ok(told));
             }
             let mut log = self.group.log.lock();
+            if must_fit {
+                let size = next_size(&log, self.slot);
+                if size.is_none_or(|size| size > max_size) {
+                    return Poll::Ready(Err(TooLarge(size)));
+                }
+            }
             match coalesced(&mut log, self.slot, &mut self.reached) {
                 Some(Coalesced::Frames(frames, events)) => {
                     self.taken += events;
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
-                    return Poll::Ready(Taken::Frames(frames));
+                    return Poll::Ready(Ok(Taken::Frames(frames)));
                 }
                 Some(Coalesced::Generation(filled, after)) => {
                     // The writer needs the lock, and to sort may take long.
@@ -207,7 +240,7 @@ impl<F: Frame> Cursor<F> {
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
                     is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.room);
                 }
-                break Poll::Ready(taken);
+                break Poll::Ready(Ok(taken));
             }
             displaced = log.park(self.slot, cx.waker());
             break Poll::Pending;
@@ -216,7 +249,7 @@ impl<F: Frame> Cursor<F> {
         if is_freed {
             self.group.room.free();
         }
-        if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
+        if let Poll::Ready(Ok(Taken::Dropped { count, .. })) = &polled {
             self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
         }
         polled
@@ -381,6 +414,18 @@ fn take<F: Frame>(
     let slot = &mut log.slots[index];
     (slot.position, slot.position_size) = (position, position_size);
     Some(Taken::Frames(frames))
+}
+
+/// Returns the size of the next event of a slot, 0 if there is none; `None` if it is not known before it is encoded.
+fn next_size<F: Frame>(log: &Log<F>, index: usize) -> Option<usize> {
+    let Slot { position, coalescing, .. } = &log.slots[index];
+    if let Some(coalescing) = coalescing {
+        return (coalescing.sending.is_empty() && coalescing.filling.len() == 0).then_some(0);
+    }
+    let at = log.runs.partition_point(|run| run.end() <= *position);
+    let Some(run) = log.runs.get(at).filter(|run| run.first <= *position) else { return Some(0) };
+    let from = (position - run.first) as usize;
+    Some(run.marks.get(from).map_or(0, |mark| mark.end as usize - run.start_of(from)))
 }
 
 /// Where a full queue ends: as many events as its length, and no more than its size, but at least one.

@@ -34,4 +34,5 @@ mod tls;
 mod until;
 mod warm;
 mod watch;
+mod windows;
 mod wire;

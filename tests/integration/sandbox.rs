@@ -190,6 +190,11 @@ impl Sandbox {
         &self.address
     }
 
+    /// What its connections lead to.
+    pub(crate) fn routes(&self) -> Routes {
+        self.routes.clone()
+    }
+
     /// A client on a connection of its own.
     pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
         let channel = Endpoint::new(self.address.clone()).unwrap().connect().await.unwrap();

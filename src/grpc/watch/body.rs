@@ -11,6 +11,8 @@
 //!                                 └─────────────────────┘
 //! ```
 
+mod supply;
+
 use std::{
     fmt,
     pin::Pin,
@@ -19,7 +21,6 @@ use std::{
 };
 
 use bytes::BytesMut;
-use http_body::{Body, Frame as BodyFrame};
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
@@ -28,14 +29,13 @@ use super::{
     super::{
         frame::{self, WireArena, WireFrame},
         metrics::RpcObserver,
-        routes::trailers,
         service::{ServedResource, Service},
         slice::Slice,
         status::Refusal,
         turns::Turn,
         watchers::WatcherEntry,
     },
-    initial_events::InitialEvents,
+    initial_events::{InitialEvents, Went},
     open::{Begin, Opened},
     timer::BookmarkTimer,
 };
@@ -44,8 +44,8 @@ use crate::{
     model::{Reached, ResourceVersion, Selection},
     planted::planted,
     proto::{self, PayloadFormat, pb},
-    transport::Chunk,
-    watch::{Client, Cursor, QueueOptions, Replay, Subscribe, Taken},
+    transport::{Chunk, Room, UNKNOWN},
+    watch::{Client, Cursor, QueueOptions, Replay, Subscribe, Taken, TooLarge},
 };
 
 /// One watch.
@@ -96,10 +96,21 @@ enum Stage {
     Live,
 }
 
+/// Whether there is something to be handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Made {
+    /// There may be.
+    Some,
+    /// There is, and no room for it: it needs so many bytes.
+    TooLarge(usize),
+}
+
 type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, JoinError>> + Send>>;
 
 /// What one poll takes from the cursor at most: HTTP/2 writes are cheap when they are large.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
+/// What the bookmark at the end of the initial events has at most, or nearly so.
+const END_BYTES: usize = 512;
 
 // === impl WatchBody ===
 
@@ -266,28 +277,36 @@ impl WatchBody {
     }
 
     /// Makes the next piece ready or moves to the next stage, or parks.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
         let (is_poked, is_timed) = (self.looks_up(), self.ends_at.is_some() || self.drain_at.is_some());
         if !matches!(self.stage, Stage::Live) || is_timed || is_poked {
             self.poll_end(cx);
         }
         if self.end.is_some() {
-            return Poll::Ready(());
+            return Poll::Ready(Made::Some);
         }
         match self.stage {
-            Stage::InitialEvents(..) => self.poll_initial_events(cx),
-            Stage::Replay(..) => self.poll_replay(cx),
+            Stage::InitialEvents(..) | Stage::Replay(..) if room.is_shut() => Poll::Ready(Made::TooLarge(END_BYTES)),
+            Stage::InitialEvents(..) => self.poll_initial_events(cx, room),
+            // How large its next event is shows when it is encoded.
+            Stage::Replay(..) if room.is_strict => Poll::Ready(Made::TooLarge(UNKNOWN)),
+            Stage::Replay(..) => self.poll_replay(cx, room),
             Stage::Joining(..) => self.poll_joining(cx),
-            Stage::Live => self.poll_live(cx),
+            Stage::Live => self.poll_live(cx, room),
         }
     }
 
-    fn poll_initial_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::InitialEvents(initial, turn, then) = &mut self.stage else { return Poll::Ready(()) };
+    fn poll_initial_events(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
+        let Stage::InitialEvents(initial, turn, then) = &mut self.stage else { return Poll::Ready(Made::Some) };
         ready!(turn.poll(cx));
-        let (mut buffer, events, is_complete) = initial.next(&self.selection, self.format, self.service.structs());
+        let structs = self.service.structs();
+        let (mut buffer, events, went) = initial.next(&self.selection, self.format, structs, room.without(END_BYTES));
+        if let Went::NowhereForWantOf(needed) = went {
+            return Poll::Ready(Made::TooLarge(needed + END_BYTES));
+        }
+        turn.spend();
         self.watcher.sent(events, None);
-        if is_complete {
+        if went == Went::ToTheEnd {
             match then.take() {
                 Some(replay) => self.stage = Stage::Replay(replay, self.service.turns().begin()),
                 None => self.go_live(),
@@ -302,13 +321,14 @@ impl WatchBody {
         self.hand_out(buffer, cx)
     }
 
-    fn poll_replay(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Replay(replay, turn) = &mut self.stage else { return Poll::Ready(()) };
+    fn poll_replay(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
+        let Stage::Replay(replay, turn) = &mut self.stage else { return Poll::Ready(Made::Some) };
         ready!(turn.poll(cx));
         let mut arena = WireArena::shared(self.service.structs());
-        let slice = Slice::begin();
-        let told = replay
-            .encode::<WireFrame>(&self.selection, self.format, &mut arena, CHUNK_BYTES, |_looked_at| slice.is_over());
+        let (slice, bytes) = (Slice::begin(), CHUNK_BYTES.min(room.bytes));
+        let told =
+            replay.encode::<WireFrame>(&self.selection, self.format, &mut arena, bytes, |_looked_at| slice.is_over());
+        turn.spend();
         let mut buffer = arena.buffer;
         let (is_done, has_cursor, reached) = (replay.is_done(), self.cursor.is_some(), replay.reached());
         let has_gap = is_done && replay.has_gap() && self.selection.is_everything();
@@ -325,13 +345,13 @@ impl WatchBody {
             frame::append(&mut buffer, &pb::WatchResponse { relisted: true, ..bookmark });
         }
         if is_done && buffer.is_empty() {
-            return Poll::Ready(());
+            return Poll::Ready(Made::Some);
         }
         self.hand_out(buffer, cx)
     }
 
-    fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(()) };
+    fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<Made> {
+        let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(Made::Some) };
         match ready!(joining.as_mut().poll(cx)) {
             // The version may have a meaning in the new history too, and it is another one.
             Ok(Joined { epoch, .. }) if epoch != self.epoch && !planted!(ParkedGoesOnInAnotherHistory) => {
@@ -352,16 +372,26 @@ impl WatchBody {
                 self.end_with(&refusal);
             }
         }
-        Poll::Ready(())
+        Poll::Ready(Made::Some)
     }
 
-    fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
+    fn poll_live(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
+        let Some(cursor) = &mut self.cursor else { return Poll::Ready(Made::Some) };
         if let Some(distributed) = planted!(BookmarkAhead).then(|| self.resource.informer.distributed()).flatten() {
             cursor.advance(&distributed);
         }
         let taken = cursor.taken();
-        match cursor.poll_take(cx, CHUNK_BYTES) {
+        let bytes = CHUNK_BYTES.min(room.bytes);
+        let polled = if room.is_strict {
+            match cursor.poll_take_fitting(cx, bytes) {
+                Poll::Ready(Ok(taken)) => Poll::Ready(taken),
+                Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(Made::TooLarge(needed.unwrap_or(UNKNOWN))),
+                Poll::Pending => Poll::Pending,
+            }
+        } else {
+            cursor.poll_take(cx, bytes)
+        };
+        match polled {
             Poll::Ready(Taken::Frames(frames)) => {
                 self.watcher.sent(cursor.taken() - taken, Some(cursor.version()));
                 self.ready = Some(frames.into_iter().map(|frame| frame.0).collect());
@@ -383,9 +413,9 @@ impl WatchBody {
                 let refusal = Refusal::end(&end, cursor.version());
                 self.end_with(&refusal);
             }
-            Poll::Pending => return self.poll_quiet(cx),
+            Poll::Pending => return self.poll_quiet(cx).map(|()| Made::Some),
         }
-        Poll::Ready(())
+        Poll::Ready(Made::Some)
     }
 
     /// There are no events: perhaps it ends, or there is something else to tell.
@@ -413,13 +443,13 @@ impl WatchBody {
     }
 
     /// Hands out what was encoded; if there is none, many were looked at in vain, and others come first.
-    fn hand_out(&mut self, buffer: BytesMut, cx: &mut Context<'_>) -> Poll<()> {
+    fn hand_out(&mut self, buffer: BytesMut, cx: &mut Context<'_>) -> Poll<Made> {
         if buffer.is_empty() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         self.ready = Some(buffer.freeze().into());
-        Poll::Ready(())
+        Poll::Ready(Made::Some)
     }
 
     /// Lets go of the cursor, if there is one: the watch holds its place, and is told from the history what comes after it.
@@ -443,33 +473,6 @@ impl WatchBody {
             cursor.go_live();
         }
         self.stage = Stage::Live;
-    }
-}
-
-impl Body for WatchBody {
-    type Data = Chunk;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        let this = self.get_mut();
-        loop {
-            if let Some(chunk) = this.ready.take() {
-                return Poll::Ready(Some(Ok(BodyFrame::data(chunk))));
-            }
-            if this.is_over {
-                return Poll::Ready(None);
-            }
-            if let Some(status) = this.end.take() {
-                this.is_over = true;
-                this.observer.ends(status.code());
-                return Poll::Ready(Some(Ok(BodyFrame::trailers(trailers(&status)))));
-            }
-            ready!(this.poll_next(cx));
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.is_over
     }
 }
 

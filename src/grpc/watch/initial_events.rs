@@ -11,6 +11,7 @@ use crate::{
     model::{Cause, EventType, ObjectKey, Selection},
     planted::planted,
     proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
+    transport::Room,
 };
 
 /// The objects that are still to be sent, pulled from the snapshot at the client's own pace.
@@ -21,6 +22,17 @@ pub(super) struct InitialEvents {
     looked_at: Option<ObjectKey>,
 }
 
+/// How far the initial events went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Went {
+    /// There may be more.
+    On,
+    /// The next one is larger than the room, and needs so many bytes.
+    NowhereForWantOf(usize),
+    /// There are no more.
+    ToTheEnd,
+}
+
 // === impl InitialEvents ===
 
 impl InitialEvents {
@@ -29,27 +41,35 @@ impl InitialEvents {
         Self { snapshot, scan: Scan::of(selection), looked_at: None }
     }
 
-    /// The next initial events, encoded, how many they are, and whether they were the last.
+    /// Encodes the next initial events that there is room for. The number of events, and how far it went.
     pub(super) fn next(
         &mut self,
         selection: &Selection,
         format: PayloadFormat,
         structs: &Structs,
-    ) -> (BytesMut, u64, bool) {
+        room: Room,
+    ) -> (BytesMut, u64, Went) {
         let (mut buffer, mut events) = (BytesMut::new(), 0);
         let after = self.looked_at.take();
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
         let slice = Slice::begin();
         loop {
-            let Some(object) = objects.next() else { return (buffer, events, true) };
+            let Some(object) = objects.next() else { return (buffer, events, Went::ToTheEnd) };
             if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
                 let object = EncodedObject::shared(object, object.version(), format, structs);
                 let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
+                let length = buffer.len() + frame::event_len(&event);
+                if !room.allows(length) {
+                    // Looked at again when there is room.
+                    self.looked_at = self.looked_at.take().or(after);
+                    let went = if events == 0 { Went::NowhereForWantOf(length) } else { Went::On };
+                    return (buffer, events, went);
+                }
                 frame::append_event(&mut buffer, &event);
                 events += 1;
             }
             self.looked_at = Some(object.key().clone());
-            if buffer.len() >= CHUNK_BYTES {
+            if buffer.len() >= CHUNK_BYTES.min(room.bytes) {
                 if planted!(SkippedAtAChunkBoundary)
                     && let Some(skipped) = objects.next()
                 {
@@ -61,7 +81,7 @@ impl InitialEvents {
                 break;
             }
         }
-        (buffer, events, false)
+        (buffer, events, Went::On)
     }
 }
 
@@ -89,7 +109,12 @@ mod tests {
             let expression = expression.map(|text| Expression::parse(text).unwrap().with_max_steps(100_000));
             let selection = Selection { expression, ..Selection::default() };
             let mut initial = InitialEvents::new(snapshot.clone(), &selection);
-            (1..1000).find(|_| initial.next(&selection, PayloadFormat::Metadata, &Structs::new(1)).2).unwrap()
+            (1..1000)
+                .find(|_| {
+                    let room = Room { bytes: usize::MAX, is_strict: false };
+                    initial.next(&selection, PayloadFormat::Metadata, &Structs::new(1), room).2 == Went::ToTheEnd
+                })
+                .unwrap()
         };
         // It goes on until its steps are spent, and selects nothing.
         let costly = "object.list.all(a, object.list.all(b, a + b == 2))";

@@ -1,0 +1,261 @@
+//! One request and its response, on their stream.
+//!
+//! A body is asked for what its stream's window has room for. A message that is larger than the window is made whole, when
+//! the connection has room for it: the streams that have such a message wait in line, and are not polled meanwhile.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Buf;
+use h2::{Reason, SendStream, server::SendResponse};
+use http::{HeaderMap, Response};
+
+use super::{
+    Room, Supplied, Supply,
+    budget::Place,
+    connection::BoxError,
+    outgoing::{Kept, Outgoing},
+    streams::{StreamHandle, UNSENT_LARGE},
+};
+
+/// A stream: first its call, then the body of the response, which is asked for what can be sent. Ready when it is over.
+pub(super) struct Exchange<B: Supply> {
+    stage: Stage<B>,
+    handle: StreamHandle,
+    /// In line until the connection has written some of what fits into its windows.
+    socket: Place,
+    /// In line until the connection has room for a message that is larger than its window.
+    large: Place,
+}
+
+enum Stage<B> {
+    Calling(Call<B>, SendResponse<Outgoing>),
+    Sending(B, SendStream<Outgoing>),
+    Over,
+}
+
+/// What a body was asked for, and gave.
+enum Asked {
+    Sent,
+    /// The next message has so many bytes; there is no room for it.
+    TooLarge(usize),
+    Nothing,
+    Over(Option<Reason>),
+}
+
+/// The service at work.
+pub(super) type Call<B> = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
+
+/// A frame is asked for with at most so much room: writes are cheap when they are large, and streams take turns.
+pub(super) const MAX_ROOM: usize = 64 << 10;
+/// A larger message never fits into a window, as far as this server is concerned.
+const MAX_FITTING: usize = 64 << 20;
+
+// === impl Exchange ===
+
+impl<B: Supply> Exchange<B> {
+    pub(super) fn new(call: Call<B>, respond: SendResponse<Outgoing>, handle: StreamHandle) -> Self {
+        Self { stage: Stage::Calling(call, respond), handle, socket: Place::default(), large: Place::default() }
+    }
+
+    /// Sends `RST_STREAM`, whatever is still to be sent.
+    fn reset(&mut self, reason: Reason) {
+        match &mut self.stage {
+            Stage::Calling(_, respond) => respond.send_reset(reason),
+            Stage::Sending(_, stream) => stream.send_reset(reason),
+            Stage::Over => {}
+        }
+        self.stage = Stage::Over;
+    }
+
+    /// Waits for the response, and sends its head.
+    fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Stage::Calling(call, respond) = &mut self.stage else { return Poll::Ready(()) };
+        let Poll::Ready(response) = call.as_mut().poll(cx) else {
+            // The client may cancel it meanwhile.
+            ready!(respond.poll_reset(cx)).map_or_else(|error| tracing::debug!(%error, "stream lost"), drop);
+            self.stage = Stage::Over;
+            return Poll::Ready(());
+        };
+        let (head, body) = match response {
+            Ok(response) => response.into_parts(),
+            Err(error) => {
+                tracing::warn!(%error, "a call failed without a response");
+                self.reset(Reason::INTERNAL_ERROR);
+                return Poll::Ready(());
+            }
+        };
+        let is_over = body.is_end_stream();
+        match respond.send_response(Response::from_parts(head, ()), is_over) {
+            Ok(stream) if !is_over => self.stage = Stage::Sending(body, stream),
+            Ok(_) => self.stage = Stage::Over,
+            Err(error) => {
+                tracing::debug!(%error, "a response could not be sent");
+                self.reset(Reason::INTERNAL_ERROR);
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Sends what the body has and there is room for. Ready when the stream is over.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
+        let Self { stage: Stage::Sending(body, stream), handle, socket, large } = self else {
+            return Poll::Ready(None);
+        };
+        let budgets = handle.budgets();
+        loop {
+            // What was made for it is written first, and so is what was made for all.
+            if handle.is_full() || budgets.socket.poll_reserve(socket, 0, cx).is_pending() {
+                return poll_lost(stream, cx);
+            }
+            // A stream claims a part of the connection's window only while it is polled, or waits for its first byte of it.
+            stream.reserve_capacity(MAX_ROOM);
+            // That may have woken this very stream.
+            handle.settle();
+            if let Some(reason) = handle.wanted_reset() {
+                return Poll::Ready(Some(reason));
+            }
+            let capacity = stream.capacity().min(MAX_ROOM);
+            let mut room = Room { bytes: capacity, is_strict: true };
+            let mut asked = Asked::Sent;
+            while let Asked::Sent = asked {
+                asked = ask(body, stream, handle, &mut room, cx);
+            }
+            if let Asked::TooLarge(needed) = asked {
+                if room.bytes < capacity {
+                    // Of what is left after the messages before it.
+                    continue;
+                }
+                if capacity == 0 {
+                    budgets.large.leave(large);
+                    stream.reserve_capacity(1);
+                    // When none comes, the stream is closed.
+                    let Some(Ok(_)) = ready!(stream.poll_capacity(cx)) else { return Poll::Ready(None) };
+                    continue;
+                }
+                if needed <= MAX_FITTING {
+                    stream.reserve_capacity(needed);
+                }
+                let mut room = Room { bytes: stream.capacity(), is_strict: false };
+                let reserved = match needed {
+                    needed if needed <= room.bytes => 0,
+                    needed if needed <= MAX_FITTING => needed,
+                    // Nobody else makes one until its size is known.
+                    _ => UNSENT_LARGE,
+                };
+                if reserved > 0 && budgets.large.poll_reserve(large, reserved, cx).is_pending() {
+                    stream.reserve_capacity(0);
+                    return poll_lost(stream, cx);
+                }
+                asked = ask(body, stream, handle, &mut room, cx);
+                budgets.large.release(reserved);
+            }
+            match asked {
+                Asked::Sent => {}
+                // Nothing is, without a strict bound.
+                Asked::TooLarge(_) => return Poll::Ready(Some(Reason::INTERNAL_ERROR)),
+                Asked::Nothing => {
+                    budgets.socket.leave(socket);
+                    budgets.large.leave(large);
+                    stream.reserve_capacity(0);
+                    return poll_lost(stream, cx);
+                }
+                Asked::Over(reason) => return Poll::Ready(reason),
+            }
+        }
+    }
+}
+
+/// Asks a body for its next frame, and hands it to HTTP/2.
+fn ask<B: Supply>(
+    body: &mut B,
+    stream: &mut SendStream<Outgoing>,
+    handle: &StreamHandle,
+    room: &mut Room,
+    cx: &mut Context<'_>,
+) -> Asked {
+    match body.poll_supply(cx, *room) {
+        Poll::Ready(Some(Ok(Supplied::Frame(frame)))) => match frame.into_data() {
+            Ok(chunk) => {
+                let length = chunk.remaining();
+                let kept = if length > room.bytes { Kept::ForItsWindow } else { Kept::ForTheSocket };
+                if let Err(error) = stream.send_data(Outgoing::new(chunk, handle, kept), false) {
+                    tracing::debug!(%error, "stream lost");
+                    return Asked::Over(None);
+                }
+                room.bytes = room.bytes.saturating_sub(length);
+                Asked::Sent
+            }
+            Err(frame) => {
+                send_trailers(stream, frame.into_trailers().unwrap_or_default());
+                Asked::Over(None)
+            }
+        },
+        Poll::Ready(Some(Ok(Supplied::TooLarge(needed)))) => Asked::TooLarge(needed),
+        Poll::Ready(Some(Err(error))) => {
+            let error: BoxError = error.into();
+            tracing::debug!(%error, "a body failed");
+            Asked::Over(Some(Reason::INTERNAL_ERROR))
+        }
+        Poll::Ready(None) => {
+            send_end(stream);
+            Asked::Over(None)
+        }
+        Poll::Pending => Asked::Nothing,
+    }
+}
+
+/// Waits until the client resets the stream, or the connection is lost.
+fn poll_lost(stream: &mut SendStream<Outgoing>, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
+    ready!(stream.poll_reset(cx)).map_or_else(|error| tracing::debug!(%error, "stream lost"), drop);
+    Poll::Ready(None)
+}
+
+impl<B: Supply> Future for Exchange<B> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if let Some(reason) = this.handle.wanted_reset() {
+            this.reset(reason);
+            return Poll::Ready(());
+        }
+        ready!(this.poll_call(cx));
+        if let Some(reason) = ready!(this.poll_send(cx)) {
+            this.reset(reason);
+        }
+        this.stage = Stage::Over;
+        Poll::Ready(())
+    }
+}
+
+impl<B: Supply> Drop for Exchange<B> {
+    fn drop(&mut self) {
+        let budgets = self.handle.budgets();
+        budgets.socket.leave(&mut self.socket);
+        budgets.large.leave(&mut self.large);
+    }
+}
+
+impl<B: Supply> fmt::Debug for Exchange<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}
+
+fn send_trailers(stream: &mut SendStream<Outgoing>, trailers: HeaderMap) {
+    stream.reserve_capacity(0);
+    if let Err(error) = stream.send_trailers(trailers) {
+        tracing::debug!(%error, "stream lost");
+    }
+}
+
+fn send_end(stream: &mut SendStream<Outgoing>) {
+    stream.reserve_capacity(0);
+    if let Err(error) = stream.send_data(Outgoing::default(), true) {
+        tracing::debug!(%error, "stream lost");
+    }
+}

@@ -1,0 +1,118 @@
+//! Streams whose windows are shut, or smaller than their messages.
+
+use super::*;
+
+/// A stream of a test, and what its client reads.
+type Stream = (RecvStream, Opened);
+
+/// A window that every message is larger than.
+const WINDOW: u32 = 1;
+/// A message of which one alone is more than all that may wait.
+const LARGE: usize = 3 << 20;
+
+/// Opens streams of both kinds.
+async fn open(pair: &mut Pair, count: usize) -> Vec<Stream> {
+    let mut streams = Vec::new();
+    for n in 0..count {
+        streams.push(pair.open(if n % 2 == 0 { "/local" } else { "/other" }).await);
+    }
+    streams
+}
+
+/// Runs all tasks until they rest, or for long enough that those that rest would.
+async fn settle() {
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn made(streams: &[Stream]) -> usize {
+    streams.iter().map(|(_, opened)| opened.made.load(Ordering::Relaxed)).sum()
+}
+
+fn polls(streams: &[Stream]) -> usize {
+    streams.iter().map(|(_, opened)| opened.polls.load(Ordering::Relaxed)).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_larger_than_their_windows_wait_unmade_and_their_streams_are_not_polled() {
+    let mut pair = Pair::with_window(1 << 20, WINDOW).await;
+    let streams = open(&mut pair, 40).await;
+    for (_, opened) in &streams {
+        opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+    }
+    settle().await;
+    assert_eq!(made(&streams), LARGE, "one");
+    let before = polls(&streams);
+    assert!(before <= 10 * streams.len(), "{before} polls of {} streams", streams.len());
+    settle().await;
+    assert_eq!(polls(&streams), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_woken_in_vain_rests_again() {
+    let mut pair = Pair::with_window(1 << 20, WINDOW).await;
+    let streams = open(&mut pair, 2).await;
+    settle().await;
+    let before = polls(&streams);
+    for (_, opened) in &streams {
+        opened.handle.wake();
+    }
+    settle().await;
+    assert_eq!(polls(&streams), before + streams.len(), "once each");
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_larger_than_their_windows_are_made_one_after_the_other_and_arrive_whole() {
+    let mut pair = Pair::with_window(1 << 20, 65_535).await;
+    let mut streams = open(&mut pair, 10).await;
+    for (_, opened) in &streams {
+        for _ in 0..2 {
+            opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+        }
+    }
+    settle().await;
+    assert_eq!(made(&streams), LARGE);
+    // One that gives up lets the next in.
+    drop(streams.remove(0));
+    drop(streams.remove(1));
+    let mut reading = tokio::task::JoinSet::new();
+    for (mut body, opened) in streams {
+        drop(opened.sends);
+        reading.spawn(async move { whole(&mut body).await.unwrap().len() });
+    }
+    assert_eq!(reading.join_all().await, [2 * LARGE; 8]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fits_is_made_while_others_wait_for_their_windows() {
+    let mut pair = Pair::with_window(1 << 20, 65_535).await;
+    let streams = open(&mut pair, 4).await;
+    for (_, opened) in &streams {
+        opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+    }
+    settle().await;
+    let mut others = open(&mut pair, 2).await;
+    for (body, opened) in &mut others {
+        opened.sends.try_send(Bytes::from_static(b"small")).unwrap();
+        assert_eq!(data(body).await, &b"small"[..]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fits_is_not_made_for_a_socket_that_is_full() {
+    let mut pair = Pair::with_window(1000, 1 << 20).await;
+    let streams = open(&mut pair, 100).await;
+    pair.is_stopped.store(true, Ordering::Relaxed);
+    for (_, opened) in &streams {
+        for _ in 0..10 {
+            opened.sends.try_send(Bytes::from(vec![7; 60_000])).unwrap();
+        }
+    }
+    settle().await;
+    let (made_first, polled) = (made(&streams), polls(&streams));
+    assert!((512 << 10..700 << 10).contains(&made_first), "{made_first}");
+    settle().await;
+    assert_eq!((made(&streams), polls(&streams)), (made_first, polled));
+    drop(streams);
+}
