@@ -240,6 +240,7 @@ impl App {
         let bounds = ServerConfig {
             streams_per_connection: config.limits.streams_per_connection,
             progress_timeout: config.watch.progress_timeout,
+            stalled: service.metrics().stalled(),
             drain_period: config.drain.period,
         };
         // Removed when this function returns.

@@ -118,7 +118,8 @@ pub struct WatchConfig {
     pub future_wait: Duration,
     /// The least time between two wakes of the watchers of a resource; by default 0, for the least that pays.
     pub batch_window: Duration,
-    /// A connection that takes nothing of what is to be written to it is cut after this; by default 30 seconds, never 0.
+    /// A connection that takes nothing of what is to be written to it is cut after this, and a stream that takes nothing of
+    /// what it is to be sent is reset; by default 30 seconds, never 0.
     pub progress_timeout: Duration,
     /// Watches open at the same time, of all clients together; by default 100 000, never 0.
     pub max_watchers: usize,

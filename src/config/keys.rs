@@ -46,7 +46,11 @@ const KEYS: &[Key] = &[
         "0ms",
         "how long changes are gathered after others: more delay, less work for many watchers",
     ),
-    key("watch.progress_timeout", "30s", "how long a connection may take nothing of what is written to it"),
+    key(
+        "watch.progress_timeout",
+        "30s",
+        "how long a client may take nothing of what is to be sent, on its connection or on a stream",
+    ),
     key("watch.max_watchers", "100000", "watches open at the same time"),
     key("history.age", "5m", "the age of the oldest event that is kept, for each resource"),
     key("history.events", "100000", "the most events that are kept, for each resource"),

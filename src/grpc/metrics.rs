@@ -17,6 +17,7 @@ use super::status::Refusal;
 pub struct RpcMetrics {
     started: Family<MethodLabels, Counter>,
     handled: Family<RpcLabels, Counter>,
+    stalled: Counter,
 }
 
 /// Labels of a call that has begun.
@@ -60,6 +61,13 @@ impl RpcMetrics {
     pub fn register(&self, registry: &mut Registry) {
         registry.register("grpc_server_started", "RPCs started", self.started.clone());
         registry.register("grpc_server_handled", "RPCs ended, by code", self.handled.clone());
+        let help = "Streams reset because their clients took nothing for watch.progress_timeout";
+        registry.register("informerd_streams_stalled", help, self.stalled.clone());
+    }
+
+    /// Returns the counter of streams that were reset because their clients took nothing.
+    pub fn stalled(&self) -> Counter {
+        self.stalled.clone()
     }
 
     pub(super) fn start(self: &Arc<Self>, method: &'static str) -> RpcObserver {

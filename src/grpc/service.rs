@@ -202,7 +202,8 @@ impl Service {
         &self.inner.lifecycle.draining
     }
 
-    pub(super) fn metrics(&self) -> &Arc<RpcMetrics> {
+    /// Returns the counters of its calls.
+    pub fn metrics(&self) -> &Arc<RpcMetrics> {
         &self.inner.metrics
     }
 

@@ -3,6 +3,7 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use http::{Request, Response};
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
@@ -39,8 +40,11 @@ pub enum Listener {
 pub struct ServerConfig {
     /// Streams that a client may have open on one connection, at most.
     pub streams_per_connection: u32,
-    /// A connection that takes nothing of what is to be written to it is cut after this.
+    /// A connection that takes nothing of what is to be written to it is cut after this, and a stream that takes nothing of
+    /// what it is to be sent is reset.
     pub progress_timeout: Duration,
+    /// Counts the streams that were reset so.
+    pub stalled: Counter,
     /// What is still open so long after draining has begun is cut.
     pub drain_period: Duration,
 }

@@ -13,6 +13,7 @@ use h2::{
     server::{self, Handshake, SendResponse},
 };
 use http::{Request, Response};
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
@@ -28,6 +29,7 @@ use super::{
     keepalive::KeepAlive,
     merge::Merge,
     outgoing::Outgoing,
+    stalled::Stalled,
     streams::{Spawned, Streams},
 };
 
@@ -57,6 +59,8 @@ pub(super) struct Connection<T: Io, S, B: Supply> {
     waker: Waker,
     io: Merge<T>,
     streams: Streams<Exchange<B>>,
+    stalled: Stalled,
+    stalled_streams: Counter,
     /// What is awaited next of the two steps in which a server ends.
     ending: Option<(Ending, Pin<Box<WaitForCancellationFutureOwned>>)>,
     cut: CancellationToken,
@@ -161,6 +165,8 @@ where
             waker,
             io,
             streams,
+            stalled: Stalled::new(config.progress_timeout),
+            stalled_streams: config.stalled.clone(),
             ending: Some((Ending::Drain, Box::pin(shared.draining.clone().cancelled_owned()))),
             cut: shared.cut.clone(),
             progress_timeout: config.progress_timeout,
@@ -264,6 +270,15 @@ where
         Err(ConnectionError::Stuck(self.progress_timeout))
     }
 
+    /// Resets the streams whose windows have been shut for too long.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) {
+        let reset = self.stalled.poll(self.streams.newcomers(), cx);
+        if reset > 0 {
+            tracing::debug!(peer = %self.peer, streams = reset, "stalled streams reset");
+            self.stalled_streams.inc_by(reset as u64);
+        }
+    }
+
     /// Bounds what lies below the queues, in the kernel.
     fn tune(&mut self) {
         let wanted = (UNSENT_PER_STREAM * self.streams.len().next_power_of_two()).min(MAX_UNSENT);
@@ -328,11 +343,13 @@ where
                 return Poll::Ready(Err(error.into()));
             }
             this.poll_stuck(task)?;
+            this.poll_stalled(task);
             return Poll::Pending;
         }
         if let Poll::Ready(Err(error)) = this.io.poll_drain(&mut cx) {
             return Poll::Ready(Err(error.into()));
         }
+        this.poll_stalled(task);
         this.streams.yield_now(task.waker());
         Poll::Pending
     }

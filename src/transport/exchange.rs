@@ -17,8 +17,9 @@ use super::{
     Room, Supplied, Supply,
     budget::Place,
     connection::BoxError,
+    handle::{StreamHandle, UNSENT_LARGE},
     outgoing::{Kept, Outgoing},
-    streams::{StreamHandle, UNSENT_LARGE},
+    stalled::Wait,
 };
 
 /// A stream: first its call, then the body of the response, which is asked for what can be sent. Ready when it is over.
@@ -34,6 +35,8 @@ pub(super) struct Exchange<B: Supply> {
 enum Stage<B> {
     Calling(Call<B>, SendResponse<Outgoing>),
     Sending(B, SendStream<Outgoing>),
+    /// The body has ended, and what it gave is larger than its window.
+    Flushing(SendStream<Outgoing>),
     Over,
 }
 
@@ -65,7 +68,7 @@ impl<B: Supply> Exchange<B> {
     fn reset(&mut self, reason: Reason) {
         match &mut self.stage {
             Stage::Calling(_, respond) => respond.send_reset(reason),
-            Stage::Sending(_, stream) => stream.send_reset(reason),
+            Stage::Sending(_, stream) | Stage::Flushing(stream) => stream.send_reset(reason),
             Stage::Over => {}
         }
         self.stage = Stage::Over;
@@ -100,6 +103,22 @@ impl<B: Supply> Exchange<B> {
         Poll::Ready(())
     }
 
+    /// Waits until the last messages are sent, if they are larger than their window.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Stage::Sending(_, _) = self.stage
+            && self.handle.has_unsent(1)
+            && let Stage::Sending(_, stream) = std::mem::replace(&mut self.stage, Stage::Over)
+        {
+            self.stage = Stage::Flushing(stream);
+        }
+        let Stage::Flushing(stream) = &mut self.stage else { return Poll::Ready(()) };
+        if !self.handle.has_unsent(1) {
+            return Poll::Ready(());
+        }
+        self.handle.waits_for(Wait::Nothing);
+        poll_lost(stream, cx).map(drop)
+    }
+
     /// Sends what the body has and there is room for. Ready when the stream is over.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
         let Self { stage: Stage::Sending(body, stream), handle, socket, large } = self else {
@@ -109,6 +128,7 @@ impl<B: Supply> Exchange<B> {
         loop {
             // What was made for it is written first, and so is what was made for all.
             if handle.is_full() || budgets.socket.poll_reserve(socket, 0, cx).is_pending() {
+                handle.waits_for(Wait::Nothing);
                 return poll_lost(stream, cx);
             }
             // A stream claims a part of the connection's window only while it is polled, or waits for its first byte of it.
@@ -132,6 +152,7 @@ impl<B: Supply> Exchange<B> {
                 if capacity == 0 {
                     budgets.large.leave(large);
                     stream.reserve_capacity(1);
+                    handle.waits_for(Wait::Window);
                     // When none comes, the stream is closed.
                     let Some(Ok(_)) = ready!(stream.poll_capacity(cx)) else { return Poll::Ready(None) };
                     continue;
@@ -148,6 +169,7 @@ impl<B: Supply> Exchange<B> {
                 };
                 if reserved > 0 && budgets.large.poll_reserve(large, reserved, cx).is_pending() {
                     stream.reserve_capacity(0);
+                    handle.waits_for(Wait::Line);
                     return poll_lost(stream, cx);
                 }
                 asked = ask(body, stream, handle, &mut room, cx);
@@ -161,6 +183,7 @@ impl<B: Supply> Exchange<B> {
                     budgets.socket.leave(socket);
                     budgets.large.leave(large);
                     stream.reserve_capacity(0);
+                    handle.waits_for(Wait::Nothing);
                     return poll_lost(stream, cx);
                 }
                 Asked::Over(reason) => return Poll::Ready(reason),
@@ -227,6 +250,7 @@ impl<B: Supply> Future for Exchange<B> {
         if let Some(reason) = ready!(this.poll_send(cx)) {
             this.reset(reason);
         }
+        ready!(this.poll_flush(cx));
         this.stage = Stage::Over;
         Poll::Ready(())
     }

@@ -4,13 +4,13 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-use super::{Chunk, streams::StreamHandle};
+use super::{Chunk, handle::StreamHandle};
 
 /// What one DATA frame or several carry.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     chunk: Chunk,
-    _lease: Option<Lease>,
+    lease: Option<Lease>,
 }
 
 /// The memory of a chunk: it counts against its stream and its connection.
@@ -37,7 +37,7 @@ impl Outgoing {
     pub(super) fn new(chunk: Chunk, handle: &StreamHandle, kept: Kept) -> Self {
         let bytes = chunk.remaining();
         handle.charge(bytes, kept);
-        Self { chunk, _lease: Some(Lease { handle: handle.clone(), bytes, kept }) }
+        Self { chunk, lease: Some(Lease { handle: handle.clone(), bytes, kept }) }
     }
 }
 
@@ -56,6 +56,9 @@ impl Buf for Outgoing {
 
     fn advance(&mut self, count: usize) {
         self.chunk.advance(count);
+        if let Some(lease) = &self.lease {
+            lease.handle.note_written(count);
+        }
     }
 
     fn copy_to_bytes(&mut self, count: usize) -> Bytes {

@@ -1,32 +1,18 @@
 //! The streams that are polled in their connection's task, and what wakes them there.
-//!
-//! Written by wakers of any thread (the ready list) and by the connection's task (everything else). Invariants:
-//!
-//! - A key is pushed to the ready list before the task is woken; the task rests only after it has found the list empty, and
-//!   looks again when it was woken meanwhile. So no wake-up is lost.
-//! - A waker owns no stream: the last reference to one may be dropped under the lock of whoever held it.
 
 use std::{
-    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Wake, Waker},
 };
 
-use futures_util::task::AtomicWaker;
-use h2::Reason;
-use parking_lot::Mutex;
 use slab::Slab;
 
-use super::{budget::Budget, exchange::MAX_ROOM, outgoing::Kept};
-
-/// A stream, seen by others than the one that polls it; an extension of its request.
-#[derive(Clone)]
-pub struct StreamHandle(Arc<StreamWaker>);
+use super::{
+    handle::{CONNECTION, POLLING, RESTING, SPAWNED, StreamHandle, StreamWaker, WOKEN, Wakes},
+    stalled::Newcomers,
+};
 
 /// The streams of one connection that its task polls.
 pub(super) struct Streams<F> {
@@ -45,150 +31,12 @@ struct Stream<F> {
 /// A stream in a task of its own. Wake-ups while it is polled are its own to [settle](StreamHandle::settle), as for any other.
 pub(super) struct Spawned<F>(Stream<F>);
 
-/// What the streams of a connection share: the list of those to be polled, and the bounds on what is unsent.
-struct Wakes {
-    ready: Mutex<Vec<usize>>,
-    state: AtomicU8,
-    task: AtomicWaker,
-    budgets: Budgets,
-}
-
-/// The bounds on what one connection keeps unsent.
-#[derive(Debug)]
-pub(super) struct Budgets {
-    /// What fits into its window.
-    pub(super) socket: Budget,
-    /// Messages that are larger than their windows.
-    pub(super) large: Budget,
-}
-
-struct StreamWaker {
-    wakes: Arc<Wakes>,
-    key: AtomicUsize,
-    /// As that of the connection's task.
-    state: AtomicU8,
-    /// Bytes that HTTP/2 has of it.
-    unsent: AtomicUsize,
-    /// It waits until they are fewer.
-    is_full: AtomicBool,
-    /// [`KEPT`], or how the stream is to end.
-    reset: AtomicU8,
-    /// Of a stream that has a task of its own.
-    task: AtomicWaker,
-}
-
-/// The connection itself, in the ready list.
-const CONNECTION: usize = usize::MAX;
-/// A stream with a task of its own; it is never in the list.
-const SPAWNED: usize = usize::MAX - 1;
-
-/// What fits into its window is made while less than this waits for the socket.
-const UNSENT_FITTING: usize = 512 << 10;
-/// A message that is larger than its window is made while less than this waits for windows.
-pub(super) const UNSENT_LARGE: usize = 512 << 10;
-/// Nothing is made for a stream that has so much unsent.
-const UNSENT_PER_STREAM: usize = MAX_ROOM;
-
-/// The stream is not to be reset.
-const KEPT: u8 = 0;
-/// The stream is to be reset with `CANCEL`.
-const CANCELLED: u8 = 1;
-
-/// The task waits to be woken.
-const RESTING: u8 = 0;
-/// The task is running, and looks at the list before it rests.
-const POLLING: u8 = 1;
-/// The task was woken, or is to look again.
-const WOKEN: u8 = 2;
-
-// === impl StreamHandle ===
-
-impl StreamHandle {
-    /// Ends the stream with `RST_STREAM`, whatever it has still to send: a client whose window is shut can be sent nothing else.
-    pub fn reset(&self) {
-        self.0.reset.store(CANCELLED, Ordering::Release);
-        self.0.wake_by_ref();
-    }
-
-    /// Wakes the stream without a reason.
-    #[cfg(test)]
-    pub(super) fn wake(&self) {
-        self.0.wake_by_ref();
-    }
-
-    /// How the stream is to be reset, if it is.
-    pub(super) fn wanted_reset(&self) -> Option<Reason> {
-        (self.0.reset.load(Ordering::Acquire) == CANCELLED).then_some(Reason::CANCEL)
-    }
-
-    /// Forgets the wake-ups so far: the stream is being polled, and has not looked at what they are about.
-    pub(super) fn settle(&self) {
-        self.0.state.store(POLLING, Ordering::SeqCst);
-    }
-
-    /// Returns the bounds of its connection.
-    pub(super) fn budgets(&self) -> &Budgets {
-        &self.0.wakes.budgets
-    }
-
-    /// Returns whether the stream has to wait until more of it is sent; it is woken then.
-    pub(super) fn is_full(&self) -> bool {
-        let is_full = || self.0.unsent.load(Ordering::SeqCst) >= UNSENT_PER_STREAM;
-        if !is_full() {
-            return false;
-        }
-        self.0.is_full.store(true, Ordering::SeqCst);
-        // It may have been sent before that.
-        is_full()
-    }
-
-    /// Counts bytes that HTTP/2 has been given.
-    pub(super) fn charge(&self, bytes: usize, kept: Kept) {
-        self.0.unsent.fetch_add(bytes, Ordering::SeqCst);
-        self.0.wakes.budgets.of(kept).charge(bytes);
-    }
-
-    /// Counts bytes that HTTP/2 no longer has.
-    pub(super) fn release(&self, bytes: usize, kept: Kept) {
-        let unsent = self.0.unsent.fetch_sub(bytes, Ordering::SeqCst) - bytes;
-        if unsent < UNSENT_PER_STREAM && self.0.is_full.swap(false, Ordering::SeqCst) {
-            self.0.wake_by_ref();
-        }
-        self.0.wakes.budgets.of(kept).release(bytes);
-    }
-}
-
-impl Budgets {
-    fn new() -> Self {
-        Self { socket: Budget::new(UNSENT_FITTING, MAX_ROOM), large: Budget::new(UNSENT_LARGE, UNSENT_LARGE) }
-    }
-
-    fn of(&self, kept: Kept) -> &Budget {
-        match kept {
-            Kept::ForTheSocket => &self.socket,
-            Kept::ForItsWindow => &self.large,
-        }
-    }
-}
-
-impl fmt::Debug for StreamHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamHandle").field("reset", &self.0.reset).finish_non_exhaustive()
-    }
-}
-
 // === impl Streams ===
 
 impl<F: Future<Output = ()> + Unpin> Streams<F> {
     /// None yet.
     pub(super) fn new() -> Self {
-        let wakes = Wakes {
-            ready: Mutex::default(),
-            state: AtomicU8::new(RESTING),
-            task: AtomicWaker::new(),
-            budgets: Budgets::new(),
-        };
-        Self { slab: Slab::new(), wakes: Arc::new(wakes), ready: Vec::new() }
+        Self { slab: Slab::new(), wakes: Arc::new(Wakes::new()), ready: Vec::new() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -249,6 +97,11 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         task.wake_by_ref();
     }
 
+    /// Returns the streams that have begun to wait, for the connection's task.
+    pub(super) fn newcomers(&self) -> &Newcomers {
+        &self.wakes.newcomers
+    }
+
     /// Resets every stream.
     pub(super) fn reset_all(&mut self) {
         self.slab.clear();
@@ -295,47 +148,6 @@ impl<F: Future<Output = ()> + Unpin> Future for Spawned<F> {
     }
 }
 
-// === impl StreamWaker ===
-
-impl StreamWaker {
-    fn new(wakes: &Arc<Wakes>, key: usize) -> Self {
-        Self {
-            wakes: Arc::clone(wakes),
-            key: AtomicUsize::new(key),
-            state: AtomicU8::new(RESTING),
-            unsent: AtomicUsize::new(0),
-            is_full: AtomicBool::new(false),
-            reset: AtomicU8::new(KEPT),
-            task: AtomicWaker::new(),
-        }
-    }
-}
-
-impl Wake for StreamWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        let key = self.key.load(Ordering::Acquire);
-        let before = self.state.swap(WOKEN, Ordering::SeqCst);
-        if key == SPAWNED {
-            // While it is polled, it looks before it rests.
-            if before == RESTING {
-                self.task.wake();
-            }
-            return;
-        }
-        // The connection does not know when it is polled, so it may be in the list twice, which does no harm.
-        if key == CONNECTION || before != WOKEN {
-            self.wakes.ready.lock().push(key);
-            if self.wakes.state.swap(WOKEN, Ordering::SeqCst) == RESTING {
-                self.wakes.task.wake();
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -344,6 +156,7 @@ mod tests {
     };
 
     use futures_util::{FutureExt, future::BoxFuture, task::noop_waker_ref};
+    use parking_lot::Mutex;
 
     use super::*;
 

@@ -17,6 +17,7 @@ use h2::{Reason, RecvStream, client::SendRequest};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf},
     net::TcpStream,
@@ -73,6 +74,7 @@ struct Pair {
     is_stopped: Arc<AtomicBool>,
     draining: CancellationToken,
     cut: CancellationToken,
+    stalled: Counter,
 }
 
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -86,6 +88,7 @@ struct Serving {
     is_stopped: Arc<AtomicBool>,
     draining: CancellationToken,
     cut: CancellationToken,
+    stalled: Counter,
 }
 
 fn serve(pipe: usize) -> Serving {
@@ -108,16 +111,18 @@ fn serve(pipe: usize) -> Serving {
         draining: draining.clone(),
         cut: cut.clone(),
     };
+    let stalled = Counter::default();
     let config = ServerConfig {
         streams_per_connection: 1000,
         progress_timeout: PROGRESS_TIMEOUT,
+        stalled: stalled.clone(),
         drain_period: Duration::from_secs(5),
     };
     let (writes, is_stopped) = (Arc::default(), Arc::default());
     let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
     let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
     let server = tokio::spawn(Connection::new(near, Peer::Unix { uid: None }, service, &config, &shared));
-    Serving { far, server, opened, writes, is_stopped, draining, cut }
+    Serving { far, server, opened, writes, is_stopped, draining, cut, stalled }
 }
 
 impl Pair {
@@ -127,12 +132,12 @@ impl Pair {
 
     /// With so much room for each stream.
     async fn with_window(pipe: usize, window: u32) -> Self {
-        let Serving { far, server, opened, writes, is_stopped, draining, cut } = serve(pipe);
+        let Serving { far, server, opened, writes, is_stopped, draining, cut, stalled } = serve(pipe);
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(window).initial_connection_window_size(1 << 30);
         let (client, connection) = builder.handshake(far).await.unwrap();
         let client_task = tokio::spawn(connection);
-        Self { client, client_task, server, opened, writes, is_stopped, draining, cut }
+        Self { client, client_task, server, opened, writes, is_stopped, draining, cut, stalled }
     }
 
     async fn open(&mut self, path: &str) -> (RecvStream, Opened) {

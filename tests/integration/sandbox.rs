@@ -22,6 +22,7 @@ use informerd::{
     transport::{Chunk, Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     net::TcpListener,
     task::{JoinHandle, JoinSet},
@@ -160,6 +161,7 @@ impl Sandbox {
         let bounds = ServerConfig {
             streams_per_connection: 1024,
             progress_timeout: Duration::from_secs(30),
+            stalled: Counter::default(),
             drain_period: options.drain_period,
         };
         let routes = Routes::new(service.clone());

@@ -116,3 +116,66 @@ async fn what_fits_is_not_made_for_a_socket_that_is_full() {
     assert_eq!((made(&streams), polls(&streams)), (made_first, polled));
     drop(streams);
 }
+
+#[tokio::test(start_paused = true)]
+async fn streams_whose_windows_are_shut_are_reset_and_those_that_wait_for_nothing_stay() {
+    for window in [0, WINDOW] {
+        let mut pair = Pair::with_window(1 << 20, window).await;
+        let stuck = open(&mut pair, 4).await;
+        let idle = open(&mut pair, 2).await;
+        let began = Instant::now();
+        for (_, opened) in &stuck {
+            opened.sends.try_send(Bytes::from_static(b"message")).unwrap();
+        }
+        // Some have ended, as far as their bodies are concerned.
+        let (mut bodies, mut sends): (Vec<_>, Vec<_>) =
+            stuck.into_iter().map(|(body, opened)| (body, opened.sends)).unzip();
+        sends.truncate(2);
+        for body in &mut bodies {
+            let ended = loop {
+                match body.data().await {
+                    Some(Ok(_)) => {}
+                    ended => break ended.unwrap().unwrap_err(),
+                }
+            };
+            assert_eq!(ended.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+        }
+        for sends in sends {
+            sends.closed().await;
+        }
+        let passed = began.elapsed();
+        assert!(passed >= PROGRESS_TIMEOUT && passed <= PROGRESS_TIMEOUT * 5 / 4, "{passed:?}");
+        tokio::time::sleep(PROGRESS_TIMEOUT * 10).await;
+        assert_eq!(pair.stalled.get(), 4);
+        assert!(idle.iter().all(|(_, opened)| !opened.sends.is_closed()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_takes_little_stays_and_those_in_line_have_longer() {
+    let mut pair = Pair::with_window(1 << 20, 100).await;
+    let mut streams = open(&mut pair, 4).await;
+    for (_, opened) in &streams {
+        opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+    }
+    // The first takes a little now and then, also after its body has ended; the others wait in line, and take nothing.
+    let (mut first, opened) = streams.remove(0);
+    drop(opened);
+    for read in 0..20 {
+        assert!(!data(&mut first).await.is_empty());
+        // Those in line have twice the time.
+        assert!(read > 2 || streams.iter().all(|(_, opened)| !opened.sends.is_closed()));
+        tokio::time::sleep(PROGRESS_TIMEOUT * 2 / 3).await;
+    }
+    for (mut body, _) in streams {
+        assert_eq!(whole(&mut body).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
+    }
+    // When it takes nothing any more, it goes as well.
+    let ended = loop {
+        match first.data().await {
+            Some(Ok(_)) => {}
+            ended => break ended.unwrap().unwrap_err(),
+        }
+    };
+    assert_eq!(ended.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+}

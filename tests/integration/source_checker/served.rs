@@ -12,6 +12,7 @@ use informerd::{
     transport::{Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
+use prometheus_client::metrics::counter::Counter;
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -126,6 +127,7 @@ impl Served {
         let bounds = ServerConfig {
             streams_per_connection: 1024,
             progress_timeout: Duration::from_secs(30),
+            stalled: Counter::default(),
             drain_period: Duration::ZERO,
         };
         let server = Server::new(self.routes.clone(), Routes::is_watch, bounds);

@@ -1,0 +1,262 @@
+//! A stream as it is seen from outside: by its wakers, by what HTTP/2 has of it, and by whoever resets it.
+//!
+//! Written by wakers of any thread (the ready list) and by the connection's task (everything else). Invariants:
+//!
+//! - A key is pushed to the ready list before the task is woken; the task rests only after it has found the list empty, and
+//!   looks again when it was woken meanwhile. So no wake-up is lost.
+//! - A waker owns no stream: the last reference to one may be dropped under the lock of whoever held it.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
+    },
+    task::Wake,
+};
+
+use futures_util::task::AtomicWaker;
+use h2::Reason;
+use parking_lot::Mutex;
+
+use super::{
+    budget::Budget,
+    exchange::MAX_ROOM,
+    outgoing::Kept,
+    stalled::{Newcomers, Progress, Wait},
+};
+
+/// A stream, seen by others than the one that polls it; an extension of its request.
+#[derive(Clone)]
+pub struct StreamHandle(pub(super) Arc<StreamWaker>);
+
+/// What the streams of a connection share: the list of those to be polled, and the bounds on what is unsent.
+pub(super) struct Wakes {
+    pub(super) ready: Mutex<Vec<usize>>,
+    pub(super) state: AtomicU8,
+    pub(super) task: AtomicWaker,
+    budgets: Budgets,
+    /// The streams that have begun to wait.
+    pub(super) newcomers: Newcomers,
+}
+
+/// The bounds on what one connection keeps unsent.
+#[derive(Debug)]
+pub(super) struct Budgets {
+    /// What fits into its window.
+    pub(super) socket: Budget,
+    /// Messages that are larger than their windows.
+    pub(super) large: Budget,
+}
+
+pub(super) struct StreamWaker {
+    wakes: Arc<Wakes>,
+    pub(super) key: AtomicUsize,
+    /// As that of the connection's task.
+    pub(super) state: AtomicU8,
+    /// Bytes that HTTP/2 has of it.
+    unsent: AtomicUsize,
+    /// It waits until they are fewer.
+    is_full: AtomicBool,
+    /// [`KEPT`], or how the stream is to end.
+    reset: AtomicU8,
+    pub(super) progress: Progress,
+    /// Of a stream that has a task of its own.
+    pub(super) task: AtomicWaker,
+}
+
+/// The connection itself, in the ready list.
+pub(super) const CONNECTION: usize = usize::MAX;
+/// A stream with a task of its own; it is never in the list.
+pub(super) const SPAWNED: usize = usize::MAX - 1;
+
+/// What fits into its window is made while less than this waits for the socket.
+const UNSENT_FITTING: usize = 512 << 10;
+/// A message that is larger than its window is made while less than this waits for windows.
+pub(super) const UNSENT_LARGE: usize = 512 << 10;
+/// Nothing is made for a stream that has so much unsent.
+const UNSENT_PER_STREAM: usize = MAX_ROOM;
+
+/// The stream is not to be reset.
+const KEPT: u8 = 0;
+/// The stream is to be reset with `CANCEL`.
+const CANCELLED: u8 = 1;
+/// The stream is to be reset with `ENHANCE_YOUR_CALM`, which gRPC has as `RESOURCE_EXHAUSTED`.
+const STALLED: u8 = 2;
+
+/// The task waits to be woken.
+pub(super) const RESTING: u8 = 0;
+/// The task is running, and looks at the list before it rests.
+pub(super) const POLLING: u8 = 1;
+/// The task was woken, or is to look again.
+pub(super) const WOKEN: u8 = 2;
+
+// === impl StreamHandle ===
+
+impl StreamHandle {
+    /// Ends the stream with `RST_STREAM`, whatever it has still to send: a client whose window is shut can be sent nothing else.
+    pub fn reset(&self) {
+        self.0.reset.store(CANCELLED, Ordering::Release);
+        self.0.wake_by_ref();
+    }
+
+    /// Wakes the stream without a reason.
+    #[cfg(test)]
+    pub(super) fn wake(&self) {
+        self.0.wake_by_ref();
+    }
+
+    /// Ends the stream because its client takes nothing of it.
+    pub(super) fn stall(&self) {
+        self.0.reset.store(STALLED, Ordering::Release);
+        self.0.wake_by_ref();
+    }
+
+    /// Returns how the stream is to be reset, if it is.
+    pub(super) fn wanted_reset(&self) -> Option<Reason> {
+        match self.0.reset.load(Ordering::Acquire) {
+            KEPT => None,
+            STALLED => Some(Reason::ENHANCE_YOUR_CALM),
+            _ => Some(Reason::CANCEL),
+        }
+    }
+
+    /// Forgets the wake-ups so far: the stream is being polled, and has not looked at what they are about.
+    pub(super) fn settle(&self) {
+        self.0.state.store(POLLING, Ordering::SeqCst);
+    }
+
+    /// Returns the bounds of its connection.
+    pub(super) fn budgets(&self) -> &Budgets {
+        &self.0.wakes.budgets
+    }
+
+    /// Returns whether the stream has to wait until more of it is sent; it is woken then.
+    pub(super) fn is_full(&self) -> bool {
+        self.has_unsent(UNSENT_PER_STREAM)
+    }
+
+    /// Returns whether HTTP/2 has as many bytes of it, or more; the stream is woken when some of them were sent.
+    pub(super) fn has_unsent(&self, bytes: usize) -> bool {
+        let has_unsent = || self.0.unsent.load(Ordering::SeqCst) >= bytes;
+        if !has_unsent() {
+            return false;
+        }
+        self.0.is_full.store(true, Ordering::SeqCst);
+        // It may have been sent before that.
+        has_unsent()
+    }
+
+    /// Notes what the stream waits for from now on, or that it does not wait; what HTTP/2 has of it waits in any case.
+    pub(super) fn waits_for(&self, wait: Wait) {
+        self.0.progress.set(wait);
+        if self.is_waiting() && self.0.progress.begin() && self.0.wakes.newcomers.push(self) {
+            self.0.wakes.wake(CONNECTION);
+        }
+    }
+
+    /// Returns whether there is something to be sent that is not.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.0.progress.wait() != Wait::Nothing || self.0.unsent.load(Ordering::SeqCst) > 0
+    }
+
+    /// Counts bytes that were written.
+    pub(super) fn note_written(&self, bytes: usize) {
+        self.0.progress.add(bytes);
+    }
+
+    /// Counts bytes that HTTP/2 has been given.
+    pub(super) fn charge(&self, bytes: usize, kept: Kept) {
+        self.0.unsent.fetch_add(bytes, Ordering::SeqCst);
+        self.0.wakes.budgets.of(kept).charge(bytes);
+    }
+
+    /// Counts bytes that HTTP/2 no longer has.
+    pub(super) fn release(&self, bytes: usize, kept: Kept) {
+        let unsent = self.0.unsent.fetch_sub(bytes, Ordering::SeqCst) - bytes;
+        if unsent < UNSENT_PER_STREAM && self.0.is_full.swap(false, Ordering::SeqCst) {
+            self.0.wake_by_ref();
+        }
+        self.0.wakes.budgets.of(kept).release(bytes);
+    }
+}
+
+impl Budgets {
+    fn new() -> Self {
+        Self { socket: Budget::new(UNSENT_FITTING, MAX_ROOM), large: Budget::new(UNSENT_LARGE, UNSENT_LARGE) }
+    }
+
+    fn of(&self, kept: Kept) -> &Budget {
+        match kept {
+            Kept::ForTheSocket => &self.socket,
+            Kept::ForItsWindow => &self.large,
+        }
+    }
+}
+
+impl fmt::Debug for StreamHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamHandle").field("reset", &self.0.reset).finish_non_exhaustive()
+    }
+}
+
+// === impl Wakes ===
+
+impl Wakes {
+    pub(super) fn new() -> Self {
+        Self {
+            ready: Mutex::default(),
+            state: AtomicU8::new(RESTING),
+            task: AtomicWaker::new(),
+            budgets: Budgets::new(),
+            newcomers: Newcomers::default(),
+        }
+    }
+
+    /// Has the connection's task poll a stream, or itself.
+    fn wake(&self, key: usize) {
+        self.ready.lock().push(key);
+        if self.state.swap(WOKEN, Ordering::SeqCst) == RESTING {
+            self.task.wake();
+        }
+    }
+}
+
+// === impl StreamWaker ===
+
+impl StreamWaker {
+    pub(super) fn new(wakes: &Arc<Wakes>, key: usize) -> Self {
+        Self {
+            wakes: Arc::clone(wakes),
+            key: AtomicUsize::new(key),
+            state: AtomicU8::new(RESTING),
+            unsent: AtomicUsize::new(0),
+            is_full: AtomicBool::new(false),
+            reset: AtomicU8::new(KEPT),
+            progress: Progress::default(),
+            task: AtomicWaker::new(),
+        }
+    }
+}
+
+impl Wake for StreamWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let key = self.key.load(Ordering::Acquire);
+        let before = self.state.swap(WOKEN, Ordering::SeqCst);
+        if key == SPAWNED {
+            // While it is polled, it looks before it rests.
+            if before == RESTING {
+                self.task.wake();
+            }
+            return;
+        }
+        // The connection does not know when it is polled, so it may be in the list twice, which does no harm.
+        if key == CONNECTION || before != WOKEN {
+            self.wakes.wake(key);
+        }
+    }
+}
