@@ -53,6 +53,8 @@ pub(super) struct Live {
     unproved: Option<Unproved>,
     /// The events of one revision, as long as there may be more of them.
     gathered: Vec<PbEvent>,
+    /// The last message was a part of an answer that has not come whole.
+    is_partial: bool,
     /// With where the resource is after it.
     ready: VecDeque<(Delta, Position)>,
     heard_at: Instant,
@@ -118,6 +120,7 @@ impl Live {
             responses,
             unproved,
             gathered: Vec::new(),
+            is_partial: false,
             ready: VecDeque::new(),
             heard_at: now,
             asked_at,
@@ -204,9 +207,10 @@ impl Live {
         }
     }
 
-    /// It answers. What has answered is the upstream only if it tells what was told before.
+    /// It answers. What has answered is the upstream only if it tells what was told before. While a part of its answer is on the
+    /// way, which may take long if a value is large, what is served is older than it.
     fn alive(&self) {
-        if self.unproved.as_ref().is_none_or(|unproved| unproved.is_repeated) {
+        if !self.is_partial && self.unproved.as_ref().is_none_or(|unproved| unproved.is_repeated) {
             self.shared.health.alive();
         }
     }
@@ -245,6 +249,7 @@ impl Live {
         self.unanswered_since = None;
         let WatchResponse { header, created, canceled, compact_revision, cancel_reason, fragment, events, .. } =
             message;
+        self.is_partial = fragment;
         if compact_revision > 0 {
             let endpoint = self.connection.endpoint();
             return Err(SourceError::Expired(format!("{endpoint}: compacted up to revision {compact_revision}")));
