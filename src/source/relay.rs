@@ -235,6 +235,7 @@ impl Shared {
         let not_before =
             known.as_ref().map(|known| opened.filter(|opened| **opened > known.version).unwrap_or(&known.version));
         self.meet().await?;
+        self.check_history(known.as_ref())?;
         let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
         let mut objects = Vec::new();
         loop {

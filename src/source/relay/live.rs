@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::{
     Position, Shared, message,
     proof::{Mark, ResumeCheck},
+    resume::unproved,
     upstream::Messages,
 };
 use crate::{
@@ -104,7 +105,7 @@ impl Live {
                 biased;
                 // Cancel-safe: a message that has not come whole stays in the stream.
                 message = self.messages.message() => {
-                    let message = message.map_err(|status| self.shared.upstream.status(&status))?;
+                    let message = message.map_err(|status| self.told(self.shared.upstream.status(&status)))?;
                     let message = message.ok_or_else(|| self.shared.upstream.ended())?;
                     self.heard_at = Instant::now();
                     if let Some(delta) = self.take(message)? {
@@ -188,8 +189,13 @@ impl Live {
                 let version = self.not_before(&version)?;
                 self.bookmark(message.bookmark.unwrap_or_default(), version).map(Some)
             }
-            _ => Err(self.shared.upstream.not_an_event(message)),
+            _ => Err(self.told(self.shared.upstream.not_an_event(message))),
         }
+    }
+
+    /// An error that the upstream has told. The history that has changed there is that of the position only if it is proved.
+    fn told(&self, error: SourceError) -> SourceError {
+        if self.check.is_some() { unproved(error) } else { error }
     }
 
     /// An event of a batch that is open is applied at once, as it was upstream. The position is still before it.

@@ -16,6 +16,8 @@ use crate::{cache::SourceError, model::ResourceVersion, planted::planted, proto:
 pub(super) struct Server {
     /// New at each of its starts.
     name: String,
+    /// Its name of the history of that version; empty if unknown.
+    history: String,
     /// The version that it serves; `None` before it has one.
     version: Option<ResourceVersion>,
     is_synced: bool,
@@ -41,6 +43,13 @@ impl Position {
         let is_its_own = self.version.lineage().is_some() || origin.is_empty() || server.is_empty();
         is_its_own || origin == server || planted!(AnyServerVouches)
     }
+
+    /// Returns whether a server has named another history since.
+    fn is_left_by(&self, server: &Server) -> bool {
+        let Server { name, history, .. } = server;
+        let is_named = self.history.split_once('.').is_some_and(|(origin, _)| origin == name);
+        is_named && !history.is_empty() && **history != *self.history
+    }
 }
 
 // === impl Shared ===
@@ -52,9 +61,22 @@ impl Shared {
         let server = Server {
             is_synced: resource.state() == SyncState::Synced,
             version: resource.resource_version.parse().ok(),
+            history: resource.history,
             name: resource.path.into_iter().last().unwrap_or_default(),
         };
         self.state.lock().server = Some(server);
+        Ok(())
+    }
+
+    /// Checks that the history of a position is the server's present one, if the server has named it.
+    pub(super) fn check_history(&self, position: Option<&Position>) -> Result<(), SourceError> {
+        let state = self.state.lock();
+        if let (Some(server), Some(position)) = (&state.server, position)
+            && position.is_left_by(server)
+        {
+            let endpoint = &self.config.endpoint;
+            return Err(SourceError::HistoryChanged(format!("{endpoint}: the history of the upstream has changed")));
+        }
         Ok(())
     }
 
@@ -66,20 +88,21 @@ impl Shared {
         bookmark_interval: Duration,
     ) -> Result<(Messages, Option<ResumeCheck>), SourceError> {
         self.meet().await?;
-        let is_vouched_for =
-            self.state.lock().server.as_ref().is_none_or(|server| position.is_vouched_for(&server.name));
-        let (after, check) = if is_vouched_for {
-            (position.version.clone(), None)
-        } else {
-            let (after, check) = self.prove(position).await?;
-            (after, Some(check))
-        };
-        let start = Start::After { version: &after, history: &position.history };
-        let messages = self.upstream.open(start, bookmark_interval).await?;
-        if check.is_none() {
+        let other = self.state.lock().server.as_ref().and_then(|server| {
+            let is_vouched_for = position.is_vouched_for(&server.name);
+            (!is_vouched_for).then(|| server.history.clone())
+        });
+        let Some(history) = other else {
+            let start = Start::After { version: &position.version, history: &position.history };
+            let messages = self.upstream.open(start, bookmark_interval).await?;
             self.state.lock().behind.clear();
-        }
-        Ok((messages, check))
+            return Ok((messages, None));
+        };
+        let (after, check) = self.prove(position).await?;
+        // What was proved is worth nothing in the next history of that server.
+        let start = Start::After { version: &after, history: &history };
+        let messages = self.upstream.open(start, bookmark_interval).await;
+        Ok((messages.map_err(unproved)?, Some(check)))
     }
 
     /// Finds out how another server can prove that it has the history of a position: by a stream after the version returned.
@@ -164,5 +187,13 @@ impl Shared {
             return SourceError::Busy(text);
         }
         SourceError::HistoryChanged(format!("another server is synced, and has been behind for {limit:?}: {text}"))
+    }
+}
+
+/// An error of a server before it is proved to have the history of the position: that its own has changed says nothing of that.
+pub(super) fn unproved(error: SourceError) -> SourceError {
+    match error {
+        SourceError::HistoryChanged(text) => SourceError::Busy(text),
+        error => error,
     }
 }

@@ -116,6 +116,29 @@ async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
     until("listed", async || state(&relay).await == state(&coming[0]).await).await;
 }
 
+/// A list waits for the version that is known, but not at a server that has left the history of it.
+#[tokio::test]
+async fn a_server_that_goes_back_while_another_one_is_listed_is_another_history() {
+    let going = origin(LISTED, 1, "").await;
+    let wire = Wire::to(going.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let mut stream = watch(&relay, watch_from_now()).await;
+    play(&going, "2:a 9:@").await;
+    relay.reached(&version(9)).await;
+    // It has the last change, does not reach back to it, and is behind.
+    let behind = origin("a=2 b=1", 6, "").await;
+    wire.lead_to(behind.address());
+    wire.cut();
+    until("it is to be listed", async || relay.lists() == 2).await;
+    going.say(Delta::Rewind(List::new(vec![at("b", r#""at":3"#, 3)], version(6)))).await;
+    going.reached(&version(6)).await;
+    wire.lead_to(going.address());
+    wire.cut();
+    let ended = tokio::time::timeout(DEADLINE, end(&mut stream)).await.expect("the watch ends");
+    assert_eq!(reason(&ended), "HISTORY_CHANGED");
+    until("it is listed", async || state(&relay).await == state(&going).await).await;
+}
+
 /// What cannot be proved is listed, and compared: what was known has to be there.
 #[tokio::test]
 async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {
