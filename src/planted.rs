@@ -258,6 +258,8 @@ bugs! {
         SavedVersionIsComplete,
         /// A watch that broke goes on without a proof of its history.
         BrokenWatchNeedsNoProof,
+        /// A watch that the API has closed goes on without a proof of its history, however long ago that was.
+        CloseIsAlwaysAProof,
         /// The head is requested without the configured selectors.
         HeadIgnoresTheSelectors,
         /// A list that is too large for one answer is requested in one answer again.

@@ -1,5 +1,9 @@
 //! What is known of the API between a list and a watch: which cluster it is, how its versions count, and where the resource is.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::{proof::Mark, replay::Replay};
 use crate::{
     model::{Event, ResourceVersion, VersionError},
@@ -66,9 +70,9 @@ pub(super) enum Origin {
     EarlierStart,
     /// The API, by the list that was the last thing that happened.
     List,
-    /// The API, by a watch that it closed as it should, which was the last thing that happened. An API server that is killed,
-    /// and a machine that is rolled back, end no answer that way.
-    Closed,
+    /// The API, by a watch that it closed as it should, which was the last thing that happened, at this time. An API server that
+    /// is killed, and a machine that is rolled back, end no answer that way.
+    Closed(Instant),
     /// The API, by a watch. By now it may be another one, or one that was restored.
     Watch,
 }
@@ -91,6 +95,10 @@ struct Place {
 /// Changes of the API at one version; a lease of Kubernetes has at most 1,000 objects. When there are more its versions are of
 /// no use, and what is at an open version is kept for whoever resumes before it.
 const MAX_CHANGES: usize = 10_000;
+
+/// A cluster that is stopped, which closes its watches, takes longer than this until it answers again, restored. A proxy may
+/// hold requests until then.
+const RESTORE: Duration = Duration::from_secs(5);
 
 // === impl Place ===
 
@@ -122,6 +130,15 @@ impl Position {
     pub(super) fn mark(&self) -> Option<Mark> {
         let mark = self.mark.clone()?;
         Some(if self.is_open() && !planted!(OpenVersionHasNoMore) { mark.open() } else { mark })
+    }
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// Returns whether the API that answers now is the one that has just closed the watch: it is of the same history.
+    pub(super) fn is_just_closed(self) -> bool {
+        matches!(self, Self::Closed(at) if at.elapsed() < RESTORE || planted!(CloseIsAlwaysAProof))
     }
 }
 
@@ -303,7 +320,7 @@ impl Known {
     /// The API has closed a watch, and everything in it has been handed out.
     pub(super) fn note_close(&mut self) {
         if let Some(position) = self.position.as_mut().filter(|position| position.origin == Origin::Watch) {
-            position.origin = Origin::Closed;
+            position.origin = Origin::Closed(Instant::now());
         }
     }
 
@@ -318,7 +335,7 @@ impl Known {
         let position =
             self.position.as_mut().filter(|position| position.version == *from || position.safe() == *from)?;
         let begun = position.clone();
-        if matches!(position.origin, Origin::List | Origin::Closed) {
+        if matches!(position.origin, Origin::List | Origin::Closed(_)) {
             position.origin = Origin::Watch;
         }
         Some(begun)
@@ -336,6 +353,23 @@ mod tests {
         assert_eq!(known.check_cluster("a"), Ok(()));
         assert!(known.check_cluster("b").unwrap_err().contains("the uid a, and has b"));
         assert_eq!(known.check_cluster("b"), Ok(()));
+    }
+
+    /// Another API server that takes over at once is of the same history, and one that is restored has not started by then.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_was_closed_vouches_for_the_history_for_a_while() {
+        let mut known = Known::default();
+        let version = ResourceVersion::decimal(9);
+        for (since_close, is_known) in [(4, true), (5, false)] {
+            known.note_list(&version, None);
+            assert!(known.begin_watch(&version).is_some_and(|position| position.origin == Origin::List));
+            known.note_close();
+            let closed = known.begin_watch(&version).unwrap();
+            tokio::time::advance(Duration::from_secs(since_close)).await;
+            assert_eq!(closed.origin.is_just_closed(), is_known);
+            let again = known.begin_watch(&version).unwrap();
+            assert_eq!(again.origin, Origin::Watch, "once");
+        }
     }
 
     /// Invariant 12.

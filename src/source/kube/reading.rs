@@ -337,7 +337,7 @@ impl Shared {
     ///
     /// What the head proves is enough only at the version of the last known change: a cluster that was restored to a state
     /// between that change and the known version has the change too, and may have others since. So a watch that broke goes on
-    /// from before the change. One that the API has closed itself ended in the history that it goes on with.
+    /// from before the change. One that the API has just closed itself ended in the history that it goes on with.
     ///
     /// Of versions that are counted here the text before the last change is known, unless that is older than the list.
     pub(super) async fn watch(
@@ -352,7 +352,7 @@ impl Shared {
         }
         self.check_cluster().await?;
         let is_counted = version.lineage().is_some();
-        if is_counted && (origin == Origin::Closed || planted!(CountedVersionNeedsNoProof)) {
+        if is_counted && (origin.is_just_closed() || planted!(CountedVersionNeedsNoProof)) {
             return watch::open(self, &from, None).await;
         }
         if is_counted {
@@ -362,10 +362,10 @@ impl Shared {
         }
         let head = self.head(&version, mark.as_ref()).await?;
         let is_known = match (origin, &mark) {
-            (Origin::Closed, _) => true,
+            _ if origin.is_just_closed() => true,
             (Origin::Watch, _) if planted!(BrokenWatchNeedsNoProof) => true,
-            (Origin::Watch, None) => head == Head::Empty,
-            (Origin::Watch, Some(mark)) => head == Head::HasMark && *mark.version() == version,
+            (Origin::Watch | Origin::Closed(_), None) => head == Head::Empty,
+            (Origin::Watch | Origin::Closed(_), Some(mark)) => head == Head::HasMark && *mark.version() == version,
             _ => false,
         };
         if is_known {

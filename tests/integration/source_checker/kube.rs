@@ -34,6 +34,8 @@ pub(crate) struct Kube {
 
 /// As the program has it by default.
 const STALE_AFTER: Duration = Duration::from_secs(15);
+/// A cluster that is restored.
+const STOPPED: Duration = Duration::from_secs(8);
 
 // === impl Kube ===
 
@@ -45,9 +47,14 @@ impl Kube {
     }
 
     async fn restore(&mut self, restore: &Restore) {
-        let Restore { back, repeats, ahead, elsewhere, has_another_uid } = *restore;
+        let Restore { back, repeats, ahead, elsewhere, has_another_uid, stops } = *restore;
+        if stops {
+            self.api.set(|state| (state.generation, state.is_stopped) = (state.generation + 1, true));
+            tokio::time::sleep(STOPPED).await;
+        }
         // In one step: nobody sees half of it.
         self.api.set(|state| {
+            (state.is_stopped, state.kills) = (false, state.kills + u64::from(!stops));
             let lost = state.world.restore(state.world.version.saturating_sub(back).max(1));
             if repeats {
                 state.world.repeat(&lost);
@@ -63,7 +70,9 @@ impl Kube {
             state.world.version += elsewhere;
         });
         self.rewrites += 1;
-        self.proxy.begin(NetworkFault::Cut).await;
+        if !stops {
+            self.proxy.begin(NetworkFault::Cut).await;
+        }
     }
 
     fn write_token(&self) {
@@ -114,6 +123,7 @@ impl Upstream for Kube {
         "CRD not served",
         "restore",
         "restore with another uid",
+        "restore of a cluster that was stopped",
         "restore whose lost writes are repeated",
         "restore beyond the last version",
         "lag",
@@ -172,6 +182,8 @@ impl Upstream for Kube {
             compacted: 0,
             expires_page: false,
             generation: 0,
+            kills: 0,
+            is_stopped: false,
             is_served: true,
             initial_events: setup.initial_events,
             ignores_limit: setup.ignores_limit,

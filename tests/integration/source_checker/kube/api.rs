@@ -55,6 +55,10 @@ pub(crate) struct State {
     pub(crate) expires_page: bool,
     /// Raised to close every watch.
     pub(crate) generation: u64,
+    /// Raised with it when they do not end as they should.
+    pub(crate) kills: u64,
+    /// Nobody answers, and what is requested waits.
+    pub(crate) is_stopped: bool,
     /// The kind is served.
     pub(crate) is_served: bool,
     pub(crate) initial_events: InitialEvents,
@@ -172,6 +176,10 @@ impl Api {
     }
 
     async fn answer(&self, request: Parts) -> Response {
+        let mut changes = self.changed.subscribe();
+        while self.state.lock().is_stopped {
+            changes.changed().await.unwrap();
+        }
         let uri = &request.uri;
         let query: Query = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
         let authorization = request.headers.get("authorization").and_then(|value| value.to_str().ok());

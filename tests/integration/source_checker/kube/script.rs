@@ -103,6 +103,8 @@ pub(crate) struct Restore {
     /// Versions that other kinds take meanwhile.
     pub(super) elsewhere: u64,
     pub(super) has_another_uid: bool,
+    /// The API servers are stopped before and not killed: they close their watches. What is requested waits for the new ones.
+    pub(super) stops: bool,
 }
 
 pub(super) const NAMESPACES: [&str; 3] = ["a", "b", "c"];
@@ -238,7 +240,7 @@ impl UpstreamStep for Step {
     fn any_fault() -> BoxedStrategy<Self> {
         prop_oneof![
             6 => NetworkFault::any().prop_map(Self::Network),
-            4 => (option::of(select(&NAMESPACES[..])), select(vec![0_usize, 1, 3]))
+            4 => (option::of(select(&NAMESPACES[..])), select(vec![0_usize, 1, 3, 3]))
                 .prop_map(|(namespace, behind)| Self::Lag(namespace, behind)),
             4 => any_answer().prop_map(Self::Standing),
             1 => any::<bool>().prop_map(|is_cut| Self::TokenEnds { is_cut }),
@@ -248,13 +250,15 @@ impl UpstreamStep for Step {
     }
 
     fn any_event() -> BoxedStrategy<Self> {
-        let restore = (0_u64..8, any::<bool>(), 0_u32..8, select(vec![0_u64, 0, 20, 1000]), rarely()).prop_map(
-            |(back, repeats, ahead, elsewhere, has_another_uid)| Restore {
+        let elsewhere = select(vec![0_u64, 0, 20, 1000]);
+        let restore = (0_u64..8, any::<bool>(), 0_u32..8, elsewhere, rarely(), any::<bool>()).prop_map(
+            |(back, repeats, ahead, elsewhere, has_another_uid, stops)| Restore {
                 back,
                 repeats,
                 ahead: if repeats { 0 } else { ahead },
                 elsewhere,
                 has_another_uid,
+                stops,
             },
         );
         let in_band = select(vec![
@@ -300,6 +304,7 @@ impl UpstreamStep for Step {
             Self::CrdAnew => "CRD created again",
             Self::CrdNotServed => "CRD not served",
             Self::Restore(Restore { has_another_uid: true, .. }) => "restore with another uid",
+            Self::Restore(Restore { stops: true, .. }) => "restore of a cluster that was stopped",
             Self::Restore(Restore { repeats: true, .. }) => "restore whose lost writes are repeated",
             Self::Restore(Restore { back, ahead, elsewhere, .. }) if u64::from(*ahead) + elsewhere > *back => {
                 "restore beyond the last version"

@@ -1,6 +1,6 @@
 //! Watches of the scripted API.
 
-use std::{convert::Infallible, time::Duration};
+use std::{io, time::Duration};
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
@@ -43,6 +43,7 @@ struct Begun {
     next: usize,
     version: u64,
     generation: u64,
+    kills: u64,
     first: String,
     is_expired: bool,
 }
@@ -76,7 +77,7 @@ impl Api {
                 return too_large();
             }
         }
-        let (sender, lines) = mpsc::channel::<String>(64);
+        let (sender, lines) = mpsc::channel::<io::Result<String>>(64);
         let is_stalled = {
             let mut state = self.state.lock();
             let is_stalled = is_initial && std::mem::take(&mut state.stalls);
@@ -96,7 +97,7 @@ impl Api {
             }
             watching.await;
         }));
-        let lines = ReceiverStream::new(lines).map(|lines| Ok::<_, Infallible>(Bytes::from(lines)));
+        let lines = ReceiverStream::new(lines).map(|lines| lines.map(Bytes::from));
         Response::builder().header("content-type", "application/json").body(Body::from_stream(lines)).unwrap()
     }
 
@@ -104,6 +105,7 @@ impl Api {
     fn begin(&self, asked: &Asked, target: &Target) -> Begun {
         let mut state = self.state.lock();
         let (known, reached, generation) = (state.known(target), state.reached(target), state.generation(target));
+        let kills = state.kills;
         let (mut first, from) = (String::new(), asked.from);
         if asked.is_state {
             for (key, (version, stored)) in state.world.selected(known) {
@@ -114,7 +116,7 @@ impl Api {
             if asked.is_initial {
                 first += &bookmark(&state.world.text_of(reached), true);
             }
-            return Begun { next: known, version: reached, generation, first, is_expired: false };
+            return Begun { next: known, version: reached, generation, kills, first, is_expired: false };
         }
         let cache_start = state.cache_start(target);
         let is_expired = from < cache_start;
@@ -128,19 +130,23 @@ impl Api {
             first = event("ERROR", &status.to_string());
         }
         let next = state.world.changes.iter().position(|change| change.version > from).unwrap_or(usize::MAX);
-        Begun { next, version: from, generation, first, is_expired }
+        Begun { next, version: from, generation, kills, first, is_expired }
     }
 
-    async fn tell(self, asked: Asked, target: Target, sender: mpsc::Sender<String>) {
+    async fn tell(self, asked: Asked, target: Target, sender: mpsc::Sender<io::Result<String>>) {
         let (mut changes, from) = (self.changed.subscribe(), asked.from);
         let begun = self.begin(&asked, &target);
-        let Begun { mut next, mut version, generation, first, is_expired } = begun;
-        if !first.is_empty() && sender.send(first).await.is_err() || is_expired {
+        let Begun { mut next, mut version, generation, kills, first, is_expired } = begun;
+        if !first.is_empty() && sender.send(Ok(first)).await.is_err() || is_expired {
             return;
         }
         let mut next_mark = asked.next_mark();
         loop {
             changes.borrow_and_update();
+            if self.state.lock().kills != kills {
+                drop(sender.try_send(Err(io::Error::other("the process was killed"))));
+                return;
+            }
             let (lines, is_over) = {
                 let mut state = self.state.lock();
                 if state.generation(&target) != generation {
@@ -185,7 +191,7 @@ impl Api {
                 }
                 (lines, is_closed || in_band.is_some() || !state.is_served)
             };
-            if !lines.is_empty() && sender.send(lines).await.is_err() || is_over {
+            if !lines.is_empty() && sender.send(Ok(lines)).await.is_err() || is_over {
                 return;
             }
             tokio::select! {
@@ -203,7 +209,7 @@ impl Api {
                         state.counts.bookmarks += u64::from(is_sent);
                         is_sent.then(|| bookmark(&state.world.text_of(reached), false))
                     };
-                    if let Some(mark) = mark && sender.send(mark).await.is_err() {
+                    if let Some(mark) = mark && sender.send(Ok(mark)).await.is_err() {
                         return;
                     }
                 }
