@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior},
@@ -97,8 +97,8 @@ struct Shared {
     /// Up to here everything has been published to the cursors; behind the snapshot's for a moment.
     distributed: ArcSwapOption<Reached>,
     oldest: ArcSwapOption<ResourceVersion>,
-    /// Where the last relist ended.
-    relisted: ArcSwapOption<ResourceVersion>,
+    /// Where the last relist ended, and the one before: the last one may not be distributed yet.
+    relists: ArcSwap<(Option<ResourceVersion>, Option<ResourceVersion>)>,
     /// Raised before the watches of a history that has changed are ended.
     epoch: AtomicU64,
     waiters: Waiters,
@@ -154,7 +154,7 @@ impl<F: Frame> Informer<F> {
             snapshot: ArcSwapOption::empty(),
             distributed: ArcSwapOption::empty(),
             oldest: ArcSwapOption::empty(),
-            relisted: ArcSwapOption::empty(),
+            relists: ArcSwap::default(),
             epoch: AtomicU64::new(0),
             waiters: Waiters::default(),
             pokes: AtomicU64::new(0),
@@ -375,7 +375,6 @@ impl<F: Frame> Writer<F> {
                 live.unrepeated = Unrepeated::keep(&mut list, &ahead);
                 let batch = Arc::new(live.indexer.replace(list));
                 live.history.record(Arc::clone(&batch), Instant::now());
-                self.shared.note_gap(&batch);
                 Some(batch)
             }
             Some(live) => {
@@ -395,7 +394,6 @@ impl<F: Frame> Writer<F> {
         let Live { indexer, unrepeated, .. } = self.live.as_mut()?;
         let batch = indexer.apply_relist(events.into_iter().map(|event| unrepeated.note(event)), deletion);
         let batch = Arc::new(batch);
-        self.shared.note_gap(&batch);
         self.record(&batch, now);
         Some(batch)
     }
@@ -433,7 +431,7 @@ impl<F: Frame> Writer<F> {
     /// Ends every watch, and goes on with a list and no older version.
     fn begin_again(&mut self, list: List, end: &End) {
         let Some(live) = &mut self.live else { return };
-        self.shared.relisted.store(None);
+        self.shared.relists.store(Arc::default());
         live.unrepeated = Unrepeated::default();
         let version = list.version.clone();
         let epoch = self.shared.epoch.load(Ordering::Acquire);
@@ -455,6 +453,7 @@ impl<F: Frame> Writer<F> {
         self.shared.snapshot.store(Some(Arc::new(snapshot)));
         live.broadcaster.publish(batches);
         live.broadcaster.forget_before(live.history.begin());
+        self.shared.note_gap(batches);
         self.shared.distributed.store(Some(Arc::new(live.history.current().clone())));
         self.shared.health.synced();
         self.shared.waiters.wake(reached);
@@ -482,9 +481,11 @@ impl<F: Frame> Live<F> {
 
 impl Shared {
     /// Before the version is distributed, so that whoever sees that knows of the gap.
-    fn note_gap(&self, batch: &Batch) {
-        if batch.is_relist && batch.before != batch.after {
-            self.relisted.store(Some(Arc::new(batch.after.clone())));
+    fn note_gap(&self, batches: &[Arc<Batch>]) {
+        let is_gap = |batch: &&Arc<Batch>| batch.is_relist && batch.before != batch.after;
+        if let Some(batch) = batches.iter().rfind(is_gap) {
+            let (last, _) = &**self.relists.load();
+            self.relists.store(Arc::new((Some(batch.after.clone()), last.clone())));
         }
     }
 

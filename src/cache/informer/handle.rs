@@ -33,10 +33,12 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.distributed.load_full()
     }
 
-    /// Where the last relist ended, if there was one: between the version before it and this one nobody knows what happened.
-    /// Read after [`Self::distributed`], it is of what that includes, or newer.
-    pub fn relisted(&self) -> Option<Arc<ResourceVersion>> {
-        self.shared.relisted.load_full()
+    /// Returns whether a relist lies between two versions, of which the later one was [distributed](Self::distributed) before:
+    /// nobody knows what else happened on the way. More than one relist back it says so wherever there may be one.
+    pub fn is_relisted_between(&self, after: &ResourceVersion, up_to: &ResourceVersion) -> bool {
+        let (last, before) = &**self.shared.relists.load();
+        let is_last_passed = last.as_ref().is_some_and(|last| after < last && last <= up_to);
+        is_last_passed || before.as_ref().is_some_and(|before| after < before)
     }
 
     /// Which history of the upstream is served: how many have been given up. A version of an older one means nothing.

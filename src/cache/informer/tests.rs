@@ -322,6 +322,12 @@ async fn a_relist_is_one_batch_and_watchers_stay_connected() {
     running.list(vec![object("b", 1), object("c", 6), object("d", 7)], version(12)).await;
     running.apply(put("e", 13)).await;
     assert_eq!(taken(&mut cursor).await, ["+e 13"]);
+    for ((after, up_to), is_relisted) in
+        [((5, 9), true), ((9, 12), true), ((5, 13), true), ((11, 13), true), ((12, 13), false), ((9, 11), false)]
+    {
+        let relisted = running.handle.is_relisted_between(&version(after), &version(up_to));
+        assert_eq!(relisted, is_relisted, "between {after} and {up_to}");
+    }
     let stats = running.handle.stats();
     assert_eq!((count(&stats.replaces), count(&stats.changes), count(&stats.rewinds)), (3, 4, 0));
 }

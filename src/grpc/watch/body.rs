@@ -432,9 +432,10 @@ impl WatchBody {
         // Read before the cursor is seen at the head: it may be ahead of the head by then, never of what was published.
         let distributed = self.resource.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
-        let is_passed = |relist: &ResourceVersion| relist > cursor.version() && !planted!(BookmarkHidesARelist);
-        let relisted = self.resource.informer.relisted().is_some_and(|relist| is_passed(&relist));
+        let told = cursor.version().clone();
         if cursor.advance_at_head(distributed.as_deref().filter(|_| !planted!(BookmarkBehind))) {
+            let relisted = self.resource.informer.is_relisted_between(&told, cursor.version());
+            let relisted = relisted && !planted!(BookmarkHidesARelist);
             let bookmark = self.bookmark(pb::Bookmark::default());
             self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
             self.bookmarks.begin_anew();
