@@ -6,7 +6,7 @@
 //!
 //! **Hand-over.** Offsets count the changes of a resource, and a group's log has all changes up to an offset:
 //!
-//! - Of a group that is not [`Deferred`], what is distributed. The writer alone pushes, and defers a group between two of its
+//! - Of a group that is not [deferred](super::group::Deferred), what is distributed. The writer alone pushes, and defers a group between two of its
 //!   own cycles: `filled` is then where the cycle begins that the group is not given any more.
 //! - Of one that is, `filled`. A thread pushes what lies between `filled` and the end of its block and moves `filled` there,
 //!   in one critical section of the log, and only if `filled` is still where its block begins and the group was not handed
