@@ -381,7 +381,8 @@ fn threads_fill_every_group_in_order_while_the_writer_goes_on() {
     let expected = modified(1..=CHANGES);
     runtime.block_on(async {
         for reader in readers {
-            assert_eq!(reader.await.unwrap(), expected);
+            let taken = tokio::time::timeout(Duration::from_secs(60), reader).await.expect("it gets everything");
+            assert_eq!(taken.unwrap(), expected);
         }
     });
 }
