@@ -61,6 +61,8 @@ pub(super) struct Connection<T: Io, S, B: Supply> {
     streams: Streams<Exchange<B>>,
     stalled: Stalled,
     stalled_streams: Counter,
+    /// It accepts no more streams, because its client takes nothing.
+    is_closing: bool,
     /// What is awaited next of the two steps in which a server ends.
     ending: Option<(Ending, Pin<Box<WaitForCancellationFutureOwned>>)>,
     cut: CancellationToken,
@@ -167,6 +169,7 @@ where
             streams,
             stalled: Stalled::new(config.progress_timeout),
             stalled_streams: config.stalled.clone(),
+            is_closing: false,
             ending: Some((Ending::Drain, Box::pin(shared.draining.clone().cancelled_owned()))),
             cut: shared.cut.clone(),
             progress_timeout: config.progress_timeout,
@@ -270,12 +273,18 @@ where
         Err(ConnectionError::Stuck(self.progress_timeout))
     }
 
-    /// Resets the streams whose windows have been shut for too long.
+    /// Resets the streams whose windows have been shut for too long, and closes the connection after the last of them.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) {
         let reset = self.stalled.poll(self.streams.newcomers(), cx);
         if reset > 0 {
             tracing::debug!(peer = %self.peer, streams = reset, "stalled streams reset");
             self.stalled_streams.inc_by(reset as u64);
+        }
+        if !self.is_closing && self.streams.is_deserted() {
+            self.is_closing = true;
+            self.http.drain();
+            // Or its GOAWAY would wait for the next request.
+            self.waker.wake_by_ref();
         }
     }
 

@@ -61,6 +61,7 @@ const MAX_FITTING: usize = 64 << 20;
 
 impl<B: Supply> Exchange<B> {
     pub(super) fn new(call: Call<B>, respond: SendResponse<Outgoing>, handle: StreamHandle) -> Self {
+        handle.begin();
         Self { stage: Stage::Calling(call, respond), handle, socket: Place::default(), large: Place::default() }
     }
 
@@ -261,6 +262,7 @@ impl<B: Supply> Drop for Exchange<B> {
         let budgets = self.handle.budgets();
         budgets.socket.leave(&mut self.socket);
         budgets.large.leave(&mut self.large);
+        self.handle.end();
     }
 }
 

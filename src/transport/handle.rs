@@ -36,6 +36,10 @@ pub(super) struct Wakes {
     pub(super) state: AtomicU8,
     pub(super) task: AtomicWaker,
     budgets: Budgets,
+    /// Streams that are not over.
+    open: AtomicUsize,
+    /// Some were reset because their client takes nothing.
+    has_stalled: AtomicBool,
     /// The streams that have begun to wait.
     pub(super) newcomers: Newcomers,
 }
@@ -108,6 +112,7 @@ impl StreamHandle {
 
     /// Ends the stream because its client takes nothing of it.
     pub(super) fn stall(&self) {
+        self.0.wakes.has_stalled.store(true, Ordering::SeqCst);
         self.0.reset.store(STALLED, Ordering::Release);
         self.0.wake_by_ref();
     }
@@ -118,6 +123,19 @@ impl StreamHandle {
             KEPT => None,
             STALLED => Some(Reason::ENHANCE_YOUR_CALM),
             _ => Some(Reason::CANCEL),
+        }
+    }
+
+    /// Counts the stream among those that are not over.
+    pub(super) fn begin(&self) {
+        self.0.wakes.open.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Counts the stream no more; the connection looks whether it was the last one.
+    pub(super) fn end(&self) {
+        self.0.wakes.open.fetch_sub(1, Ordering::SeqCst);
+        if self.0.wakes.is_deserted() {
+            self.0.wakes.wake(CONNECTION);
         }
     }
 
@@ -209,8 +227,15 @@ impl Wakes {
             state: AtomicU8::new(RESTING),
             task: AtomicWaker::new(),
             budgets: Budgets::new(),
+            open: AtomicUsize::new(0),
+            has_stalled: AtomicBool::new(false),
             newcomers: Newcomers::default(),
         }
+    }
+
+    /// Returns whether the last stream is over, and some of them had to be reset because their client takes nothing.
+    pub(super) fn is_deserted(&self) -> bool {
+        self.has_stalled.load(Ordering::SeqCst) && self.open.load(Ordering::SeqCst) == 0
     }
 
     /// Has the connection's task poll a stream, or itself.

@@ -102,6 +102,11 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         &self.wakes.newcomers
     }
 
+    /// Returns whether the last stream is over, and some of them had to be reset because their client takes nothing.
+    pub(super) fn is_deserted(&self) -> bool {
+        self.wakes.is_deserted()
+    }
+
     /// Resets every stream.
     pub(super) fn reset_all(&mut self) {
         self.slab.clear();

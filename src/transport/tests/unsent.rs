@@ -148,6 +148,12 @@ async fn streams_whose_windows_are_shut_are_reset_and_those_that_wait_for_nothin
         tokio::time::sleep(PROGRESS_TIMEOUT * 10).await;
         assert_eq!(pair.stalled.get(), 4);
         assert!(idle.iter().all(|(_, opened)| !opened.sends.is_closed()));
+        // The connection is closed after the last one.
+        assert!(!pair.server.is_finished());
+        drop(idle);
+        drop(bodies);
+        // Well or not: its client may be gone before its last frame.
+        drop(tokio::time::timeout(Duration::from_secs(1), pair.server).await.unwrap().unwrap());
     }
 }
 
