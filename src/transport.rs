@@ -40,7 +40,7 @@ pub use handle::StreamHandle;
 pub use tls::{Tls, TlsError, TlsFiles};
 
 /// Who is at the other end of a connection; an extension of each request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// Over TCP.
     Tcp(SocketAddr),

@@ -1,22 +1,26 @@
 //! Expressions of requests, compiled away from the threads that serve, and kept by their text.
 //!
 //! To compile takes a stack of its own and up to some 15 ms, for a text of the client's choice. So it is done one text at a
-//! time on a thread that may block, while the call waits; and of the texts that came last, the outcome is kept, for clients that
-//! come back or are many.
+//! time on a thread that may block, while the call waits, and connections take turns; and of the texts that came last, the
+//! outcome is kept, for clients that come back or are many.
+
+mod line;
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
-use crate::model::{ExpressionError, MAX_EXPRESSION_BYTES};
+use self::line::Line;
+use crate::{
+    model::{ExpressionError, MAX_EXPRESSION_BYTES},
+    transport::Peer,
+};
 
 /// Compiles texts into what `T` is.
 pub(super) struct Compiler<T> {
     parse: fn(&str) -> Result<T, ExpressionError>,
     recent: Mutex<Recent<T>>,
-    /// One permit. Waiting for it is in order.
-    turn: Arc<Semaphore>,
+    line: Arc<Line>,
 }
 
 /// The outcomes that were asked for last, the latest at the end.
@@ -35,20 +39,19 @@ const MAX_BYTES: usize = 64 << 10;
 impl<T: Clone + Send + 'static> Compiler<T> {
     pub(super) fn new(parse: fn(&str) -> Result<T, ExpressionError>) -> Self {
         let recent = Recent { outcomes: VecDeque::new(), bytes: 0 };
-        Self { parse, recent: Mutex::new(recent), turn: Arc::new(Semaphore::new(1)) }
+        Self { parse, recent: Mutex::new(recent), line: Arc::default() }
     }
 
-    /// What a text is.
+    /// Compiles a text of a connection.
     ///
     /// # Cancel safety
     ///
     /// A text whose turn has come is compiled to its end all the same.
-    pub(super) async fn compile(&self, text: &str) -> Result<T, ExpressionError> {
+    pub(super) async fn compile(&self, text: &str, connection: Option<Peer>) -> Result<T, ExpressionError> {
         if let Some(known) = self.recent.lock().get(text) {
             return known;
         }
-        // It is never closed; without a turn, all the more would be compiled at a time.
-        let turn = Arc::clone(&self.turn).acquire_owned().await.ok();
+        let turn = self.line.turn(connection).await;
         // Those who waited for the same text need no turn each.
         if let Some(known) = self.recent.lock().get(text) {
             return known;
@@ -123,16 +126,16 @@ mod tests {
             parsed(text)
         });
         for _ in 0..3 {
-            assert_eq!(compiler.compile("a").await, Ok("A".to_owned()));
-            assert_eq!(compiler.compile("!").await, Err(SyntaxError::new("!", 0, "no").into()));
+            assert_eq!(compiler.compile("a", None).await, Ok("A".to_owned()));
+            assert_eq!(compiler.compile("!", None).await, Err(SyntaxError::new("!", 0, "no").into()));
         }
         assert_eq!(TIMES.load(Ordering::Relaxed), 2);
         for other in 0..MAX_TEXTS - 1 {
-            compiler.compile(&other.to_string()).await.unwrap();
-            compiler.compile("a").await.unwrap();
+            compiler.compile(&other.to_string(), None).await.unwrap();
+            compiler.compile("a", None).await.unwrap();
         }
         assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 1, "what is asked for again stays");
-        compiler.compile("!").await.unwrap_err();
+        compiler.compile("!", None).await.unwrap_err();
         assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 2, "what was not has gone");
     }
 
@@ -143,22 +146,22 @@ mod tests {
             0 => Err(ExpressionError::NotParsed("no thread".to_owned())),
             _ => parsed(text),
         });
-        assert_eq!(compiler.compile("a").await, Err(ExpressionError::NotParsed("no thread".to_owned())));
-        assert_eq!(compiler.compile("a").await, Ok("A".to_owned()));
+        assert_eq!(compiler.compile("a", None).await, Err(ExpressionError::NotParsed("no thread".to_owned())));
+        assert_eq!(compiler.compile("a", None).await, Ok("A".to_owned()));
     }
 
     #[tokio::test]
     async fn what_is_kept_is_bounded() {
         let compiler = Compiler::new(parsed);
         for n in 0..MAX_TEXTS + 50 {
-            compiler.compile(&n.to_string()).await.unwrap();
+            compiler.compile(&n.to_string(), None).await.unwrap();
         }
         assert_eq!(compiler.recent.lock().outcomes.len(), MAX_TEXTS);
         for n in 100..120 {
-            compiler.compile(&n.to_string().repeat(MAX_EXPRESSION_BYTES / 3)).await.unwrap();
+            compiler.compile(&n.to_string().repeat(MAX_EXPRESSION_BYTES / 3), None).await.unwrap();
         }
         let kept = compiler.recent.lock().outcomes.len();
-        compiler.compile(&"x".repeat(MAX_EXPRESSION_BYTES + 1)).await.unwrap();
+        compiler.compile(&"x".repeat(MAX_EXPRESSION_BYTES + 1), None).await.unwrap();
         let recent = compiler.recent.lock();
         assert_eq!((kept, recent.outcomes.len()), (16, 16), "as many as there is room for, and none that is too long");
         assert!(recent.bytes <= MAX_BYTES);
@@ -181,7 +184,7 @@ mod tests {
         }));
         let compile = |text: String| {
             let compiler = Arc::clone(&compiler);
-            tokio::spawn(async move { compiler.compile(&text).await })
+            tokio::spawn(async move { compiler.compile(&text, None).await })
         };
         // Each text twice.
         let calls: Vec<_> = (0..100).map(|n| (n / 2).to_string()).map(|text| (text.clone(), compile(text))).collect();

@@ -12,6 +12,7 @@ use crate::{
         Selection,
     },
     proto::{PayloadFormat, pb},
+    transport::Peer,
 };
 
 /// As many as a requirement of a selector may have.
@@ -26,6 +27,8 @@ pub(super) struct Parts<'a> {
     pub(super) field_selector: &'a str,
     pub(super) expression: &'a str,
     pub(super) index: Option<&'a pb::IndexMatch>,
+    /// The connection, with which others take turns.
+    pub(super) peer: Option<Peer>,
 }
 
 /// What the parts choose.
@@ -34,7 +37,7 @@ pub(super) async fn selection(
     resource: &ServedResource,
     parts: Parts<'_>,
 ) -> Result<Selection, Refusal> {
-    let Parts { namespace, name, label_selector, field_selector, expression, index } = parts;
+    let Parts { namespace, name, label_selector, field_selector, expression, index, peer } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     Ok(Selection {
         namespace: given(namespace),
@@ -45,15 +48,20 @@ pub(super) async fn selection(
         // What takes time comes last.
         expression: match expression {
             "" => None,
-            expression => Some(self::expression(service, resource, expression).await?),
+            expression => Some(self::expression(service, resource, expression, peer).await?),
         },
     })
 }
 
 /// An expression that objects are selected by; what fails in it is counted with the resource.
-async fn expression(service: &Service, resource: &ServedResource, text: &str) -> Result<Expression, Refusal> {
+async fn expression(
+    service: &Service,
+    resource: &ServedResource,
+    text: &str,
+    peer: Option<Peer>,
+) -> Result<Expression, Refusal> {
     check_expressions("expression")?;
-    let expression = service.expressions().compile(text).await;
+    let expression = service.expressions().compile(text, peer).await;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
     let max_steps = service.config().expression_steps;
     Ok(expression.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
@@ -65,10 +73,11 @@ pub(super) async fn condition(
     resource: &ServedResource,
     at: usize,
     text: &str,
+    peer: Option<Peer>,
 ) -> Result<Condition, Refusal> {
     check_expressions("conditions")?;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
-    let condition = service.conditions().compile(text).await.map_err(located)?;
+    let condition = service.conditions().compile(text, peer).await.map_err(located)?;
     let max_steps = service.config().expression_steps;
     Ok(condition.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
 }

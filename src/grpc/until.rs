@@ -23,7 +23,7 @@ use crate::{
     model::{Condition, EventView},
     planted::planted,
     proto::{self, PayloadFormat, pb},
-    transport::Chunk,
+    transport::{Chunk, Peer},
     watch::{FullChannelPolicy, QueueOptions, Until},
 };
 
@@ -53,7 +53,7 @@ pub(super) async fn until(
         let resource = service.resource(&request.resource)?;
         check(&request)?;
         let format = query::format(request.format)?;
-        Ok((resource, format, self::conditions(service, resource, &conditions).await?))
+        Ok((resource, format, self::conditions(service, resource, &conditions, caller.peer).await?))
     };
     let (resource, format, conditions) = observer.result(checked.await)?;
     let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
@@ -159,6 +159,7 @@ async fn conditions(
     service: &Service,
     resource: &ServedResource,
     texts: &[String],
+    peer: Option<Peer>,
 ) -> Result<Until<Condition>, Refusal> {
     if texts.is_empty() || texts.len() > MAX_CONDITIONS {
         let message = format!("expected between 1 and {MAX_CONDITIONS}, found {}", texts.len());
@@ -166,7 +167,7 @@ async fn conditions(
     }
     let mut conditions = Vec::new();
     for (at, text) in texts.iter().enumerate() {
-        conditions.push(query::condition(service, resource, at, text).await?);
+        conditions.push(query::condition(service, resource, at, text, peer).await?);
     }
     Ok(Until::new(conditions))
 }

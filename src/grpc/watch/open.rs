@@ -102,6 +102,7 @@ pub(in super::super) async fn open_with(
             field_selector: &request.field_selector,
             expression: &request.expression,
             index: request.index.as_ref(),
+            peer,
         },
     )
     .await?;

@@ -1,0 +1,151 @@
+//! One turn at a time, which connections take one after the other, however many calls of each of them wait.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::transport::Peer;
+
+/// The calls that wait for the turn.
+#[derive(Debug, Default)]
+pub(super) struct Line(Mutex<State>);
+
+/// The turn, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn(Option<Arc<Line>>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_taken: bool,
+    /// Each connection that waits once: the next one first.
+    order: VecDeque<Connection>,
+    waiting: HashMap<Connection, VecDeque<oneshot::Sender<Turn>>>,
+}
+
+/// A client at a port is a connection; unix sockets of one user, and callers that no transport knows, are one together.
+type Connection = Option<Peer>;
+
+// === impl Line ===
+
+impl Line {
+    /// Waits for the turn of a connection.
+    ///
+    /// # Cancel safety
+    ///
+    /// A turn that comes too late is passed on.
+    pub(super) async fn turn(self: &Arc<Self>, connection: Connection) -> Turn {
+        let turn = {
+            let mut state = self.0.lock();
+            if !std::mem::replace(&mut state.is_taken, true) {
+                return Turn(Some(Arc::clone(self)));
+            }
+            let (sender, turn) = oneshot::channel();
+            let State { order, waiting, .. } = &mut *state;
+            let calls = waiting.entry(connection).or_default();
+            if calls.is_empty() {
+                order.push_back(connection);
+            }
+            calls.push_back(sender);
+            turn
+        };
+        // The line outlives those who wait in it, and forgets none of them.
+        turn.await.unwrap_or(Turn(None))
+    }
+
+    /// Gives the turn to the next call that still waits.
+    fn pass(self: &Arc<Self>) {
+        loop {
+            let Some(next) = self.0.lock().next() else { return };
+            // What a call has given up has to go to another one here, not by being dropped: there may be very many.
+            let Err(mut turn) = next.send(Turn(Some(Arc::clone(self)))) else { return };
+            turn.0 = None;
+        }
+    }
+}
+
+impl State {
+    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+        let Some(connection) = self.order.pop_front() else {
+            self.is_taken = false;
+            return None;
+        };
+        let calls = self.waiting.get_mut(&connection)?;
+        let next = calls.pop_front();
+        if calls.is_empty() {
+            self.waiting.remove(&connection);
+        } else {
+            self.order.push_back(connection);
+        }
+        next
+    }
+}
+
+// === impl Turn ===
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(line) = self.0.take() {
+            line.pass();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::{assert_pending, assert_ready, task};
+
+    use super::*;
+
+    fn at(port: u16) -> Peer {
+        Peer::Tcp(([127, 0, 0, 1], port).into())
+    }
+
+    #[test]
+    fn connections_take_turns_whoever_has_more_calls() {
+        let line = Arc::new(Line::default());
+        let mut turn = Some(assert_ready!(task::spawn(line.turn(at(1).into())).poll()));
+        // The connection, and the place among its calls.
+        let calls = [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0)];
+        let mut waiting: Vec<_> =
+            calls.iter().map(|call| (*call, task::spawn(Box::pin(line.turn(at(call.0).into()))))).collect();
+        for (_, call) in &mut waiting {
+            assert_pending!(call.poll());
+        }
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            drop(turn.take());
+            let next = waiting.iter().position(|(_, call)| call.is_woken()).unwrap();
+            let (call, mut next) = waiting.remove(next);
+            turn = Some(assert_ready!(next.poll()));
+            assert!(waiting.iter().all(|(_, call)| !call.is_woken()), "one at a time");
+            order.push(call);
+        }
+        assert_eq!(order, [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (1, 2), (1, 3)]);
+        drop(turn);
+        assert_ready!(task::spawn(line.turn(None)).poll());
+    }
+
+    #[test]
+    fn a_call_that_is_given_up_holds_nobody_up() {
+        let line = Arc::new(Line::default());
+        let turn = assert_ready!(task::spawn(line.turn(at(1).into())).poll());
+        let mut given_up: Vec<_> = (0..100_000).map(|_| task::spawn(Box::pin(line.turn(at(2).into())))).collect();
+        for call in &mut given_up {
+            assert_pending!(call.poll());
+        }
+        let mut other = task::spawn(line.turn(at(2).into()));
+        assert_pending!(other.poll());
+        // One of them has been given the turn, and not taken it.
+        let chosen = given_up.remove(0);
+        drop(given_up);
+        drop(turn);
+        assert!(chosen.is_woken());
+        drop(chosen);
+        drop(assert_ready!(other.poll()));
+        assert!(line.0.lock().order.is_empty());
+    }
+}
