@@ -50,7 +50,10 @@ mod truth;
 mod untils;
 mod verify;
 
-use std::{cell::RefCell, time::Instant};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
 
 #[cfg(debug_assertions)]
 use informerd::planted::{self, Bug};
@@ -64,8 +67,10 @@ use self::{
     answers::Answers,
     follow::Tally,
     harness::{FUTURE_WAIT, Run},
-    record::{End, Start},
-    script::{Script, any_script},
+    record::{End, Plan, Start},
+    script::{BOOKMARK_INTERVAL, Config as ScriptConfig, Script, Step, Whence, any_script},
+    selection::Selection,
+    truth::{Bounds, Key, Write},
     verify::Violation,
 };
 
@@ -300,6 +305,65 @@ fn every_planted_bug_is_found() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What came late is told again at a server that saw it come, and not at one that began with it, whether the client has it or not.
+#[test]
+fn a_server_owes_what_came_late_after_it_began() {
+    let (age, events) = (Duration::from_secs(1000), 10_000);
+    let bounds = Bounds { age, events };
+    let config = ScriptConfig {
+        has_lineage: false,
+        has_stable_bodies: false,
+        history: bounds,
+        retention: bounds,
+        block_timeout: Duration::from_secs(1),
+        drain_period: Duration::ZERO,
+        has_time: true,
+        padding: 0,
+    };
+    let plan = Plan {
+        selection: Selection::All,
+        has_bodies: true,
+        policy: pb::FullChannelPolicy::Replay,
+        length: 5,
+        peer: 1,
+        sends_initial_events: true,
+        bookmark_interval: BOOKMARK_INTERVAL,
+        timeout: None,
+        min: None,
+    };
+    let keys @ [before, after, later] = [("shop", "a"), ("shop", "b"), ("shop", "c")];
+    let late = |key| Step::Relist(vec![(Write::Convert(key), 0)], 0);
+    let reads = || Step::Read(0, 9);
+    for (moves, has_it) in [(false, false), (false, true), (true, false), (true, true)] {
+        let leaves = if has_it {
+            [late(before), reads(), Step::Leave(0, 0)]
+        } else {
+            [reads(), Step::Leave(0, 0), late(before)]
+        };
+        let then = [late(after), Step::Resume(0, Whence::Last), reads(), Step::SayOpen(vec![put(later)], 1), reads()];
+        let steps = [Step::Open(0, plan.clone()), reads()].into_iter().chain(leaves);
+        let steps = steps.chain(moves.then_some(Step::Elsewhere)).chain(then).collect();
+        let script = Script { config: config.clone(), first: keys.map(put).into(), steps, settles: true };
+        check(&script, &mut Totals::default()).unwrap();
+        let run = harness::run(&script);
+        let messages = run.records[0].segments[1].messages.iter();
+        let told: Vec<_> =
+            messages.filter_map(|received| Some(received.message.object.as_ref()?.name.clone())).collect();
+        assert_eq!(told, if moves { &["b", "c"][..] } else { &["a", "b", "c"] }, "{moves}, {has_it}");
+        #[cfg(debug_assertions)]
+        {
+            planted::plant(Some(Bug::LateChangesAreForgotten));
+            let found = check(&script, &mut Totals::default());
+            planted::plant(None);
+            assert!(found.is_err(), "{moves}, {has_it}");
+        }
+    }
+}
+
+fn put(key: Key) -> Write {
+    Write::Put(key, Some("web"), None)
 }
 
 /// A checker that asks the server what is right finds nothing.

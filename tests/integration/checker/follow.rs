@@ -81,7 +81,7 @@ impl<'a> Follower<'a> {
             Start::Bookmark => (None, Stage::FirstBookmark),
             Start::After(version) => (truth.number(joined.epoch, version), Stage::Live),
         };
-        let begins = position.map_or(joined.batches, |position| epoch.passed(position));
+        let begins = position.map_or(joined.batches, |position| truth.passed(position, &joined));
         Self {
             truth,
             plan,

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     rc::Rc,
     time::Duration,
 };
@@ -498,6 +499,23 @@ impl Truth {
         (may_be, must_be)
     }
 
+    /// What somebody is told at a server who was told everything up to a version: what comes after so many batches. What came
+    /// late comes again, but for what the server began with.
+    pub(crate) fn passed(&self, version: u64, moment: &Moment) -> usize {
+        self.never_told(version, moment).end
+    }
+
+    /// The batches that came late, and that a server does not tell after a version because it began with them: they are in its
+    /// first list, which does not show them as changes. Whoever resumes from the version of that list may have it from there, with
+    /// nothing to be told, or from elsewhere, from before them or after them: all send the same request, and all are joined.
+    pub(crate) fn never_told(&self, version: u64, moment: &Moment) -> Range<usize> {
+        let passed = self.epochs[moment.epoch].passed(version);
+        match self.servers[moment.server] {
+            (epoch, start, first) if (epoch, start) == (moment.epoch, version) => passed..passed.max(first),
+            _ => passed..passed,
+        }
+    }
+
     fn begin(&mut self) {
         self.open.clear();
         self.seen = self.served();
@@ -548,7 +566,7 @@ impl Batch {
 
 impl Epoch {
     /// How many batches somebody has who was told everything up to a version. What came late may be missing.
-    pub(crate) fn passed(&self, version: u64) -> usize {
+    fn passed(&self, version: u64) -> usize {
         let is_passed = |batch: &Batch| batch.after < version || batch.after == version && !batch.is_late();
         self.batches.iter().take_while(|batch| is_passed(batch)).count()
     }

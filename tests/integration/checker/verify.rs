@@ -1,18 +1,19 @@
 //! One logical client: whether each of its connections begins where it should, and whether all of them together add up.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
 
 use informerd::proto::pb::{self, EventType};
 
 use super::{
     blocking::{Read, Trace},
+    expect::Expected,
     follow::{Follower, Tally},
-    record::{End, Moment, Received, Record, Segment, Start, Status},
-    truth::{State, Truth},
+    record::{End, Moment, Plan, Received, Record, Segment, Start, Status},
+    truth::{Held, State, Truth},
 };
 
 /// What the client holds: uid, version and body by key. None while it cannot know.
-type View = Option<BTreeMap<(String, String), (String, String, Option<pb::object::Body>)>>;
+type View = Option<BTreeMap<Key, Content>>;
 
 /// What one client holds after all of its connections up to now.
 #[derive(Default)]
@@ -251,8 +252,23 @@ impl Joined {
                 self.view = None;
             }
             self.hole_after = self.hole_after.filter(|after| from > *after);
+            self.skip(truth, truth.never_told(from, &moment), moment.epoch, &record.plan);
         }
         self.epoch = moment.epoch;
+    }
+
+    /// Passes batches that the client is never told of, and perhaps had where it was before.
+    fn skip(&mut self, truth: &Truth, batches: Range<usize>, epoch: usize, plan: &Plan) {
+        let Some(view) = &mut self.view else { return };
+        let skipped = Expected::after(&truth.epochs[epoch], plan.selection, batches.start);
+        for event in skipped.iter().filter(|event| event.batch <= batches.end) {
+            let (event_type, held) = event.told();
+            let (key, content) = entry(truth, epoch, held, plan.has_bodies);
+            match event_type {
+                EventType::Deleted => drop(view.remove(&key)),
+                _ => drop(view.insert(key, content)),
+            }
+        }
     }
 
     /// After a resume ADDED and MODIFIED are upserts, and DELETED is idempotent.
@@ -280,16 +296,18 @@ impl Joined {
     }
 }
 
-type Held = BTreeMap<(String, String), (String, String, Option<pb::object::Body>)>;
+type Key = (String, String);
+type Content = (String, String, Option<pb::object::Body>);
 
-fn view_of(truth: &Truth, epoch: usize, state: &State, has_bodies: bool) -> Held {
-    let held = |held: &super::truth::Held| {
-        let (namespace, name) = held.pod.key;
-        let body = has_bodies.then(|| pb::object::Body::Raw(held.body.clone().into()));
-        let content = (format!("u{}", held.pod.uid), truth.text(epoch, held.version), body);
-        ((namespace.to_owned(), name.to_owned()), content)
-    };
-    state.values().map(|state| held(state)).collect()
+fn view_of(truth: &Truth, epoch: usize, state: &State, has_bodies: bool) -> BTreeMap<Key, Content> {
+    state.values().map(|held| entry(truth, epoch, held, has_bodies)).collect()
+}
+
+fn entry(truth: &Truth, epoch: usize, held: &Held, has_bodies: bool) -> (Key, Content) {
+    let (namespace, name) = held.pod.key;
+    let body = has_bodies.then(|| pb::object::Body::Raw(held.body.clone().into()));
+    let content = (format!("u{}", held.pod.uid), truth.text(epoch, held.version), body);
+    ((namespace.to_owned(), name.to_owned()), content)
 }
 
 /// The messages around one, in words.
