@@ -102,6 +102,11 @@ struct State {
     server: Option<Server>,
     /// Servers that have not reached the position; there may be several behind one address.
     behind: Vec<Behind>,
+    /// A change that is no deletion was sent ahead of the position, by this start or an earlier one.
+    has_sent_ahead: bool,
+    /// It may have been an earlier one, and nothing was listed since: what was created ahead and is deleted by now is in no state
+    /// that this start knows, and a client that resumes there would keep it ([`List::expires_older`]).
+    may_hide_ahead: bool,
 }
 
 /// Where the resource is.
@@ -122,6 +127,8 @@ struct Kept {
     history: String,
     #[serde(default)]
     mark: Option<KeptMark>,
+    #[serde(default)]
+    has_sent_ahead: bool,
 }
 
 // === impl RelayConfig ===
@@ -200,9 +207,13 @@ impl WarmStart for RelaySource {
     }
 
     fn proof(&self) -> Option<Bytes> {
-        let Position { version, history, mark } = self.shared.state.lock().position.clone()?;
+        let (position, has_sent_ahead) = {
+            let state = self.shared.state.lock();
+            (state.position.clone()?, state.has_sent_ahead)
+        };
+        let Position { version, history, mark } = position;
         let mark = mark.as_ref().map(Mark::keep);
-        let kept = Kept { version: version.to_string(), history: history.to_string(), mark };
+        let kept = Kept { version: version.to_string(), history: history.to_string(), mark, has_sent_ahead };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -213,7 +224,9 @@ impl WarmStart for RelaySource {
         }
         let mark = kept.mark.and_then(Mark::resume);
         let position = Position { version: at.clone(), history: kept.history.into(), mark };
-        *self.shared.state.lock() = State { position: Some(position), ..State::default() };
+        let (has_sent_ahead, may_hide_ahead) = (kept.has_sent_ahead, kept.has_sent_ahead);
+        *self.shared.state.lock() =
+            State { position: Some(position), has_sent_ahead, may_hide_ahead, ..State::default() };
         Ok(())
     }
 }
@@ -261,7 +274,8 @@ impl Shared {
                     let mut state = self.state.lock();
                     (state.position, state.listed) = (Some(position), Some(messages));
                     state.behind.clear();
-                    return Ok(List::new(objects, version));
+                    let expires_older = std::mem::take(&mut state.may_hide_ahead);
+                    return Ok(List { expires_older, ..List::new(objects, version) });
                 }
                 _ => return Err(self.upstream.not_an_event(message)),
             }

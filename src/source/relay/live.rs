@@ -206,6 +206,9 @@ impl Live {
         }
         self.is_relisted = false;
         let version = &self.position.version;
+        if event.version() > version && !matches!(event, Event::Deleted(_)) {
+            self.shared.state.lock().has_sent_ahead = true;
+        }
         let opened = self.opened.take().filter(|opened| opened > version);
         // What came at a version that was complete before does not move it, nor does what is ahead of the position by more
         // than a version: the upstream has several watches, of which one is ahead.

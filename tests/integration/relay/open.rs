@@ -196,3 +196,36 @@ async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
     }
     assert_eq!((relay.lists(), relay.informer.snapshot().unwrap().len()), (1, 3));
 }
+
+/// What was created ahead of the version, and is deleted by now, is in no state that a later start knows: a list expires every
+/// version from which a client could resume with it.
+#[tokio::test]
+async fn a_later_start_of_a_relay_that_lists_expires_what_may_have_been_sent_ahead() {
+    let at = |name: &str| pod_at("shop", name, "", &version(9));
+    for (what, event, expires) in [
+        ("nothing", None, false),
+        ("a deletion", Some(Event::Deleted(at("a"))), false),
+        ("a creation", Some(Event::Added(at("x"))), true),
+    ] {
+        let origin = restored::origin("a=1 b=1", 1, "2:b 8:@").await;
+        let relay = || RelaySource::new(relay_of(origin.address()), SourceHealth::new(Duration::MAX, Duration::MAX));
+        let first = relay();
+        assert_eq!(first.list(ListVersion::MostRecent).await.unwrap().version, version(8), "{what}");
+        let mut watch = first.watch(version(8)).await.unwrap();
+        if let Some(event) = event {
+            origin.say(Delta::Changes { events: [event].into_iter().collect(), closes: false }).await;
+            let told = async {
+                while let Some(delta) = tokio_stream::StreamExt::next(&mut watch).await {
+                    if delta.unwrap().version() == Some(&version(9)) {
+                        return;
+                    }
+                }
+            };
+            tokio::time::timeout(DEADLINE, told).await.expect(what);
+        }
+        let later = relay();
+        later.warm_start().unwrap().resume(&version(8), &first.warm_start().unwrap().proof().unwrap()).unwrap();
+        let list = async || later.list(ListVersion::NotOlderThan(version(8))).await.unwrap().expires_older;
+        assert_eq!((list().await, list().await), (expires, false), "{what}");
+    }
+}
