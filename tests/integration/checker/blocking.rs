@@ -170,6 +170,8 @@ impl Trace {
         let (mut next, mut events, mut told) = (None, 0, 0);
         // Whether it may be waited for when its queue becomes full, and whether it is; and the same where that is certain.
         let (mut has_right, mut is_full, mut is_certain, mut was_kept) = (false, false, false, self.is_live);
+        // Whether it has read since its queue became full: what the server had not to wait for then, it may wait for now.
+        let mut has_read_since = false;
         for (at, pace) in paces.iter().enumerate() {
             let Moment { turn, epoch, batches, .. } = pace.moment;
             let is_there = turn >= self.joined && self.left.is_none_or(|left| turn <= left) && epoch == self.epoch;
@@ -181,6 +183,7 @@ impl Trace {
             let unread = told.max(next.unwrap_or(0)) - next.unwrap_or(0);
             if has_read {
                 has_right |= events >= length;
+                has_read_since |= is_full;
                 is_certain |= was_kept && events >= length;
                 is_full &= unread > self.length / 2;
             }
@@ -191,13 +194,14 @@ impl Trace {
                 .any(|batch| !batch.changes.is_empty());
             if has_advanced && is_full {
                 // It goes on: it has given this client up, or never had to wait. Once it reads, that may change.
-                (has_right, is_full) = (false, false);
+                (has_right, is_full) = (has_read_since, false);
             }
             let due = self.due.partition_point(|batch| *batch <= batches);
             let is_more = due > told;
             told = due;
             let first = next.unwrap_or(0);
             let is_at_length = is_there && told >= first + length;
+            has_read_since &= is_full;
             is_full = is_there && (is_full || is_more && has_right && is_at_length);
             was_kept &= !is_there || self.is_retained(truth, paces, at, first, retention);
             // From here on it may have been given up.
