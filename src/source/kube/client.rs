@@ -445,6 +445,11 @@ impl Watchdog {
         Self { client, link, seen: Instant::now() }
     }
 
+    /// Returns when the peer was last seen to be there: before what came last, if that came after a silence.
+    pub(super) fn seen(&self) -> Instant {
+        self.seen
+    }
+
     /// Waits until the peer has shown again that it is there; not more often than each third of the contact timeout. Of a
     /// peer that is not there, the body of the answer fails within the contact timeout.
     ///

@@ -70,8 +70,8 @@ pub(super) enum Origin {
     EarlierStart,
     /// The API, by the list that was the last thing that happened.
     List,
-    /// The API, by a watch that it closed as it should, which was the last thing that happened, at this time. An API server that
-    /// is killed, and a machine that is rolled back, end no answer that way.
+    /// The API, by a watch that it closed as it should, which was the last thing that happened; it was seen at this time before.
+    /// An API server that is killed, and a machine that is rolled back, end no answer that way.
     Closed(Instant),
     /// The API, by a watch. By now it may be another one, or one that was restored.
     Watch,
@@ -96,9 +96,10 @@ struct Place {
 /// no use, and what is at an open version is kept for whoever resumes before it.
 const MAX_CHANGES: usize = 10_000;
 
-/// A cluster that is stopped, which closes its watches, takes longer than this until it answers again, restored. A proxy may
-/// hold requests until then.
-const RESTORE: Duration = Duration::from_secs(5);
+/// A cluster that is stopped, which closes its watches, takes longer than this until it answers again, restored. The close may
+/// come late by then, and a proxy may hold requests. A connection in which nothing happens shows each 5 s that it is alive, by
+/// default; where that takes longer, a watch that was closed needs a proof.
+const RESTORE: Duration = Duration::from_secs(10);
 
 // === impl Place ===
 
@@ -317,10 +318,10 @@ impl Known {
         }
     }
 
-    /// The API has closed a watch, and everything in it has been handed out.
-    pub(super) fn note_close(&mut self) {
+    /// The API, which was seen at this time before, has closed a watch, and everything in it has been handed out.
+    pub(super) fn note_close(&mut self, seen: Instant) {
         if let Some(position) = self.position.as_mut().filter(|position| position.origin == Origin::Watch) {
-            position.origin = Origin::Closed(Instant::now());
+            position.origin = Origin::Closed(seen);
         }
     }
 
@@ -360,12 +361,12 @@ mod tests {
     async fn a_watch_that_was_closed_vouches_for_the_history_for_a_while() {
         let mut known = Known::default();
         let version = ResourceVersion::decimal(9);
-        for (since_close, is_known) in [(4, true), (5, false)] {
+        for (since_seen, is_known) in [(9, true), (10, false)] {
             known.note_list(&version, None);
             assert!(known.begin_watch(&version).is_some_and(|position| position.origin == Origin::List));
-            known.note_close();
+            known.note_close(Instant::now());
             let closed = known.begin_watch(&version).unwrap();
-            tokio::time::advance(Duration::from_secs(since_close)).await;
+            tokio::time::advance(Duration::from_secs(since_seen)).await;
             assert_eq!(closed.origin.is_just_closed(), is_known);
             let again = known.begin_watch(&version).unwrap();
             assert_eq!(again.origin, Origin::Watch, "once");

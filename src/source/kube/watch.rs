@@ -36,6 +36,8 @@ pub(super) struct Live {
     shared: Arc<Shared>,
     pub(super) lines: Lines,
     watchdog: Watchdog,
+    /// When the last line came.
+    heard_at: Instant,
     /// When the API should have closed it.
     pub(super) deadline: Instant,
     /// What has to be told again first.
@@ -97,6 +99,7 @@ impl Live {
         })?;
         Ok(Self {
             watchdog: body.watchdog(),
+            heard_at: Instant::now(),
             lines: Lines::new(body),
             deadline: Instant::now() + time + GRACE,
             shared: Arc::clone(shared),
@@ -117,7 +120,8 @@ impl Live {
             let Some(line) = line else {
                 // What was to be told again first may be missing.
                 if self.recognition.is_none() && self.replay.is_none() {
-                    self.shared.known.lock().note_close();
+                    let seen = self.heard_at.max(self.watchdog.seen());
+                    self.shared.known.lock().note_close(seen);
                 }
                 return Ok(None);
             };
@@ -254,6 +258,9 @@ impl Live {
                     continue;
                 }
             };
+            if line.is_some() {
+                self.heard_at = Instant::now();
+            }
             if line.as_deref().is_none_or(|line| !line.trim_ascii().is_empty()) {
                 return Ok(line);
             }

@@ -35,7 +35,7 @@ pub(crate) struct Kube {
 /// As the program has it by default.
 const STALE_AFTER: Duration = Duration::from_secs(15);
 /// A cluster that is restored.
-const STOPPED: Duration = Duration::from_secs(8);
+const STOPPED: Duration = Duration::from_secs(12);
 
 // === impl Kube ===
 
@@ -43,7 +43,7 @@ impl Kube {
     /// A new API server process answers: what is open is cut, and its watch cache begins at the present version.
     async fn restart(&mut self) {
         self.api.set(State::restart);
-        self.proxy.begin(NetworkFault::Cut).await;
+        self.begin(NetworkFault::Cut).await;
     }
 
     async fn restore(&mut self, restore: &Restore) {
@@ -71,8 +71,14 @@ impl Kube {
         });
         self.rewrites += 1;
         if !stops {
-            self.proxy.begin(NetworkFault::Cut).await;
+            self.begin(NetworkFault::Cut).await;
         }
+    }
+
+    /// Begins a fault of the network, which loses the answers that are on their way.
+    async fn begin(&mut self, fault: NetworkFault) {
+        self.proxy.begin(fault).await;
+        self.api.set(|state| state.misdeeds.lose_answers());
     }
 
     fn write_token(&self) {
@@ -235,7 +241,7 @@ impl Upstream for Kube {
             Step::Compact => self.api.set(|state| {
                 (state.compacted, state.expires_page) = (state.world.version, true);
             }),
-            Step::Network(fault) => self.proxy.begin(*fault).await,
+            Step::Network(fault) => self.begin(*fault).await,
             Step::Restart => self.restart().await,
             Step::Upgrade(form) => {
                 let is_recoloured = self.api.set(|state| state.world.form.is_recoloured);
@@ -285,7 +291,7 @@ impl Upstream for Kube {
                     self.write_token();
                 }
                 if *is_cut {
-                    self.proxy.begin(NetworkFault::Cut).await;
+                    self.begin(NetworkFault::Cut).await;
                 }
             }
             Step::TokenRenewed { .. } | Step::TokenEnds { .. } => {}

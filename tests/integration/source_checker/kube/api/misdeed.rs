@@ -15,6 +15,7 @@ pub(crate) struct Misdeeds {
     has_several: bool,
     /// No request earlier, by the last answer.
     not_before: Option<Instant>,
+    answered_at: Option<Instant>,
 }
 
 impl Misdeeds {
@@ -32,6 +33,13 @@ impl Misdeeds {
         self.not_before = None;
     }
 
+    /// What was answered just now may not come.
+    pub(crate) fn lose_answers(&mut self) {
+        if self.answered_at == Some(Instant::now()) {
+            self.not_before = None;
+        }
+    }
+
     /// A request without the selector, which alone is allowed.
     pub(super) fn note_forbidden(&mut self, uri: &Uri) {
         self.first.get_or_insert(format!("{uri} was requested, and only requests with the selector are allowed"));
@@ -46,6 +54,7 @@ impl Misdeeds {
         if let Some(early) = early {
             self.first.get_or_insert(format!("{uri} was requested {early:?} before the end of Retry-After"));
         }
+        self.answered_at = Some(Instant::now());
         self.not_before = match answer.map_or(RetryAfter::None, |answer| answer.retry_after) {
             RetryAfter::None => None,
             RetryAfter::Seconds(seconds) => Some(Instant::now() + Duration::from_secs(seconds)),
