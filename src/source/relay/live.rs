@@ -219,7 +219,7 @@ impl Live {
         if event.version() > version
             && let Some(mark) = Mark::after_batch(None, std::slice::from_ref(&event), false)
         {
-            self.ahead.insert(event.version().number(), mark);
+            self.ahead.insert(event.version().number(), mark.open());
         }
         self.opened = if is_next { Some(event.version().clone()) } else { opened };
         let events = [event].into_iter().chain(end);

@@ -1,8 +1,8 @@
 //! Proof that the history of another server is the one that a position belongs to (invariant 14).
 //!
 //! Pure. A server that was started again, and another replica, have another name. Their upstream may have been restored to an
-//! older state, and may have counted on beyond the position. So the last change that is known has to be there, and no other
-//! change between it and the position:
+//! older state, and may have counted on beyond the position. So the last change that is known has to be there, with all others at
+//! its version, and no other change between it and the position:
 //!
 //! ```text
 //!   Get of the last changed object
@@ -14,7 +14,7 @@
 //!
 //! A server whose history does not reach back so far answers that the version has expired; then the resource is listed.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,18 @@ pub(super) struct Mark {
     is_listed: bool,
     /// After a warm start: of the body, which the object does not have then. Empty if it was not kept.
     digest: Option<String>,
+    batch: MarkedBatch,
+}
+
+/// All changes at the version of the last one. A change alone may be another history's as well, a deletion above all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum MarkedBatch {
+    /// Not known: of a list, of a version that is open, and of more changes than are kept.
+    Unknown,
+    /// The objects, and whether each is deleted.
+    Known(Vec<(Arc<Object>, bool)>),
+    /// After a warm start.
+    Digest(String),
 }
 
 /// A mark, for a later start: its numbers and names, and the digest of its body.
@@ -49,6 +61,9 @@ pub(super) struct KeptMark {
     /// The version before kept none.
     #[serde(default)]
     digest: String,
+    /// Of all changes at the version, if they are known.
+    #[serde(default)]
+    batch: Option<String>,
 }
 
 /// Meaning of a server's answer to a Get of the object that was changed last.
@@ -73,7 +88,12 @@ pub(super) struct ResumeCheck {
     position: ResourceVersion,
     /// The mark has been replayed, or the stream begins after it.
     is_confirmed: bool,
+    /// The changes at its version that have been replayed, if the stream begins before it.
+    replayed: Option<BTreeSet<String>>,
 }
+
+/// Changes of one version that are kept to be recognised; of more of them only the last one is.
+const MAX_MARKED: usize = 4096;
 
 // === impl Mark ===
 
@@ -87,15 +107,12 @@ impl Mark {
     /// The last change after a batch that is complete.
     pub(super) fn after_batch(before: Option<Self>, events: &[Event], is_relisted: bool) -> Option<Self> {
         if !is_relisted {
-            let last = events.iter().rev().find_map(|event| match event {
-                Event::Added(object) | Event::Modified(object) => Some((object, false)),
-                // The upstream does not have what it cannot serve.
-                Event::Deleted(object) | Event::NotServed(object) => Some((object, true)),
-                Event::Bookmark(_) => None,
-            });
-            let mark =
-                |(object, is_deleted)| Self { object: Arc::clone(object), is_deleted, is_listed: false, digest: None };
-            return last.map(mark).or(before);
+            let changes = || events.iter().filter_map(change);
+            let Some((object, is_deleted)) = changes().next_back() else { return before };
+            let is_at_version = |(other, _): &(Arc<Object>, bool)| other.version() == object.version();
+            let batch: Vec<_> = changes().filter(is_at_version).take(MAX_MARKED + 1).collect();
+            let batch = if batch.len() > MAX_MARKED { MarkedBatch::Unknown } else { MarkedBatch::Known(batch) };
+            return Some(Self { object, is_deleted, is_listed: false, digest: None, batch });
         }
         let present = events.iter().filter_map(|event| match event {
             Event::Added(object) | Event::Modified(object) => Some(object),
@@ -113,9 +130,14 @@ impl Mark {
         match (newest, before) {
             (Some(newest), Some(before)) if newest.version() > before.version() => Some(newest),
             (newest, None) => newest,
-            (_, Some(before)) if !is_of_batch(&before) => Some(Self { is_listed: true, ..before }),
+            (_, Some(before)) if !is_of_batch(&before) => Some(Self { is_listed: true, ..before }.open()),
             (_, Some(_)) => None,
         }
+    }
+
+    /// Returns the mark of a version of which there may be other changes.
+    pub(super) fn open(self) -> Self {
+        Self { batch: MarkedBatch::Unknown, ..self }
     }
 
     pub(super) fn key(&self) -> &ObjectKey {
@@ -153,8 +175,9 @@ impl Mark {
     }
 
     pub(super) fn keep(&self) -> KeptMark {
-        let Self { object, is_deleted, is_listed, digest } = self;
+        let Self { object, is_deleted, is_listed, digest, batch } = self;
         KeptMark {
+            batch: batch.digest(),
             version: object.version().to_string(),
             namespace: object.key().namespace().to_owned(),
             name: object.key().name().to_owned(),
@@ -167,14 +190,16 @@ impl Mark {
 
     /// Returns the mark that was kept; `None` if it is none.
     pub(super) fn resume(kept: KeptMark) -> Option<Self> {
-        let KeptMark { version, namespace, name, uid, is_deleted, is_listed, digest } = kept;
+        let KeptMark { version, namespace, name, uid, is_deleted, is_listed, digest, batch } = kept;
         let (key, version) = (ObjectKey::new(&namespace, &name).ok()?, version.parse().ok()?);
         let object = Object::new(ObjectParts { uid, ..ObjectParts::bare(key, version) });
-        Some(Self { object: Arc::new(object), is_deleted, is_listed, digest: Some(digest) })
+        let batch = batch.map_or(MarkedBatch::Unknown, MarkedBatch::Digest);
+        Some(Self { object: Arc::new(object), is_deleted, is_listed, digest: Some(digest), batch })
     }
 
     fn listed(object: &Arc<Object>) -> Self {
-        Self { object: Arc::clone(object), is_deleted: false, is_listed: true, digest: None }
+        let (object, batch) = (Arc::clone(object), MarkedBatch::Unknown);
+        Self { object, is_deleted: false, is_listed: true, digest: None, batch }
     }
 
     fn is_of(&self, object: &Object, is_deleted: bool) -> bool {
@@ -193,17 +218,53 @@ impl Mark {
     }
 }
 
+// === impl MarkedBatch ===
+
+impl MarkedBatch {
+    /// Returns the digest of the changes, if they are known.
+    fn digest(&self) -> Option<String> {
+        match self {
+            Self::Unknown => None,
+            Self::Known(changes) => {
+                let lines = changes.iter().map(|(object, is_deleted)| line(object, *is_deleted)).collect();
+                Some(digest_of(&lines))
+            }
+            Self::Digest(digest) => Some(digest.clone()),
+        }
+    }
+}
+
+/// Returns the object of a change, and whether it is deleted: the upstream does not have what it cannot serve.
+fn change(event: &Event) -> Option<(Arc<Object>, bool)> {
+    match event {
+        Event::Added(object) | Event::Modified(object) => Some((Arc::clone(object), false)),
+        Event::Deleted(object) | Event::NotServed(object) => Some((Arc::clone(object), true)),
+        Event::Bookmark(_) => None,
+    }
+}
+
+/// Describes a change, the same at every server.
+fn line(object: &Object, is_deleted: bool) -> String {
+    let (key, what) = (object.key(), if is_deleted { "-" } else { "+" });
+    format!("{what}{:?}/{:?}", key.namespace(), key.name())
+}
+
+fn digest_of(lines: &BTreeSet<String>) -> String {
+    let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
+    digest::of(text.as_bytes())
+}
+
 // === impl ResumeCheck ===
 
 impl ResumeCheck {
     /// Of a stream after the mark, which the server has.
     pub(super) fn after(mark: Mark, position: ResourceVersion) -> Self {
-        Self { mark, position, is_confirmed: true }
+        Self { mark, position, is_confirmed: true, replayed: None }
     }
 
     /// Of a stream that has to begin with the mark.
     pub(super) fn from(mark: Mark, position: ResourceVersion) -> Self {
-        Self { mark, position, is_confirmed: false }
+        Self { mark, position, is_confirmed: false, replayed: Some(BTreeSet::new()) }
     }
 
     /// Judges the next message. Returns whether it lies beyond the position: then everything up to there has been confirmed.
@@ -214,14 +275,16 @@ impl ResumeCheck {
     /// [`SourceError::HistoryChanged`] when it cannot be of the history of the position, [`SourceError::Expired`] when that
     /// cannot be told.
     pub(super) fn judge(&mut self, message: &WatchResponse) -> Result<bool, SourceError> {
-        let Self { mark, position, is_confirmed } = self;
+        let Self { mark, position, is_confirmed, replayed } = self;
         let event_type = message.r#type();
         if !matches!(event_type, EventType::Added | EventType::Modified | EventType::Deleted | EventType::Bookmark) {
             return Ok(true);
         }
         let is_beyond = message::version(&message.resource_version)? >= *position;
-        if is_beyond && *is_confirmed {
-            return Ok(true);
+        let at = message.object.as_ref().map(|object| object.resource_version.as_str());
+        let is_of_mark = replayed.is_some() && at.is_some_and(|at| at == mark.version().to_string());
+        if is_beyond && *is_confirmed && !is_of_mark {
+            return self.end();
         }
         if message.relisted || message.cause() == Cause::Inferred {
             return Err(unclear("the upstream has relisted since"));
@@ -236,8 +299,11 @@ impl ResumeCheck {
             return if is_beyond { Err(not_replayed()) } else { Ok(false) };
         }
         let object = message::object(message.object.clone())?;
+        if let Some(replayed) = replayed.as_mut().filter(|replayed| is_of_mark && replayed.len() <= MAX_MARKED) {
+            replayed.insert(line(&object, event_type == EventType::Deleted));
+        }
         match object.version() {
-            version if version > position && *is_confirmed => Ok(true),
+            version if version > position && *is_confirmed => self.end(),
             version if version > position => Err(not_replayed()),
             version if version > mark.version() && mark.is_listed => {
                 Err(unclear("objects that came and went before the last list are not known"))
@@ -254,6 +320,13 @@ impl ResumeCheck {
             }
             _ => Err(unclear("the last known change is replayed with other bytes")),
         }
+    }
+
+    /// Ends with a message that is beyond the position: all changes at the version of the mark have been replayed.
+    fn end(&self) -> Result<bool, SourceError> {
+        let Some(replayed) = &self.replayed else { return Ok(true) };
+        let is_same = self.mark.batch.digest().is_none_or(|known| known == digest_of(replayed));
+        if is_same { Ok(true) } else { Err(unclear("other changes were made at the version of the last known one")) }
     }
 }
 

@@ -21,6 +21,11 @@ fn mark(name: &str, number: u128) -> Mark {
     Mark::after_batch(None, &[Event::Modified(object(name, number))], false).unwrap()
 }
 
+/// The newest of a list.
+fn newest(name: &str, number: u128) -> Mark {
+    Mark { is_listed: true, ..mark(name, number).open() }
+}
+
 fn deleted(name: &str, number: u128) -> Mark {
     Mark::after_batch(None, &[Event::Deleted(object(name, number))], false).unwrap()
 }
@@ -28,17 +33,15 @@ fn deleted(name: &str, number: u128) -> Mark {
 #[test]
 fn a_mark_is_the_last_change_of_all() {
     let batch = [Event::Modified(object("a", 5)), Event::Deleted(object("b", 5)), Event::Bookmark(version(6))];
-    assert_eq!(Mark::after_batch(Some(mark("x", 3)), &batch, false), Some(deleted("b", 5)));
+    let changes = MarkedBatch::Known(vec![(object("a", 5), false), (object("b", 5), true)]);
+    let whole = Mark { batch: changes, ..deleted("b", 5) };
+    assert_eq!(Mark::after_batch(Some(mark("x", 3)), &batch, false), Some(whole));
     assert_eq!(Mark::after_batch(Some(mark("x", 3)), &batch[2..], false), Some(mark("x", 3)), "nothing has changed");
 
     let list = [object("a", 2), object("b", 7), object("c", 9)];
     let listed = |number: u128| Mark::of_list(&list, &version(number)).unwrap();
-    assert_eq!(listed(9), Mark { is_listed: true, ..mark("c", 9) });
-    assert_eq!(
-        listed(8),
-        Mark { is_listed: true, ..mark("b", 7) },
-        "what the version of the list does not cover is no mark"
-    );
+    assert_eq!(listed(9), newest("c", 9));
+    assert_eq!(listed(8), newest("b", 7), "what the version of the list does not cover is no mark");
     assert_eq!(Mark::of_list(&[], &version(9)), None);
 }
 
@@ -46,13 +49,12 @@ fn a_mark_is_the_last_change_of_all() {
 #[test]
 fn a_relist_has_the_newest_object_as_its_mark() {
     let after = |before: Mark, events: &[Event]| Mark::after_batch(Some(before), events, true);
-    let is_listed = true;
     let newer = [Event::Added(object("b", 5)), Event::Deleted(object("c", 1))];
-    assert_eq!(after(mark("a", 3), &newer), Some(Mark { is_listed, ..mark("b", 5) }));
-    assert_eq!(after(mark("a", 3), &newer[1..]), Some(Mark { is_listed, ..mark("a", 3) }));
+    assert_eq!(after(mark("a", 3), &newer), Some(newest("b", 5)));
+    assert_eq!(after(mark("a", 3), &newer[1..]), Some(newest("a", 3)));
     assert_eq!(after(mark("c", 3), &newer[1..]), None, "it is gone, since when nobody knows");
-    assert_eq!(after(mark("a", 3), &[]), Some(Mark { is_listed, ..mark("a", 3) }));
-    assert_eq!(Mark::after_batch(None, &newer, true), Some(Mark { is_listed, ..mark("b", 5) }));
+    assert_eq!(after(mark("a", 3), &[]), Some(newest("a", 3)));
+    assert_eq!(Mark::after_batch(None, &newer, true), Some(newest("b", 5)));
 }
 
 #[test]
@@ -110,7 +112,9 @@ fn the_last_known_change_is_replayed_and_nothing_comes_between_it_and_the_positi
     let bookmark = |number| message(EventType::Bookmark, None, number);
     let batch = [message(EventType::Modified, Some(object("x", 5)), 4), changed("a", 5)];
     let whole = [&batch[..], &[bookmark(7), bookmark(9), changed("b", 10)]].concat();
-    assert_eq!(judged(mark("a", 5), &whole), Ok(vec![false, false, false, true, true]));
+    let events = [Event::Modified(object("x", 5)), Event::Modified(object("a", 5))];
+    let of_batch = Mark::after_batch(None, &events, false).unwrap();
+    assert_eq!(judged(of_batch, &whole), Ok(vec![false, false, false, true, true]));
     // The version before a batch may be any that the stream has had.
     let open = [changed("a", 5), message(EventType::Modified, Some(object("b", 10)), 5)];
     assert_eq!(judged(mark("a", 5), &open), Ok(vec![false, true]));
@@ -124,6 +128,34 @@ fn the_last_known_change_is_replayed_and_nothing_comes_between_it_and_the_positi
     assert_eq!(judged(deleted("a", 5), &[gone, bookmark(9)]), Ok(vec![false, true]));
 }
 
+/// A history that was restored may delete the same object at the same version, among other changes.
+#[test]
+fn all_changes_at_the_version_of_the_last_one_are_replayed() {
+    let gone = |name, carried| message(EventType::Deleted, Some(object(name, 5)), carried);
+    let (changed, bookmark) =
+        (message(EventType::Modified, Some(object("b", 5)), 4), message(EventType::Bookmark, None, 9));
+    let events = ["a", "b", "c"].map(|name| Event::Deleted(object(name, 5)));
+    let known = Mark::after_batch(None, &events, false).unwrap();
+    let kept: KeptMark = serde_json::from_str(&serde_json::to_string(&known.keep()).unwrap()).unwrap();
+    let older = KeptMark { batch: None, ..known.keep() };
+    for (mark, is_known) in [(known, true), (Mark::resume(kept).unwrap(), true), (Mark::resume(older).unwrap(), false)]
+    {
+        let judged = |messages: &[WatchResponse]| judged(mark.clone(), messages);
+        for same in [[gone("a", 4), gone("b", 4), gone("c", 9)], [gone("b", 4), gone("c", 4), gone("a", 9)]] {
+            assert_eq!(
+                judged(&[&same[..], std::slice::from_ref(&bookmark)].concat()),
+                Ok(vec![false, false, false, true])
+            );
+        }
+        for other in
+            [vec![gone("c", 5)], vec![gone("a", 4), changed.clone(), gone("c", 5)], vec![gone("d", 4), gone("c", 5)]]
+        {
+            let judged = judged(&[&other[..], std::slice::from_ref(&bookmark)].concat());
+            assert_eq!(matches!(judged, Err(SourceError::Expired(_))), is_known, "{judged:?}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_told_is_listed() {
     let is_unclear = |mark, messages: &[WatchResponse]| matches!(judged(mark, messages), Err(SourceError::Expired(_)));
@@ -131,7 +163,7 @@ fn what_cannot_be_told_is_listed() {
     assert!(is_unclear(mark("a", 5), std::slice::from_ref(&relisted)));
     let inferred = message(EventType::Deleted, Some(object("b", 3)), 6);
     assert!(is_unclear(mark("a", 5), &[WatchResponse { cause: pb::Cause::Inferred.into(), ..inferred }]));
-    let listed = Mark { is_listed: true, ..mark("a", 5) };
+    let listed = newest("a", 5);
     assert!(is_unclear(listed, &[changed("a", 5), changed("b", 8)]), "it may have been deleted before the list");
     assert!(is_unclear(mark("a", 5), &[message(EventType::Modified, Some(of("a", "u", 5, "[]")), 5)]));
     // Beyond the position a relist is one as any other.
