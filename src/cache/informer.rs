@@ -97,7 +97,7 @@ struct Shared {
     /// Up to here everything has been published to the cursors; behind the snapshot's for a moment.
     distributed: ArcSwapOption<Reached>,
     oldest: ArcSwapOption<ResourceVersion>,
-    /// Where the last relist ended, and the one before: the last one may not be distributed yet.
+    /// The ends of the last relist and of the one before: the last one may not be distributed yet.
     relists: ArcSwap<(Option<ResourceVersion>, Option<ResourceVersion>)>,
     /// Raised before the watches of a history that has changed are ended.
     epoch: AtomicU64,

@@ -34,7 +34,7 @@ use crate::{
     model::{ObjectKey, Selection},
     planted::planted,
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{Chunk, Peer, Room, Supplied, Supply},
+    transport::{Chunk, Room, Supplied, Supply},
 };
 
 /// One answer.
@@ -101,7 +101,7 @@ pub(super) async fn list(service: &Service, mut call: Call) -> Result<ListBody, 
     let observer = service.metrics().start("List");
     let body = async {
         let request = call.request(service.config().request_bytes).await?;
-        answer(service, request, (call.peer, call.wait), observer.clone()).await
+        answer(service, request, call, observer.clone()).await
     };
     observer.result(body.await)
 }
@@ -127,7 +127,7 @@ pub(super) async fn by_index(service: &Service, mut call: Call) -> Result<ListBo
             min_resource_version: request.min_resource_version,
             index: Some(pb::IndexMatch { name: request.index, values: vec![request.value] }),
         };
-        answer(service, request, (call.peer, call.wait), observer.clone()).await
+        answer(service, request, call, observer.clone()).await
     };
     observer.result(body.await)
 }
@@ -135,7 +135,7 @@ pub(super) async fn by_index(service: &Service, mut call: Call) -> Result<ListBo
 async fn answer(
     service: &Service,
     mut request: pb::ListRequest,
-    (peer, wait): (Option<Peer>, Duration),
+    call: Call,
     observer: RpcObserver,
 ) -> Result<ListBody, Refusal> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
@@ -150,14 +150,14 @@ async fn answer(
             field_selector: &request.field_selector,
             expression: &request.expression,
             index: request.index.as_ref(),
-            peer,
+            peer: call.peer,
         },
     )
     .await?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let query = query_hash(&("List", request.encode_to_vec()));
-    let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), wait).await?;
+    let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     Ok(ListBody {
         service: service.clone(),
         history: resource.informer.history(snapshot.epoch()),

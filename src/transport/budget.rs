@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
-    /// What one of those who wait takes, more or less.
+    /// The bytes that one of the streams in line takes, more or less.
     share: usize,
     bytes: AtomicUsize,
     /// Spares the lock as long as nobody waits.

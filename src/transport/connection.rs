@@ -123,7 +123,7 @@ const RECEIVE_WINDOW: u32 = 1 << 20;
 const HEADER_LIST: u32 = 16 << 10;
 /// Streams that a client may have reset by its errors, before the connection ends.
 const ERROR_RESETS: usize = 1024;
-/// What HTTP/2 takes of a stream; what it is given is bounded before.
+/// Bytes that h2 takes of a stream: no bound, because the driver bounds what it gives to h2.
 const SEND_BUFFER: usize = u32::MAX as usize;
 /// After so much, or so many rounds, other connections get their turn.
 const BYTES_PER_POLL: u64 = 1 << 20;

@@ -40,7 +40,7 @@ enum Stage<B> {
     Over,
 }
 
-/// What a body was asked for, and gave.
+/// Outcome of asking a body for its next frame.
 enum Asked {
     Sent,
     /// The next message has so many bytes; there is no room for it.

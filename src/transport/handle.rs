@@ -30,7 +30,7 @@ use super::{
 #[derive(Clone)]
 pub struct StreamHandle(pub(super) Arc<StreamWaker>);
 
-/// What the streams of a connection share: the list of those to be polled, and the bounds on what is unsent.
+/// State that the streams of a connection share: the list of those to be polled, and the bounds on unsent bytes.
 pub(super) struct Wakes {
     pub(super) ready: Mutex<Vec<usize>>,
     pub(super) state: AtomicU8,
@@ -47,7 +47,7 @@ pub(super) struct Wakes {
 /// The bounds on what one connection keeps unsent.
 #[derive(Debug)]
 pub(super) struct Budgets {
-    /// What fits into its window.
+    /// Messages that fit into their windows.
     pub(super) socket: Budget,
     /// Messages that are larger than their windows.
     pub(super) large: Budget,
@@ -74,9 +74,9 @@ pub(super) const CONNECTION: usize = usize::MAX;
 /// A stream with a task of its own; it is never in the list.
 pub(super) const SPAWNED: usize = usize::MAX - 1;
 
-/// What fits into its window is made while less than this waits for the socket.
+/// A message that fits into its window is made while fewer bytes than this wait for the socket.
 const UNSENT_FITTING: usize = 512 << 10;
-/// A message that is larger than its window is made while less than this waits for windows.
+/// A message that is larger than its window is made while fewer bytes than this wait for windows.
 pub(super) const UNSENT_LARGE: usize = 512 << 10;
 /// Nothing is made for a stream that has so much unsent.
 const UNSENT_PER_STREAM: usize = MAX_ROOM;

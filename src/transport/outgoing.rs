@@ -6,7 +6,7 @@ use bytes::{Buf, Bytes};
 
 use super::{Chunk, handle::StreamHandle};
 
-/// What one DATA frame or several carry.
+/// Payload of one DATA frame or several.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     chunk: Chunk,
@@ -21,7 +21,7 @@ struct Lease {
     kept: Kept,
 }
 
-/// What a chunk waits for.
+/// The bound that a chunk counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kept {
     /// It fits into its window, and waits for the socket.

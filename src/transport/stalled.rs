@@ -19,7 +19,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::handle::{StreamHandle, StreamWaker};
 
-/// What a stream that has something to send waits for.
+/// Reason for which a stream that has something to send waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Wait {
@@ -31,7 +31,7 @@ pub(super) enum Wait {
     Line,
 }
 
-/// How far one stream has got, as it says itself.
+/// Progress of one stream, as it reports it.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     wait: AtomicU8,
@@ -144,7 +144,7 @@ impl Stalled {
     }
 }
 
-/// What a look at a stream shows.
+/// Result of a look at a stream.
 enum Look {
     Waits,
     /// It waits no more.

@@ -50,7 +50,7 @@ struct Body {
     next: Option<Bytes>,
     /// Bytes that were handed out.
     made: Arc<AtomicUsize>,
-    /// How often it was polled.
+    /// Number of times that it was polled.
     polls: Arc<AtomicUsize>,
 }
 

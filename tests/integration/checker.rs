@@ -307,7 +307,7 @@ fn every_planted_bug_is_found() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What came late is told again at a server that saw it come, and not at one that began with it, whether the client has it or not.
+/// A late change is told again at a server that saw it come, and not at one that began with it, whether the client has it or not.
 #[test]
 fn a_server_owes_what_came_late_after_it_began() {
     let (age, events) = (Duration::from_secs(1000), 10_000);

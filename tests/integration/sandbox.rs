@@ -192,7 +192,7 @@ impl Sandbox {
         &self.address
     }
 
-    /// What its connections lead to.
+    /// Returns the service that its connections lead to.
     pub(crate) fn routes(&self) -> Routes {
         self.routes.clone()
     }

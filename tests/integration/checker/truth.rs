@@ -499,8 +499,8 @@ impl Truth {
         (may_be, must_be)
     }
 
-    /// What somebody is told at a server who was told everything up to a version: what comes after so many batches. What came
-    /// late comes again, but for what the server began with.
+    /// Returns the number of batches after which a client that was told everything up to a version goes on at a server. Late
+    /// changes come again, but for those that the server began with.
     pub(crate) fn passed(&self, version: u64, moment: &Moment) -> usize {
         self.never_told(version, moment).end
     }

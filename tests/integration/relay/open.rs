@@ -197,8 +197,8 @@ async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
     assert_eq!((relay.lists(), relay.informer.snapshot().unwrap().len()), (1, 3));
 }
 
-/// What was created ahead of the version, and is deleted by now, is in no state that a later start knows: a list expires every
-/// version from which a client could resume with it.
+/// An object that was created ahead of the version, and is deleted by now, is in no state that a later start knows: a list expires
+/// every version from which a client could resume with it.
 #[tokio::test]
 async fn a_later_start_of_a_relay_that_lists_expires_what_may_have_been_sent_ahead() {
     let at = |name: &str| pod_at("shop", name, "", &version(9));

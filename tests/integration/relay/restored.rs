@@ -55,6 +55,17 @@ async fn hasty_relay(address: &str) -> Sandbox {
     Sandbox::start_unsynced(Options { relay: Some(config), ..Options::default() }).await
 }
 
+/// An origin, and a relay of it with a watch, which have followed a script: `a` was changed last, and a bookmark leads beyond.
+async fn followed_beyond_its_last_change() -> (Sandbox, Wire, Sandbox, Stream) {
+    let going = origin(LISTED, 1, "").await;
+    let wire = Wire::to(going.address()).await;
+    let relay = Sandbox::relay(wire.address()).await;
+    let stream = watch(&relay, watch_from_now()).await;
+    play(&going, "2:a 9:@").await;
+    relay.reached(&version(9)).await;
+    (going, wire, relay, stream)
+}
+
 pub(super) async fn state(server: &Sandbox) -> BTreeMap<String, String> {
     let request = pb::ListRequest { resource: "pods".to_owned(), ..pb::ListRequest::default() };
     let listed = server.client().await.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
@@ -119,12 +130,7 @@ async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
 /// A list waits for the version that is known, but not at a server that has left the history of it.
 #[tokio::test]
 async fn a_server_that_goes_back_while_another_one_is_listed_is_another_history() {
-    let going = origin(LISTED, 1, "").await;
-    let wire = Wire::to(going.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
-    let mut stream = watch(&relay, watch_from_now()).await;
-    play(&going, "2:a 9:@").await;
-    relay.reached(&version(9)).await;
+    let (going, wire, relay, mut stream) = followed_beyond_its_last_change().await;
     // It has the last change, does not reach back to it, and is behind.
     let behind = origin("a=2 b=1", 6, "").await;
     wire.lead_to(behind.address());
@@ -147,12 +153,7 @@ async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {
         ("another object was changed", "a=2 b=5", false),
         ("and what was changed last is gone", "b=5", false),
     ] {
-        let going = origin(LISTED, 1, "").await;
-        let wire = Wire::to(going.address()).await;
-        let relay = Sandbox::relay(wire.address()).await;
-        let mut stream = watch(&relay, watch_from_now()).await;
-        play(&going, "2:a 9:@").await;
-        relay.reached(&version(9)).await;
+        let (_going, wire, relay, mut stream) = followed_beyond_its_last_change().await;
         let coming = origin(restored, 6, "12:+c").await;
         wire.lead_to(coming.address());
         wire.cut();

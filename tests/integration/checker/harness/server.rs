@@ -31,7 +31,7 @@ pub(super) struct Server {
     pub(super) routes: Routes,
     /// The history in which it began.
     pub(super) first_epoch: usize,
-    /// What does what its writer has no time for: the harness.
+    /// Threads for what its writer has no time for; the harness does their work.
     threads: Arc<BulkThreads>,
     /// The conditions that it has compiled.
     compiled: HashSet<String>,
@@ -141,7 +141,7 @@ impl Server {
         while self.threads.run_one() {}
     }
 
-    /// How many times it had no time for a group.
+    /// Returns the number of times that it had no time for a group.
     pub(super) fn deferrals(&self) -> u64 {
         self.informer.watch_stats().map_or(0, |stats| stats.deferrals.load(Ordering::Relaxed))
     }

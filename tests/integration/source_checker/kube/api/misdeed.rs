@@ -16,6 +16,8 @@ pub(crate) struct Misdeeds {
     /// No request earlier, by the last answer.
     not_before: Option<Instant>,
     answered_at: Option<Instant>,
+    /// The network was cut, which an answer of the same instant may not outlive, whichever was first.
+    cut_at: Option<Instant>,
 }
 
 impl Misdeeds {
@@ -33,8 +35,9 @@ impl Misdeeds {
         self.not_before = None;
     }
 
-    /// What was answered just now may not come.
+    /// Takes note of a cut: answers of this instant may not come.
     pub(crate) fn lose_answers(&mut self) {
+        self.cut_at = Some(Instant::now());
         if self.answered_at == Some(Instant::now()) {
             self.not_before = None;
         }
@@ -56,6 +59,7 @@ impl Misdeeds {
         }
         self.answered_at = Some(Instant::now());
         self.not_before = match answer.map_or(RetryAfter::None, |answer| answer.retry_after) {
+            _ if self.cut_at == self.answered_at => None,
             RetryAfter::None => None,
             RetryAfter::Seconds(seconds) => Some(Instant::now() + Duration::from_secs(seconds)),
             // A date has no fraction of a second.

@@ -1,0 +1,177 @@
+//! A watch that joins is told of every later event, and of none twice.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_before_the_first_list_is_told_that_there_is_none() {
+    let running = Running::start();
+    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
+    assert!(running.handle.snapshot().is_none() && running.handle.distributed().is_none());
+    // A bookmark or an event before any list has nothing to apply to.
+    running.push(put("a", 1)).await;
+    settle().await;
+    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
+    running.list(vec![object("a", 3)], version(5)).await;
+    let joined = running.watch().await;
+    assert_eq!((joined.snapshot.len(), joined.snapshot.version()), (1, &version(5)));
+    assert_eq!(joined.cursor.unwrap().version(), &version(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
+    let running = Running::start();
+    running.list(Vec::new(), version(5)).await;
+    running.apply(put("a", 7)).await;
+    running.apply(put("a", 9)).await;
+    let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
+    let missed = |joined: Joined<Deliveries>| {
+        assert!(joined.cursor.is_some() && !joined.backlog.has_more);
+        joined.backlog.batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>()
+    };
+    for (number, batches) in [(5, vec![7, 9]), (6, vec![7, 9]), (7, vec![9]), (8, vec![9]), (9, vec![])] {
+        assert_eq!(missed(after(number).await.unwrap()), batches, "{number}");
+    }
+    let expired = JoinError::Expired { oldest: version(5), current: version(9) };
+    assert_eq!(after(4).await.unwrap_err(), expired);
+    assert_eq!(after(10).await.unwrap_err(), JoinError::TooLarge { current: version(9) });
+    let foreign = Start::After("abc.7".parse().unwrap());
+    assert_eq!(running.handle.join(foreign, replay()).await.unwrap_err(), expired);
+    assert_eq!(running.handle.oldest(), Some(version(5)));
+    let mut cursor = after(7).await.unwrap().cursor.unwrap();
+    running.apply(put("a", 11)).await;
+    assert_eq!(taken(&mut cursor).await, ["~a 11"], "the cursor begins where the backlog ends");
+}
+
+/// Invariant 5, and invariant 4: history survives a relist.
+#[tokio::test(start_paused = true)]
+async fn a_watch_resumes_from_before_a_relist_and_not_from_inside_it() {
+    let running = Running::start();
+    running.list(vec![object("a", 1)], version(5)).await;
+    running.apply(put("b", 6)).await;
+    running.list(vec![object("b", 6), object("c", 9)], version(10)).await;
+    let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
+    let changes = |joined: Joined<Deliveries>| joined.backlog.batches.iter().map(|b| b.changes.len()).sum::<usize>();
+    assert_eq!(changes(after(5).await.unwrap()), 3);
+    assert_eq!(changes(after(6).await.unwrap()), 2);
+    for inside in 7..10 {
+        assert!(matches!(after(inside).await, Err(JoinError::Expired { .. })), "{inside}");
+    }
+    assert_eq!(changes(after(10).await.unwrap()), 0);
+}
+
+/// Invariant 2: the state of a join and all that its cursor gives are, at any moment, the state of the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice() {
+    const DEADLINE: Duration = Duration::from_secs(60);
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    let handle = running.handle.clone();
+    let writer = tokio::spawn(async move {
+        let names: Vec<String> = (0..30).map(|at| format!("object-{at}")).collect();
+        for number in 2..6000_u128 {
+            let name = &names[(number * 7 % 30) as usize];
+            let delta = match number % 10 {
+                0 if number % 500 == 0 => {
+                    let objects = names.iter().skip((number % 7) as usize).map(|name| object(name, number)).collect();
+                    Delta::Replace(List::new(objects, version(number)))
+                }
+                1..4 => Delta::event(Event::Deleted(object(name, number))),
+                4 => Delta::event(Event::Bookmark(version(number))),
+                _ => Delta::event(put(name, number)),
+            };
+            running.fifo.push(delta).await;
+        }
+        running.fifo.close();
+        running.task.await.unwrap();
+    });
+    let mut readers = Vec::new();
+    for at in 0..60_usize {
+        let policy = if at % 2 == 0 { FullChannelPolicy::Block } else { FullChannelPolicy::Replay };
+        let Ok(joined) = handle.join(Start::Now, subscribe(policy, at % 5)).await else { break };
+        readers.push(tokio::spawn(fold(joined, 1 + at)));
+        for _ in 0..at {
+            tokio::task::yield_now().await;
+        }
+    }
+    tokio::time::timeout(DEADLINE, writer).await.expect("nobody hangs").unwrap();
+    let last = handle.snapshot().unwrap();
+    assert_eq!(last.version(), &version(5999));
+    assert!(readers.len() > 10);
+    for reader in readers {
+        let state = tokio::time::timeout(DEADLINE, reader).await.expect("nobody hangs").unwrap();
+        let expected = last.objects(None, None).map(|object| (object.key().clone(), Arc::clone(object)));
+        assert_eq!(state, expected.collect());
+    }
+}
+
+/// Follows a watch to its end; every event has to fit the state that it meets.
+async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey, Arc<Object>> {
+    let Joined { snapshot, cursor, .. } = joined;
+    let mut cursor = cursor.unwrap();
+    let mut state: BTreeMap<_, _> =
+        snapshot.objects(None, None).map(|object| (object.key().clone(), Arc::clone(object))).collect();
+    let mut reached = snapshot.version().clone();
+    assert_eq!(cursor.version(), &reached);
+    loop {
+        match cursor.take(max_size).await {
+            Taken::Frames(frames) => {
+                for Delivery { event_type, object, version, .. } in frames.iter().flat_map(Deliveries::as_slice) {
+                    assert!(*version >= reached, "versions never go back");
+                    reached = version.clone();
+                    let key = object.key().clone();
+                    let old = match event_type {
+                        EventType::Deleted => state.remove(&key),
+                        _ => state.insert(key, Arc::clone(object)),
+                    };
+                    match event_type {
+                        EventType::Added => assert_eq!(old, None),
+                        EventType::Modified => assert!(old.is_some_and(|old| old != *object)),
+                        EventType::Deleted => assert_eq!(old.as_ref(), Some(object)),
+                    }
+                }
+            }
+            Taken::Ended(End::Stopped) => return state,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Invariant 3: what a bookmark would say is never ahead of what a cursor at its head has been given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    let mut cursor = running.watch().await.cursor.unwrap();
+    let handle = running.handle.clone();
+    let is_done = Arc::new(AtomicBool::new(false));
+    let done = Arc::clone(&is_done);
+    let reader = tokio::task::spawn_blocking(move || {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        while !done.load(Ordering::SeqCst) {
+            let distributed = handle.distributed().unwrap().version.clone();
+            let snapshot = handle.snapshot().unwrap();
+            while cursor.poll_take(&mut context, 1).is_ready() {}
+            assert!(*cursor.version() >= distributed);
+            assert!(*snapshot.version() >= distributed, "a snapshot shows a change no later than a watch");
+        }
+    });
+    for number in 2..5000 {
+        running.push(put("a", number)).await;
+    }
+    running.reach(&version(4999)).await;
+    is_done.store(true, Ordering::SeqCst);
+    reader.await.unwrap();
+    assert_eq!(running.handle.distributed().unwrap().version, version(4999));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_join_that_is_given_up_leaves_no_watcher() {
+    let running = Running::start();
+    running.list(Vec::new(), version(1)).await;
+    {
+        let mut join = tokio_test::task::spawn(running.handle.join(Start::Now, replay()));
+        tokio_test::assert_pending!(join.poll());
+    }
+    settle().await;
+    assert_eq!(count(&running.handle.watch_stats().unwrap().watchers), 0);
+}
