@@ -27,7 +27,7 @@
 //! - [`mod@bench`]: a publisher, a load client, and what the server between them costs.
 //! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
 //! - [`app`] and [`cli`]: everything connected, and the command line.
-//! - [`planted`]: bugs for tests to plant; nothing of it is left in a release.
+//! - [`planted`]: bugs for tests to plant; nothing of it is left in a release. `sync`: locks whose order a test can explore.
 //!
 //! Imports point inward, and a test reads the sources to enforce it:
 //! `main → cli → {app, client, bench}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
@@ -49,6 +49,7 @@ pub mod model;
 pub mod planted;
 pub mod proto;
 pub mod source;
+mod sync;
 pub mod telemetry;
 pub mod transport;
 pub mod watch;

@@ -5,12 +5,13 @@
 //! constant `false`, and nothing of this is left.
 //!
 //! Deliberately not here: what each bug breaks, which stands at its place, and how it is found (`tests/integration/checker`,
-//! `tests/integration/source_checker`).
+//! `tests/integration/source_checker`, `cache/informer/tests/model.rs`).
 
 /// Defines [`Bug`], and which checker has to find which bug.
 macro_rules! bugs {
     ($($checker:ident { $($(#[$doc:meta])* $bug:ident,)* })*) => {
-        /// The bugs, under the checker that has to find them: the one of the engine, or the source checker with this upstream.
+        /// The bugs, under the checker that has to find them: the one of the engine, the model of the order between
+        /// threads, or the source checker with this upstream.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Bug {
             $($($(#[$doc])* $bug,)*)*
@@ -226,6 +227,27 @@ bugs! {
         DeadlineIsIgnored,
         /// The queue of a client under BLOCK is forgotten with what the retention forgets.
         BlockedQueueIsForgotten,
+    }
+
+    threads {
+        /// A version counts as distributed before its events are in the logs.
+        DistributedBeforeTheLogs,
+        /// Watchers get a change before the snapshot shows it.
+        SnapshotAfterTheLogs,
+        /// A reader waits without having looked again.
+        ParksAfterLooking,
+        /// A caller waits for a version without having looked again.
+        WaitsAfterLooking,
+        /// A bulk thread fills a group that the writer has taken back.
+        GroupIsFilledByBoth,
+        /// The writer takes back a group that bulk threads have not filled up to its own cycle.
+        GroupIsTakenBackTooEarly,
+        /// A deferred group counts as filled up to events that are not in its log yet.
+        FilledBeforeTheRun,
+        /// The bookmark of a deferred group carries the distributed version.
+        BookmarkAboveFilled,
+        /// A notice of new work that comes during a piece of work is lost.
+        NoticeIsLost,
     }
 
     etcd {

@@ -49,6 +49,8 @@ pub use cursor::{Cursor, CursorGauge, Frames, Taken, TooLarge};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
 pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
 pub use replay::Replay;
+#[cfg(test)]
+pub(crate) use selection_budget::Stepped;
 pub use stream_watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent};
 pub use until::Until;
 

@@ -9,6 +9,7 @@
 
 mod handle;
 mod join;
+mod publish;
 mod waiters;
 
 use std::{
@@ -19,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior},
@@ -35,8 +35,9 @@ use super::{
     SyncState, ahead::Unrepeated,
 };
 use crate::{
-    model::{Batch, Cause, Change, Event, Indexers, Reached, ResourceVersion, in_one_wake},
+    model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
     planted::planted,
+    sync::{self, ArcSwap, ArcSwapOption},
     watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe},
 };
 
@@ -100,9 +101,9 @@ struct Shared {
     /// The ends of the last relist and of the one before: the last one may not be distributed yet.
     relists: ArcSwap<(Option<ResourceVersion>, Option<ResourceVersion>)>,
     /// Raised before the watches of a history that has changed are ended.
-    epoch: AtomicU64,
+    epoch: sync::AtomicU64,
     waiters: Waiters,
-    pokes: AtomicU64,
+    pokes: sync::AtomicU64,
     health: SourceHealth,
     stats: InformerStats,
     watch_stats: ArcSwapOption<BroadcasterStats>,
@@ -151,16 +152,16 @@ impl<F: Frame> Informer<F> {
     pub fn new(fifo: Arc<RealFifo>, health: SourceHealth, config: InformerConfig) -> (Self, InformerHandle<F>) {
         let shared = Arc::new(Shared {
             indexers: Arc::clone(&config.indexers),
-            snapshot: ArcSwapOption::empty(),
-            distributed: ArcSwapOption::empty(),
-            oldest: ArcSwapOption::empty(),
+            snapshot: ArcSwapOption::default(),
+            distributed: ArcSwapOption::default(),
+            oldest: ArcSwapOption::default(),
             relists: ArcSwap::default(),
-            epoch: AtomicU64::new(0),
+            epoch: sync::AtomicU64::default(),
             waiters: Waiters::default(),
-            pokes: AtomicU64::new(0),
+            pokes: sync::AtomicU64::default(),
             health,
             stats: InformerStats::default(),
-            watch_stats: ArcSwapOption::empty(),
+            watch_stats: ArcSwapOption::default(),
         });
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
         let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender };
@@ -441,29 +442,6 @@ impl<F: Frame> Writer<F> {
         live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
         live.broadcaster.restart(end, version);
     }
-
-    /// Shows the new state to readers, then to watchers, then says how far watchers can have got.
-    fn publish(&mut self, batches: &[Arc<Batch>]) {
-        let Some(live) = &mut self.live else { return };
-        self.shared.measure_history(&live.history);
-        let snapshot = live.indexer.snapshot();
-        let is_first = self.shared.snapshot.load().as_ref().is_none_or(|last| last.epoch() != snapshot.epoch());
-        // A version of another history may never be reached.
-        let reached = if is_first { u128::MAX } else { snapshot.version().number() };
-        self.shared.snapshot.store(Some(Arc::new(snapshot)));
-        live.broadcaster.publish(batches);
-        live.broadcaster.forget_before(live.history.begin());
-        self.shared.note_gap(batches);
-        self.shared.distributed.store(Some(Arc::new(live.history.current().clone())));
-        self.shared.health.synced();
-        self.shared.waiters.wake(reached);
-
-        let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
-        let is_not_served = |change: &&Change| change.cause == Cause::NotServed;
-        let not_served = batches.iter().flat_map(|batch| &batch.changes).filter(is_not_served).count();
-        self.shared.stats.not_served.fetch_add(not_served as u64, Ordering::Relaxed);
-        self.shared.stats.changes.fetch_add(changes as u64, Ordering::Relaxed);
-    }
 }
 
 // === impl Live ===
@@ -474,25 +452,6 @@ impl<F: Frame> Live<F> {
         let is_rewound = planted!(RewoundBeforeAnOpenVersion);
         let complete = if is_rewound { self.indexer.version() } else { &self.history.current().version };
         *complete <= list.version
-    }
-}
-
-// === impl Shared ===
-
-impl Shared {
-    /// Before the version is distributed, so that whoever sees that knows of the gap.
-    fn note_gap(&self, batches: &[Arc<Batch>]) {
-        let is_gap = |batch: &&Arc<Batch>| batch.is_relist && batch.before != batch.after;
-        if let Some(batch) = batches.iter().rfind(is_gap) {
-            let (last, _) = &**self.relists.load();
-            self.relists.store(Arc::new((Some(batch.after.clone()), last.clone())));
-        }
-    }
-
-    fn measure_history(&self, history: &History) {
-        self.oldest.store(Some(Arc::new(history.oldest().clone())));
-        self.stats.history_events.store(history.events() as u64, Ordering::Relaxed);
-        self.stats.history_bytes.store(history.bytes() as u64, Ordering::Relaxed);
     }
 }
 

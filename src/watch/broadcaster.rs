@@ -12,7 +12,6 @@ use std::{
     task::Waker,
 };
 
-use parking_lot::Mutex;
 use slab::Slab;
 use tokio::time::Instant;
 
@@ -29,6 +28,7 @@ use super::{
 use crate::{
     model::{Batch, Reached, ResourceVersion, Selection},
     planted::planted,
+    sync::Mutex,
 };
 
 /// Distributes batches to cursors. One task owns it: what it publishes, every cursor that subscribed before gets, and no

@@ -15,8 +15,9 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use crate::sync::Mutex;
 
 /// The owner of a budget of BLOCK: all its watches of a resource share one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

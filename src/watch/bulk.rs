@@ -6,9 +6,8 @@
 
 use std::{collections::VecDeque, fmt, io, sync::Arc, thread::JoinHandle, time::Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::selection_budget::Clock;
+use crate::sync::{Condvar, Mutex};
 
 /// The threads that do what writers have no time for; a server has half as many as it has processors, and at least one.
 #[derive(Debug)]
@@ -57,8 +56,15 @@ impl BulkThreads {
 
     /// Without threads: a test runs what there is to do.
     #[cfg(test)]
-    pub(super) fn manual(clock: Arc<super::selection_budget::Stepped>) -> Self {
+    pub(crate) fn manual(clock: Arc<super::selection_budget::Stepped>) -> Self {
         Self { queue: BulkQueue::new(Clock::Stepped(clock)), threads: Vec::new() }
+    }
+
+    /// Returns what each of the threads runs.
+    #[cfg(test)]
+    pub(crate) fn body(&self) -> impl FnOnce() + Send + use<> {
+        let queue = Arc::clone(&self.queue);
+        move || queue.run()
     }
 
     /// Does one piece of work on this thread; returns whether there was one.

@@ -118,7 +118,9 @@ impl<F: Frame> Cursor<F> {
         // Looked at together with the head: as soon as more is filled, there is something to be taken first.
         let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
         drop(log);
-        let lags = |filled: &Reached| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
+        let lags = |filled: &Reached| {
+            distributed.is_some_and(|distributed| filled.offset < distributed.offset) && !planted!(BookmarkAboveFilled)
+        };
         if let Some(reached) = filled.as_ref().filter(|filled| lags(filled)).or(distributed) {
             self.advance(reached);
         }
@@ -241,6 +243,10 @@ impl<F: Frame> Cursor<F> {
                     is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.room);
                 }
                 break Poll::Ready(Ok(taken));
+            }
+            if planted!(ParksAfterLooking) {
+                drop(log);
+                log = self.group.log.lock();
             }
             displaced = log.park(self.slot, cx.waker());
             break Poll::Pending;

@@ -22,13 +22,9 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
@@ -41,7 +37,11 @@ use super::{
     selection_budget::{Clock, Meter},
     window::Window,
 };
-use crate::model::{Batch, Reached, ResourceVersion, Transition, in_one_wake};
+use crate::{
+    model::{Batch, Reached, ResourceVersion, Transition, in_one_wake},
+    planted::planted,
+    sync::{AtomicBool, Mutex},
+};
 
 /// The deferred groups of one resource.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl<F: Frame> Filler<F> {
     ) -> Self {
         Self {
             state: Mutex::new(State::new(0, oldest)),
-            is_queued: AtomicBool::new(false),
+            is_queued: AtomicBool::default(),
             threads,
             window,
             room,
@@ -285,8 +285,15 @@ impl<F: Frame> Filler<F> {
                 let mut log = filled.group.log.lock();
                 // In one critical section, see above.
                 let is_here = |filled_to: &Reached| filled_to.offset == first;
-                if !log.deferred.as_ref().is_some_and(|other| other.id == filled.id && is_here(&other.filled)) {
+                let may_fill =
+                    log.deferred.as_ref().is_some_and(|other| other.id == filled.id && is_here(&other.filled));
+                if !may_fill && !planted!(GroupIsFilledByBoth) {
                     continue;
+                }
+                if let Some(deferred) = log.deferred.as_mut().filter(|_| planted!(FilledBeforeTheRun)) {
+                    deferred.filled.clone_from(&end);
+                    drop(log);
+                    log = filled.group.log.lock();
                 }
                 log.append(&part, share, &mut full, &mut wakers);
                 if let Some(deferred) = &mut log.deferred {
@@ -330,11 +337,18 @@ impl<F: Frame> Filler<F> {
 
 impl<F: Frame> Work for Filler<F> {
     fn run(self: Arc<Self>) {
-        self.is_queued.store(false, Ordering::Release);
-        let Some((mut job, epoch)) = self.next() else { return };
-        let is_done = job.evaluate(self.clock());
-        let left = if is_done { Ok(self.fill(job)) } else { Err(job) };
-        self.put_back(left, epoch);
+        // Before it looks for work, so that what is published from now on is not missed.
+        if !planted!(NoticeIsLost) {
+            self.is_queued.store(false, Ordering::Release);
+        }
+        if let Some((mut job, epoch)) = self.next() {
+            let is_done = job.evaluate(self.clock());
+            let left = if is_done { Ok(self.fill(job)) } else { Err(job) };
+            self.put_back(left, epoch);
+        }
+        if planted!(NoticeIsLost) {
+            self.is_queued.store(false, Ordering::Release);
+        }
     }
 }
 

@@ -15,7 +15,6 @@ pub(super) use append::{Deferred, Part};
 
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
-use parking_lot::Mutex;
 use slab::Slab;
 
 use super::{
@@ -30,6 +29,7 @@ use super::{
 use crate::{
     model::{Change, Reached, ResourceVersion, Selection, Transition},
     planted::planted,
+    sync::Mutex,
 };
 
 /// Watchers with the same selection and format.

@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{broadcaster::BroadcasterStats, budget::SharedBudget, policy::OnFull};
+use crate::sync::Mutex;
 
 /// Shared by a Broadcaster and its groups.
 #[derive(Debug)]

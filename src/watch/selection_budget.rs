@@ -22,10 +22,10 @@ pub(super) enum Clock {
 /// A clock that goes on only when it is read, and by what a test says.
 #[cfg(test)]
 #[derive(Debug, Default)]
-pub(super) struct Stepped {
-    pub(super) now: AtomicU64,
+pub(crate) struct Stepped {
+    pub(crate) now: AtomicU64,
     /// By so much with each reading.
-    pub(super) step: AtomicU64,
+    pub(crate) step: AtomicU64,
 }
 
 /// The cost of one selection for each change: a moving average.

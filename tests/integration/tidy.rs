@@ -9,9 +9,10 @@ use std::{
 /// What each room may name of the crate (ARCHITECTURE.md §1); a room may always name itself.
 const ROOMS: &[(&str, &[&str])] = &[
     ("planted", &[]),
+    ("sync", &[]),
     ("model", &["planted"]),
-    ("watch", &["model", "planted"]),
-    ("cache", &["model", "watch", "planted"]),
+    ("watch", &["model", "planted", "sync"]),
+    ("cache", &["model", "watch", "planted", "sync"]),
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto"]),
     ("bench", &["model", "proto"]),

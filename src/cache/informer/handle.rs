@@ -11,6 +11,7 @@ use super::{Command, InformerStats, JoinError, Joined, Shared, Start, Stopped};
 use crate::{
     cache::{Snapshot, SourceHealth},
     model::{Indexers, Reached, ResourceVersion},
+    planted::planted,
     watch::{BroadcasterStats, Frame, Subscribe},
 };
 
@@ -93,9 +94,12 @@ impl<F: Frame> InformerHandle<F> {
         let mut waiting = None;
         loop {
             // Registered before looking, so that what is applied in between is not missed.
-            let waiter = self.shared.waiters.wait(number);
+            let mut waiter = self.shared.waiters.wait(number);
             if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
                 return snapshot;
+            }
+            if planted!(WaitsAfterLooking) {
+                waiter = self.shared.waiters.wait(number);
             }
             waiting.get_or_insert_with(|| self.shared.health.demand().wait());
             waiter.woken().await;

@@ -2,6 +2,7 @@
 //! back and nothing else.
 
 mod joining;
+mod model;
 mod upstream;
 mod warm;
 

@@ -9,8 +9,9 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use crate::sync::Mutex;
 
 /// Everybody who waits.
 #[derive(Debug, Default)]

@@ -15,6 +15,7 @@ use std::{
 use super::Broadcaster;
 use crate::{
     model::{Batch, Change, Reached, Selection, Transition},
+    planted::planted,
     watch::{
         BulkThreads, Frame,
         encoding::{Encoding, Share},
@@ -192,7 +193,7 @@ impl<F: Frame> Broadcaster<F> {
             let mut log = group.log.lock();
             let Some(other) = log.deferred.as_ref().filter(|other| other.id == time) else { continue };
             // Everything before the cycle is in the log, and no thread has what comes then.
-            if fits && other.filled.offset == offset {
+            if fits && (other.filled.offset == offset || planted!(GroupIsTakenBackTooEarly)) {
                 log.deferred = None;
                 drop(log);
                 stats.deferred.fetch_sub(1, Ordering::Relaxed);
@@ -236,6 +237,14 @@ impl<F: Frame> Broadcaster<F> {
         let batches = batches.iter().cloned().map(Into::into).collect();
         let published = Published { batches, is_gap, first: before.offset, end: self.reached.clone() };
         deferral.filler.publish(published, deferred);
+    }
+
+    /// Sets the cost of each group whose selection is evaluated within the budget.
+    #[cfg(test)]
+    pub(crate) fn set_costs(&self, mut cost: impl FnMut() -> u64) {
+        for (_, group) in self.groups.iter().filter(|(_, group)| group.is_budgeted) {
+            group.cost.set(cost());
+        }
     }
 
     /// Ends a deferral: nobody fills the group any more.

@@ -1,0 +1,68 @@
+//! The order in which readers learn of a new state: its snapshot, the watchers' logs, the distributed version, those who wait.
+//!
+//! A model explores it with the threads that read (`tests/model.rs`).
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{Shared, Writer};
+use crate::{
+    cache::History,
+    model::{Batch, Cause, Change},
+    planted::planted,
+    watch::Frame,
+};
+
+// === impl Writer ===
+
+impl<F: Frame> Writer<F> {
+    /// Shows the new state to readers, then to watchers, then says how far watchers can have got.
+    pub(super) fn publish(&mut self, batches: &[Arc<Batch>]) {
+        let Some(live) = &mut self.live else { return };
+        self.shared.measure_history(&live.history);
+        let distributed = Arc::new(live.history.current().clone());
+        let snapshot = Arc::new(live.indexer.snapshot());
+        let is_first = self.shared.snapshot.load().as_ref().is_none_or(|last| last.epoch() != snapshot.epoch());
+        // A version of another history may never be reached.
+        let reached = if is_first { u128::MAX } else { snapshot.version().number() };
+        if planted!(DistributedBeforeTheLogs) {
+            self.shared.distributed.store(Some(Arc::clone(&distributed)));
+        }
+        if !planted!(SnapshotAfterTheLogs) {
+            self.shared.snapshot.store(Some(Arc::clone(&snapshot)));
+        }
+        live.broadcaster.publish(batches);
+        if planted!(SnapshotAfterTheLogs) {
+            self.shared.snapshot.store(Some(snapshot));
+        }
+        live.broadcaster.forget_before(live.history.begin());
+        self.shared.note_gap(batches);
+        self.shared.distributed.store(Some(distributed));
+        self.shared.health.synced();
+        self.shared.waiters.wake(reached);
+
+        let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
+        let is_not_served = |change: &&Change| change.cause == Cause::NotServed;
+        let not_served = batches.iter().flat_map(|batch| &batch.changes).filter(is_not_served).count();
+        self.shared.stats.not_served.fetch_add(not_served as u64, Ordering::Relaxed);
+        self.shared.stats.changes.fetch_add(changes as u64, Ordering::Relaxed);
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Notes a relist before its version is distributed, so that whoever sees that knows of the gap.
+    fn note_gap(&self, batches: &[Arc<Batch>]) {
+        let is_gap = |batch: &&Arc<Batch>| batch.is_relist && batch.before != batch.after;
+        if let Some(batch) = batches.iter().rfind(is_gap) {
+            let (last, _) = &**self.relists.load();
+            self.relists.store(Arc::new((Some(batch.after.clone()), last.clone())));
+        }
+    }
+
+    pub(super) fn measure_history(&self, history: &History) {
+        self.oldest.store(Some(Arc::new(history.oldest().clone())));
+        self.stats.history_events.store(history.events() as u64, Ordering::Relaxed);
+        self.stats.history_bytes.store(history.bytes() as u64, Ordering::Relaxed);
+    }
+}

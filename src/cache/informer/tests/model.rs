@@ -1,0 +1,313 @@
+//! A model of the order between threads: the real writer, bulk thread and readers, under schedules that Shuttle draws.
+//!
+//! ```text
+//!   main: Writer ── publish ──▶ snapshot, logs, distributed ◀── readers: two of deferred groups, one of everything
+//!            └── deferred groups ──▶ Filler ◀── bulk thread       (join, take, bookmark, resume), one that waits for a version
+//! ```
+//!
+//! A schedule switches threads at each lock and atomic of [`crate::sync`]. How many changes there are, which of them a reader
+//! selects, and when groups are deferred and taken back is drawn with it. Verified in each schedule:
+//!
+//! - a reader gets exactly the changes of its selection after its snapshot or its resume point, once and in order;
+//! - no bookmark is above a change that is still to come, none is below the one before;
+//! - no watch shows a change before the snapshot does;
+//! - whoever waits is woken: Shuttle fails a schedule in which every thread waits;
+//! - nothing is left when the readers have gone.
+//!
+//! Deliberately not here: weaker memory orderings than sequential consistency, the queue of commands (tokio's), BLOCK (its
+//! timers) and COALESCE.
+
+use std::{ops::RangeInclusive, sync::atomic::AtomicUsize};
+
+use futures_util::future::poll_fn;
+use shuttle::{
+    Config, FailurePersistence, Runner,
+    future::block_on,
+    rand::{Rng, thread_rng},
+    scheduler::{PctScheduler, RandomScheduler, Scheduler},
+    thread,
+};
+
+use super::*;
+use crate::{
+    model::{LabelSelector, ObjectParts},
+    planted::{Bug, plant},
+    watch::{Replay, Stepped},
+};
+
+/// The changes of one schedule: whether each belongs to the selections, the last one always.
+#[derive(Debug)]
+struct Changes(Vec<bool>);
+
+/// A client that checks what it gets.
+struct Reader {
+    handle: InformerHandle<Deliveries>,
+    changes: Arc<Changes>,
+    selection: Arc<Selection>,
+    /// The last version of an event, or where it joined, and of a bookmark.
+    seen: u128,
+    bookmark: u128,
+}
+
+/// How a schedule is drawn.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Random,
+    /// Probabilistic concurrency testing: finds each order of so many points with a known probability.
+    Pct(usize),
+}
+
+const KINDS: [Kind; 2] = [Kind::Random, Kind::Pct(4)];
+const CHANGES: RangeInclusive<usize> = 3..=6;
+/// Schedules of each kind in a turn of the search for a planted bug, and turns.
+const BUG_SCHEDULES: usize = 250;
+const BUG_TURNS: u64 = 10;
+/// A cost that fits into no budget, and the least time that a group stays deferred.
+const TOO_MUCH: u64 = 1_000_000_000;
+
+// === impl Changes ===
+
+impl Changes {
+    fn draw() -> Self {
+        let mut rng = thread_rng();
+        let count = rng.gen_range(CHANGES);
+        Self((1..=count).map(|at| at == count || rng.gen_ratio(2, 3)).collect())
+    }
+
+    fn last(&self) -> u128 {
+        self.0.len() as u128
+    }
+
+    /// Returns the first change of the selection after a version.
+    fn next(&self, after: u128, is_everything: bool) -> Option<u128> {
+        (after + 1..=self.last()).find(|version| is_everything || self.0[*version as usize - 1])
+    }
+
+    fn event(&self, number: u128) -> Event {
+        Event::Modified(if self.0[number as usize - 1] {
+            labelled("a", "web", number)
+        } else {
+            labelled("b", "db", number)
+        })
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    fn subscribe(&self) -> Subscribe<Deliveries> {
+        Subscribe { selection: Arc::clone(&self.selection), ..replay() }
+    }
+
+    /// Follows the changes to the last one, and resumes once on the way if a version to leave at is given.
+    async fn follow(mut self, leaves_at: Option<u128>) {
+        let joined = self.handle.join(Start::Now, self.subscribe()).await.unwrap();
+        self.seen = joined.snapshot.version().number();
+        self.bookmark = self.seen;
+        let mut cursor = joined.cursor.unwrap();
+        self.read(&mut cursor, leaves_at.unwrap_or(u128::MAX)).await;
+        if leaves_at.is_none() {
+            return;
+        }
+        let reached = cursor.reached().clone();
+        drop(cursor);
+        let start = if thread_rng().r#gen() {
+            Start::After(reached.version.clone())
+        } else {
+            Start::AfterOffset(reached.clone())
+        };
+        let Joined { backlog, cursor, .. } = self.handle.join(start, self.subscribe()).await.unwrap();
+        let mut replay = Replay::new(backlog.batches, backlog.first, reached);
+        let mut replayed = Vec::new();
+        replay.encode::<Deliveries>(&self.selection, (), &mut replayed, usize::MAX, |_| false);
+        for delivery in &replayed {
+            self.see(delivery);
+        }
+        self.read(&mut cursor.unwrap(), u128::MAX).await;
+    }
+
+    /// Takes events until all have come, or one of this version.
+    async fn read(&mut self, cursor: &mut Cursor<Deliveries>, until: u128) {
+        while self.seen < self.changes.last().min(until) {
+            let taken = poll_fn(|cx| {
+                self.take_bookmark(cursor);
+                let polled = cursor.poll_take(cx, usize::MAX);
+                if polled.is_pending() {
+                    self.take_bookmark(cursor);
+                }
+                polled
+            });
+            match taken.await {
+                Taken::Frames(frames) => frames.iter().flat_map(Deliveries::as_slice).for_each(|event| self.see(event)),
+                other => panic!("taken: {other:?}"),
+            }
+        }
+    }
+
+    fn see(&mut self, delivery: &Delivery) {
+        let version = delivery.version.number();
+        let next = self.changes.next(self.seen, self.selection.is_everything());
+        assert_eq!(Some(version), next, "after {}: {:?}", self.seen, self.changes);
+        assert!(version > self.bookmark, "{version} comes after the bookmark {}", self.bookmark);
+        let snapshot = self.handle.snapshot().unwrap().version().number();
+        assert!(version <= snapshot, "a watch has {version}, the snapshot {snapshot}");
+        self.seen = version;
+    }
+
+    /// Takes a bookmark as the body of a watch does.
+    fn take_bookmark(&mut self, cursor: &mut Cursor<Deliveries>) {
+        let distributed = self.handle.distributed();
+        if !cursor.advance_at_head(distributed.as_deref()) {
+            return;
+        }
+        let version = cursor.version().number();
+        let next = self.changes.next(self.seen, self.selection.is_everything());
+        assert!(next.is_none_or(|next| version < next), "a bookmark at {version}, and {next:?} is still to come");
+        assert!(version >= self.bookmark, "a bookmark at {version} after one at {}", self.bookmark);
+        self.bookmark = version;
+    }
+}
+
+fn labelled(name: &str, app: &str, number: u128) -> Arc<Object> {
+    Arc::new(Object::new(ObjectParts {
+        key: ObjectKey::new("shop", name).unwrap(),
+        uid: String::new(),
+        version: version(number),
+        labels: [("app".to_owned(), app.to_owned())].into(),
+        api_version: String::new(),
+        kind: String::new(),
+        media_type: "application/json",
+        body: Bytes::from_static(b"{}"),
+    }))
+}
+
+/// Returns a selection of the same objects, as a group of its own to which nothing leads.
+fn not_db(other: &str) -> Arc<Selection> {
+    let labels = LabelSelector::parse(&format!("app notin (db,{other})")).unwrap();
+    Arc::new(Selection { labels, ..Selection::default() })
+}
+
+/// Runs one schedule.
+fn schedule() {
+    let (changes, clock): (_, Arc<Stepped>) = (Arc::new(Changes::draw()), Arc::default());
+    let threads = Arc::new(BulkThreads::manual(Arc::clone(&clock)));
+    let bulk = thread::spawn(threads.body());
+    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+    let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
+    let broadcaster = BroadcasterConfig::default();
+    let (history, batch_window) = (broadcaster.retention, Duration::ZERO);
+    let config =
+        InformerConfig { indexers: Arc::default(), broadcaster, history, evidence: Evidence::Bytes, batch_window };
+    let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+    let Informer { mut commands, mut writer, .. } = informer.deferring_to(&threads);
+    let first = vec![labelled("a", "web", 0), labelled("b", "db", 0)];
+    writer.apply(vec![Delta::Replace(List::new(first, version(0)))], &fifo);
+
+    let mut waiting = Vec::new();
+    for selection in [not_db("x"), not_db("y"), Arc::default()] {
+        let (handle, changes) = (handle.clone(), Arc::clone(&changes));
+        let leaves_at = thread_rng().r#gen::<bool>().then(|| thread_rng().gen_range(1..=changes.last()));
+        let reader = Reader { handle, changes, selection, seen: 0, bookmark: 0 };
+        waiting.push(thread::spawn(move || block_on(reader.follow(leaves_at))));
+    }
+    let last = changes.last();
+    waiting.push(thread::spawn(move || {
+        for number in 1..=last {
+            block_on(handle.wait_for(number, |snapshot| snapshot.version().number() >= number));
+        }
+    }));
+
+    let mut numbers = 1..=last;
+    while !numbers.is_empty() {
+        while let Ok(command) = commands.try_recv() {
+            writer.handle(command);
+        }
+        let count = thread_rng().gen_range(1..=2);
+        let deltas = numbers.by_ref().take(count).map(|number| Delta::event(changes.event(number))).collect();
+        // Groups are deferred before the cycle or in the middle of it, and may be taken back at the next one.
+        clock.now.fetch_add(2 * TOO_MUCH, Ordering::SeqCst);
+        clock.step.store(if thread_rng().gen_ratio(1, 4) { TOO_MUCH } else { 0 }, Ordering::SeqCst);
+        writer.live.as_ref().unwrap().broadcaster.set_costs(|| if thread_rng().r#gen() { TOO_MUCH } else { 0 });
+        writer.apply(deltas, &fifo);
+    }
+    // Until the last handle has gone.
+    block_on(async {
+        while let Some(command) = commands.recv().await {
+            writer.handle(command);
+        }
+    });
+    for waiting in waiting {
+        waiting.join().unwrap();
+    }
+    writer.sweep();
+    let stats = Arc::clone(writer.live.as_ref().unwrap().broadcaster.stats());
+    let left = [&stats.watchers, &stats.groups, &stats.deferred].map(|left| left.load(Ordering::Relaxed));
+    assert_eq!(left, [0, 0, 0], "watchers, groups and deferred groups are left");
+    drop((writer, threads));
+    bulk.join().unwrap();
+}
+
+/// Runs schedules until one fails, on a thread of their own: after a failure Shuttle leaves it unusable. Returns how many were
+/// run, and what the last one failed with.
+fn explore(kind: Kind, seed: u64, schedules: usize, bug: Option<Bug>) -> (usize, Option<String>) {
+    fn run(scheduler: impl Scheduler + 'static, config: Config, body: impl Fn() + Send + Sync + 'static) {
+        Runner::new(scheduler, config).run(body);
+    }
+    let count: Arc<AtomicUsize> = Arc::default();
+    let counted = Arc::clone(&count);
+    let body = move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        schedule();
+    };
+    let thread = std::thread::spawn(move || {
+        plant(bug);
+        let mut config = Config::new();
+        (config.stack_size, config.silence_warnings) = (512 << 10, true);
+        config.failure_persistence = FailurePersistence::None;
+        match kind {
+            Kind::Random => run(RandomScheduler::new_from_seed(seed, schedules), config, body),
+            Kind::Pct(depth) => run(PctScheduler::new_from_seed(seed, depth, schedules), config, body),
+        }
+    });
+    let failure = thread.join().err().map(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    });
+    (count.load(Ordering::SeqCst), failure)
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// 500 schedules of each kind, or `INFORMERD_MODEL_SCHEDULES`; always the same, or those of `INFORMERD_CHECKER_SEED`.
+#[test]
+fn no_order_of_threads_breaks_a_watch() {
+    let schedules = setting("INFORMERD_MODEL_SCHEDULES", 500) as usize;
+    let seed = setting("INFORMERD_CHECKER_SEED", 1);
+    for kind in KINDS {
+        let began = std::time::Instant::now();
+        let (count, failure) = explore(kind, seed, schedules, None);
+        println!("{count} schedules of seed {seed}, {kind:?}, in {:?}", began.elapsed());
+        assert_eq!(failure, None, "{kind:?}: in schedule {count} of seed {seed}");
+    }
+}
+
+/// The model is checked: one of both kinds of schedule finds each bug that is planted. They take turns, so that the time is that
+/// of the one that finds it sooner. With `INFORMERD_CHECKER_BUG` only those are planted whose name contains it.
+#[test]
+#[cfg(debug_assertions)]
+fn every_planted_order_is_found() {
+    let named = std::env::var("INFORMERD_CHECKER_BUG").unwrap_or_default();
+    let bugs = Bug::of("threads").iter().chain(&[Bug::WakeIsLost]).filter(|bug| format!("{bug:?}").contains(&named));
+    for bug in bugs {
+        let mut turns = (1..=BUG_TURNS).flat_map(|seed| KINDS.map(|kind| (seed, kind)));
+        let found = turns.find_map(|(seed, kind)| {
+            let (count, failure) = explore(kind, seed, BUG_SCHEDULES, Some(*bug));
+            Some((seed, kind, count, failure?))
+        });
+        let Some((seed, kind, count, failure)) = found else { panic!("{bug:?} was not found") };
+        let count = (seed as usize - 1) * BUG_SCHEDULES + count;
+        println!("{bug:?}: found in schedule {count} of {kind:?}: {}", failure.lines().next().unwrap_or_default());
+    }
+}
