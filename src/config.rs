@@ -104,6 +104,9 @@ pub struct WatchConfig {
     pub max_queue_length: usize,
     /// Encoded bytes that make a client's queue full whatever its length; by default 16 MiB, never 0.
     pub queue_bytes: usize,
+    /// Bytes of memory that encoded events take which clients still have to read, of all clients of a resource together: what
+    /// lies behind them is told from the history. By default 16 MiB, never 0.
+    pub window_bytes: usize,
     /// Time for which the writer of a resource waits for all clients under BLOCK together, beside a tenth of any time; by
     /// default 5 seconds, never 0.
     pub block_timeout: Duration,
@@ -318,16 +321,10 @@ impl Config {
         if errors.is_empty() { Ok(config) } else { Err(errors) }
     }
 
-    /// The bounds of each resource's history. Half of the bytes are for the states that a resume is made from, and half for
-    /// encoded events that watches still have to read ([`Self::broadcaster`]).
-    pub fn history(&self) -> Retention {
-        Retention { size: self.history.size / 2, ..self.history }
-    }
-
     /// The bounds of the Broadcaster of each resource.
     pub fn broadcaster(&self) -> BroadcasterConfig {
         BroadcasterConfig {
-            retention: self.history(),
+            retention: Retention { size: self.watch.window_bytes, ..self.history },
             queue_size: self.watch.queue_bytes,
             block_timeout: self.watch.block_timeout,
             selection_budget: self.watch.selection_budget,
@@ -359,6 +356,7 @@ impl Default for WatchConfig {
             queue_length: 1024,
             max_queue_length: 65_536,
             queue_bytes: broadcaster.queue_size,
+            window_bytes: broadcaster.retention.size,
             block_timeout: broadcaster.block_timeout,
             selection_budget: broadcaster.selection_budget,
             selection_share: broadcaster.selection_share,

@@ -225,7 +225,7 @@ bugs! {
         UntilCountsTooEarly,
         /// A call goes on after its deadline.
         DeadlineIsIgnored,
-        /// The queue of a client under BLOCK is forgotten with what the retention forgets.
+        /// What the window has forgotten of the queue of a client under BLOCK is not told from the history.
         BlockedQueueIsForgotten,
     }
 

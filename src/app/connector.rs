@@ -97,7 +97,7 @@ impl Connector<'_> {
         let informer_config = InformerConfig {
             indexers: Arc::clone(&resource.indexers),
             broadcaster: config.broadcaster(),
-            history: config.history(),
+            history: config.history,
             evidence: source.evidence(),
             batch_window: config.watch.batch_window.max(LEAST_WINDOW),
         };

@@ -29,6 +29,11 @@ const KEYS: &[Key] = &[
     key("watch.max_queue_length", "65536", "the most that a client may ask for"),
     key("watch.queue_bytes", "16MiB", "encoded bytes that make a client's queue full, whatever its length"),
     key(
+        "watch.window_bytes",
+        "16MiB",
+        "memory for encoded events that clients still have to read, for each resource; behind it they are told from the history",
+    ),
+    key(
         "watch.block_timeout",
         "5s",
         "how long changes wait for all clients under block together, beside a tenth of any time",
@@ -54,7 +59,7 @@ const KEYS: &[Key] = &[
     key("watch.max_watchers", "100000", "watches open at the same time"),
     key("history.age", "5m", "the age of the oldest event that is kept, for each resource"),
     key("history.events", "100000", "the most events that are kept, for each resource"),
-    key("history.bytes", "256MiB", "the most encoded bytes that are kept, for each resource"),
+    key("history.bytes", "256MiB", "the most bytes that are kept, of states and records, for each resource"),
     key("limits.request_bytes", "64KiB", "the largest request"),
     key("limits.streams_per_connection", "1024", "calls open at the same time on one connection"),
     key(

@@ -167,6 +167,9 @@ fn resolve_watch(raw: &RawWatch, errors: &mut ConfigErrors) -> WatchConfig {
         queue_bytes: errors
             .read("watch.queue_bytes", raw.queue_bytes.as_ref(), value::positive_size)
             .unwrap_or(default.queue_bytes),
+        window_bytes: errors
+            .read("watch.window_bytes", raw.window_bytes.as_ref(), value::positive_size)
+            .unwrap_or(default.window_bytes),
         block_timeout: errors
             .read("watch.block_timeout", raw.block_timeout.as_ref(), value::positive_duration)
             .unwrap_or(default.block_timeout),
@@ -200,7 +203,7 @@ fn resolve_history(raw: &RawHistory, errors: &mut ConfigErrors) -> Retention {
     let default = BroadcasterConfig::default().retention;
     Retention {
         events: errors.read("history.events", raw.events.as_ref(), value::positive_count).unwrap_or(default.events),
-        size: errors.read("history.bytes", raw.bytes.as_ref(), value::positive_size).unwrap_or(default.size),
+        size: errors.read("history.bytes", raw.bytes.as_ref(), value::positive_size).unwrap_or(256 << 20),
         age: errors.read("history.age", raw.age.as_ref(), value::positive_duration).unwrap_or(default.age),
     }
 }

@@ -60,8 +60,7 @@ fn defaults() {
     };
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 };
     assert_eq!(pods.queue_options(&config.watch), queue);
-    let retention = Retention { size: 128 << 20, ..config.history };
-    assert_eq!(config.history(), retention, "half for the states, half for what is encoded");
+    let retention = Retention { size: 16 << 20, ..config.history };
     assert_eq!(config.broadcaster(), BroadcasterConfig { retention, ..BroadcasterConfig::default() });
     let expected = Config {
         listen: "127.0.0.1:50051".parse().unwrap(),
@@ -79,6 +78,7 @@ fn defaults() {
             queue_length: 1024,
             max_queue_length: 65_536,
             queue_bytes: 16 << 20,
+            window_bytes: 16 << 20,
             block_timeout: Duration::from_secs(5),
             selection_budget: Duration::from_micros(200),
             selection_share: 20,
@@ -137,7 +137,7 @@ listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
-         queue_bytes: 1MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
+         queue_bytes: 1MiB, window_bytes: 2MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
 limits: { request_bytes: 1Ki, streams_per_connection: 3, struct_bytes: 5, expression_steps: 100000 }
 drain: { delay: 1s, period: 0 }
@@ -167,6 +167,7 @@ resources:
             queue_length: 0,
             max_queue_length: 10,
             queue_bytes: 1 << 20,
+            window_bytes: 2 << 20,
             block_timeout: Duration::from_secs(1),
             selection_budget: Duration::from_micros(1500),
             selection_share: 50,
@@ -190,7 +191,7 @@ resources:
     assert_eq!(
         config.broadcaster(),
         BroadcasterConfig {
-            retention: config.history(),
+            retention: Retention { size: 2 << 20, ..config.history },
             queue_size: 1 << 20,
             block_timeout: Duration::from_secs(1),
             selection_budget: Duration::from_micros(1500),

@@ -54,8 +54,8 @@ impl Frame for WireFrame {
         Self(self.0.slice(range))
     }
 
-    fn detached(&self) -> Self {
-        Self(Bytes::copy_from_slice(&self.0))
+    fn bytes(arena: &WireArena) -> usize {
+        arena.buffer.capacity()
     }
 }
 

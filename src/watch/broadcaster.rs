@@ -44,7 +44,7 @@ pub struct Broadcaster<F: Frame> {
     stopped: Option<End>,
     /// There was a relist since the last change that was published.
     is_gap: bool,
-    window: Arc<Mutex<Window>>,
+    window: Arc<Mutex<Window<F>>>,
     /// The groups that the writer has no time for; none when it has all the time that it needs.
     deferral: Option<Deferral<F>>,
     room: Arc<Room>,
@@ -90,7 +90,7 @@ pub struct BroadcasterStats {
     pub denied: AtomicU64,
     /// Time for which the writer waited under BLOCK, in microseconds.
     pub blocked_micros: AtomicU64,
-    /// Encoded size that is retained for cursors that lag.
+    /// Bytes that all logs keep for cursors that lag: arenas, runs and marks.
     pub retained_size: AtomicU64,
     /// Groups that threads fill now, because the writer has no time for their selections.
     pub deferred: AtomicU64,
@@ -216,9 +216,10 @@ impl<F: Frame> Broadcaster<F> {
         }
         let Selecting { shares, deferred } = self.select(&mut encoding, before.offset);
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
-        let (arenas, size, changes) = encoding.freeze();
+        let (arenas, bytes, changes) = encoding.freeze();
         let now = Instant::now();
-        let (wake, floor) = self.window.lock().push(events, size, now);
+        let its = shares.iter().map(|(group, share)| (group, &share[..]));
+        let wake = Window::push(&self.window, events, bytes, its, now);
 
         let left = self.room.left(now);
         if !self.is_blocked() {
@@ -228,7 +229,7 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
-            let part = Part { wake, floor, changes: &changes, offset, end, arenas, queue_size };
+            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);
@@ -282,10 +283,7 @@ impl<F: Frame> Broadcaster<F> {
         self.remove_vacant();
         let now = Instant::now();
         self.clients.sweep(now);
-        let floor = self.window.lock().forget_old(now);
-        for (_, group) in &self.groups {
-            group.log.lock().trim_below(floor);
-        }
+        Window::sweep(&self.window, now);
     }
 
     /// Ends every cursor once it has read what was published before; later subscribers end at once.
@@ -312,7 +310,6 @@ impl<F: Frame> Broadcaster<F> {
         self.by_key.clear();
         self.routes = Routes::default();
         self.stats.groups.store(0, Ordering::Relaxed);
-        self.window.lock().clear();
         // No cursor has reached the next offset.
         self.reached = Reached { version, offset: self.reached.offset + 1 };
     }

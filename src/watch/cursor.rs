@@ -9,6 +9,8 @@ use std::{
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
+#[cfg(test)]
+use super::run::Run;
 use super::{
     End, Frame, FullChannelPolicy,
     broadcaster::BroadcasterStats,
@@ -131,6 +133,14 @@ impl<F: Frame> Cursor<F> {
     #[cfg(test)]
     pub(super) fn filled(&self) -> Option<Reached> {
         self.group.log.lock().deferred.as_ref().map(|deferred| deferred.filled.clone())
+    }
+
+    /// What its group keeps: bytes of runs and marks, and the frames.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> (usize, Vec<F>) {
+        let log = self.group.log.lock();
+        let marks: usize = log.runs.iter().map(|run| size_of_val(&*run.marks)).sum();
+        (log.runs.capacity() * size_of::<Run<F>>() + marks, log.runs.iter().map(|run| run.frame.clone()).collect())
     }
 
     #[cfg(test)]
@@ -392,6 +402,11 @@ fn take<F: Frame>(
         }
     }
     let drops = log.slots[index].phase == Phase::Live && queue.policy == FullChannelPolicy::Drop;
+    if is_gone && queue.policy == FullChannelPolicy::Block && planted!(BlockedQueueIsForgotten) {
+        let slot = &mut log.slots[index];
+        (slot.position, slot.position_size) = (head, head_size);
+        return None;
+    }
     if is_gone && !drops {
         return Some(Taken::Parked);
     }

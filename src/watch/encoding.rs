@@ -40,8 +40,8 @@ pub(super) type Arenas<F> = HashMap<<F as Frame>::Format, Vec<F>>;
 
 struct FormatArenas<F: Frame> {
     full: Vec<F>,
-    /// Of the full ones.
-    size: usize,
+    /// Bytes of the full ones.
+    bytes: usize,
     open: F::Arena,
     /// By change, variant and whether it closes its batch.
     spans: HashMap<(usize, Variant, bool), Span, foldhash::fast::RandomState>,
@@ -63,6 +63,11 @@ const ARENA_SIZE: usize = 128 << 10;
 impl Span {
     pub(super) fn size(self) -> u64 {
         (self.end - self.start) as u64
+    }
+
+    /// Returns whether the other one begins where this ends.
+    pub(super) fn is_before(self, other: Self) -> bool {
+        (self.arena, self.end) == (other.arena, other.start)
     }
 }
 
@@ -112,7 +117,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             let notice = Notice { relisted, open: batch.is_open, ..notice };
             let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
                 *encoded += 1;
-                encode(&mut arenas.full, &mut arenas.size, &mut arenas.open, format, &notice)
+                encode(&mut arenas.full, &mut arenas.bytes, &mut arenas.open, format, &notice)
             });
             share.push(Share { span: *span, version: version.clone(), at, transition });
         }
@@ -124,31 +129,31 @@ impl<'a, F: Frame> Encoding<'a, F> {
         self.encoded
     }
 
-    /// The arenas, the size of all of them, and the changes.
+    /// The arenas, the bytes that all of them take, and the changes.
     pub(super) fn freeze(self) -> (Arenas<F>, usize, Vec<(&'a Batch, &'a Change)>) {
-        let mut size = 0;
+        let mut bytes = 0;
         let frozen = self.formats.into_iter().map(|(format, mut arenas)| {
-            size += arenas.size + F::size(&arenas.open);
+            bytes += arenas.bytes + F::bytes(&arenas.open);
             arenas.full.push(F::freeze(arenas.open));
             (format, arenas.full)
         });
         let frozen = frozen.collect();
-        (frozen, size, self.changes)
+        (frozen, bytes, self.changes)
     }
 }
 
 /// Appends one event to the open arena, and begins another when that is full.
 fn encode<F: Frame>(
     full: &mut Vec<F>,
-    full_size: &mut usize,
+    full_bytes: &mut usize,
     open: &mut F::Arena,
     format: F::Format,
     notice: &Notice<'_>,
 ) -> Span {
     let size = F::size(open);
     if size >= ARENA_SIZE {
+        *full_bytes += F::bytes(open);
         full.push(F::freeze(std::mem::take(open)));
-        *full_size += size;
     }
     let start = F::size(open);
     F::encode(open, format, notice);
@@ -159,7 +164,7 @@ fn encode<F: Frame>(
 
 impl<F: Frame> Default for FormatArenas<F> {
     fn default() -> Self {
-        Self { full: Vec::new(), size: 0, open: F::Arena::default(), spans: HashMap::default() }
+        Self { full: Vec::new(), bytes: 0, open: F::Arena::default(), spans: HashMap::default() }
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Filler<F: Frame> {
     state: Mutex<State<F>>,
     is_queued: AtomicBool,
     threads: Arc<BulkQueue>,
-    window: Arc<Mutex<Window>>,
+    window: Arc<Mutex<Window<F>>>,
     room: Arc<Room>,
     stats: Arc<BroadcasterStats>,
     queue_size: usize,
@@ -135,7 +135,7 @@ const COSTLY: u64 = 50_000;
 impl<F: Frame> Filler<F> {
     pub(super) fn new(
         threads: Arc<BulkQueue>,
-        window: Arc<Mutex<Window>>,
+        window: Arc<Mutex<Window<F>>>,
         room: Arc<Room>,
         stats: Arc<BroadcasterStats>,
         queue_size: usize,
@@ -269,18 +269,19 @@ impl<F: Frame> Filler<F> {
         };
         let shares: Vec<(Filled<F>, Vec<Share>)> = groups.into_iter().zip(selected).map(&mut share).collect();
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
-        let (arenas, size, changes) = encoding.freeze();
-        // Its events were counted when they were published.
-        let (wake, floor) = if shares.iter().any(|(_, share)| !share.is_empty()) {
-            self.window.lock().push(0, size, Instant::now())
+        let (arenas, bytes, changes) = encoding.freeze();
+        let wake = if shares.iter().any(|(_, share)| !share.is_empty()) {
+            // Its events were counted when they were published.
+            let its = shares.iter().map(|(filled, share)| (&filled.group, &share[..]));
+            Window::push(&self.window, 0, bytes, its, Instant::now())
         } else {
-            (0, 0)
+            0
         };
         let (mut left, mut wakers, mut full) = (Vec::with_capacity(shares.len()), Vec::new(), Vec::new());
         for (filled, share) in shares {
             let arenas = arenas.get(&filled.group.format).map_or(&[][..], Vec::as_slice);
             let (offset, queue_size) = (first, self.queue_size);
-            let part = Part { wake, floor, changes: &changes, offset, end: end.offset, arenas, queue_size };
+            let part = Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size };
             {
                 let mut log = filled.group.log.lock();
                 // In one critical section, see above.

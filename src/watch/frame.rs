@@ -28,9 +28,8 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     /// The part between two positions of [`Frame::size`].
     fn slice(&self, range: Range<usize>) -> Self;
 
-    /// A copy that keeps nothing else of the arena in memory.
-    #[must_use]
-    fn detached(&self) -> Self;
+    /// Bytes of memory that the arena takes once it is frozen.
+    fn bytes(arena: &Self::Arena) -> usize;
 }
 
 /// One event as one group of watchers is to be told of it.
@@ -137,7 +136,7 @@ impl Frame for Deliveries {
         Self { events: Arc::clone(&self.events), range }
     }
 
-    fn detached(&self) -> Self {
-        Self { events: self.as_slice().into(), range: 0..self.range.len() }
+    fn bytes(arena: &Vec<Delivery>) -> usize {
+        size_of_val(&**arena)
     }
 }

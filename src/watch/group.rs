@@ -10,6 +10,7 @@
 
 mod append;
 mod block;
+mod trim;
 
 pub(super) use append::{Deferred, Part};
 
@@ -69,6 +70,8 @@ pub(super) struct Log<F: Frame> {
     /// Slots that merge what is pushed.
     coalescing: Vec<usize>,
     leaving_out: Vec<LeavingOut>,
+    /// Slots that have gone since the lists of slots were made smaller.
+    gone: usize,
 }
 
 /// A slot at the head whose client has changes that may come here.
@@ -163,6 +166,7 @@ impl<F: Frame> Group<F> {
             low: None,
             coalescing: Vec::new(),
             leaving_out: Vec::new(),
+            gone: 0,
         };
         let cost = Cost::unknown(selection.expression.is_some());
         Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), room }
@@ -221,50 +225,12 @@ impl<F: Frame> Log<F> {
     pub(super) fn push(&mut self, (wake, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
-        let run = Run { first: self.head, size_before: self.head_size, wake, offset, frame, is_detached: false, marks };
+        let run = Run { first: self.head, size_before: self.head_size, wake, offset, frame, marks };
         self.head += run.marks.len() as u64;
         self.head_size += size;
+        self.reserve_run();
         self.runs.push_back(run);
         self.trim_after = self.trim_after.saturating_sub(1);
-    }
-
-    /// Forgets what every slot has read, when it has become worth looking.
-    pub(super) fn trim_read(&mut self) {
-        if self.trim_after > 0 {
-            return;
-        }
-        // Slots that have been passed, or will read nothing more, keep nothing.
-        let tail = self.tail();
-        let reads = |slot: &&Slot<F>| slot.position >= tail && !slot.evicted && slot.coalescing.is_none();
-        let low = self.slots.iter().map(|(_, slot)| slot).filter(reads).map(|slot| slot.position).min();
-        let low = low.unwrap_or(self.head);
-        while self.runs.front().is_some_and(|run| run.end() <= low) {
-            self.runs.pop_front();
-        }
-        self.trim_after = self.runs.len().max(MIN_TRIM_RUNS);
-    }
-
-    /// Forgets what is no longer retained, read or not: all but the queues of slots under BLOCK, which hold the writer back
-    /// before they exceed their bounds, and lose nothing however little of what is published is theirs.
-    pub(super) fn trim_below(&mut self, floor: u64) {
-        if self.runs.front().is_none_or(|run| run.wake >= floor) {
-            return;
-        }
-        // Of one that the log has passed before it was live nothing can be kept any more.
-        let tail = self.tail();
-        let blocks = |slot: &&Slot<F>| {
-            slot.may_block() && slot.position >= tail && !slot.evicted && !planted!(BlockedQueueIsForgotten)
-        };
-        let unread = self.slots.iter().map(|(_, slot)| slot).filter(blocks).map(|slot| slot.position).min();
-        let unread = unread.unwrap_or(self.head);
-        while self.runs.front().is_some_and(|run| run.wake < floor && run.end() <= unread) {
-            self.runs.pop_front();
-        }
-        let kept = self.runs.partition_point(|run| run.wake < floor);
-        for run in self.runs.range_mut(..kept).rev().take_while(|run| !run.is_detached) {
-            run.frame = run.frame.detached();
-            run.is_detached = true;
-        }
     }
 
     /// Slices from `position` up to `until`, at most `max_size` but at least one event; with the position and the size
@@ -370,6 +336,7 @@ impl<F: Frame> Log<F> {
         let slot = self.slots.remove(index);
         self.coalescing.retain(|coalescing| *coalescing != index);
         self.leaving_out.retain(|leaving_out| leaving_out.slot != index);
+        self.shrink_slots();
         // Indexes of slots that have gone may stay in the list: waking takes the waker, so neither they nor a slot that
         // reuses the index are woken twice. They are only kept from piling up.
         if self.parked.len() > 2 * self.slots.len() + MIN_TRIM_RUNS {
@@ -445,6 +412,11 @@ impl<F: Frame> Log<F> {
         for (index, slot) in &mut self.slots {
             let acts = slot.may_block() || slot.queue.policy == FullChannelPolicy::Coalesce;
             if slot.evicted || slot.phase != Phase::Live || !acts || slot.coalescing.is_some() {
+                continue;
+            }
+            if slot.queue.policy == FullChannelPolicy::Block && slot.position < tail {
+                // It is told from the history what the log has no more.
+                slot.lose_block();
                 continue;
             }
             let low = Low::of(slot);

@@ -37,7 +37,7 @@ pub struct QueueOptions {
 pub struct Retention {
     /// Published events, whatever the number of groups that they went to.
     pub events: usize,
-    /// Encoded size, counted by arena, in the unit of the frame (bytes on the wire).
+    /// Bytes of memory: of a Broadcaster's logs arenas, runs and marks, of all groups together.
     pub size: usize,
     /// Age.
     pub age: Duration,
@@ -102,7 +102,7 @@ pub(super) fn on_full(resource: Duration, client: Duration) -> OnFull {
 impl Default for BroadcasterConfig {
     fn default() -> Self {
         Self {
-            retention: Retention { events: 100_000, size: 256 << 20, age: Duration::from_secs(300) },
+            retention: Retention { events: 100_000, size: 16 << 20, age: Duration::from_secs(300) },
             queue_size: 16 << 20,
             block_timeout: Duration::from_secs(5),
             selection_budget: Duration::from_micros(200),

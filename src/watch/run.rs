@@ -1,5 +1,6 @@
 //! Events of a group that lie next to each other in one arena, and where each of them ends.
 
+use super::{Frame, encoding::Share};
 use crate::model::{Reached, ResourceVersion};
 
 /// Events that lie next to each other in one arena.
@@ -13,8 +14,6 @@ pub(super) struct Run<F> {
     /// The offset of its first change ([`Reached::offset`]).
     pub(super) offset: u64,
     pub(super) frame: F,
-    /// Whether the frame has its memory to itself. Otherwise it lies in an arena, which the retention counts.
-    pub(super) is_detached: bool,
     pub(super) marks: Box<[Mark]>,
 }
 
@@ -27,6 +26,14 @@ pub(super) struct Mark {
     pub(super) changes: u32,
     /// The version to resume from once this event has been seen.
     pub(super) version: ResourceVersion,
+}
+
+/// Bytes that the runs of a share take in a log, besides their arenas; of the list of runs twice as many, as it may be half
+/// empty.
+pub(super) fn bytes<F: Frame>(share: &[Share]) -> usize {
+    let is_together = |pair: &&[Share]| pair[0].span.is_before(pair[1].span);
+    let runs = share.len() - share.windows(2).filter(is_together).count();
+    2 * runs * size_of::<Run<F>>() + share.len() * size_of::<Mark>()
 }
 
 // === impl Run ===

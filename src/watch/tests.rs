@@ -11,6 +11,7 @@ mod stress;
 mod text;
 mod upstream;
 mod versions;
+mod window;
 
 use std::{
     collections::BTreeMap,

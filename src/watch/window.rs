@@ -1,22 +1,23 @@
-//! The past that is kept for cursors that lag, over all groups of a resource.
+//! The memory of all logs of a resource together: arenas, runs and marks, whatever the number of groups.
 //!
 //! Written by the writer and by the threads that fill deferred groups. A run belongs to the wake that it was pushed in, and
-//! is forgotten with it.
+//! is forgotten with it, in every log: no log keeps what the window has forgotten.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
 };
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Retention, broadcaster::BroadcasterStats};
+use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
 
 /// The wakes that are retained.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct Window<F: Frame> {
     bounds: Retention,
-    wakes: VecDeque<RetainedWake>,
+    wakes: VecDeque<RetainedWake<F>>,
     /// The newest one.
     wake: u64,
     events: usize,
@@ -25,31 +26,64 @@ pub(super) struct Window {
 }
 
 #[derive(Debug)]
-struct RetainedWake {
+struct RetainedWake<F: Frame> {
     wake: u64,
     events: usize,
     size: usize,
     at: Instant,
+    /// Those that have runs of it.
+    groups: Box<[Weak<Group<F>>]>,
+}
+
+/// Logs that have runs of forgotten wakes.
+#[derive(Debug)]
+pub(super) struct Forgotten<F: Frame> {
+    /// The oldest wake that is retained.
+    floor: u64,
+    groups: Vec<Weak<Group<F>>>,
 }
 
 // === impl Window ===
 
-impl Window {
+impl<F: Frame> Window<F> {
     pub(super) fn new(bounds: Retention, stats: Arc<BroadcasterStats>) -> Self {
         Self { bounds, wakes: VecDeque::new(), wake: 0, events: 0, size: 0, stats }
     }
 
-    /// Adds a wake of so many events, which nobody else has counted. Returns its number and the oldest that is retained.
-    pub(super) fn push(&mut self, events: usize, size: usize, now: Instant) -> (u64, u64) {
-        self.wake += 1;
-        self.wakes.push_back(RetainedWake { wake: self.wake, events, size, at: now });
-        self.events += events;
-        self.size += size;
-        (self.wake, self.forget_old(now))
+    /// Adds a wake of so many events, which nobody else has counted, with arenas of so many bytes, of which these are the
+    /// shares; and forgets the oldest wakes past the bounds. Returns its number.
+    pub(super) fn push<'a>(
+        this: &Mutex<Self>,
+        events: usize,
+        arenas: usize,
+        shares: impl Iterator<Item = (&'a Arc<Group<F>>, &'a [Share])>,
+        now: Instant,
+    ) -> u64 {
+        let (mut size, mut groups) = (arenas + size_of::<RetainedWake<F>>(), Vec::with_capacity(shares.size_hint().0));
+        for (group, share) in shares.filter(|(_, share)| !share.is_empty()) {
+            size += size_of::<Weak<Group<F>>>() + run::bytes::<F>(share);
+            groups.push(Arc::downgrade(group));
+        }
+        let mut window = this.lock();
+        window.wake += 1;
+        let wake = window.wake;
+        window.wakes.push_back(RetainedWake { wake, events, size, at: now, groups: groups.into() });
+        window.events += events;
+        window.size += size;
+        let forgotten = window.forget_old(now);
+        drop(window);
+        forgotten.trim();
+        wake
     }
 
-    /// Forgets the oldest wakes past the bounds. Returns the oldest that is retained.
-    pub(super) fn forget_old(&mut self, now: Instant) -> u64 {
+    /// Forgets the oldest wakes past the bounds. To be called from time to time: a quiet resource is not published to.
+    pub(super) fn sweep(this: &Mutex<Self>, now: Instant) {
+        let forgotten = this.lock().forget_old(now);
+        forgotten.trim();
+    }
+
+    fn forget_old(&mut self, now: Instant) -> Forgotten<F> {
+        let mut groups = Vec::new();
         while let Some(oldest) = self.wakes.front() {
             let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
             let is_over = self.events > self.bounds.events || self.size > self.bounds.size;
@@ -59,21 +93,31 @@ impl Window {
             }
             self.events -= oldest.events;
             self.size -= oldest.size;
-            self.wakes.pop_front();
+            groups.extend(self.wakes.pop_front().into_iter().flat_map(|oldest| oldest.groups));
+        }
+        if self.wakes.capacity() > 4 * self.wakes.len() + MIN_WAKES {
+            self.wakes.shrink_to(2 * self.wakes.len());
         }
         self.stats.retained_size.store(self.size as u64, Ordering::Relaxed);
-        self.wakes.front().map_or(self.wake + 1, |oldest| oldest.wake)
-    }
-
-    /// Forgets all of them.
-    pub(super) fn clear(&mut self) {
-        self.wakes.clear();
-        (self.events, self.size) = (0, 0);
-        self.stats.retained_size.store(0, Ordering::Relaxed);
+        Forgotten { floor: self.wakes.front().map_or(self.wake + 1, |oldest| oldest.wake), groups }
     }
 
     #[cfg(test)]
     pub(super) fn wake(&self) -> u64 {
         self.wake
+    }
+}
+
+/// Below this it is not worth it to give memory back.
+const MIN_WAKES: usize = 64;
+
+// === impl Forgotten ===
+
+impl<F: Frame> Forgotten<F> {
+    /// Forgets them in the logs. The window is not to be locked meanwhile.
+    fn trim(self) {
+        for group in self.groups.into_iter().filter_map(|group| group.upgrade()) {
+            group.log.lock().trim_below(self.floor);
+        }
     }
 }

@@ -16,9 +16,8 @@ use crate::{
 /// The part of a wake that all groups have in common.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::watch) struct Part<'a, F> {
-    /// Its number, and the oldest that is retained.
+    /// Its number.
     pub(in crate::watch) wake: u64,
-    pub(in crate::watch) floor: u64,
     pub(in crate::watch) changes: &'a [(&'a Batch, &'a Change)],
     /// The offsets of its first change and after its last one.
     pub(in crate::watch) offset: u64,
@@ -59,7 +58,6 @@ impl<F: Frame> Log<F> {
             return;
         }
         self.push_runs(part, share);
-        self.trim_below(part.floor);
         self.trim_read();
         self.take_wakers(wakers);
         self.find_full(part.queue_size, full);
@@ -98,7 +96,7 @@ impl<F: Frame> Log<F> {
         while let Some(first) = share.next() {
             let Span { arena, start, mut end } = first.span;
             let mut marks = vec![Mark { end: (end - start) as u32, changes: 1, version: first.version }];
-            while let Some(next) = share.next_if(|next| next.span.arena == arena && next.span.start == end) {
+            while let Some(next) = share.next_if(|next| Span { arena, start, end }.is_before(next.span)) {
                 end = next.span.end;
                 let changes = (next.at - first.at + 1) as u32;
                 marks.push(Mark { end: (end - start) as u32, changes, version: next.version });

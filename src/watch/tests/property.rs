@@ -41,11 +41,7 @@ struct Reader {
     /// Under BLOCK: how many events it has to read before it may block.
     left_to_read: usize,
     evicted: bool,
-    /// The log has passed it: it was parked.
-    is_passed: bool,
     end: Option<End>,
-    /// The oldest wake that was kept when it was cut off by a restart.
-    floor_at_end: Option<u64>,
     flag: Arc<Flag>,
     is_parked: bool,
     taken: u64,
@@ -102,6 +98,11 @@ impl Reader {
 
     fn is_full(&self, config: &BroadcasterConfig) -> bool {
         self.lag() >= self.client.queue.length.max(1) || self.queued() >= config.queue_size
+    }
+
+    /// What it is to read next is not retained any more.
+    fn is_gone(&self, floor: u64) -> bool {
+        self.expected.get(self.position).is_some_and(|event| event.wake < floor)
     }
 
     fn is(&self, policy: FullChannelPolicy) -> bool {

@@ -28,7 +28,8 @@ async fn count(mut cursor: Cursor<Deliveries>, max_size: usize) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_event_and_no_wake_is_lost_between_threads() {
-    let config = BroadcasterConfig { block_timeout: DEADLINE, ..BroadcasterConfig::default() };
+    let retention = Retention { size: usize::MAX, ..BroadcasterConfig::default().retention };
+    let config = BroadcasterConfig { retention, block_timeout: DEADLINE, ..BroadcasterConfig::default() };
     let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
     let policies = [
         queue(FullChannelPolicy::Block, 1),

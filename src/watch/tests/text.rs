@@ -26,6 +26,13 @@ impl Text {
     }
 }
 
+impl Text {
+    /// Where its bytes are, and how many they are.
+    pub(super) fn place(&self) -> (*const u8, usize) {
+        (self.0.as_ptr(), self.0.len())
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Letter(pub(super) char);
 
@@ -55,7 +62,7 @@ impl Frame for Text {
         Self(self.0.slice(range))
     }
 
-    fn detached(&self) -> Self {
-        Self(Bytes::copy_from_slice(&self.0))
+    fn bytes(arena: &BytesMut) -> usize {
+        arena.capacity()
     }
 }

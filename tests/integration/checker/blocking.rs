@@ -5,17 +5,12 @@
 //! - It waits only for a client that has read its queue, and whose queue is full and was not half empty since.
 //! - Of any time it waits for no more than `block_timeout` and a tenth.
 //! - A client is ended only when all its watches together have had it wait for as long: what others spent does not count.
-//! - What is queued for a client that it waits for at the length of its queue is kept, however old.
 //!
-//! Clients do not see for whom the server waits, so that is bounded from both sides: `may` where it may wait for a client, and
-//! `must` where it certainly will.
+//! Clients do not see for whom the server waits, so that is bounded from above: where it may wait for a client.
 
 use std::time::Duration;
 
-use super::{
-    record::Moment,
-    truth::{Bounds, Truth},
-};
+use super::{record::Moment, truth::Truth};
 
 /// Progress of a server at one time at which everything was at rest.
 #[derive(Debug, Clone, Copy)]
@@ -35,14 +30,11 @@ pub(crate) struct Trace {
     /// In turns: from when on it was there, and when it was last.
     pub(crate) joined: u64,
     pub(crate) left: Option<u64>,
-    /// Everything that it reads comes from now on.
-    pub(crate) is_live: bool,
     /// For each of its events the number of batches applied with it.
     pub(crate) due: Vec<usize>,
     pub(crate) reads: Vec<Read>,
-    /// When it was told that it was too slow, or that what it was to be told next is gone.
+    /// When it was told that it was too slow.
     pub(crate) is_slow: Option<u64>,
-    pub(crate) is_expired: Option<u64>,
 }
 
 /// Events that it had read after a turn.
@@ -54,11 +46,10 @@ pub(crate) struct Read {
     pub(crate) next: usize,
 }
 
-/// The bounds of BLOCK, and of what is retained for others.
+/// The bounds of BLOCK.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) block_timeout: Duration,
-    pub(crate) retention: Bounds,
 }
 
 /// A token bucket of time, in nanoseconds.
@@ -68,12 +59,9 @@ struct Bucket {
     level: i128,
 }
 
-/// Knowledge of a connection at each pace of its server.
+/// At each pace of a connection's server whether that may wait for it.
 struct Course {
-    /// The server may wait for it.
     may: Vec<bool>,
-    /// The server will wait for it, when its queue is full.
-    must: Vec<bool>,
 }
 
 /// The resolution of timers, and what divisions lose.
@@ -105,16 +93,12 @@ pub(crate) fn verify(truth: &Truth, paces: &[Pace], traces: &[Trace], limits: &L
     for server in 0..servers {
         let paces: Vec<Pace> = paces.iter().filter(|pace| pace.moment.server == server).copied().collect();
         let of_server = traces.iter().filter(|trace| trace.server == server);
-        let courses: Vec<(&Trace, Course)> =
-            of_server.map(|trace| (trace, trace.course(truth, &paces, &limits.retention))).collect();
+        let courses: Vec<(&Trace, Course)> = of_server.map(|trace| (trace, trace.course(truth, &paces))).collect();
         waits(&paces, &courses, limits).map_err(|what| format!("server {server}: {what}"))?;
-        for (trace, course) in &courses {
+        for (trace, _) in &courses {
             let told = |turn: u64| paces.partition_point(|pace| pace.moment.turn <= turn);
             if let Some(turn) = trace.is_slow {
                 is_slow(&paces[..told(turn)], trace, &courses, limits)?;
-            }
-            if trace.is_expired.is_some_and(|turn| course.must[told(turn) - 1]) {
-                return Err(format!("what the server would have waited for is gone, of {trace:?}"));
             }
         }
     }
@@ -163,13 +147,13 @@ fn is_slow(paces: &[Pace], trace: &Trace, courses: &[(&Trace, Course)], limits: 
 }
 
 impl Trace {
-    fn course(&self, truth: &Truth, paces: &[Pace], retention: &Bounds) -> Course {
-        let (mut may, mut must) = (Vec::new(), Vec::new());
+    fn course(&self, truth: &Truth, paces: &[Pace]) -> Course {
+        let mut may = Vec::new();
         let mut reads = self.reads.iter().peekable();
         let length = self.length.max(1);
         let (mut next, mut events, mut told) = (None, 0, 0);
-        // Whether it may be waited for when its queue becomes full, and whether it is; and the same where that is certain.
-        let (mut has_right, mut is_full, mut is_certain, mut was_kept) = (false, false, false, self.is_live);
+        // Whether it may be waited for when its queue becomes full, and whether it is.
+        let (mut has_right, mut is_full) = (false, false);
         // Whether it has read since its queue became full: what the server had not to wait for then, it may wait for now.
         let mut has_read_since = false;
         for (at, pace) in paces.iter().enumerate() {
@@ -184,7 +168,6 @@ impl Trace {
             if has_read {
                 has_right |= events >= length;
                 has_read_since |= is_full;
-                is_certain |= was_kept && events >= length;
                 is_full &= unread > self.length / 2;
             }
             // One without changes, at the version that is there, may count as applied before it is.
@@ -203,24 +186,8 @@ impl Trace {
             let is_at_length = is_there && told >= first + length;
             has_read_since &= is_full;
             is_full = is_there && (is_full || is_more && has_right && is_at_length);
-            was_kept &= !is_there || self.is_retained(truth, paces, at, first, retention);
-            // From here on it may have been given up.
-            is_certain &= !is_at_length;
             may.push(is_full);
-            must.push(is_certain && is_there);
         }
-        Course { may, must }
-    }
-
-    /// Returns whether the next event that it has to read is retained for anybody who reads as slowly.
-    fn is_retained(&self, truth: &Truth, paces: &[Pace], at: usize, next: usize, retention: &Bounds) -> bool {
-        let Moment { epoch, batches, .. } = paces[at].moment;
-        let Some(batch) = self.due.get(next).filter(|batch| **batch <= batches) else { return true };
-        // It was published after the last pace before it.
-        let before = paces[..at].iter().rfind(|pace| pace.moment.epoch == epoch && pace.moment.batches < *batch);
-        let Some(before) = before else { return false };
-        let published = &truth.epochs[epoch].batches[before.moment.batches..batches];
-        let events: usize = published.iter().map(|batch| batch.changes.len()).sum();
-        events <= retention.events && paces[at].moment.since(&before.moment) <= retention.age
+        Course { may }
     }
 }

@@ -437,7 +437,6 @@ impl<'a> Follower<'a> {
             ("RESOURCE_VERSION_EXPIRED", 11) => {
                 tally.expired_streams += 1;
                 let position = self.position.unwrap_or_default();
-                // Of one under BLOCK also what `blocking` says has to be true.
                 let (may_be, _) = self.truth.expiry(position, moment);
                 if !may_be {
                     return Err(format!("{position} is not expired"));

@@ -347,7 +347,7 @@ impl Harness {
             denied: self.servers.iter().map(Server::denied).sum(),
             deferrals: self.servers.iter().map(Server::deferrals).sum(),
             paces: self.paces,
-            limits: Limits { block_timeout: self.config.block_timeout, retention: self.config.retention },
+            limits: Limits { block_timeout: self.config.block_timeout },
             truth: self.truth,
             records: self.records,
             calls: self.calls.into_iter().map(|call| call.record).collect(),

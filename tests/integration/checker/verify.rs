@@ -76,10 +76,6 @@ fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower
         (events, next) = (events + 1, next + 1);
         reads.push(Read { turn: received.moment.turn, events, next });
     }
-    let ended_for = |reason: &str| match &segment.end {
-        End::Status(status, moment) if status.reason == reason => Some(moment.turn),
-        _ => None,
-    };
     Trace {
         server: joined.server,
         peer: record.plan.peer,
@@ -90,11 +86,12 @@ fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower
             End::Status(_, moment) => Some(moment.turn),
             _ => segment.left.map(|left| left.turn),
         },
-        is_live: segment.start == Start::Bookmark,
         due: follower.due(),
         reads,
-        is_slow: ended_for("SLOW_CONSUMER"),
-        is_expired: ended_for("RESOURCE_VERSION_EXPIRED"),
+        is_slow: match &segment.end {
+            End::Status(status, moment) if status.reason == "SLOW_CONSUMER" => Some(moment.turn),
+            _ => None,
+        },
     }
 }
 

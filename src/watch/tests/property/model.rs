@@ -88,7 +88,6 @@ impl Model {
                 self.world.version += 10;
                 self.broadcaster.restart(&End::HistoryChanged, version(self.world.version));
                 self.end_all(&End::HistoryChanged);
-                self.kept.clear();
                 for reader in &mut self.readers {
                     reader.blocking = false;
                 }
@@ -102,12 +101,10 @@ impl Model {
     }
 
     fn end_all(&mut self, end: &End) {
-        let floor = self.floor();
         for reader in &mut self.readers {
             if reader.end.is_none() {
                 reader.end = Some(end.clone());
                 reader.unfilled.clear();
-                reader.floor_at_end = (*end == End::HistoryChanged).then_some(floor);
                 assert_eq!(reader.flag.is_set(), reader.is_parked, "everybody that waits is woken");
                 reader.is_parked = false;
             }
@@ -115,6 +112,7 @@ impl Model {
     }
 
     fn publish(&mut self, batches: Vec<Vec<Put>>) {
+        let config = self.config;
         self.before.insert(self.world.version);
         let first = self.broadcaster.reached().offset;
         let batches: Vec<Batch> = batches.into_iter().map(|puts| self.batch(&puts)).collect();
@@ -129,6 +127,7 @@ impl Model {
         }
         self.published.push(self.broadcaster.reached().clone());
         assert_eq!(self.broadcaster.reached().offset, first + events as u64);
+        let floor = self.floor();
         for reader in self.readers.iter_mut().filter(|reader| reader.end.is_none()) {
             let mut offset = first;
             for batch in &batches {
@@ -139,7 +138,8 @@ impl Model {
             let is_concerned = reader.expect(self.wake);
             assert_eq!(reader.flag.is_set(), is_concerned && reader.is_parked, "woken when there is something");
             reader.is_parked &= !is_concerned;
-            if !reader.evicted && is_concerned && reader.may_block() && reader.is_full(&self.config) {
+            let holds_back = !reader.evicted && !reader.is_gone(floor) && reader.may_block();
+            if holds_back && is_concerned && reader.is_full(&config) {
                 if self.is_spent {
                     reader.lose_block();
                 }
@@ -238,9 +238,7 @@ impl Model {
             blocking: false,
             left_to_read: queue.length.max(1),
             evicted: false,
-            is_passed: false,
             end: self.stopped.then_some(End::Stopped),
-            floor_at_end: None,
             flag: Arc::default(),
             is_parked: false,
             taken: 0,
@@ -251,11 +249,10 @@ impl Model {
     fn take(&mut self, at: usize, max_size: usize) {
         let (floor, config) = (self.floor(), self.config);
         let reader = &mut self.readers[at];
-        let floor = reader.floor_at_end.unwrap_or(floor);
-        // The log is trimmed when it is written to or swept, so what may have gone may still be there.
-        let is_kept = reader.may_block() && !reader.is_passed;
-        let may_be_gone = reader.expected.get(reader.position).is_some_and(|event| event.wake < floor) && !is_kept;
-        if reader.phase == Phase::CatchingUp && !reader.is_over(&config) {
+        let is_gone = reader.is_gone(floor);
+        // What is filled before it joined is left out, and until then it has not caught up.
+        let is_leaving_out = reader.cursor.filled().is_some_and(|filled| filled.offset < reader.joined);
+        if reader.phase == Phase::CatchingUp && !reader.is_over(&config) && !is_leaving_out {
             reader.phase = Phase::Live;
         }
         if reader.is(FullChannelPolicy::Drop) && reader.frozen_at.is_none() && reader.is_over(&config) {
@@ -267,7 +264,7 @@ impl Model {
         let head = reader.expected.len();
         match polled {
             Poll::Ready(Taken::Frames(frames)) => {
-                assert!(!reader.evicted && reader.frozen_at != Some(reader.position));
+                assert!(!is_gone && !reader.evicted && reader.frozen_at != Some(reader.position));
                 let lines: Vec<String> = frames.iter().flat_map(Text::lines).collect();
                 let end = reader.position + lines.len();
                 assert!(end > reader.position && end <= reader.frozen_at.unwrap_or(head));
@@ -285,7 +282,7 @@ impl Model {
             }
             Poll::Ready(Taken::Dropped { count, after }) => {
                 assert!(reader.is(FullChannelPolicy::Drop));
-                assert!(may_be_gone || reader.frozen_at == Some(reader.position), "not before its queue is read");
+                assert!(is_gone || reader.frozen_at == Some(reader.position), "not before its queue is read");
                 assert!(count > 0);
                 assert_eq!((count, &after), (reader.lag() as u64, &before));
                 assert_eq!(reader.cursor.version(), &reader.expected.last().unwrap().version);
@@ -293,9 +290,7 @@ impl Model {
                 (reader.position, reader.frozen_at) = (head, None);
             }
             Poll::Ready(Taken::Parked) => {
-                assert!(may_be_gone && !reader.evicted && !reader.is(FullChannelPolicy::Drop));
-                assert!(reader.expected[reader.position].wake < floor, "only for what is not retained");
-                reader.is_passed = true;
+                assert!(is_gone && !reader.evicted && !reader.is(FullChannelPolicy::Drop));
             }
             Poll::Ready(Taken::Ended(End::SlowConsumer)) => assert!(reader.evicted),
             Poll::Ready(Taken::Ended(end)) => {

@@ -1,0 +1,97 @@
+//! The memory that all logs of a resource take together, whatever their number and whoever reads them.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+const BOUND: usize = 1 << 20;
+
+struct Rig {
+    broadcaster: Broadcaster<Text>,
+    threads: BulkThreads,
+    clock: Arc<crate::watch::selection_budget::Stepped>,
+    world: World,
+    cursors: Vec<Cursor<Text>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let retention = Retention { size: BOUND, ..BroadcasterConfig::default().retention };
+        let config = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
+        let clock: Arc<crate::watch::selection_budget::Stepped> = Arc::default();
+        let threads = BulkThreads::manual(Arc::clone(&clock));
+        let broadcaster = Broadcaster::new(config, version(0)).deferring_to(Some(&threads));
+        Self { broadcaster, threads, clock, world: World::at(0), cursors: Vec::new() }
+    }
+
+    /// So many readers that read nothing; each has a selection of its own, which has every object.
+    fn lag(&mut self, readers: usize, policies: &[FullChannelPolicy]) {
+        for number in 0..readers {
+            let labels = LabelSelector::parse(&format!("app!=x{number}")).unwrap();
+            let selection = Arc::new(Selection { labels, ..Selection::default() });
+            let queue = queue(policies[number % policies.len()], 1000);
+            self.cursors.push(self.broadcaster.subscribe(live(selection, queue)));
+        }
+    }
+
+    fn publish(&mut self) {
+        let batch = self.world.batch(|world| vec![world.put_sized("a", "web", 100)]);
+        self.broadcaster.publish(&[batch]);
+        while self.threads.run_one() {}
+    }
+
+    /// Bytes that are kept, by what there is and not by what was counted.
+    fn kept(&self) -> usize {
+        let kept = self.cursors.iter().map(Cursor::kept);
+        let (mut bytes, mut arenas) = (0, BTreeMap::new());
+        for (of_log, frames) in kept {
+            bytes += of_log;
+            // One arena for each wake here, and all frames are all of it.
+            arenas.extend(frames.iter().map(Text::place));
+        }
+        bytes + arenas.values().sum::<usize>()
+    }
+
+    fn counted(&self) -> usize {
+        self.broadcaster.stats().retained_size.load(Ordering::Relaxed) as usize
+    }
+}
+
+#[test]
+fn a_thousand_lagging_readers_with_selections_of_their_own_keep_no_more_than_the_window() {
+    let mut rig = Rig::new();
+    rig.lag(1000, &[FullChannelPolicy::Replay, FullChannelPolicy::Block, FullChannelPolicy::Drop]);
+    for _ in 0..100 {
+        rig.publish();
+        assert!(rig.kept() <= BOUND, "{} bytes are kept", rig.kept());
+        assert!(rig.kept() <= rig.counted(), "what is kept is counted");
+    }
+    assert!(rig.counted() > BOUND / 2, "and the window is used: {}", rig.counted());
+}
+
+#[test]
+fn what_threads_have_filled_is_in_the_window_as_well() {
+    let mut rig = Rig::new();
+    rig.lag(1000, &[FullChannelPolicy::Replay]);
+    rig.clock.step.store(1_000_000_000, Ordering::SeqCst);
+    for _ in 0..100 {
+        rig.publish();
+        assert!(rig.kept() <= BOUND, "{} bytes are kept", rig.kept());
+    }
+    assert!(rig.broadcaster.stats().deferred.load(Ordering::Relaxed) > 900);
+    assert!(rig.kept() > BOUND / 8, "and the window is used: {}", rig.kept());
+}
+
+#[test]
+fn a_rewritten_history_is_no_way_around_the_window() {
+    let mut rig = Rig::new();
+    for _ in 0..4 {
+        rig.lag(300, &[FullChannelPolicy::Replay]);
+        for _ in 0..20 {
+            rig.publish();
+        }
+        rig.world.version += 10;
+        rig.broadcaster.restart(&End::HistoryChanged, version(rig.world.version));
+        assert!(rig.kept() <= BOUND, "{} bytes are kept", rig.kept());
+    }
+}
