@@ -104,8 +104,8 @@ pub struct WatchConfig {
     pub max_queue_length: usize,
     /// Encoded bytes that make a client's queue full whatever its length; by default 16 MiB, never 0.
     pub queue_bytes: usize,
-    /// Bytes of memory that encoded events take which clients still have to read, of all clients of a resource together: what
-    /// lies behind them is told from the history. By default 16 MiB, never 0.
+    /// Bytes of memory that encoded events take which clients still have to read, of all clients of a resource together; what
+    /// lies behind them is told from the history, and takes as much again. By default 16 MiB, never 0.
     pub window_bytes: usize,
     /// Time for which the writer of a resource waits for all clients under BLOCK together, beside a tenth of any time; by
     /// default 5 seconds, never 0.

@@ -15,6 +15,8 @@
 //! - The queue of a client is its position in the group's log; a full queue is a subtraction, and the
 //!   [`FullChannelPolicy`] says what follows.
 //! - A group's log keeps what its cursors have not read, and nothing past the [`Retention`].
+//! - What lies behind the logs a client is told from a history, encoded once for all that are at the same place:
+//!   [`Backfill`].
 //! - Nothing is silently lost: a cursor yields every event of its selection in order, or says how many are missing and
 //!   after which version, or ends with a reason.
 //!
@@ -23,6 +25,7 @@
 //!
 //! Also here, and apart from all that: [`StreamWatcher`], a byte stream as an upstream watch.
 
+mod backfill;
 mod broadcaster;
 mod budget;
 mod bulk;
@@ -42,6 +45,7 @@ mod stream_watcher;
 mod until;
 mod window;
 
+pub use backfill::{Backfill, BacklogReader};
 pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
 pub use budget::Client;
 pub use bulk::BulkThreads;

@@ -38,7 +38,9 @@ use crate::{
     model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
     planted::planted,
     sync::{self, ArcSwap, ArcSwapOption},
-    watch::{Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe},
+    watch::{
+        Backfill, Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe,
+    },
 };
 
 /// The writer of one resource.
@@ -83,7 +85,7 @@ pub struct InformerStats {
     pub history_events: AtomicU64,
     /// Bytes that the history holds now: bodies that nobody else needs, and the records.
     pub history_bytes: AtomicU64,
-    /// Events that were told from the history, to watches that resumed or were parked.
+    /// Events that were told from the history, to watches that resumed or were parked; each time that one was.
     pub replayed: AtomicU64,
     /// Times that a watch was parked.
     pub parked: AtomicU64,
@@ -116,6 +118,7 @@ struct Writer<F: Frame> {
     config: InformerConfig,
     /// Those that do what it has no time for.
     threads: Option<Arc<BulkThreads>>,
+    backfill: Arc<Backfill<F>>,
     live: Option<Live<F>>,
 }
 
@@ -164,14 +167,18 @@ impl<F: Frame> Informer<F> {
             watch_stats: ArcSwapOption::default(),
         });
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
-        let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender };
-        (Self { fifo, commands, writer: Writer { shared, config, threads: None, live: None } }, handle)
+        // As much again as for what is published.
+        let backfill = Arc::new(Backfill::new(config.broadcaster.retention.size));
+        let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender, backfill: Arc::clone(&backfill) };
+        (Self { fifo, commands, writer: Writer { shared, config, threads: None, backfill, live: None } }, handle)
     }
 
-    /// Bounds the time that selections take ([`BroadcasterConfig::selection_budget`]): threads do the rest.
+    /// Bounds the time that selections take ([`BroadcasterConfig::selection_budget`]): threads do the rest, and encode what
+    /// clients are told from the history.
     #[must_use]
     pub fn deferring_to(mut self, threads: &Arc<BulkThreads>) -> Self {
         self.writer.threads = Some(Arc::clone(threads));
+        self.writer.backfill.give_threads(threads);
         self
     }
 

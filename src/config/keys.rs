@@ -31,7 +31,7 @@ const KEYS: &[Key] = &[
     key(
         "watch.window_bytes",
         "16MiB",
-        "memory for encoded events that clients still have to read, for each resource; behind it they are told from the history",
+        "memory for events that clients still have to read, for each resource, and as much again for what they are told from the history",
     ),
     key(
         "watch.block_timeout",

@@ -1,13 +1,11 @@
 //! What a watcher's bytes look like: gRPC's length prefix and a `WatchResponse`, encoded once for all who get it.
 
-use std::sync::Arc;
-
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::{
     model::ResourceVersion,
-    proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs, pb},
+    proto::{EncodedEvent, EncodedObject, PayloadFormat, pb},
     watch::{Frame, Notice},
 };
 
@@ -19,8 +17,6 @@ pub struct WireFrame(pub(super) Bytes);
 #[derive(Debug, Default)]
 pub struct WireArena {
     pub(super) buffer: BytesMut,
-    /// Where bodies are kept for others; none when everybody is sent what is written here.
-    structs: Option<Arc<Structs>>,
 }
 
 /// gRPC over HTTP/2: a compressed flag and a big-endian length before each message.
@@ -34,10 +30,7 @@ impl Frame for WireFrame {
 
     fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &Notice<'_>) {
         let Notice { event_type, cause, object, object_version, version, coalesced, relisted, open } = *notice;
-        let object = match &arena.structs {
-            Some(structs) => EncodedObject::shared(object, object_version, format, structs),
-            None => EncodedObject::new(object, object_version, format),
-        };
+        let object = EncodedObject::new(object, object_version, format);
         let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced).in_batch(relisted, open);
         append_event(&mut arena.buffer, &event);
     }
@@ -56,15 +49,6 @@ impl Frame for WireFrame {
 
     fn bytes(arena: &WireArena) -> usize {
         arena.buffer.capacity()
-    }
-}
-
-// === impl WireArena ===
-
-impl WireArena {
-    /// For one client, of many who are sent the same.
-    pub fn shared(structs: &Arc<Structs>) -> Self {
-        Self { buffer: BytesMut::new(), structs: Some(Arc::clone(structs)) }
     }
 }
 

@@ -26,6 +26,15 @@ pub struct Replay {
     is_gap: bool,
 }
 
+/// A place in a replay: whatever comes next depends on it and on the batches alone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) version: ResourceVersion,
+    pub(super) offset: u64,
+    /// There was a relist since the last event that was told.
+    pub(super) is_gap: bool,
+}
+
 // === impl Replay ===
 
 impl Replay {
@@ -51,6 +60,17 @@ impl Replay {
     /// What is reached once everything has been told.
     pub fn reached(&self) -> Reached {
         Reached { version: self.version.clone(), offset: self.first + self.at as u64 }
+    }
+
+    /// Where another replay would go on: before what is held back.
+    pub(super) fn place(&self) -> Place {
+        let at = self.held.map_or(self.at, |(at, _)| at);
+        Place { version: self.version.clone(), offset: self.first + at as u64, is_gap: self.is_gap }
+    }
+
+    /// Whether it stands between two batches.
+    pub(super) fn is_between(&self) -> bool {
+        self.at == 0 && self.held.is_none()
     }
 
     /// Whether the client has still to be told of a relist on the way to the version.
@@ -139,4 +159,4 @@ impl Replay {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -8,10 +8,10 @@ use std::{
     sync::{Arc, Weak, atomic::Ordering},
 };
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
+use crate::sync::Mutex;
 
 /// The wakes that are retained.
 #[derive(Debug)]

@@ -47,6 +47,29 @@ async fn a_watch_resumes_after_any_version_and_gets_exactly_what_came_after() {
     }
 }
 
+/// They are served by one encoding, whoever comes first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_many_watches_of_a_selection_have_missed_is_encoded_once() {
+    const EVENTS: usize = 500;
+    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    for at in 0..EVENTS {
+        sandbox.put("shop", &format!("p{}", at % 10), "").await;
+    }
+    sandbox.reached(&ResourceVersion::decimal(EVENTS as u128 + 1)).await;
+    let mut client = sandbox.client().await;
+    let mut watches = Vec::new();
+    for _ in 0..50 {
+        watches.push(client.watch(from("1")).await.unwrap().into_inner());
+    }
+    for watch in &mut watches {
+        for at in 0..EVENTS {
+            assert_eq!(next(watch).await.resource_version, (at + 2).to_string());
+        }
+    }
+    let replayed = sandbox.informer.stats().replayed.load(Ordering::Relaxed);
+    assert_eq!((replayed, sandbox.informer.backfill().encoded()), (50 * EVENTS as u64, EVENTS as u64));
+}
+
 /// Invariants 4 and 5.
 #[tokio::test]
 async fn a_watch_resumes_across_a_relist_and_not_from_inside_it() {

@@ -12,13 +12,14 @@ use crate::{
     cache::{Snapshot, SourceHealth},
     model::{Indexers, Reached, ResourceVersion},
     planted::planted,
-    watch::{BroadcasterStats, Frame, Subscribe},
+    watch::{Backfill, BroadcasterStats, Frame, Subscribe},
 };
 
 /// The reading side of an [`Informer`](super::Informer); clones share it.
 pub struct InformerHandle<F: Frame> {
     pub(super) shared: Arc<Shared>,
     pub(super) commands: mpsc::Sender<Command<F>>,
+    pub(super) backfill: Arc<Backfill<F>>,
 }
 
 // === impl InformerHandle ===
@@ -84,6 +85,11 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.watch_stats.load_full()
     }
 
+    /// What backlogs have been encoded to.
+    pub fn backfill(&self) -> &Arc<Backfill<F>> {
+        &self.backfill
+    }
+
     /// Waits for a state that the predicate accepts, the present one included. It is asked again about each state whose version
     /// has this number or a higher one, and about the first one of another history. The source is told that somebody waits.
     ///
@@ -137,7 +143,8 @@ impl<F: Frame> InformerHandle<F> {
 
 impl<F: Frame> Clone for InformerHandle<F> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), commands: self.commands.clone() }
+        let backfill = Arc::clone(&self.backfill);
+        Self { shared: Arc::clone(&self.shared), commands: self.commands.clone(), backfill }
     }
 }
 

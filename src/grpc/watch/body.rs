@@ -27,10 +27,9 @@ use tonic::Status;
 
 use super::{
     super::{
-        frame::{self, WireArena, WireFrame},
+        frame::{self, WireFrame},
         metrics::RpcObserver,
         service::{ServedResource, Service},
-        slice::Slice,
         status::Refusal,
         turns::Turn,
         watchers::WatcherEntry,
@@ -45,7 +44,7 @@ use crate::{
     planted::planted,
     proto::{self, PayloadFormat, pb},
     transport::{Chunk, Room, UNKNOWN},
-    watch::{Client, Cursor, QueueOptions, Replay, Subscribe, Taken, TooLarge},
+    watch::{BacklogReader, Client, Cursor, QueueOptions, Subscribe, Taken, TooLarge},
 };
 
 /// One watch.
@@ -87,9 +86,9 @@ pub(in super::super) struct WatchBody {
 /// Where a stream is. Most are live, and for long: the rest has a place of its own.
 enum Stage {
     /// Being given the state at which it joined; then told what has been applied above it, if the state is without that.
-    InitialEvents(Box<InitialEvents>, Turn, Option<Box<Replay>>),
+    InitialEvents(Box<InitialEvents>, Turn, Option<Backlog>),
     /// Being told what it has missed; without a cursor there is more of it.
-    Replay(Box<Replay>, Turn),
+    Replay(Backlog),
     /// Joining again where it was: parked, or in the middle of what it has missed.
     Joining(Reached, Joining),
     /// Reading what is published.
@@ -105,6 +104,7 @@ enum Made {
     TooLarge(usize),
 }
 
+type Backlog = Box<BacklogReader<WireFrame>>;
 type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, JoinError>> + Send>>;
 
 /// What one poll takes from the cursor at most: HTTP/2 writes are cheap when they are large.
@@ -124,14 +124,14 @@ impl WatchBody {
             Begin::InitialEvents => {
                 let reached = Reached { version: snapshot.safe_version().clone(), offset: backlog.first };
                 let is_ahead = !backlog.batches.is_empty();
-                let then = is_ahead.then(|| Box::new(Replay::new(backlog.batches, backlog.first, reached)));
+                let then =
+                    is_ahead.then(|| Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)));
                 let initial = Box::new(InitialEvents::new(snapshot, &opened.selection));
                 Stage::InitialEvents(initial, opened.service.turns().begin(), then)
             }
             Begin::After(version) => {
                 let reached = Reached { version, offset: backlog.first };
-                let replay = Replay::new(backlog.batches, backlog.first, reached);
-                Stage::Replay(Box::new(replay), opened.service.turns().begin())
+                Stage::Replay(Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)))
             }
             Begin::Bookmark => Stage::Live,
         };
@@ -172,7 +172,7 @@ impl WatchBody {
     fn position(&self) -> Option<&ResourceVersion> {
         match &self.stage {
             Stage::InitialEvents(..) => None,
-            Stage::Replay(replay, _) => Some(replay.version()),
+            Stage::Replay(backlog) => Some(backlog.version()),
             Stage::Joining(reached, _) => Some(&reached.version),
             Stage::Live => self.cursor.as_ref().map(Cursor::version),
         }
@@ -288,8 +288,6 @@ impl WatchBody {
         match self.stage {
             Stage::InitialEvents(..) | Stage::Replay(..) if room.is_shut() => Poll::Ready(Made::TooLarge(END_BYTES)),
             Stage::InitialEvents(..) => self.poll_initial_events(cx, room),
-            // How large its next event is shows when it is encoded.
-            Stage::Replay(..) if room.is_strict => Poll::Ready(Made::TooLarge(UNKNOWN)),
             Stage::Replay(..) => self.poll_replay(cx, room),
             Stage::Joining(..) => self.poll_joining(cx),
             Stage::Live => self.poll_live(cx, room),
@@ -308,7 +306,7 @@ impl WatchBody {
         self.watcher.sent(events, None);
         if went == Went::ToTheEnd {
             match then.take() {
-                Some(replay) => self.stage = Stage::Replay(replay, self.service.turns().begin()),
+                Some(backlog) => self.stage = Stage::Replay(backlog),
                 None => self.go_live(),
             }
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
@@ -322,32 +320,36 @@ impl WatchBody {
     }
 
     fn poll_replay(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
-        let Stage::Replay(replay, turn) = &mut self.stage else { return Poll::Ready(Made::Some) };
-        ready!(turn.poll(cx));
-        let mut arena = WireArena::shared(self.service.structs());
-        let (slice, bytes) = (Slice::begin(), CHUNK_BYTES.min(room.bytes));
-        let told =
-            replay.encode::<WireFrame>(&self.selection, self.format, &mut arena, bytes, |_looked_at| slice.is_over());
-        turn.spend();
-        let mut buffer = arena.buffer;
-        let (is_done, has_cursor, reached) = (replay.is_done(), self.cursor.is_some(), replay.reached());
-        let has_gap = is_done && replay.has_gap() && self.selection.is_everything();
-        self.resource.informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
+        let Stage::Replay(backlog) = &mut self.stage else { return Poll::Ready(Made::Some) };
+        let informer = &self.resource.informer;
+        let bytes = CHUNK_BYTES.min(room.bytes);
+        let taken = backlog.poll_take(cx, informer.backfill(), &self.selection, self.format, bytes, room.is_strict);
+        let (frame, told) = match ready!(taken) {
+            Ok(taken) => taken,
+            Err(TooLarge(needed)) => return Poll::Ready(Made::TooLarge(needed.unwrap_or(UNKNOWN))),
+        };
+        let (is_done, has_cursor, reached) = (backlog.is_done(), self.cursor.is_some(), backlog.reached());
+        let has_gap = is_done && backlog.has_gap() && self.selection.is_everything();
+        informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&reached.version));
         match (is_done, has_cursor) {
             (true, true) => self.go_live(),
             (true, false) => self.join_after(reached),
             (false, _) => {}
         }
+        let mut relisted = BytesMut::new();
         if has_gap && !self.has_history_changed() {
             // Of a relist that nothing was told of.
             let bookmark = self.bookmark(pb::Bookmark::default());
-            frame::append(&mut buffer, &pb::WatchResponse { relisted: true, ..bookmark });
+            frame::append(&mut relisted, &pb::WatchResponse { relisted: true, ..bookmark });
         }
-        if is_done && buffer.is_empty() {
-            return Poll::Ready(Made::Some);
+        let events = frame.map(|frame| frame.0).unwrap_or_default();
+        if !events.is_empty() || !relisted.is_empty() {
+            self.ready = Some([events, relisted.freeze()].into_iter().collect());
+        } else if !is_done {
+            return come_again(cx);
         }
-        self.hand_out(buffer, cx)
+        Poll::Ready(Made::Some)
     }
 
     fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<Made> {
@@ -361,9 +363,9 @@ impl WatchBody {
                 if planted!(ParkedInsideABatchRepeatsIt) {
                     reached.offset = backlog.first;
                 }
-                let replay = Replay::new(backlog.batches, backlog.first, reached.clone());
-                let replay = replay.after_gap(backlog.is_after_gap);
-                self.stage = Stage::Replay(Box::new(replay), self.service.turns().begin());
+                let is_gap = backlog.is_after_gap;
+                let backlog = BacklogReader::new(backlog.batches, backlog.first, reached.clone(), is_gap);
+                self.stage = Stage::Replay(Box::new(backlog));
                 self.watcher.reads(cursor.as_ref());
                 self.cursor = cursor;
             }
@@ -446,8 +448,7 @@ impl WatchBody {
     /// Hands out what was encoded; if there is none, many were looked at in vain, and others come first.
     fn hand_out(&mut self, buffer: BytesMut, cx: &mut Context<'_>) -> Poll<Made> {
         if buffer.is_empty() {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+            return come_again(cx);
         }
         self.ready = Some(buffer.freeze().into());
         Poll::Ready(Made::Some)
@@ -475,6 +476,12 @@ impl WatchBody {
         }
         self.stage = Stage::Live;
     }
+}
+
+/// Lets others be polled first.
+fn come_again(cx: &Context<'_>) -> Poll<Made> {
+    cx.waker().wake_by_ref();
+    Poll::Pending
 }
 
 impl fmt::Debug for WatchBody {

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-fn version(number: u128) -> ResourceVersion {
+pub(in crate::watch) fn version(number: u128) -> ResourceVersion {
     ResourceVersion::decimal(number)
 }
 
@@ -25,7 +25,7 @@ fn object(name: u8, is_web: bool, number: u128) -> Arc<Object> {
 }
 
 /// Batches of changes `(name, what becomes of it)`, applied one after the other.
-fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<Batch>> {
+pub(in crate::watch) fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<Batch>> {
     let mut held: std::collections::BTreeMap<u8, Arc<Object>> = std::collections::BTreeMap::new();
     let mut at = 1;
     let mut all = Vec::new();
@@ -52,11 +52,11 @@ fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<Batch>> {
     all
 }
 
-fn selection(selector: &str) -> Arc<Selection> {
+pub(in crate::watch) fn selection(selector: &str) -> Arc<Selection> {
     Arc::new(Selection { labels: LabelSelector::parse(selector).unwrap(), ..Selection::default() })
 }
 
-fn events(frames: &[Deliveries]) -> Vec<Delivery> {
+pub(in crate::watch) fn events(frames: &[Deliveries]) -> Vec<Delivery> {
     frames.iter().flat_map(Deliveries::as_slice).cloned().collect()
 }
 
@@ -83,7 +83,12 @@ fn taken_of(cursor: &mut Cursor<Deliveries>, max_size: usize) -> Vec<Delivery> {
 }
 
 /// Encodes everything, in steps of these bounds.
-fn replayed(replay: &mut Replay, selection: &Selection, max_size: usize, max_changes: usize) -> Vec<Delivery> {
+pub(in crate::watch) fn replayed(
+    replay: &mut Replay,
+    selection: &Selection,
+    max_size: usize,
+    max_changes: usize,
+) -> Vec<Delivery> {
     let mut all = Vec::new();
     while !replay.is_done() {
         let mut arena = Vec::new();
@@ -98,7 +103,7 @@ fn replayed(replay: &mut Replay, selection: &Selection, max_size: usize, max_cha
 }
 
 /// Before every change.
-fn at(version: ResourceVersion) -> Reached {
+pub(in crate::watch) fn at(version: ResourceVersion) -> Reached {
     Reached { version, offset: 0 }
 }
 

@@ -24,7 +24,6 @@ struct Expected {
 }
 
 /// A cursor, and what is expected of it.
-#[expect(clippy::struct_excessive_bools, reason = "a model of independent facts")]
 struct Reader {
     cursor: Cursor<Text>,
     client: Client,

@@ -1,0 +1,153 @@
+//! One client's way through its backlog.
+
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    task::{Context, Poll, ready},
+};
+
+use super::{Backfill, Block};
+use crate::{
+    model::{Batch, Reached, ResourceVersion, Selection},
+    watch::{Frame, Replay, TooLarge, replay::Place},
+};
+
+/// What a client still has to be given of batches of the past. All that it holds of their events is its place.
+pub struct BacklogReader<F: Frame> {
+    batches: Vec<Arc<Batch>>,
+    /// The offset of the first change of the first batch.
+    first: u64,
+    /// The place after them.
+    end: Reached,
+    place: Place,
+    /// The block that it reads, if that is still kept, and its next step there.
+    block: Weak<Block<F>>,
+    at: usize,
+}
+
+/// Events one after the other, and how many they are.
+type Taken<F> = (Option<F>, u64);
+
+/// Blocks without an event for the client that it looks at in one go.
+const IN_ONE_GO: usize = 16;
+
+// === impl BacklogReader ===
+
+impl<F: Frame> BacklogReader<F> {
+    /// Makes the reader of batches whose first change has the offset `first`, for a client that has reached a place before them
+    /// or, by its offset, inside the first of them; perhaps with a relist since, of which it has to be told.
+    pub fn new(batches: Vec<Arc<Batch>>, first: u64, reached: Reached, is_gap: bool) -> Self {
+        let Reached { version, offset } = reached;
+        let mut last = &version;
+        for batch in &batches {
+            last = if batch.safe() > last { batch.safe() } else { last };
+        }
+        let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
+        let end = Reached { version: last.clone(), offset: first + changes as u64 };
+        Self { end, batches, first, place: Place { version, offset, is_gap }, block: Weak::new(), at: 0 }
+    }
+
+    /// Safe to resume from after what was taken up to now.
+    pub fn version(&self) -> &ResourceVersion {
+        &self.place.version
+    }
+
+    /// The same with its offset.
+    pub fn reached(&self) -> Reached {
+        Reached { version: self.place.version.clone(), offset: self.place.offset }
+    }
+
+    /// Whether the client has still to be told of a relist on the way to the version.
+    pub fn has_gap(&self) -> bool {
+        self.place.is_gap
+    }
+
+    /// Whether everything has been taken.
+    pub fn is_done(&self) -> bool {
+        self.batches.is_empty() || self.place.offset >= self.end.offset && self.place.version >= self.end.version
+    }
+
+    /// Takes the next events of a selection, at most `max_size` in the unit of the frame, but at least one; with `must_fit`
+    /// nothing when that is larger. Nothing at all when everything has been taken, or much was looked at in vain. A selection
+    /// and a format are to be the same at each call.
+    pub fn poll_take(
+        &mut self,
+        cx: &Context<'_>,
+        backfill: &Arc<Backfill<F>>,
+        selection: &Arc<Selection>,
+        format: F::Format,
+        max_size: usize,
+        must_fit: bool,
+    ) -> Poll<Result<Taken<F>, TooLarge>> {
+        for _ in 0..IN_ONE_GO {
+            if self.is_done() {
+                break;
+            }
+            let kept = self.block.upgrade().filter(|block| self.at < block.steps.len());
+            let block = if let Some(kept) = kept {
+                kept
+            } else {
+                let key = (Arc::clone(selection), format, self.place.clone());
+                let block = ready!(backfill.poll_block(cx, &key, || self.replay()));
+                (self.block, self.at) = (Arc::downgrade(&block), 0);
+                if block.steps.is_empty() {
+                    // Nothing comes any more.
+                    self.batches.clear();
+                }
+                block
+            };
+            let (frame, events) = match self.take(&block, max_size, must_fit) {
+                Ok(taken) => taken,
+                Err(too_large) => return Poll::Ready(Err(too_large)),
+            };
+            if events > 0 {
+                return Poll::Ready(Ok((frame, events)));
+            }
+        }
+        Poll::Ready(Ok((None, 0)))
+    }
+
+    /// Takes from a block.
+    fn take(&mut self, block: &Block<F>, max_size: usize, must_fit: bool) -> Result<Taken<F>, TooLarge> {
+        let start = self.at.checked_sub(1).map_or(0, |last| block.steps[last].end);
+        let (mut end, mut events) = (start, 0);
+        // What others have of the block may be more than what comes before its cursor.
+        while let Some(step) = block.steps.get(self.at).filter(|_| !self.is_done()) {
+            let size = step.end - start;
+            if size > max_size && step.is_event && (events > 0 || must_fit) {
+                if events == 0 {
+                    return Err(TooLarge(Some(size)));
+                }
+                break;
+            }
+            events += u64::from(step.is_event);
+            end = step.end;
+            self.place.clone_from(&step.place);
+            self.at += 1;
+        }
+        Ok(((events > 0).then(|| block.frame.slice(start..end)), events))
+    }
+
+    /// Returns what comes at its place.
+    fn replay(&self) -> Replay {
+        let Place { version, offset, is_gap } = self.place.clone();
+        let mut first = self.first;
+        // A relist without changes may come before the place or after it.
+        let is_passed = |batch: &&Arc<Batch>| {
+            let end = first + batch.changes.len() as u64;
+            let is_passed = end <= offset && (end > first || batch.after <= version);
+            first = if is_passed { end } else { first };
+            is_passed
+        };
+        let passed = self.batches.iter().take_while(is_passed).count();
+        let rest = self.batches[passed..].iter().cloned();
+        let first = self.first + self.batches[..passed].iter().map(|batch| batch.changes.len() as u64).sum::<u64>();
+        Replay::new(rest, first, Reached { version, offset }).after_gap(is_gap)
+    }
+}
+
+impl<F: Frame> fmt::Debug for BacklogReader<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BacklogReader").field("place", &self.place).field("end", &self.end).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,179 @@
+//! Whatever others read, a reader of a backlog takes what a replay of its own would tell; and each event is encoded once.
+
+use std::task::Waker;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    model::{Batch, Reached},
+    watch::{
+        Deliveries, Delivery, TooLarge,
+        replay::tests::{at, batches, events, replayed, selection, version},
+        selection_budget::Stepped,
+    },
+};
+
+type Reader = BacklogReader<Deliveries>;
+
+fn poll(
+    reader: &mut Reader,
+    backfill: &Arc<Backfill<Deliveries>>,
+    selection: &Arc<Selection>,
+    max_size: usize,
+) -> Poll<Result<(Option<Deliveries>, u64), TooLarge>> {
+    reader.poll_take(&Context::from_waker(Waker::noop()), backfill, selection, (), max_size, false)
+}
+
+/// Takes once; what threads have to do first is done.
+fn take(
+    reader: &mut Reader,
+    backfill: &Arc<Backfill<Deliveries>>,
+    threads: &BulkThreads,
+    selection: &Arc<Selection>,
+    max_size: usize,
+) -> Vec<Delivery> {
+    loop {
+        match poll(reader, backfill, selection, max_size) {
+            Poll::Ready(taken) => {
+                let (frame, count) = taken.unwrap();
+                let taken = events(frame.as_slice());
+                assert_eq!(taken.len() as u64, count);
+                return taken;
+            }
+            Poll::Pending => assert!(threads.run_one(), "what it waits for is being made"),
+        }
+    }
+}
+
+/// One change for each batch, of few objects.
+fn many(changes: usize) -> Vec<Arc<Batch>> {
+    batches(&(0..changes).map(|at| vec![((at % 7) as u8, Some(at % 2 == 0))]).collect::<Vec<_>>())
+}
+
+#[test]
+fn a_thousand_clients_that_resume_from_one_version_have_each_event_encoded_once() {
+    let (batches, selection) = (many(1000), selection(""));
+    let threads = BulkThreads::manual(Arc::default());
+    let backfill = Arc::new(Backfill::new(1 << 20));
+    backfill.give_threads(&threads);
+    let mut readers: Vec<Reader> = (0..1000).map(|_| Reader::new(batches.clone(), 0, at(version(1)), false)).collect();
+    while !readers.iter().all(Reader::is_done) {
+        for reader in &mut readers {
+            drop(poll(reader, &backfill, &selection, 100));
+        }
+        while threads.run_one() {}
+    }
+    assert_eq!(backfill.encoded(), 1000, "and not a million");
+}
+
+#[test]
+fn clients_that_began_at_different_places_soon_read_the_same_blocks() {
+    let (batches, selection) = (many(2560), selection(""));
+    let threads = BulkThreads::manual(Arc::default());
+    let backfill = Arc::new(Backfill::new(1 << 20));
+    for first in [0_usize, 100, 200, 300] {
+        let reached = Reached { version: version(1 + 2 * first as u128), offset: first as u64 };
+        let mut reader = Reader::new(batches[first..].to_vec(), first as u64, reached, false);
+        while !reader.is_done() {
+            take(&mut reader, &backfill, &threads, &selection, 1000);
+        }
+    }
+    assert_eq!(backfill.encoded(), 2560 + 156 + 56 + 212);
+}
+
+#[test]
+fn blocks_that_are_kept_are_bounded_and_a_forgotten_one_is_made_again() {
+    const BOUND: usize = 100_000;
+    let batches = many(300);
+    let threads = BulkThreads::manual(Arc::default());
+    let backfill = Arc::new(Backfill::new(BOUND));
+    backfill.give_threads(&threads);
+    let selections: Vec<_> = (0..100).map(|number| selection(&format!("app!=x{number}"))).collect();
+    let mut readers: Vec<Reader> = (0..100).map(|_| Reader::new(batches.clone(), 0, at(version(1)), false)).collect();
+    let mut taken = vec![0; 100];
+    for _ in 0..400 {
+        for ((reader, selection), taken) in readers.iter_mut().zip(&selections).zip(&mut taken) {
+            *taken += take(reader, &backfill, &threads, selection, 50).len();
+            assert!(backfill.bytes() <= BOUND);
+        }
+    }
+    assert_eq!(taken, [300; 100]);
+    assert!(backfill.encoded() > 300 * 100);
+}
+
+#[test]
+fn an_event_that_does_not_fit_says_its_size_and_stays() {
+    let (batches, selection) = (many(3), selection(""));
+    let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
+    let mut reader = Reader::new(batches, 0, at(version(1)), false);
+    let context = Context::from_waker(Waker::noop());
+    let mut take = |size, must_fit| match reader.poll_take(&context, &backfill, &selection, (), size, must_fit) {
+        Poll::Ready(taken) => taken.map(|(_, events)| events),
+        Poll::Pending => panic!("there are no threads"),
+    };
+    assert_eq!(take(0, true), Err(TooLarge(Some(1))));
+    assert_eq!(take(0, false), Ok(1));
+    assert_eq!(take(1, true), Ok(1));
+    assert_eq!(take(5, true), Ok(1));
+    assert_eq!(take(0, true), Ok(0), "there is nothing more");
+}
+
+proptest! {
+    #[test]
+    fn a_reader_takes_what_a_replay_of_its_own_would_tell(
+        script in prop::collection::vec(
+            prop::collection::vec((0_u8..4, prop::option::weighted(0.8, any::<bool>())), 0..5), 1..12),
+        readers in prop::collection::vec((0_usize..12, 0_usize..12, 0_usize..3, 0_usize..20), 1..8),
+        order in prop::collection::vec((0_usize..8, 1_usize..4), 0..60),
+        bound in prop::sample::select(vec![0_usize, 1000, 1 << 20]),
+        has_threads in any::<bool>(),
+        step in prop::sample::select(vec![0_u64, 200_000, 1_000_000]),
+    ) {
+        let all = batches(&script);
+        let selections = [selection(""), selection("app=web"), selection("app!=web")];
+        let clock: Arc<Stepped> = Arc::default();
+        clock.step.store(step, Ordering::SeqCst);
+        let threads = BulkThreads::manual(clock);
+        let backfill = Arc::new(Backfill::new(bound));
+        if has_threads {
+            backfill.give_threads(&threads);
+        }
+        let offsets: Vec<u64> = std::iter::once(0).chain(all.iter().scan(0, |end, batch| {
+            *end += batch.changes.len() as u64;
+            Some(*end)
+        })).collect();
+        let mut expected = Vec::new();
+        let mut actual = Vec::new();
+        for (from, to, selected, told) in readers {
+            let (from, to) = (from.min(all.len()), to.min(all.len()));
+            let (from, to) = (from.min(to), to.max(from));
+            let (backlog, first) = (all[from..to].to_vec(), offsets[from]);
+            let start = Reached { version: version(1 + 2 * from as u128), offset: first };
+            let mut replay = Replay::new(backlog.clone(), first, start.clone());
+            let selection = &selections[selected];
+            let due = replayed(&mut replay, selection, usize::MAX, usize::MAX);
+            let mut reader = Reader::new(backlog, first, start, false);
+            // Some begin where others are in the middle of a block.
+            let mut had = Vec::new();
+            while had.len() < told.min(due.len()) {
+                had.extend(take(&mut reader, &backfill, &threads, selection, 1));
+            }
+            expected.push((due, replay.reached()));
+            actual.push((reader, selection, had));
+        }
+        let count = actual.len();
+        let rest = (0..count).flat_map(|at| std::iter::repeat_n((at, 2), 80));
+        for (at, max_size) in order.into_iter().chain(rest) {
+            let (reader, selection, had) = &mut actual[at % count];
+            had.extend(take(reader, &backfill, &threads, selection, max_size));
+        }
+        for ((due, reached), (reader, _, had)) in expected.into_iter().zip(actual) {
+            prop_assert_eq!(had, due);
+            prop_assert!(reader.is_done());
+            prop_assert_eq!(reader.reached(), reached);
+            prop_assert!(!reader.has_gap());
+        }
+        prop_assert!(backfill.bytes() <= bound || backfill.state.lock().order.len() == 1);
+    }
+}
