@@ -12,7 +12,8 @@
 //! - An object that no file has any more is served until the engine deletes it.
 //! - An unusable file changes nothing but the list of unusable files.
 //! - A file that is missing keeps its objects until it is gone, but of two objects with one key that of a file that is there
-//!   is served: a file that was moved and changed is served as it is at once.
+//!   is served: a file that was moved and changed is served as it is at once. So it is until the file can be used again: what it
+//!   held before is older.
 //!
 //! Not here: how files are found (`scan`), read and decoded (`decode`); the report of problems (`source::problems`).
 
@@ -79,7 +80,7 @@ pub(super) enum Finding {
     },
     /// The file was not found. Its objects are served, unless a file that is there has them too.
     Missing,
-    /// The file was missing, and is there again as it was.
+    /// The file was missing, and is there again as it was. One that cannot be used, or is being written, is not.
     Found,
     /// The file is deleted, and its objects with it.
     Gone,
@@ -287,7 +288,6 @@ impl Catalog {
                 return;
             }
         };
-        self.set_missing(&path, false, before);
         let has_objects = self.files.get(&path).is_some_and(|record| !record.objects.is_empty());
         let objects = match content {
             Content::Objects(objects) => Ok(Some(objects)),
@@ -301,6 +301,7 @@ impl Catalog {
         (record.id, record.stamp) = (id.or(record.id), stamp);
         match objects {
             Ok(objects) => {
+                self.set_missing(&path, false, before);
                 self.unusable.remove(&path);
                 if let Some(objects) = objects {
                     self.replace(&path, objects, before);

@@ -182,12 +182,14 @@ impl Engine {
             self.unfinished.insert(path);
         }
         self.shrunk.retain(&shrunk);
-        let found = self.missing.retain(|path| absent.contains(path));
+        let mut found = self.missing.retain(|path| absent.contains(path));
         let is_other = !self.is_settled(&root);
         let is_new = |change: &FileChange| self.catalog.file(&change.path).is_none();
         if is_other && (!found.is_empty() || changes.iter().any(is_new)) {
             self.disturb(now);
         }
+        // What is being written is not what was missing.
+        found.retain(|path| !self.unfinished.contains(path));
         changes.extend(found.into_iter().map(|path| FileChange { path, finding: Finding::Found }));
         for path in &absent {
             if self.missing.insert(path, now) {
@@ -267,9 +269,7 @@ impl Engine {
             self.unfinished.remove(&change.path);
         }
         for (path, stamp) in unfinished {
-            if self.missing.remove(&path) {
-                changes.push(FileChange { path: path.clone(), finding: Finding::Found });
-            }
+            self.missing.remove(&path);
             if let Some(stamp) = stamp {
                 self.shrunk.insert(path.clone(), stamp, now);
             }

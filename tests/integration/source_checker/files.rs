@@ -144,7 +144,7 @@ impl Run<'_> {
             Step::RemoveAll => self.directory.remove_all(),
             Step::Rename(from, to) => self.directory.rename(*from, *to),
             Step::RenameDirectory(from, to, times) => self.directory.rename_directory(*from, *to, *times),
-            Step::Move(from, to, times) => self.directory.move_objects(*from, *to, *times),
+            Step::Move(from, to, times) => self.directory.move_objects(*from, *to, *times, &self.patience)?,
             Step::Damage(file, damage) => {
                 // So that it is certain which objects it keeps.
                 self.rest(Expected::Truth).await?;

@@ -203,11 +203,13 @@ impl Model {
             Step::Remove => {
                 self.0.remove(path);
             }
-            Step::Blank | Step::Break | Step::Miss | Step::Find => {
+            Step::Miss | Step::Find => {
                 if let Some((is_missing, _)) = self.0.get_mut(path) {
                     *is_missing = matches!(step, Step::Miss);
                 }
             }
+            // What it held before it was missing is older than what others have.
+            Step::Blank | Step::Break => {}
         }
     }
 

@@ -249,6 +249,26 @@ async fn a_file_without_a_notice_counts_when_it_has_been_left_alone() {
     assert_eq!(rig.scan_with(Some(&mut notices)), "+d");
 }
 
+/// What it held before it was deleted is older than what another file has since.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_written_again_is_not_the_one_that_was_deleted() {
+    for is_unusable in [false, true] {
+        let mut rig = Rig::new(&["a.json"]);
+        let mut notices = Notices::new(|_, _| Ok(Box::new(())));
+        rig.remove("a.json");
+        fs::write(rig.root().join("b.json"), r#"{"metadata":{"name":"a"},"x":2}"#).unwrap();
+        assert_eq!(rig.scan(), "~a ?");
+        fs::write(rig.root().join("a.json"), "{").unwrap();
+        if is_unusable {
+            notices.dirty().mark_finished(rig.root().join("a.json"));
+        }
+        assert_eq!(rig.scan_with(Some(&mut notices)).replace('?', ""), "", "unusable {is_unusable}");
+        rig.write("a.json");
+        notices.dirty().mark_finished(rig.root().join("a.json"));
+        assert_eq!(rig.scan_with(Some(&mut notices)), "~a", "of two the first by path");
+    }
+}
+
 /// The walk comes to a link before it is swapped, and reads what it leads to after that has been deleted.
 #[tokio::test(start_paused = true)]
 async fn a_linked_directory_that_is_swapped_during_the_walk_deletes_nothing() {

@@ -70,7 +70,7 @@ pub(crate) struct Patience {
     pub(crate) remove: Duration,
     /// From one file of another one to the next, and from one part of a file to the next.
     pub(crate) fill: Duration,
-    /// Writing a file in pieces.
+    /// Writing a file in pieces, and moving an object to and fro.
     pub(crate) write: Duration,
     /// From one piece to the next, in a directory that the server may not watch yet.
     pub(crate) piece: Duration,
@@ -363,12 +363,20 @@ impl Directory {
     }
 
     /// Moves the first object of a file to the end of another one, to and fro.
-    pub(crate) fn move_objects(&mut self, from: usize, to: usize, times: u64) {
+    pub(crate) fn move_objects(
+        &mut self,
+        from: usize,
+        to: usize,
+        times: u64,
+        patience: &Patience,
+    ) -> Result<(), TooSlow> {
         let (mut from, mut to) = (PATHS[from], PATHS[to]);
+        let began = Instant::now();
         for _ in 0..times {
             self.move_object(from, to);
             std::mem::swap(&mut from, &mut to);
         }
+        if began.elapsed() <= patience.write { Ok(()) } else { Err(TooSlow) }
     }
 
     fn move_object(&mut self, from: &str, to: &str) {

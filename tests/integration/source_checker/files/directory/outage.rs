@@ -143,6 +143,7 @@ impl Directory {
     }
 
     /// The files that there are, with the first object of each in the next one, if it has several. The last one is in a new file.
+    /// Of files that are only in volumes there is one with a new object: a directory without any counts as unavailable.
     fn dealt(&self) -> Vec<Content> {
         let document = |(name, _): &(String, String)| Document { object: name[1..].parse().unwrap(), is_new: false };
         let (mut dealt, mut moved) = (Vec::new(), None);
@@ -156,6 +157,9 @@ impl Directory {
         let unused = (0..PATHS.len()).find(|file| !self.files.contains_key(PATHS[*file]));
         if let (Some(file), Some(document)) = (unused, moved) {
             dealt.push(Content { file, documents: vec![document], is_list: false });
+        }
+        if dealt.is_empty() {
+            dealt.push(Content { file: 0, documents: vec![Document { object: 0, is_new: true }], is_list: false });
         }
         dealt
     }
