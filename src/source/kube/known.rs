@@ -68,8 +68,8 @@ pub(super) struct Noted {
 pub(super) enum Origin {
     /// An earlier start: the API has not shown yet that its history is that one.
     EarlierStart,
-    /// The API, by the list that was the last thing that happened.
-    List,
+    /// The API, by the list that was the last thing that happened, at this time.
+    List(Instant),
     /// The API, by a watch that it closed as it should, which was the last thing that happened; it was seen at this time before.
     /// An API server that is killed, and a machine that is rolled back, end no answer that way.
     Closed(Instant),
@@ -94,7 +94,7 @@ struct Place {
 
 /// Changes of the API at one version; a lease of Kubernetes has at most 1,000 objects. When there are more its versions are of
 /// no use, and what is at an open version is kept for whoever resumes before it.
-const MAX_CHANGES: usize = 10_000;
+pub(super) const MAX_CHANGES: usize = 10_000;
 
 /// A cluster that is stopped, which closes its watches, takes longer than this until it answers again, restored. The close may
 /// come late by then, and a proxy may hold requests. A connection in which nothing happens shows each 5 s that it is alive, by
@@ -140,6 +140,11 @@ impl Origin {
     /// Returns whether the API that answers now is the one that has just closed the watch: it is of the same history.
     pub(super) fn is_just_closed(self) -> bool {
         matches!(self, Self::Closed(at) if at.elapsed() < RESTORE || planted!(CloseIsAlwaysAProof))
+    }
+
+    /// Returns whether the API that answers now is the one that has just been listed.
+    pub(super) fn is_just_listed(self) -> bool {
+        matches!(self, Self::List(at) if at.elapsed() < RESTORE || planted!(ListIsAlwaysAProof))
     }
 }
 
@@ -264,7 +269,7 @@ impl Known {
     /// A list has been read.
     pub(super) fn note_list(&mut self, version: &ResourceVersion, mark: Option<Mark>) {
         let (version, openness) = (version.clone(), Openness::Closed);
-        self.position = Some(Position { version, openness, changes: 0, mark, origin: Origin::List });
+        self.position = Some(Position { version, openness, changes: 0, mark, origin: Origin::List(Instant::now()) });
     }
 
     /// Takes note of an event that is handed out, which is a deletion or not in the API's own words. One that contradicts what
@@ -336,7 +341,7 @@ impl Known {
         let position =
             self.position.as_mut().filter(|position| position.version == *from || position.safe() == *from)?;
         let begun = position.clone();
-        if matches!(position.origin, Origin::List | Origin::Closed(_)) {
+        if matches!(position.origin, Origin::List(_) | Origin::Closed(_)) {
             position.origin = Origin::Watch;
         }
         Some(begun)
@@ -363,13 +368,17 @@ mod tests {
         let version = ResourceVersion::decimal(9);
         for (since_seen, is_known) in [(9, true), (10, false)] {
             known.note_list(&version, None);
-            assert!(known.begin_watch(&version).is_some_and(|position| position.origin == Origin::List));
+            assert!(known.begin_watch(&version).is_some_and(|position| position.origin.is_just_listed()));
             known.note_close(Instant::now());
             let closed = known.begin_watch(&version).unwrap();
             tokio::time::advance(Duration::from_secs(since_seen)).await;
             assert_eq!(closed.origin.is_just_closed(), is_known);
             let again = known.begin_watch(&version).unwrap();
             assert_eq!(again.origin, Origin::Watch, "once");
+            known.note_list(&version, None);
+            let listed = known.begin_watch(&version).unwrap();
+            tokio::time::advance(Duration::from_secs(since_seen)).await;
+            assert_eq!(listed.origin.is_just_listed(), is_known);
         }
     }
 

@@ -337,7 +337,8 @@ impl Shared {
     ///
     /// What the head proves is enough only at the version of the last known change: a cluster that was restored to a state
     /// between that change and the known version has the change too, and may have others since. So a watch that broke goes on
-    /// from before the change. One that the API has just closed itself ended in the history that it goes on with.
+    /// from before the change. One that the API has just closed itself ended in the history that it goes on with, and so does a list
+    /// that it has just answered; a proxy may have held the request for the watch until the cluster was restored.
     ///
     /// Of versions that are counted here the text before the last change is known, unless that is older than the list.
     pub(super) async fn watch(
@@ -347,8 +348,11 @@ impl Shared {
     ) -> Result<Live, SourceError> {
         let Some(position) = position else { return watch::open(self, from, None).await };
         let (from, mark, Position { version, origin, .. }) = (position.safe(), position.mark(), position);
-        if origin == Origin::List {
-            return watch::open(self, &from, None).await;
+        if matches!(origin, Origin::List(_)) {
+            let live = watch::open(self, &from, None).await?;
+            if origin.is_just_listed() {
+                return Ok(live);
+            }
         }
         self.check_cluster().await?;
         let is_counted = version.lineage().is_some();
@@ -364,8 +368,10 @@ impl Shared {
         let is_known = match (origin, &mark) {
             _ if origin.is_just_closed() => true,
             (Origin::Watch, _) if planted!(BrokenWatchNeedsNoProof) => true,
-            (Origin::Watch | Origin::Closed(_), None) => head == Head::Empty,
-            (Origin::Watch | Origin::Closed(_), Some(mark)) => head == Head::HasMark && *mark.version() == version,
+            (Origin::List(_) | Origin::Watch | Origin::Closed(_), None) => head == Head::Empty,
+            (Origin::List(_) | Origin::Watch | Origin::Closed(_), Some(mark)) => {
+                head == Head::HasMark && *mark.version() == version
+            }
             _ => false,
         };
         if is_known {

@@ -8,14 +8,14 @@
 //!   sign of life, is given up and opened again. One in which nothing comes over a connection that is alive is followed: APIs
 //!   without a watch cache send no bookmarks, as for Events.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     client::Watchdog,
-    known::Noted,
+    known::{MAX_CHANGES, Noted},
     lines::{Lines, NoLine},
     object::{Bookmark, Item, ItemReader},
     proof::{Recognition, Verdict},
@@ -25,6 +25,7 @@ use super::{
 use crate::{
     cache::{Delta, SourceError, random_fraction},
     model::{Event, EventType, ObjectError, ResourceVersion},
+    planted::planted,
     source::{
         problems::subject_of,
         watch_event::{self, Said},
@@ -44,6 +45,8 @@ pub(super) struct Live {
     recognition: Option<Recognition>,
     /// The same of versions that are counted here.
     replay: Option<Replay>,
+    /// Changes that have been received, and whether they are deletions; they are handed out once the history is recognised.
+    held: VecDeque<(Event, bool)>,
     /// Nothing has come yet that shows that the API watches from the version.
     is_opening: bool,
 }
@@ -105,6 +108,7 @@ impl Live {
             shared: Arc::clone(shared),
             recognition: None,
             replay: None,
+            held: VecDeque::new(),
             is_opening: false,
         })
     }
@@ -116,6 +120,11 @@ impl Live {
     /// Nothing is lost when it is dropped: what was received stays.
     pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
         loop {
+            if (!self.is_unproved() || planted!(UnprovedChangesAreTold))
+                && let Some((event, is_deletion)) = self.held.pop_front()
+            {
+                return self.hand_out(event, is_deletion).map(Some);
+            }
             let line = self.first_or_next_line().await.map_err(|no_line| self.broken(no_line))?;
             let Some(line) = line else {
                 // What was to be told again first may be missing.
@@ -146,19 +155,25 @@ impl Live {
                 Said::Failure(status) => return Err(self.shared.api.told(status)),
             };
             if self.is_new(&event)? {
-                let Noted { closes, is_late, is_beyond_bound } =
-                    self.shared.known.lock().note_event(&event, is_deletion);
-                if is_late {
-                    self.shared.health.count_late_change();
-                }
-                if is_beyond_bound {
-                    tracing::warn!(version = %event.version(), "versions are counted here: too many changes at one");
-                    self.shared.known.lock().begin_lineage();
+                if self.held.len() == MAX_CHANGES {
                     return Err(SourceError::Expired(format!("too many changes at version {}", event.version())));
                 }
-                return Ok(Some(Delta::Changes { events: [event].into_iter().collect(), closes }));
+                self.held.push_back((event, is_deletion));
             }
         }
+    }
+
+    fn hand_out(&self, event: Event, is_deletion: bool) -> Result<Delta, SourceError> {
+        let Noted { closes, is_late, is_beyond_bound } = self.shared.known.lock().note_event(&event, is_deletion);
+        if is_late {
+            self.shared.health.count_late_change();
+        }
+        if is_beyond_bound {
+            tracing::warn!(version = %event.version(), "versions are counted here: too many changes at one");
+            self.shared.known.lock().begin_lineage();
+            return Err(SourceError::Expired(format!("too many changes at version {}", event.version())));
+        }
+        Ok(Delta::Changes { events: [event].into_iter().collect(), closes })
     }
 
     /// Returns whether a change, at a version that is counted here, is the last known one, replayed.

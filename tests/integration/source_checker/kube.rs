@@ -12,7 +12,7 @@ use informerd::{
 };
 
 use self::{
-    api::{Api, Counts, Misdeeds, PLURAL, State},
+    api::{Api, Certificates, Counts, Misdeeds, PLURAL, State},
     script::{KEYS, Restore, Setup, Step, TokenEnd},
     world::{Form, Selection, Versions, World},
 };
@@ -26,9 +26,9 @@ pub(crate) struct Kube {
     setup: Setup,
     api: Api,
     proxy: Proxy,
-    /// The kubeconfig and the token.
+    /// The kubeconfig, the token and the certificates.
     directory: tempfile::TempDir,
-    is_token_wrong: bool,
+    are_credentials_wrong: bool,
     rewrites: u64,
 }
 
@@ -48,13 +48,17 @@ impl Kube {
 
     async fn restore(&mut self, restore: &Restore) {
         let Restore { back, repeats, ahead, elsewhere, has_another_uid, stops } = *restore;
-        if stops {
-            self.api.set(|state| (state.generation, state.is_stopped) = (state.generation + 1, true));
-            tokio::time::sleep(STOPPED).await;
+        self.api.set(|state| {
+            (state.generation, state.is_stopped) = (state.generation + 1, true);
+            state.kills += u64::from(!stops);
+        });
+        if !stops {
+            self.begin(NetworkFault::Cut).await;
         }
+        tokio::time::sleep(STOPPED).await;
         // In one step: nobody sees half of it.
         self.api.set(|state| {
-            (state.is_stopped, state.kills) = (false, state.kills + u64::from(!stops));
+            state.is_stopped = false;
             let lost = state.world.restore(state.world.version.saturating_sub(back).max(1));
             if repeats {
                 state.world.repeat(&lost);
@@ -70,9 +74,6 @@ impl Kube {
             state.world.version += elsewhere;
         });
         self.rewrites += 1;
-        if !stops {
-            self.begin(NetworkFault::Cut).await;
-        }
     }
 
     /// Begins a fault of the network, which loses the answers that are on their way.
@@ -81,10 +82,13 @@ impl Kube {
         self.api.set(|state| state.misdeeds.lose_answers());
     }
 
-    fn write_token(&self) {
+    fn write_credentials(&self) {
         let end = if self.setup.token == Some(TokenEnd::Newline) { "\n" } else { "" };
-        let token = self.api.set(|state| state.token.clone()).unwrap_or_default();
-        std::fs::write(self.directory.path().join("token"), token + end).unwrap();
+        let (token, certificates) = self.api.set(|state| (state.token.clone(), state.certificates.clone()));
+        std::fs::write(self.directory.path().join("token"), token.unwrap_or_default() + end).unwrap();
+        if let Some(certificates) = certificates {
+            certificates.write(self.directory.path());
+        }
     }
 }
 
@@ -145,9 +149,11 @@ impl Upstream for Kube {
         "410 in band",
         "500 in band",
         "watches closed",
+        "credentials renewed",
+        "credentials end",
+        "credentials end while a watch is open",
         "token renewed",
-        "token ends",
-        "token ends while a watch is open",
+        "certificates renewed",
         "initial events that stall",
         "initial events after a stall",
         "list that takes too long in one piece",
@@ -175,15 +181,17 @@ impl Upstream for Kube {
     ];
 
     async fn start(setup: &Setup) -> Self {
-        let world = World::new(setup.selection, setup.versions);
+        let world = World::new(setup.selection, setup.versions, setup.metadata.is_some());
         let api = Api::new(State {
             cache_start: world.version,
             world,
             cluster: setup.is_cluster_readable.then(|| "cluster".to_owned()),
             token: setup.token.map(|_| "t".to_owned()),
+            certificates: setup.has_certificates.then(Certificates::new),
             lagging_at: None,
             lagging_in: None,
             is_behind: false,
+            listed_before: 0,
             replicas: BTreeMap::new(),
             compacted: 0,
             expires_page: false,
@@ -209,18 +217,22 @@ impl Upstream for Kube {
         });
         let proxy = Proxy::to(api.listen().await);
         let directory = tempfile::tempdir().unwrap();
-        let user = match setup.token {
-            Some(_) => format!("{{tokenFile: {}}}", directory.path().join("token").display()),
-            None => "{}".to_owned(),
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        let token = setup.token.map_or(String::new(), |_| format!("tokenFile: {}, ", path("token")));
+        let (scheme, authority, identity) = if setup.has_certificates {
+            let identity = format!("client-certificate: {}, client-key: {}", path("certificate"), path("key"));
+            ("https", format!(", certificate-authority: {}", path("authority")), identity)
+        } else {
+            ("http", String::new(), String::new())
         };
         let kubeconfig = format!(
-            "{{apiVersion: v1, kind: Config, current-context: c, clusters: [{{name: c, cluster: {{server: 'http://{}'}}}}], \
-             users: [{{name: u, user: {user}}}], contexts: [{{name: c, context: {{cluster: c, user: u}}}}]}}",
+            "{{apiVersion: v1, kind: Config, current-context: c, clusters: [{{name: c, cluster: {{server: '{scheme}://{}'{authority}}}}}], \
+             users: [{{name: u, user: {{{token}{identity}}}}}], contexts: [{{name: c, context: {{cluster: c, user: u}}}}]}}",
             proxy.address()
         );
         std::fs::write(directory.path().join("kubeconfig"), kubeconfig).unwrap();
-        let kube = Self { setup: setup.clone(), api, proxy, directory, is_token_wrong: false, rewrites: 0 };
-        kube.write_token();
+        let kube = Self { setup: setup.clone(), api, proxy, directory, are_credentials_wrong: false, rewrites: 0 };
+        kube.write_credentials();
         kube
     }
 
@@ -284,17 +296,24 @@ impl Upstream for Kube {
             Step::CloseWatches(Some(namespace)) => self.api.set(|state| state.close_watches_of(namespace)),
             Step::RestartOf(namespace) => self.api.set(|state| state.restart_of(namespace)),
             Step::Stall => self.api.set(|state| (state.in_band, state.stalls) = (vec![(410, "Expired")], true)),
-            Step::TokenRenewed { is_cut } | Step::TokenEnds { is_cut } if self.setup.token.is_some() => {
-                self.api.set(|state| state.token = state.token.take().map(|token| token + "t"));
-                self.is_token_wrong = matches!(step, Step::TokenEnds { .. });
-                if !self.is_token_wrong {
-                    self.write_token();
+            Step::CredentialsRenewed { is_cut } | Step::CredentialsEnd { is_cut }
+                if self.setup.token.is_some() || self.setup.has_certificates =>
+            {
+                self.api.set(|state| {
+                    state.counts.tokens_renewed += u64::from(state.token.is_some());
+                    state.counts.certificates_renewed += u64::from(state.certificates.is_some());
+                    state.token = state.token.take().map(|token| token + "t");
+                    state.certificates = state.certificates.take().map(|_| Certificates::new());
+                });
+                self.are_credentials_wrong = matches!(step, Step::CredentialsEnd { .. });
+                if !self.are_credentials_wrong {
+                    self.write_credentials();
                 }
                 if *is_cut {
                     self.begin(NetworkFault::Cut).await;
                 }
             }
-            Step::TokenRenewed { .. } | Step::TokenEnds { .. } => {}
+            Step::CredentialsRenewed { .. } | Step::CredentialsEnd { .. } => {}
         }
     }
 
@@ -307,8 +326,8 @@ impl Upstream for Kube {
             state.in_band.clear();
             state.stalls = false;
         });
-        self.write_token();
-        self.is_token_wrong = false;
+        self.write_credentials();
+        self.are_credentials_wrong = false;
     }
 
     async fn probe(&mut self, number: u32) {
@@ -345,10 +364,10 @@ impl Upstream for Kube {
         self.api.set(|state| {
             let present = state.world.truth(usize::MAX);
             let mut truths = vec![present.clone()];
-            // A replica that sees nothing more goes on to answer, and cannot know. Of one that is behind there may be any state
-            // since: it was read from the store or another replica, and the watch is silent.
+            // A replica that sees nothing more goes on to answer, and cannot know. After a list meanwhile, and of one that is behind,
+            // there may be any state since: it was read from the store or another replica, and the watch is silent.
             let (since, lagging) = state.lagging_at.map_or((usize::MAX, None), |(since, _)| (since, state.lagging_in));
-            let is_any = lagging.is_some() || state.is_behind;
+            let is_any = lagging.is_some() || state.is_behind || state.counts.lists > state.listed_before;
             let last = if is_any { state.world.changes.len() } else { since.saturating_add(1) };
             truths.extend((since..last).map(|changes| {
                 let (mut truth, mut there) = (present.clone(), state.world.truth(changes));
@@ -388,7 +407,7 @@ impl Upstream for Kube {
     fn has_fault(&self) -> bool {
         let is_faulty =
             self.api.set(|state| state.standing.is_some() || state.lagging_at.is_some() || !state.is_served);
-        is_faulty || self.is_token_wrong
+        is_faulty || self.are_credentials_wrong
     }
 
     fn is_unreachable(&self) -> bool {
@@ -436,6 +455,8 @@ impl Upstream for Kube {
             ("answer that was refused", counts.refused),
             ("version too large", counts.too_large),
             ("bookmark", counts.bookmarks),
+            ("token renewed", counts.tokens_renewed),
+            ("certificates renewed", counts.certificates_renewed),
             ("watch whose initial events were ignored", counts.ignored_initial_events),
         ])
     }

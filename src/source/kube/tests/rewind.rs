@@ -290,10 +290,12 @@ async fn a_history_whose_versions_are_counted_here_is_recognised_by_its_last_cha
         }
         stand.play.write(written);
         stand.gate.refuse(false);
+        let mut told = Vec::new();
         while rig.state != stand.play.state() {
-            rig.next().await;
+            told.push(rig.told().await);
         }
         let asked = stand.play.asked().split_off(since);
+        assert_eq!(told[0].starts_with("list"), expected == "initial", "{changes:?}, {written:?}: {told:?}");
         assert!(asked.iter().any(|asked| asked.starts_with(expected)), "{changes:?}, {written:?}: {asked:?}");
         let is_listed = expected == "initial";
         assert_eq!((rig.lists() > 1, rig.rewinds), (is_listed, 0), "{changes:?}, {written:?}: {asked:?}");

@@ -7,6 +7,7 @@
 
 mod answer;
 mod misdeed;
+mod secure;
 mod target;
 mod watch;
 
@@ -18,11 +19,12 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{net::TcpListener, sync};
 
-pub(crate) use self::misdeed::Misdeeds;
 use self::{
     answer::{failure, success, too_large},
+    secure::SecureListener,
     target::Target,
 };
+pub(crate) use self::{misdeed::Misdeeds, secure::Certificates};
 use super::world::World;
 use crate::source_checker::upstream::Key;
 
@@ -39,6 +41,8 @@ pub(crate) struct State {
     /// The uid of kube-system; `None` when it must not be read.
     pub(crate) cluster: Option<String>,
     pub(crate) token: Option<String>,
+    /// `None` for plain text.
+    pub(crate) certificates: Option<Certificates>,
     /// The version at which the watch cache began.
     pub(crate) cache_start: u64,
     /// Changes and the version that a replica has got to, which lags.
@@ -47,6 +51,8 @@ pub(crate) struct State {
     pub(crate) lagging_in: Option<&'static str>,
     /// That replica was behind when it took over.
     pub(crate) is_behind: bool,
+    /// The lists before it lagged.
+    pub(crate) listed_before: u64,
     /// Namespaces of which another replica answers than before: how often, and the version at which its watch cache began.
     pub(crate) replicas: BTreeMap<&'static str, (u64, u64)>,
     /// Tokens of pages at older versions have expired.
@@ -138,6 +144,8 @@ pub(crate) struct Counts {
     pub(crate) in_one_piece: u64,
     pub(crate) pages: u64,
     pub(crate) closed_inside: u64,
+    pub(crate) tokens_renewed: u64,
+    pub(crate) certificates_renewed: u64,
 }
 
 type Query = BTreeMap<String, String>;
@@ -163,8 +171,13 @@ impl Api {
             let (head, _) = request.into_parts();
             async move { api.answer(head).await }
         });
-        let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
-        tokio::spawn(async move { axum::serve(listener, router).await });
+        if self.state.lock().certificates.is_some() {
+            let listener = SecureListener::new(listener, self.clone());
+            tokio::spawn(async move { axum::serve(listener, router).await });
+        } else {
+            let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+            tokio::spawn(async move { axum::serve(listener, router).await });
+        }
         address
     }
 
@@ -369,6 +382,7 @@ impl State {
         let version = if behind == 0 { version } else { before.max(oldest) };
         let changes = changes.partition_point(|change| change.version <= version);
         (self.lagging_at, self.lagging_in, self.is_behind) = (Some((changes, version)), namespace, behind > 0);
+        self.listed_before = self.counts.lists;
         if behind > 1 {
             // Its watch cache does not reach back to what is asked for, so that the source lists.
             self.in_band = vec![(410, "Expired")];

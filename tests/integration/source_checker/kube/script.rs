@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     pub(super) metadata: Option<bool>,
     pub(super) page_size: Option<u32>,
     pub(super) token: Option<TokenEnd>,
+    /// The API server and the source show each other certificates.
+    pub(super) has_certificates: bool,
 }
 
 /// The end of the file of a token.
@@ -82,12 +84,12 @@ pub(crate) enum Step {
     RestartOf(&'static str),
     /// Watches have expired, and the initial events of the next one do not come.
     Stall,
-    /// The token is renewed, and the file with it. What is open is cut, or goes on.
-    TokenRenewed {
+    /// The token and the certificates are renewed, and the files with them. What is open is cut, or goes on.
+    CredentialsRenewed {
         is_cut: bool,
     },
-    /// The same; the file follows when it is healed.
-    TokenEnds {
+    /// The same; the files follow when it is healed.
+    CredentialsEnd {
         is_cut: bool,
     },
 }
@@ -167,13 +169,13 @@ impl UpstreamSetup for Setup {
         let token = select(vec![None, None, Some(TokenEnd::Nothing), Some(TokenEnd::Newline)]);
         (
             (select(vec![Served, Served, Served, Forbidden, Ignored]), limit, often(), any::<bool>(), often()),
-            (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(1), Some(2)]), token),
+            (selection, any::<bool>(), select(vec![None, Some(1_u32), Some(1), Some(2)]), token, rarely()),
             (select(vec![None, None, None, None, Some(true), Some(false)]), namespaces, versions),
         )
             .prop_map(
                 |(
                     (initial_events, (ignores_limit, needs_pages), sends_bookmarks, is_built_in, is_cluster_readable),
-                    (selection, needs_selector, page_size, token),
+                    (selection, needs_selector, page_size, token, has_certificates),
                     (metadata, namespaces, (versions, is_opaque)),
                 )| Self {
                     initial_events,
@@ -191,6 +193,7 @@ impl UpstreamSetup for Setup {
                     metadata,
                     page_size,
                     token,
+                    has_certificates,
                 },
             )
             .boxed()
@@ -198,6 +201,7 @@ impl UpstreamSetup for Setup {
 
     fn kinds(&self) -> Vec<&'static str> {
         let kinds = [
+            ("certificates", self.has_certificates),
             ("token file that ends with a newline", self.token == Some(TokenEnd::Newline)),
             ("initial events that are ignored", self.initial_events == InitialEvents::Ignored),
             ("several namespaces", self.namespaces.len() > 1),
@@ -243,7 +247,7 @@ impl UpstreamStep for Step {
             4 => (option::of(select(&NAMESPACES[..])), select(vec![0_usize, 1, 3, 3]))
                 .prop_map(|(namespace, behind)| Self::Lag(namespace, behind)),
             4 => any_answer().prop_map(Self::Standing),
-            1 => any::<bool>().prop_map(|is_cut| Self::TokenEnds { is_cut }),
+            1 => any::<bool>().prop_map(|is_cut| Self::CredentialsEnd { is_cut }),
             1 => Just(Self::CrdNotServed),
         ]
         .boxed()
@@ -281,7 +285,7 @@ impl UpstreamStep for Step {
             2 => option::of(select(&NAMESPACES[..])).prop_map(Self::CloseWatches),
             3 => vec(select(&KEYS[..]), 2..5).prop_map(Self::CloseInside),
             1 => select(&NAMESPACES[..]).prop_map(Self::RestartOf),
-            1 => any::<bool>().prop_map(|is_cut| Self::TokenRenewed { is_cut }),
+            1 => any::<bool>().prop_map(|is_cut| Self::CredentialsRenewed { is_cut }),
             3 => Just(Self::Stall),
             1 => Just(Self::Compact),
         ]
@@ -332,9 +336,9 @@ impl UpstreamStep for Step {
             Self::CloseWatches(Some(_)) => "watches of one namespace closed",
             Self::RestartOf(_) => "restart for one namespace",
             Self::Stall => "initial events that stall, drawn",
-            Self::TokenRenewed { .. } => "token renewed",
-            Self::TokenEnds { is_cut: true } => "token ends",
-            Self::TokenEnds { .. } => "token ends while a watch is open",
+            Self::CredentialsRenewed { .. } => "credentials renewed",
+            Self::CredentialsEnd { is_cut: true } => "credentials end",
+            Self::CredentialsEnd { .. } => "credentials end while a watch is open",
         }
     }
 

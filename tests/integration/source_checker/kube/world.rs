@@ -18,6 +18,8 @@ pub(crate) struct World {
     /// How the API writes an object.
     pub(crate) form: Form,
     pub(crate) selection: Selection,
+    /// Only the metadata of objects is followed.
+    is_partial: bool,
     pub(crate) deleted: BTreeSet<Key>,
     uids: u64,
     /// The changes that restores have undone.
@@ -80,7 +82,7 @@ pub(crate) enum Told {
 }
 
 impl World {
-    pub(crate) fn new(selection: Selection, versions: Versions) -> Self {
+    pub(crate) fn new(selection: Selection, versions: Versions, is_partial: bool) -> Self {
         Self {
             changes: Vec::new(),
             version: 10,
@@ -88,6 +90,7 @@ impl World {
             restores: Vec::new(),
             form: Form::default(),
             selection,
+            is_partial,
             deleted: BTreeSet::new(),
             uids: 0,
             undone: Vec::new(),
@@ -168,7 +171,12 @@ impl World {
     /// Moves on from a version at which the same was done before a restore: such a change is the last known one, as far as a
     /// watch can show, and nobody can tell the histories apart by it.
     fn skip_repetition(&mut self, key: &Key, state: Option<&Stored>) {
-        let is_selected = |state: Option<&Stored>| state.filter(|stored| self.selects(key, stored)).cloned();
+        // All that can be seen of a number in the metadata is the label.
+        let visible = |stored: &Stored| {
+            let number = if self.is_partial { u32::from(is_blue(stored.number)) } else { stored.number };
+            (stored.uid.clone(), number)
+        };
+        let is_selected = |state: Option<&Stored>| state.filter(|stored| self.selects(key, stored)).map(visible);
         let new = is_selected(state);
         let is_repeated = |version: u64| {
             let mut undone = self.undone.iter().filter(|undone| undone.version == version && undone.key == *key);
@@ -226,7 +234,7 @@ impl World {
     pub(crate) fn object(&self, key: &Key, version: u64, stored: &Stored, is_typed: bool) -> String {
         let Stored { uid, number } = stored;
         let version = self.text_of(version);
-        let labels = json!({"color": if number.is_multiple_of(3) { "blue" } else { "red" }});
+        let labels = json!({"color": if is_blue(*number) { "blue" } else { "red" }});
         let metadata = json!({
             "name": key.1, "namespace": key.0, "uid": uid, "resourceVersion": version, "labels": labels,
         });
@@ -249,9 +257,14 @@ impl World {
     pub(crate) fn selects(&self, key: &Key, stored: &Stored) -> bool {
         match self.selection {
             Selection::All => true,
-            Selection::Label => !stored.number.is_multiple_of(3),
+            Selection::Label => !is_blue(stored.number),
             Selection::Field => self.color(stored.number) == "red",
             Selection::Name => key.1 == "x",
         }
     }
+}
+
+/// Returns whether the label of an object with this number is blue.
+fn is_blue(number: u32) -> bool {
+    number.is_multiple_of(3)
 }
