@@ -176,7 +176,6 @@ impl App {
         }
         let keeper = connector.keeper;
         let lifecycle = Lifecycle::default();
-        let metrics = Arc::new(RpcMetrics::default());
         let service = Service::new(
             observed.iter().map(|observed| observed.resource.clone()),
             ServiceConfig {
@@ -193,10 +192,10 @@ impl App {
                 bulk_streams: processors,
             },
             lifecycle.clone(),
-            Arc::clone(&metrics),
+            Arc::new(RpcMetrics::default()),
         );
         let mut registry = telemetry::registry(observed);
-        metrics.register(&mut registry);
+        service.register(&mut registry);
         let admin = admin_listener.map(|listener| (listener, Admin::new(service.clone(), registry)));
         Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin })
     }
@@ -242,6 +241,7 @@ impl App {
             progress_timeout: config.watch.progress_timeout,
             stalled: service.metrics().stalled(),
             drain_period: config.drain.period,
+            ledger: Arc::clone(service.ledger()),
         };
         // Removed when this function returns.
         let (listener, _socket) = match grpc {

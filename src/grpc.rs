@@ -4,6 +4,7 @@
 //! - [`Routes`] is what every request comes to. It sends Watch to `watch`, and List and ByIndex to `list`, outside the generated
 //!   trait: the frames of a watch are encoded once for all watchers, and a list's objects without making messages of them.
 //! - `until` reads such a watch in this process.
+//! - `kept` charges streams with the old states that only they have.
 //! - `slice` bounds how long a call looks at objects before others go on.
 //! - `turns` lets those who are sent much at once go on one after the other, behind everything else.
 //! - `compiler` makes expressions of their texts, where it keeps nobody waiting.
@@ -15,6 +16,7 @@ mod call;
 mod compiler;
 mod discovery;
 mod frame;
+mod kept;
 mod list;
 mod metrics;
 mod page;

@@ -8,6 +8,7 @@
 //! - `budget` bounds what a connection keeps unsent, and `outgoing` counts it. Whoever finds no room waits in line, unpolled.
 //! - `streams` holds the streams of the connection's task and their wakers; any other stream has a task of its own, so that a
 //!   large List never runs where watches are served.
+//! - [`Ledger`] sums up the memory that all connections hold for their clients.
 //! - `stalled` resets the streams whose clients take nothing for too long.
 //! - `merge` makes one write of all that HTTP/2 wants to write in one poll.
 //! - [`Tls`] lies below that, so that what was merged is encrypted together.
@@ -25,6 +26,7 @@ mod connection;
 mod exchange;
 mod handle;
 mod keepalive;
+mod ledger;
 mod merge;
 mod outgoing;
 mod stalled;
@@ -37,6 +39,7 @@ pub use accept::{Listener, Server, ServerConfig};
 pub use body::{RequestBody, Room, Supplied, Supply, UNKNOWN};
 pub use chunk::Chunk;
 pub use handle::StreamHandle;
+pub use ledger::{Ledger, Waiting};
 pub use tls::{Tls, TlsError, TlsFiles};
 
 /// Who is at the other end of a connection; an extension of each request.

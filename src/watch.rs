@@ -51,7 +51,7 @@ pub use budget::Client;
 pub use bulk::BulkThreads;
 pub use cursor::{Cursor, CursorGauge, Frames, Taken, TooLarge};
 pub use frame::{Deliveries, Delivery, Frame, Notice};
-pub use policy::{BroadcasterConfig, End, FullChannelPolicy, QueueOptions, Retention};
+pub use policy::{BroadcasterConfig, CursorState, End, FullChannelPolicy, QueueOptions, Retention};
 pub use replay::Replay;
 #[cfg(test)]
 pub(crate) use selection_budget::Stepped;

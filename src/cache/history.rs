@@ -82,7 +82,7 @@ enum What {
 }
 
 /// What a change costs besides the body of its old state, which nobody else keeps: the record, two references, the envelope.
-const CHANGE_BYTES: usize = 256;
+pub(super) const CHANGE_BYTES: usize = 256;
 /// A backlog ends after so many events or bytes of bodies, with the batch that exceeds them: what a client is given at a
 /// time, and pins meanwhile.
 const BACKLOG_EVENTS: usize = 1024;
@@ -387,7 +387,7 @@ impl What {
 }
 
 /// What a change of this old state costs.
-fn bytes_of(old: Option<&Arc<Object>>) -> usize {
+pub(super) fn bytes_of(old: Option<&Arc<Object>>) -> usize {
     CHANGE_BYTES + old.map_or(0, |old| old.body().len())
 }
 

@@ -15,7 +15,10 @@ use std::{
 use equivalent::{Comparable, Equivalent};
 use imbl::{OrdMap, OrdSet};
 
-use super::{Evidence, List};
+use super::{
+    Evidence, List,
+    history::{CHANGE_BYTES, bytes_of},
+};
 use crate::{
     model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion},
     planted::planted,
@@ -39,6 +42,8 @@ pub struct Snapshot {
     indexes: Vec<OrdSet<IndexEntry>>,
     indexers: Arc<Indexers>,
     body_bytes: usize,
+    /// The cost of all changes up to it, as the history counts.
+    replaced: u64,
 }
 
 /// An index value and the key of an object that has it.
@@ -66,6 +71,7 @@ impl Indexer {
             indexes: vec![OrdSet::new(); indexers.len()],
             indexers: Arc::clone(&indexers),
             body_bytes: 0,
+            replaced: 0,
         };
         let mut indexer = Self { indexers, state };
         let objects = sorted(list.objects);
@@ -92,6 +98,7 @@ impl Indexer {
     /// The state as it was before the last changes, which come the last one first.
     pub fn snapshot_before(&self, changes: &[Change]) -> Snapshot {
         let mut past = Self { indexers: Arc::clone(&self.indexers), state: self.state.clone() };
+        past.state.replaced = past.state.replaced.saturating_sub(cost(changes));
         for Change { old, new, version, .. } in changes {
             match (old, new) {
                 (Some(old), _) => past.put(old),
@@ -229,6 +236,7 @@ impl Indexer {
         closes: bool,
     ) -> Batch {
         self.state.applied.advance(&after, closes);
+        self.state.replaced += cost(&changes);
         let is_open = *self.state.applied.safe() == before;
         Batch { before, after, changes, is_relist: false, is_open }
     }
@@ -274,6 +282,11 @@ impl Indexer {
             }
         }
     }
+}
+
+/// What these changes cost in the history.
+fn cost(changes: &[Change]) -> u64 {
+    changes.iter().map(|change| bytes_of(change.old.as_ref()) as u64).sum()
 }
 
 /// The cause of a DELETED of what still exists.
@@ -380,6 +393,17 @@ impl Snapshot {
     /// The size of all bodies, in bytes.
     pub fn body_bytes(&self) -> usize {
         self.body_bytes
+    }
+
+    /// Returns the cost of all changes up to it in bytes, as that of the [`History`](super::History) is counted. What the
+    /// states that were replaced between two snapshots take is the difference.
+    pub fn replaced_bytes(&self) -> u64 {
+        self.replaced
+    }
+
+    /// Returns an upper bound of the memory that it takes if nobody else has its objects.
+    pub fn size(&self) -> u64 {
+        (self.body_bytes + self.objects.len() * CHANGE_BYTES) as u64
     }
 
     /// The object with this key.

@@ -34,8 +34,21 @@ pub(super) struct WatchersFlags {
     pub(super) timeout: TimeoutFlags,
 }
 
-const HEADER: &[&str] =
-    &["ID", "RESOURCE", "PEER", "SELECTION", "POLICY", "QUEUED", "SENT", "DROPPED", "VERSION", "AGE", "PROGRESS"];
+const HEADER: &[&str] = &[
+    "ID",
+    "RESOURCE",
+    "PEER",
+    "SELECTION",
+    "POLICY",
+    "STATE",
+    "QUEUED",
+    "HELD",
+    "SENT",
+    "DROPPED",
+    "VERSION",
+    "AGE",
+    "PROGRESS",
+];
 
 pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
     let WatchersFlags { resource, format, server, .. } = flags;
@@ -61,6 +74,9 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     } else {
         Cell::new(&format!("{}/{}", watcher.queued, watcher.queue_length))
     };
+    let state = watcher.state().as_str_name().trim_start_matches("WATCHER_STATE_");
+    // Of a server that does not know it.
+    let state = Some(state).filter(|_| watcher.state() != pb::WatcherState::Unspecified).unwrap_or_default();
     let dropped_style = if watcher.dropped > 0 { RED } else { Style::new() };
     let cells = vec![
         Cell::new(&watcher.id.to_string()),
@@ -68,7 +84,9 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
         or_none(&watcher.peer),
         Cell::new(&watcher.selection),
         Cell::new(policy),
+        or_none(state),
         queued,
+        Cell::new(&size(watcher.bytes_held)),
         Cell::new(&watcher.sent.to_string()),
         Cell::styled(&watcher.dropped.to_string(), dropped_style),
         or_none(&watcher.resource_version),
@@ -83,9 +101,11 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
         ("identity", watcher.identity.as_str().into()),
         ("selection", watcher.selection.as_str().into()),
         ("policy", policy.into()),
+        ("state", state.into()),
         ("queueLength", watcher.queue_length.into()),
         ("queued", watcher.queued.into()),
         ("parked", watcher.parked.into()),
+        ("bytesHeld", watcher.bytes_held.into()),
         ("sent", watcher.sent.into()),
         ("dropped", watcher.dropped.into()),
         ("resourceVersion", watcher.resource_version.as_str().into()),
@@ -94,6 +114,17 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     ];
     let document = Document::from_parts(parts.iter().map(|(key, value)| (*key, Document::from_value(value))));
     Record { name: watcher.id.to_string(), cells, document }
+}
+
+/// A number of bytes, as Kubernetes writes quantities.
+fn size(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0..0x400 => (1, ""),
+        0x400..0x10_0000 => (1 << 10, "Ki"),
+        0x10_0000..0x4000_0000 => (1 << 20, "Mi"),
+        _ => (1 << 30, "Gi"),
+    };
+    format!("{}{name}", bytes / unit)
 }
 
 #[cfg(test)]
@@ -114,6 +145,8 @@ mod tests {
             policy: pb::FullChannelPolicy::Drop.into(),
             queue_length: 1024,
             queued: 3,
+            state: pb::WatcherState::Frozen.into(),
+            bytes_held: 70_000,
             sent: 50,
             dropped: 2,
             resource_version: "x.7".to_owned(),
@@ -121,7 +154,8 @@ mod tests {
             last_progress: Some(since),
             ..Default::default()
         };
-        let parked = pb::Watcher { id: 8, parked: true, dropped: 0, ..live.clone() };
+        let state = pb::WatcherState::Unspecified.into();
+        let parked = pb::Watcher { id: 8, parked: true, dropped: 0, state, bytes_held: 512, ..live.clone() };
         let now = SystemTime::try_from(since).unwrap() + Duration::from_secs(42);
         let mut out = Vec::new();
         let options = PrintOptions { output: Output::Table, ..PrintOptions::default() };
@@ -130,9 +164,9 @@ mod tests {
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "\
-ID   RESOURCE   PEER              SELECTION        POLICY   QUEUED   SENT   DROPPED   VERSION   AGE   PROGRESS
-7    pods       127.0.0.1:40000   labels=app=web   DROP     3/1024   50     2         x.7       42s   42s ago
-8    pods       127.0.0.1:40000   labels=app=web   DROP     parked   50     0         x.7       42s   42s ago
+ID   RESOURCE   PEER              SELECTION        POLICY   STATE    QUEUED   HELD   SENT   DROPPED   VERSION   AGE   PROGRESS
+7    pods       127.0.0.1:40000   labels=app=web   DROP     FROZEN   3/1024   68Ki   50     2         x.7       42s   42s ago
+8    pods       127.0.0.1:40000   labels=app=web   DROP     <none>   parked   512    50     0         x.7       42s   42s ago
 "
         );
     }

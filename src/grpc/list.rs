@@ -19,6 +19,7 @@ use tonic::{Code, Status};
 use super::{
     call::Call,
     frame,
+    kept::HeldSnapshot,
     metrics::RpcObserver,
     page::{Continued, query_hash},
     query::{self, Parts},
@@ -41,6 +42,7 @@ use crate::{
 pub(super) struct ListBody {
     service: Service,
     snapshot: Arc<Snapshot>,
+    _held: HeldSnapshot,
     /// The name of the history that the snapshot belongs to.
     history: String,
     source: HealthReport,
@@ -161,6 +163,7 @@ async fn answer(
     Ok(ListBody {
         service: service.clone(),
         history: resource.informer.history(snapshot.epoch()),
+        _held: service.snapshots(resource).hold(&snapshot, call.stream),
         snapshot,
         source: resource.informer.health().report(),
         scan: Arc::new(Scan::of(&selection)),
@@ -323,6 +326,10 @@ impl Supply for ListBody {
             }
         };
         Poll::Ready(Some(Ok(Supplied::Frame(frame))))
+    }
+
+    fn made(&self) -> usize {
+        self.objects.capacity()
     }
 }
 

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder},
+    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge},
+    registry::{Registry, Unit},
 };
 use tonic::{Code, Status};
 
 use super::status::Refusal;
+use crate::transport::Ledger;
 
 /// Counts calls as they begin and as they end.
 #[derive(Debug, Default)]
@@ -52,13 +54,17 @@ struct Observed {
     code: Mutex<Code>,
 }
 
+/// Reads the memory that is held for clients.
+#[derive(Debug)]
+pub(super) struct WaitingBytes(pub(super) Arc<Ledger>);
+
 const SERVICE: &str = "informerd.v1.InformerService";
 
 // === impl RpcMetrics ===
 
 impl RpcMetrics {
     /// Makes them known to a registry.
-    pub fn register(&self, registry: &mut Registry) {
+    pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("grpc_server_started", "RPCs started", self.started.clone());
         registry.register("grpc_server_handled", "RPCs ended, by code", self.handled.clone());
         let help = "Streams reset because their clients took nothing for watch.progress_timeout";
@@ -74,6 +80,21 @@ impl RpcMetrics {
         self.started.get_or_create(&MethodLabels { grpc_service: SERVICE, grpc_method: method }).inc();
         let code = Mutex::new(Code::Cancelled);
         RpcObserver(Arc::new(Observed { metrics: Arc::clone(self), method, code }))
+    }
+}
+
+// === impl WaitingBytes ===
+
+impl Collector for WaitingBytes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let waiting = self.0.waiting();
+        let help = "Memory held for clients that have yet to take it, by what holds it";
+        let name = "informerd_waiting";
+        let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        for (owner, bytes) in [("sending", waiting.sending), ("made", waiting.made), ("kept", waiting.kept)] {
+            ConstGauge::new(bytes as f64).encode(family.encode_family(&[("owner", owner)])?)?;
+        }
+        Ok(())
     }
 }
 

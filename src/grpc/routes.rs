@@ -196,6 +196,15 @@ impl Supply for Body {
         }
         polled
     }
+
+    fn made(&self) -> usize {
+        match &self.kind {
+            BodyKind::Watch(body) => body.made(),
+            BodyKind::List(body) => body.made(),
+            BodyKind::Generated(body) => body.made(),
+            BodyKind::Over => 0,
+        }
+    }
 }
 
 impl http_body::Body for Body {
@@ -253,6 +262,11 @@ impl Generated {
             return Poll::Ready(Some(Ok(Supplied::TooLarge(length))));
         }
         Poll::Ready(Some(Ok(Supplied::Frame(next))))
+    }
+
+    /// Returns the size of the message that waits, as it is encoded or will be.
+    fn made(&self) -> usize {
+        self.first + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
     }
 }
 

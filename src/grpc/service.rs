@@ -1,7 +1,12 @@
 //! What is served: the resources, the bounds, and the generated trait over them.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
+use prometheus_client::registry::Registry;
 use prost::Message;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -10,7 +15,8 @@ use super::{
     call::peer,
     compiler::Compiler,
     discovery,
-    metrics::RpcMetrics,
+    kept::{self, HeldSnapshots},
+    metrics::{RpcMetrics, WaitingBytes},
     page::Pages,
     query,
     routes::{MessageSize, timeout_of},
@@ -26,6 +32,7 @@ use crate::{
     model::{Condition, Expression, ObjectKey, ResourceVersion},
     planted::planted,
     proto::{self, Structs, pb},
+    transport::Ledger,
     watch::{FullChannelPolicy, QueueOptions},
 };
 
@@ -95,6 +102,9 @@ struct Inner {
     expressions: Compiler<Expression>,
     conditions: Compiler<Condition>,
     watchers: Arc<Watchers>,
+    /// By resource.
+    snapshots: HashMap<String, Arc<HeldSnapshots>>,
+    ledger: Arc<Ledger>,
     turns: Arc<Turns>,
     structs: Arc<Structs>,
     lifecycle: Lifecycle,
@@ -115,7 +125,9 @@ impl Service {
         metrics: Arc<RpcMetrics>,
     ) -> Self {
         let watchers = Arc::new(Watchers::new(config.max_watchers));
-        let resources = resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect();
+        let resources: BTreeMap<_, _> =
+            resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect();
+        let snapshots = resources.keys().map(|name| (name.clone(), Arc::default())).collect();
         let inner = Inner {
             resources,
             turns: Turns::new(config.bulk_streams),
@@ -125,6 +137,8 @@ impl Service {
             expressions: Compiler::new(Expression::parse),
             conditions: Compiler::new(Condition::parse),
             watchers,
+            snapshots,
+            ledger: Arc::default(),
             lifecycle,
             metrics,
         };
@@ -147,8 +161,8 @@ impl Service {
             && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
     }
 
-    /// What has to run beside the calls: lets streams that take turns go on, tells watches of a drain, and resets those of
-    /// clients that cannot be told why they end. Never ready.
+    /// What has to run beside the calls: lets streams that take turns go on, tells watches of a drain, resets those of
+    /// clients that cannot be told why they end, and charges streams with what is kept for them. Never ready.
     ///
     /// # Cancel safety
     ///
@@ -160,7 +174,8 @@ impl Service {
                 resource.informer.poke().await;
             }
         };
-        tokio::join!(drain, self.turns().call(), self.watchers().reset_evicted(self.config().evicted_grace));
+        let evicted = self.watchers().reset_evicted(self.config().evicted_grace);
+        tokio::join!(drain, self.turns().call(), evicted, kept::charge(&self));
     }
 
     pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, Refusal> {
@@ -190,6 +205,12 @@ impl Service {
         &self.inner.watchers
     }
 
+    /// Returns the snapshots of a resource that streams answer from.
+    pub(super) fn snapshots(&self, resource: &ServedResource) -> &Arc<HeldSnapshots> {
+        // There is one for each resource.
+        &self.inner.snapshots[&resource.name]
+    }
+
     pub(super) fn structs(&self) -> &Arc<Structs> {
         &self.inner.structs
     }
@@ -200,6 +221,17 @@ impl Service {
 
     pub(super) fn draining(&self) -> &CancellationToken {
         &self.inner.lifecycle.draining
+    }
+
+    /// Returns the memory that is held for its clients.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.inner.ledger
+    }
+
+    /// Makes its counters known to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        self.metrics().register(registry);
+        registry.register_collector(Box::new(WaitingBytes(Arc::clone(self.ledger()))));
     }
 
     /// Returns the counters of its calls.

@@ -15,12 +15,21 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{frame::WireFrame, service::ServedResource, status::Refusal};
+use super::{
+    frame::WireFrame,
+    kept::{Age, Holder},
+    service::ServedResource,
+    status::Refusal,
+};
 use crate::{
     model::{ResourceVersion, Selection},
     proto::{self, pb},
     transport::{Peer, StreamHandle},
-    watch::{Cursor, CursorGauge, FullChannelPolicy::Block, QueueOptions},
+    watch::{
+        Cursor, CursorGauge, CursorState,
+        FullChannelPolicy::{Block, Coalesce},
+        QueueOptions,
+    },
 };
 
 /// The open watches.
@@ -34,6 +43,8 @@ pub(super) struct Watchers {
 struct Open {
     last_id: u64,
     watchers: BTreeMap<u64, Arc<Watcher>>,
+    /// Those under COALESCE.
+    coalescing: BTreeMap<u64, Arc<Watcher>>,
 }
 
 /// One open watch; it is not open any more when this is dropped.
@@ -67,6 +78,11 @@ struct Progress {
     at: SystemTime,
     version: Option<ResourceVersion>,
     selection: Arc<Selection>,
+    state: pb::WatcherState,
+    /// Changes were merged for it when it was looked at last.
+    is_merging: bool,
+    /// When it was looked at last, and none were.
+    not_merging_at: Option<Age>,
     /// Of the cursor; a parked watch has none.
     gauge: Option<CursorGauge<WireFrame>>,
 }
@@ -96,8 +112,16 @@ impl Watchers {
         selection: Arc<Selection>,
         stream: Option<StreamHandle>,
     ) -> Result<WatcherEntry, Refusal> {
-        let now = SystemTime::now();
-        let progress = Mutex::new(Progress { at: now, version: None, selection, gauge: None });
+        let (now, state) = (SystemTime::now(), pb::WatcherState::Unspecified);
+        let progress = Mutex::new(Progress {
+            at: now,
+            version: None,
+            selection,
+            state,
+            is_merging: false,
+            not_merging_at: None,
+            gauge: None,
+        });
         let (sent, dropped) = (AtomicU64::new(0), AtomicU64::new(0));
         let watcher = Arc::new(Watcher { info, stream, since: now, sent, dropped, progress });
         let mut open = self.open.lock();
@@ -106,6 +130,9 @@ impl Watchers {
         }
         open.last_id += 1;
         let id = open.last_id;
+        if watcher.info.queue.policy == Coalesce {
+            open.coalescing.insert(id, Arc::clone(&watcher));
+        }
         open.watchers.insert(id, Arc::clone(&watcher));
         Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self) })
     }
@@ -140,6 +167,17 @@ impl Watchers {
             }
             untold = found;
         }
+    }
+
+    /// Returns those for whom changes of a resource are merged, which is `now` in this state and was in another `before`, when
+    /// this was called last.
+    pub(super) fn merging(&self, resource: &ServedResource, before: Age, now: Age) -> Vec<Holder> {
+        let coalescing: Vec<Arc<Watcher>> = {
+            let open = self.open.lock();
+            let of_resource = |watcher: &&Arc<Watcher>| watcher.info.resource.name == resource.name;
+            open.coalescing.values().filter(of_resource).cloned().collect()
+        };
+        coalescing.iter().filter_map(|watcher| watcher.merging(before, now)).collect()
     }
 
     /// Answers ListWatchers.
@@ -202,6 +240,16 @@ impl WatcherEntry {
         self.watcher.dropped.fetch_add(events, Ordering::Relaxed);
     }
 
+    /// The stream by which the transport ends it.
+    pub(super) fn stream(&self) -> Option<StreamHandle> {
+        self.watcher.stream.clone()
+    }
+
+    /// The watch is in this state from now on.
+    pub(super) fn enters(&self, state: pb::WatcherState) {
+        self.watcher.progress.lock().state = state;
+    }
+
     /// The watch reads this cursor from now on; with none, it is parked.
     pub(super) fn reads(&self, cursor: Option<&Cursor<WireFrame>>) {
         let mut progress = self.watcher.progress.lock();
@@ -214,18 +262,44 @@ impl WatcherEntry {
 
 impl Drop for WatcherEntry {
     fn drop(&mut self) {
-        self.watchers.open.lock().watchers.remove(&self.id);
+        let mut open = self.watchers.open.lock();
+        open.watchers.remove(&self.id);
+        open.coalescing.remove(&self.id);
     }
 }
 
 // === impl Watcher ===
 
 impl Watcher {
+    /// Returns what is merged for it, if anything is or was.
+    fn merging(&self, before: Age, now: Age) -> Option<Holder> {
+        let gauge = self.progress.lock().gauge.clone();
+        let state = gauge.as_ref().and_then(CursorGauge::state);
+        let mut progress = self.progress.lock();
+        let holder = |since, own, bodies| Holder { stream: self.stream.clone(), since, own, bodies };
+        if let Some(CursorState::Coalescing { entries, bodies }) = state {
+            progress.is_merging = true;
+            return Some(holder(progress.not_merging_at.unwrap_or(before), entries, bodies as u64));
+        }
+        progress.not_merging_at = Some(now);
+        std::mem::take(&mut progress.is_merging).then(|| holder(now, 0, 0))
+    }
+
+    /// Returns its state; while it is live, by what its policy does.
+    fn state(state: pb::WatcherState, gauge: Option<&CursorGauge<WireFrame>>) -> pb::WatcherState {
+        match gauge.filter(|_| state == pb::WatcherState::Live).and_then(CursorGauge::state) {
+            Some(CursorState::Frozen) => pb::WatcherState::Frozen,
+            Some(CursorState::Blocking) => pb::WatcherState::Blocking,
+            Some(CursorState::Coalescing { .. }) => pb::WatcherState::Coalescing,
+            Some(CursorState::Following) | None => state,
+        }
+    }
+
     fn to_proto(&self, id: u64) -> pb::Watcher {
         let WatcherInfo { resource, peer, queue } = &self.info;
-        let (at, version, selection, gauge) = {
-            let progress = self.progress.lock();
-            (progress.at, progress.version.clone(), Arc::clone(&progress.selection), progress.gauge.clone())
+        let (at, version, selection, state, gauge) = {
+            let Progress { at, version, selection, state, gauge, .. } = &*self.progress.lock();
+            (*at, version.clone(), Arc::clone(selection), *state, gauge.clone())
         };
         let lag = gauge.as_ref().and_then(CursorGauge::lag);
         pb::Watcher {
@@ -243,6 +317,8 @@ impl Watcher {
             since: Some(proto::timestamp(self.since)),
             last_progress: Some(proto::timestamp(at)),
             parked: gauge.is_none(),
+            state: Self::state(state, gauge.as_ref()).into(),
+            bytes_held: self.stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Peer, RequestBody, Supply, Tls,
+    Ledger, Peer, RequestBody, Supply, Tls,
     connection::{Answers, BoxError, Connection, Io},
     merge::BufferPool,
 };
@@ -47,12 +47,15 @@ pub struct ServerConfig {
     pub stalled: Counter,
     /// What is still open so long after draining has begun is cut.
     pub drain_period: Duration,
+    /// Where the memory is counted that connections hold for their clients.
+    pub ledger: Arc<Ledger>,
 }
 
 /// What all connections share.
 pub(super) struct Shared {
     pub(super) is_local: fn(&Request<RequestBody>) -> bool,
     pub(super) buffers: BufferPool,
+    pub(super) ledger: Arc<Ledger>,
     /// No new streams.
     pub(super) draining: CancellationToken,
     /// No streams at all.
@@ -87,8 +90,8 @@ where
     pub async fn serve(self, listener: Listener, draining: CancellationToken) {
         let Self { service, is_local, config } = self;
         let cut = CancellationToken::new();
-        let shared =
-            Arc::new(Shared { is_local, buffers: BufferPool::default(), draining: draining.clone(), cut: cut.clone() });
+        let (buffers, ledger) = (BufferPool::default(), Arc::clone(&config.ledger));
+        let shared = Arc::new(Shared { is_local, buffers, ledger, draining: draining.clone(), cut: cut.clone() });
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {

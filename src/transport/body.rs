@@ -20,6 +20,9 @@ pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'st
     /// Polls for the next frame.
     fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Self::Error>>>;
 
+    /// Returns the bytes that it has made and not handed out.
+    fn made(&self) -> usize;
+
     /// Polls for the next frame, of any size.
     fn poll_any(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Self::Error>>> {
         let any = Room { bytes: usize::MAX, is_strict: false };

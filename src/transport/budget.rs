@@ -77,6 +77,11 @@ impl Budget {
         }
     }
 
+    /// Returns what is taken.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// Gives up a place, and lets those behind it move up.
     pub(super) fn leave(&self, place: &mut Place) {
         if place.0.is_some() {

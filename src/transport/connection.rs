@@ -157,6 +157,7 @@ where
             timeout: Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)),
             is_draining: false,
         };
+        shared.ledger.add(streams.wakes());
         let waker = streams.connection_waker();
         waker.wake_by_ref();
         Self {
@@ -253,9 +254,12 @@ where
     /// write: that is what the queues of its streams are for.
     fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionError> {
         let Some(since) = self.io.stuck_since() else {
-            self.stuck = None;
+            if self.stuck.take().is_some() {
+                self.streams.wakes().note_buffered(0);
+            }
             return Ok(());
         };
+        self.streams.wakes().note_buffered(self.io.buffered());
         let deadline = since + self.progress_timeout;
         let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if stuck.deadline() != deadline {

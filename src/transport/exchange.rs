@@ -65,6 +65,12 @@ impl<B: Supply> Exchange<B> {
         Self { stage: Stage::Calling(call, respond), handle, socket: Place::default(), large: Place::default() }
     }
 
+    /// Notes what the body has made while it waits.
+    fn note_made(&self) {
+        let made = if let Stage::Sending(body, _) = &self.stage { body.made() } else { 0 };
+        self.handle.note_made(made);
+    }
+
     /// Sends `RST_STREAM`, whatever is still to be sent.
     fn reset(&mut self, reason: Reason) {
         match &mut self.stage {
@@ -248,7 +254,9 @@ impl<B: Supply> Future for Exchange<B> {
             return Poll::Ready(());
         }
         ready!(this.poll_call(cx));
-        if let Some(reason) = ready!(this.poll_send(cx)) {
+        let sent = this.poll_send(cx);
+        this.note_made();
+        if let Some(reason) = ready!(sent) {
             this.reset(reason);
         }
         ready!(this.poll_flush(cx));
@@ -262,6 +270,7 @@ impl<B: Supply> Drop for Exchange<B> {
         let budgets = self.handle.budgets();
         budgets.socket.leave(&mut self.socket);
         budgets.large.leave(&mut self.large);
+        self.handle.note_made(0);
         self.handle.end();
     }
 }

@@ -40,6 +40,10 @@ pub(super) struct Wakes {
     open: AtomicUsize,
     /// Some were reset because their client takes nothing.
     has_stalled: AtomicBool,
+    /// Bytes that the bodies of its streams have made.
+    made: AtomicUsize,
+    /// Bytes of the buffer that the socket has not taken.
+    buffered: AtomicUsize,
     /// The streams that have begun to wait.
     pub(super) newcomers: Newcomers,
 }
@@ -60,6 +64,10 @@ pub(super) struct StreamWaker {
     pub(super) state: AtomicU8,
     /// Bytes that HTTP/2 has of it.
     unsent: AtomicUsize,
+    /// Bytes that its body has made and not handed out; written by the stream alone.
+    made: AtomicUsize,
+    /// Bytes that others keep for it.
+    kept: AtomicUsize,
     /// It waits until they are fewer.
     is_full: AtomicBool,
     /// [`KEPT`], or how the stream is to end.
@@ -102,6 +110,27 @@ impl StreamHandle {
     pub fn reset(&self) {
         self.0.reset.store(CANCELLED, Ordering::Release);
         self.0.wake_by_ref();
+    }
+
+    /// Notes the bytes that are kept for the stream elsewhere.
+    pub fn keep(&self, bytes: usize) {
+        self.0.kept.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes that the server holds for the stream.
+    pub fn bytes_held(&self) -> usize {
+        let StreamWaker { unsent, made, kept, .. } = &*self.0;
+        [unsent, made, kept].iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Notes the bytes that the body has made and not handed out.
+    pub(super) fn note_made(&self, bytes: usize) {
+        let before = self.0.made.load(Ordering::Relaxed);
+        if before != bytes {
+            self.0.made.store(bytes, Ordering::Relaxed);
+            // Less is added by wrapping around.
+            self.0.wakes.made.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
+        }
     }
 
     /// Wakes the stream without a reason.
@@ -229,6 +258,8 @@ impl Wakes {
             budgets: Budgets::new(),
             open: AtomicUsize::new(0),
             has_stalled: AtomicBool::new(false),
+            made: AtomicUsize::new(0),
+            buffered: AtomicUsize::new(0),
             newcomers: Newcomers::default(),
         }
     }
@@ -236,6 +267,21 @@ impl Wakes {
     /// Returns whether the last stream is over, and some of them had to be reset because their client takes nothing.
     pub(super) fn is_deserted(&self) -> bool {
         self.has_stalled.load(Ordering::SeqCst) && self.open.load(Ordering::SeqCst) == 0
+    }
+
+    /// Returns the bytes that HTTP/2 and the connection have of its streams.
+    pub(super) fn sending(&self) -> usize {
+        self.budgets.socket.bytes() + self.budgets.large.bytes() + self.buffered.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that the bodies of its streams have made.
+    pub(super) fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Notes the bytes of the buffer that the socket has not taken.
+    pub(super) fn note_buffered(&self, bytes: usize) {
+        self.buffered.store(bytes, Ordering::Relaxed);
     }
 
     /// Has the connection's task poll a stream, or itself.
@@ -256,6 +302,8 @@ impl StreamWaker {
             key: AtomicUsize::new(key),
             state: AtomicU8::new(RESTING),
             unsent: AtomicUsize::new(0),
+            made: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
             is_full: AtomicBool::new(false),
             reset: AtomicU8::new(KEPT),
             progress: Progress::default(),

@@ -55,6 +55,11 @@ impl<T> Merge<T> {
         self.0.lock().stuck_since
     }
 
+    /// Returns the size of the buffer that waits to be written.
+    pub(super) fn buffered(&self) -> usize {
+        self.0.lock().pending.capacity()
+    }
+
     /// How many bytes were ever written.
     pub(super) fn total(&self) -> u64 {
         self.0.lock().total

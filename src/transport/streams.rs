@@ -39,6 +39,11 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         Self { slab: Slab::new(), wakes: Arc::new(Wakes::new()), ready: Vec::new() }
     }
 
+    /// Returns what all streams of the connection share.
+    pub(super) fn wakes(&self) -> &Arc<Wakes> {
+        &self.wakes
+    }
+
     pub(super) fn len(&self) -> usize {
         self.slab.len()
     }

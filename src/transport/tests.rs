@@ -28,7 +28,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Chunk, Peer, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply,
+    Chunk, Ledger, Peer, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply, Waiting,
     accept::Shared,
     connection::{Connection, ConnectionError, Io},
     merge::BufferPool,
@@ -46,7 +46,7 @@ type Sender = mpsc::Sender<Bytes>;
 /// The body of a response, whose messages the test gives.
 struct Body {
     messages: mpsc::Receiver<Bytes>,
-    /// Not made yet: nothing of it is counted.
+    /// Not handed out yet.
     next: Option<Bytes>,
     /// Bytes that were handed out.
     made: Arc<AtomicUsize>,
@@ -75,6 +75,7 @@ struct Pair {
     draining: CancellationToken,
     cut: CancellationToken,
     stalled: Counter,
+    ledger: Arc<Ledger>,
 }
 
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -89,6 +90,7 @@ struct Serving {
     draining: CancellationToken,
     cut: CancellationToken,
     stalled: Counter,
+    ledger: Arc<Ledger>,
 }
 
 fn serve(pipe: usize) -> Serving {
@@ -105,9 +107,11 @@ fn serve(pipe: usize) -> Serving {
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });
     let (draining, cut) = (CancellationToken::new(), CancellationToken::new());
+    let ledger = Arc::new(Ledger::default());
     let shared = Shared {
         is_local: |request| request.uri().path() == "/local",
         buffers: BufferPool::default(),
+        ledger: Arc::clone(&ledger),
         draining: draining.clone(),
         cut: cut.clone(),
     };
@@ -117,12 +121,13 @@ fn serve(pipe: usize) -> Serving {
         progress_timeout: PROGRESS_TIMEOUT,
         stalled: stalled.clone(),
         drain_period: Duration::from_secs(5),
+        ledger: Arc::clone(&ledger),
     };
     let (writes, is_stopped) = (Arc::default(), Arc::default());
     let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
     let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
     let server = tokio::spawn(Connection::new(near, Peer::Unix { uid: None }, service, &config, &shared));
-    Serving { far, server, opened, writes, is_stopped, draining, cut, stalled }
+    Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger }
 }
 
 impl Pair {
@@ -132,12 +137,12 @@ impl Pair {
 
     /// With so much room for each stream.
     async fn with_window(pipe: usize, window: u32) -> Self {
-        let Serving { far, server, opened, writes, is_stopped, draining, cut, stalled } = serve(pipe);
+        let Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger } = serve(pipe);
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(window).initial_connection_window_size(1 << 30);
         let (client, connection) = builder.handshake(far).await.unwrap();
         let client_task = tokio::spawn(connection);
-        Self { client, client_task, server, opened, writes, is_stopped, draining, cut, stalled }
+        Self { client, client_task, server, opened, writes, is_stopped, draining, cut, stalled, ledger }
     }
 
     async fn open(&mut self, path: &str) -> (RecvStream, Opened) {
@@ -179,6 +184,10 @@ impl Supply for Body {
             }
             None => self.next.as_ref().map(|next| Ok(Supplied::TooLarge(next.len()))),
         })
+    }
+
+    fn made(&self) -> usize {
+        self.next.as_ref().map_or(0, Bytes::len)
     }
 }
 

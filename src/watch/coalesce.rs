@@ -24,6 +24,8 @@ pub(super) struct Generation {
     pending: HashMap<ObjectKey, Pending, foldhash::fast::RandomState>,
     /// Counts the merged events, for the order of the keys.
     merged: u64,
+    /// The size of the bodies of both states of all keys.
+    bodies: usize,
 }
 
 /// What became of one key.
@@ -69,6 +71,11 @@ impl Generation {
         self.pending.len()
     }
 
+    /// Returns the memory of its entries, and the size of the bodies that they refer to.
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.pending.capacity() * size_of::<(ObjectKey, Pending)>(), self.bodies)
+    }
+
     /// Adds what a change is to the client's selection.
     pub(super) fn merge(&mut self, change: &Change, transition: Transition) {
         let now = match transition.event_type {
@@ -77,13 +84,12 @@ impl Generation {
         };
         self.merged += 1;
         let place = self.merged;
-        let pending = self.pending.entry(change.object().key().clone()).or_insert_with(|| Pending {
-            had: change.old.clone().filter(|_| transition.event_type != EventType::Added),
-            now: None,
-            gone: (change.version.clone(), transition.cause),
-            came: Cause::Change,
-            events: 0,
-            place,
+        let bodies = &mut self.bodies;
+        let pending = self.pending.entry(change.object().key().clone()).or_insert_with(|| {
+            let had = change.old.clone().filter(|_| transition.event_type != EventType::Added);
+            *bodies += had.as_ref().map_or(0, |had| had.body().len());
+            let gone = (change.version.clone(), transition.cause);
+            Pending { had, now: None, gone, came: Cause::Change, events: 0, place }
         });
         match transition.event_type {
             EventType::Added => pending.came = transition.cause,
@@ -98,6 +104,8 @@ impl Generation {
                 }
             }
         }
+        let size = |object: &Option<Arc<Object>>| object.as_ref().map_or(0, |object| object.body().len());
+        self.bodies = self.bodies + size(&now) - size(&pending.now);
         pending.now = now;
         pending.events = pending.events.saturating_add(1);
         if !planted!(GenerationIsByTheFirstChange) {
@@ -177,6 +185,11 @@ impl Pending {
 // === impl Telling ===
 
 impl Telling {
+    /// Returns the memory of its entries.
+    pub(super) fn size(&self) -> usize {
+        self.told.capacity() * size_of::<Told>()
+    }
+
     /// Whether everything has been told.
     pub(super) fn is_done(&self) -> bool {
         self.told.is_empty()

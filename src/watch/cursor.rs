@@ -12,7 +12,7 @@ use tokio::time::Instant;
 #[cfg(test)]
 use super::run::Run;
 use super::{
-    End, Frame, FullChannelPolicy,
+    CursorState, End, Frame, FullChannelPolicy,
     broadcaster::BroadcasterStats,
     coalesce::{Generation, Telling},
     group::{Group, Log, Phase, Slot},
@@ -167,6 +167,11 @@ impl<F: Frame> Cursor<F> {
         self.taken
     }
 
+    /// Returns the memory of what it is about to yield and nobody else has.
+    pub fn held(&self) -> usize {
+        self.telling.as_ref().map_or(0, |telling| telling.size())
+    }
+
     /// A view of this cursor that does not keep it alive.
     pub fn gauge(&self) -> CursorGauge<F> {
         let id = self.group.log.lock().slots[self.slot].id;
@@ -313,6 +318,22 @@ impl<F: Frame> CursorGauge<F> {
         Some(log.head - slot.position)
     }
 
+    /// Returns what the policy does with the cursor; `None` when it is gone.
+    pub fn state(&self) -> Option<CursorState> {
+        let group = self.group.upgrade()?;
+        let log = group.log.lock();
+        let slot = log.slots.get(self.slot).filter(|slot| slot.id == self.id)?;
+        Some(match &slot.coalescing {
+            Some(coalescing) => {
+                let (entries, bodies) = coalescing.filling.size();
+                CursorState::Coalescing { entries, bodies: bodies + coalescing.sent }
+            }
+            None if slot.is_blocking => CursorState::Blocking,
+            None if slot.frozen_at.is_some() => CursorState::Frozen,
+            None => CursorState::Following,
+        })
+    }
+
     /// Whether the cursor was evicted under BLOCK, and its reader does not know yet.
     pub fn is_evicted(&self) -> bool {
         let Some(group) = self.group.upgrade() else { return false };
@@ -369,6 +390,7 @@ fn coalesced<F: Frame>(log: &mut Log<F>, index: usize, reached: &mut Reached) ->
         log.end_coalescing(index);
         return None;
     }
+    coalescing.sent = filling.size().1;
     // It ends with a wake, and is told to its end before anything else.
     Some(Coalesced::Generation(filling, log.head_reached.clone()))
 }

@@ -126,6 +126,8 @@ pub(super) struct Coalescing<F> {
     /// What its queue held when it became full: parts with the number of their events and what is reached with them.
     pub(super) sending: VecDeque<(Frames<F>, u64, Reached)>,
     pub(super) filling: Generation,
+    /// The size of what the queue held, and of the bodies of the generation that is being told.
+    pub(super) sent: usize,
 }
 
 /// Whether the policy acts on the slot yet.
@@ -383,8 +385,9 @@ impl<F: Frame> Log<F> {
             sending.clear();
         }
         let slot = &mut self.slots[index];
+        let sent = (self.head_size - slot.position_size) as usize;
         (slot.position, slot.position_size) = (self.head, self.head_size);
-        slot.coalescing = Some(Box::new(Coalescing { sending, filling: Generation::default() }));
+        slot.coalescing = Some(Box::new(Coalescing { sending, filling: Generation::default(), sent }));
         self.coalescing.push(index);
     }
 

@@ -61,6 +61,24 @@ pub struct BroadcasterConfig {
     pub selection_share: u32,
 }
 
+/// What a policy does with a cursor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CursorState {
+    /// Nothing: it reads its queue.
+    Following,
+    /// Under DROP its queue was full, and is read to its end.
+    Frozen,
+    /// Under BLOCK its queue is full, and the writer waits for it.
+    Blocking,
+    /// Under COALESCE changes merge.
+    Coalescing {
+        /// The memory of the entries, which are its own.
+        entries: usize,
+        /// The size of the bodies that they refer to, which others may hold too.
+        bodies: usize,
+    },
+}
+
 /// Why a cursor ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {

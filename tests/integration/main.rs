@@ -18,6 +18,7 @@ mod list;
 #[cfg(feature = "kube")]
 #[path = "../upstreams/manifest.rs"]
 mod manifest;
+mod memory;
 mod operators;
 #[path = "../upstreams/port.rs"]
 mod port;

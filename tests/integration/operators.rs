@@ -8,13 +8,13 @@ use tonic::Code;
 
 use crate::sandbox::{DEADLINE, Options, Sandbox, end, next, pod, queue, reason, watch_from_now, watch_pods};
 
-async fn watchers(sandbox: &Sandbox, request: pb::ListWatchersRequest) -> pb::ListWatchersResponse {
+pub(crate) async fn watchers(sandbox: &Sandbox, request: pb::ListWatchersRequest) -> pb::ListWatchersResponse {
     let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
     admin.list_watchers(request).await.unwrap().into_inner()
 }
 
 /// Waits until the watchers are so.
-async fn until(sandbox: &Sandbox, is_so: impl Fn(&[pb::Watcher]) -> bool) -> Vec<pb::Watcher> {
+pub(crate) async fn until(sandbox: &Sandbox, is_so: impl Fn(&[pb::Watcher]) -> bool) -> Vec<pb::Watcher> {
     let waited = async {
         loop {
             let found = watchers(sandbox, pb::ListWatchersRequest::default()).await.watchers;
@@ -50,6 +50,8 @@ async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_l
     assert_eq!((all_of_it.selection.as_str(), all_of_it.policy()), ("everything", pb::FullChannelPolicy::Replay));
     assert_eq!(all_of_it.resource_version, "2001", "the last that was handed to the transport");
     assert!(all_of_it.peer.starts_with("127.0.0.1:") && !all_of_it.parked);
+    assert_eq!(all_of_it.state(), pb::WatcherState::Live);
+    assert!(matches!(web.state(), pb::WatcherState::Live | pb::WatcherState::Frozen), "{web:?}");
     assert_eq!((web.selection.as_str(), web.policy()), ("labels=app=a", pb::FullChannelPolicy::Drop));
     assert_eq!(web.queue_length, 10);
     assert!(web.last_progress.is_some() && web.since.is_some() && web.sent + u64::from(web.queued) == 2_000);

@@ -19,7 +19,7 @@ use informerd::{
     model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
-    transport::{Chunk, Listener, Server, ServerConfig},
+    transport::{Chunk, Ledger, Listener, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -41,6 +41,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Sandbox {
     pub(crate) informer: InformerHandle<WireFrame>,
     pub(crate) lifecycle: Lifecycle,
+    /// The memory that is held for its clients.
+    pub(crate) ledger: Arc<Ledger>,
     routes: Routes,
     fifo: Arc<RealFifo>,
     address: String,
@@ -163,13 +165,26 @@ impl Sandbox {
             progress_timeout: Duration::from_secs(30),
             stalled: Counter::default(),
             drain_period: options.drain_period,
+            ledger: Arc::clone(service.ledger()),
         };
-        let routes = Routes::new(service.clone());
+        let (routes, ledger) = (Routes::new(service.clone()), Arc::clone(service.ledger()));
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
         tasks.spawn(service.run());
         let lineage = options.lineage.map(Lineage::from);
-        Self { informer: handle, lifecycle, routes, fifo, address, lineage, next: 1, server, reflector, _tasks: tasks }
+        Self {
+            informer: handle,
+            lifecycle,
+            ledger,
+            routes,
+            fifo,
+            address,
+            lineage,
+            next: 1,
+            server,
+            reflector,
+            _tasks: tasks,
+        }
     }
 
     /// A server whose upstream is a resource "pods" somewhere else.

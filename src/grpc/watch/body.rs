@@ -11,6 +11,7 @@
 //!                                 └─────────────────────┘
 //! ```
 
+mod stage;
 mod supply;
 
 use std::{
@@ -25,13 +26,13 @@ use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
+use self::stage::Stage;
 use super::{
     super::{
         frame::{self, WireFrame},
         metrics::RpcObserver,
         service::{ServedResource, Service},
         status::Refusal,
-        turns::Turn,
         watchers::WatcherEntry,
     },
     initial_events::{InitialEvents, Went},
@@ -39,7 +40,7 @@ use super::{
     timer::BookmarkTimer,
 };
 use crate::{
-    cache::{JoinError, Joined, Start, SyncState, Waiting},
+    cache::{Joined, Start, SyncState, Waiting},
     model::{Reached, ResourceVersion, Selection},
     planted::planted,
     proto::{self, PayloadFormat, pb},
@@ -83,18 +84,6 @@ pub(in super::super) struct WatchBody {
     watcher: WatcherEntry,
 }
 
-/// Where a stream is. Most are live, and for long: the rest has a place of its own.
-enum Stage {
-    /// Being given the state at which it joined; then told what has been applied above it, if the state is without that.
-    InitialEvents(Box<InitialEvents>, Turn, Option<Backlog>),
-    /// Being told what it has missed; without a cursor there is more of it.
-    Replay(Backlog),
-    /// Joining again where it was: parked, or in the middle of what it has missed.
-    Joining(Reached, Joining),
-    /// Reading what is published.
-    Live,
-}
-
 /// Whether there is something to be handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Made {
@@ -103,9 +92,6 @@ enum Made {
     /// There is, and no room for it: it needs so many bytes.
     TooLarge(usize),
 }
-
-type Backlog = Box<BacklogReader<WireFrame>>;
-type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, JoinError>> + Send>>;
 
 /// What one poll takes from the cursor at most: HTTP/2 writes are cheap when they are large.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
@@ -126,7 +112,8 @@ impl WatchBody {
                 let is_ahead = !backlog.batches.is_empty();
                 let then =
                     is_ahead.then(|| Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)));
-                let initial = Box::new(InitialEvents::new(snapshot, &opened.selection));
+                let held = opened.service.snapshots(&opened.resource).hold(&snapshot, opened.watcher.stream());
+                let initial = Box::new(InitialEvents::new(snapshot, &opened.selection).holding(held));
                 Stage::InitialEvents(initial, opened.service.turns().begin(), then)
             }
             Begin::After(version) => {
@@ -161,6 +148,7 @@ impl WatchBody {
             watcher: opened.watcher,
         };
         body.watcher.reads(body.cursor.as_ref());
+        body.watcher.enters(body.stage.state());
         if is_bookmark_first {
             let bookmark = body.bookmark(pb::Bookmark::default());
             body.send(&[bookmark]);
@@ -306,7 +294,7 @@ impl WatchBody {
         self.watcher.sent(events, None);
         if went == Went::ToTheEnd {
             match then.take() {
-                Some(backlog) => self.stage = Stage::Replay(backlog),
+                Some(backlog) => self.enter(Stage::Replay(backlog)),
                 None => self.go_live(),
             }
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
@@ -365,7 +353,7 @@ impl WatchBody {
                 }
                 let is_gap = backlog.is_after_gap;
                 let backlog = BacklogReader::new(backlog.batches, backlog.first, reached.clone(), is_gap);
-                self.stage = Stage::Replay(Box::new(backlog));
+                self.enter(Stage::Replay(Box::new(backlog)));
                 self.watcher.reads(cursor.as_ref());
                 self.cursor = cursor;
             }
@@ -466,7 +454,7 @@ impl WatchBody {
         self.cursor = None;
         self.watcher.reads(None);
         let (informer, start) = (self.resource.informer.clone(), Start::AfterOffset(reached.clone()));
-        self.stage = Stage::Joining(reached, Box::pin(async move { informer.join(start, subscribe).await }));
+        self.enter(Stage::Joining(reached, Box::pin(async move { informer.join(start, subscribe).await })));
     }
 
     /// Everything from before the cursor has been handed out.
@@ -474,7 +462,12 @@ impl WatchBody {
         if let Some(cursor) = &mut self.cursor {
             cursor.go_live();
         }
-        self.stage = Stage::Live;
+        self.enter(Stage::Live);
+    }
+
+    fn enter(&mut self, stage: Stage) {
+        self.watcher.enters(stage.state());
+        self.stage = stage;
     }
 }
 

@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 
 use super::{
-    super::{frame, scan::Scan, slice::Slice},
+    super::{frame, kept::HeldSnapshot, scan::Scan, slice::Slice},
     body::CHUNK_BYTES,
 };
 use crate::{
@@ -20,6 +20,7 @@ pub(super) struct InitialEvents {
     snapshot: Snapshot,
     scan: Scan,
     looked_at: Option<ObjectKey>,
+    _held: Option<HeldSnapshot>,
 }
 
 /// How far the initial events went.
@@ -38,7 +39,13 @@ pub(super) enum Went {
 impl InitialEvents {
     /// Those of a selection, from the first on.
     pub(super) fn new(snapshot: Snapshot, selection: &Selection) -> Self {
-        Self { snapshot, scan: Scan::of(selection), looked_at: None }
+        Self { snapshot, scan: Scan::of(selection), looked_at: None, _held: None }
+    }
+
+    /// Has the snapshot accounted for as long as they are sent.
+    #[must_use]
+    pub(super) fn holding(self, held: HeldSnapshot) -> Self {
+        Self { _held: Some(held), ..self }
     }
 
     /// Encodes the next initial events that there is room for. The number of events, and how far it went.

@@ -185,3 +185,39 @@ async fn a_stream_that_takes_little_stays_and_those_in_line_have_longer() {
     };
     assert_eq!(ended.reason(), Some(Reason::ENHANCE_YOUR_CALM));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_is_counted_until_its_streams_end() {
+    let mut pair = Pair::with_window(1 << 20, WINDOW).await;
+    let streams = open(&mut pair, 6).await;
+    for (_, opened) in &streams {
+        opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+    }
+    settle().await;
+    // One was handed out, and the others have theirs.
+    let expected = Waiting { sending: LARGE, made: 5 * LARGE, kept: 0 };
+    assert_eq!(pair.ledger.waiting(), expected);
+    assert!(streams.iter().all(|(_, opened)| opened.handle.bytes_held() == LARGE));
+    pair.ledger.keep(10);
+    assert_eq!(pair.ledger.waiting().total(), 6 * LARGE + 10);
+    for (mut body, opened) in streams {
+        opened.handle.reset();
+        assert!(whole(&mut body).await.is_err());
+    }
+    assert_eq!(pair.ledger.waiting(), Waiting { kept: 10, ..Waiting::default() });
+    drop(pair.client);
+    pair.server.await.unwrap().unwrap();
+    pair.ledger.keep(0);
+    assert_eq!(pair.ledger.waiting(), Waiting::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_socket_does_not_take_is_counted() {
+    let mut pair = Pair::with_window(1000, 1 << 20).await;
+    let (_stuck, opened) = pair.open("/local").await;
+    pair.is_stopped.store(true, Ordering::Relaxed);
+    opened.sends.try_send(Bytes::from(vec![7; 60_000])).unwrap();
+    settle().await;
+    let waiting = pair.ledger.waiting();
+    assert!((60_000..200_000).contains(&waiting.sending), "{waiting:?}");
+}

@@ -129,6 +129,7 @@ impl Served {
             progress_timeout: Duration::from_secs(30),
             stalled: Counter::default(),
             drain_period: Duration::ZERO,
+            ledger: Arc::default(),
         };
         let server = Server::new(self.routes.clone(), Routes::is_watch, bounds);
         self.tasks.spawn(server.serve(Listener::Tcp(listener), CancellationToken::new()));

@@ -13,6 +13,7 @@ use super::{Made, WatchBody};
 use crate::{
     grpc::routes::trailers,
     transport::{Chunk, Room, Supplied, Supply},
+    watch::Cursor,
 };
 
 impl Supply for WatchBody {
@@ -36,6 +37,11 @@ impl Supply for WatchBody {
                 return Poll::Ready(Some(Ok(Supplied::TooLarge(needed))));
             }
         }
+    }
+
+    fn made(&self) -> usize {
+        let ready = self.ready.as_ref().map_or(0, Buf::remaining);
+        ready + self.cursor.as_ref().map_or(0, Cursor::held)
     }
 }
 

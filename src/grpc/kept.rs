@@ -1,0 +1,160 @@
+//! What is kept for streams beside what they are sent: old states in their snapshots, and in what was merged for them.
+//!
+//! A state that was replaced is in the history for a while; after that only those who began before have it. The oldest of them
+//! is charged with what was replaced until the next one began, that one with what was replaced until the one after it, and the
+//! youngest with what was replaced until the history begins. So every state is charged once, whatever the number of streams, and
+//! nobody is charged with more than it refers to.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::service::Service;
+use crate::{cache::Snapshot, transport::StreamHandle};
+
+/// The snapshots of one resource that streams answer from.
+#[derive(Debug, Default)]
+pub(super) struct HeldSnapshots {
+    last: AtomicU64,
+    held: Mutex<BTreeMap<(Age, u64), Holder>>,
+}
+
+/// A snapshot that a stream answers from, until this is dropped.
+#[derive(Debug)]
+pub(super) struct HeldSnapshot {
+    snapshots: Arc<HeldSnapshots>,
+    key: (Age, u64),
+}
+
+/// A state of a resource, by when it was current: the number of its history, and the bytes that were replaced before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Age {
+    epoch: u64,
+    replaced: u64,
+}
+
+/// Somebody who has states of a resource.
+#[derive(Debug, Clone)]
+pub(super) struct Holder {
+    pub(super) stream: Option<StreamHandle>,
+    /// No state that was replaced before is among them.
+    pub(super) since: Age,
+    /// The size of all of them.
+    pub(super) bodies: u64,
+    /// The memory that it has for itself.
+    pub(super) own: usize,
+}
+
+/// How often streams are charged.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Charges the streams with what is kept for them, for ever.
+pub(super) async fn charge(service: &Service) {
+    let mut last: BTreeMap<&str, Age> = BTreeMap::new();
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        let mut kept = 0;
+        for resource in service.resources() {
+            let Some(snapshot) = resource.informer.snapshot() else { continue };
+            let now = Age::of(&snapshot);
+            let begin = now.before(resource.informer.stats().history_bytes.load(Ordering::Relaxed));
+            let before = last.insert(&resource.name, now).unwrap_or_default();
+            let mut holders = service.snapshots(resource).older_than(begin);
+            holders.extend(service.watchers().merging(resource, before, now));
+            holders.sort_by_key(|holder| holder.since);
+            for (holder, share) in holders.iter().zip(shares(&holders, begin)) {
+                let bytes = holder.own + share as usize;
+                kept += bytes;
+                if let Some(stream) = &holder.stream {
+                    stream.keep(bytes);
+                }
+            }
+        }
+        service.ledger().keep(kept);
+    }
+}
+
+/// Divides what was replaced before the history begins among those who have it, the oldest first.
+fn shares(holders: &[Holder], begin: Age) -> impl Iterator<Item = u64> {
+    let next = holders.iter().skip(1).map(|holder| Some(holder.since)).chain([None]);
+    holders.iter().zip(next).map(move |(holder, next)| {
+        let end = next.filter(|next| next.epoch == holder.since.epoch).map_or(u64::MAX, |next| next.replaced);
+        let end = if holder.since.epoch < begin.epoch { end } else { end.min(begin.replaced) };
+        end.saturating_sub(holder.since.replaced).min(holder.bodies)
+    })
+}
+
+// === impl HeldSnapshots ===
+
+impl HeldSnapshots {
+    /// Notes that a stream answers from a snapshot.
+    pub(super) fn hold(self: &Arc<Self>, snapshot: &Snapshot, stream: Option<StreamHandle>) -> HeldSnapshot {
+        let since = Age::of(snapshot);
+        let key = (since, self.last.fetch_add(1, Ordering::Relaxed));
+        self.held.lock().insert(key, Holder { stream, since, bodies: snapshot.size(), own: 0 });
+        HeldSnapshot { snapshots: Arc::clone(self), key }
+    }
+
+    fn older_than(&self, begin: Age) -> Vec<Holder> {
+        self.held.lock().range(..(begin, 0)).map(|(_, holder)| holder.clone()).collect()
+    }
+}
+
+impl Drop for HeldSnapshot {
+    fn drop(&mut self) {
+        let holder = self.snapshots.held.lock().remove(&self.key);
+        if let Some(stream) = holder.and_then(|holder| holder.stream) {
+            stream.keep(0);
+        }
+    }
+}
+
+// === impl Age ===
+
+impl Age {
+    fn of(snapshot: &Snapshot) -> Self {
+        Self { epoch: snapshot.epoch(), replaced: snapshot.replaced_bytes() }
+    }
+
+    /// So many bytes earlier.
+    fn before(self, bytes: u64) -> Self {
+        Self { replaced: self.replaced.saturating_sub(bytes), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn age(epoch: u64, replaced: u64) -> Age {
+        Age { epoch, replaced }
+    }
+
+    fn of(holders: &[(Age, u64)], begin: Age) -> Vec<u64> {
+        let holder = |&(since, bodies): &(Age, u64)| Holder { stream: None, since, bodies, own: 0 };
+        let holders: Vec<Holder> = holders.iter().map(holder).collect();
+        shares(&holders, begin).collect()
+    }
+
+    #[test]
+    fn every_state_is_charged_once_and_nobody_with_more_than_it_has() {
+        let begin = age(0, 100);
+        assert_eq!(of(&[(age(0, 10), 1000)], begin), [90]);
+        assert_eq!(of(&[(age(0, 10), 50)], begin), [50], "no more than all of it");
+        assert_eq!(of(&[(age(0, 10), 1000), (age(0, 30), 1000), (age(0, 30), 1000)], begin), [20, 0, 70]);
+        assert_eq!(of(&[(age(0, 10), 1000), (age(0, 120), 1000)], begin), [90, 0], "the history has the rest");
+    }
+
+    #[test]
+    fn states_of_another_history_are_in_no_history() {
+        let holders = [(age(0, 10), 1000), (age(0, 30), 1000), (age(1, 5), 1000)];
+        assert_eq!(of(&holders, age(1, 8)), [20, 1000, 3]);
+    }
+}
