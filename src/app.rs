@@ -12,13 +12,14 @@
 //! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are aborted, and then
 //!    the threads of the resources end.
 
+mod cgroup;
 mod connector;
 mod keeper;
 mod listener;
 mod sources;
 mod writer;
 
-use std::{fmt, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::{
@@ -188,6 +189,7 @@ impl App {
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
                 struct_bytes: config.limits.struct_bytes,
+                memory: config.limits.memory.unwrap_or_else(|| cgroup::share(Path::new("/"))),
                 expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
             },

@@ -64,7 +64,7 @@ pub struct Config {
     /// How much of each resource's past is kept for watches that lag or come back. Age: 5 minutes by default; events:
     /// 100 000; bytes: 256 MiB. None of them is 0.
     pub history: Retention,
-    /// What one client may use.
+    /// What clients may use.
     pub limits: LimitsConfig,
     /// How the server goes down.
     pub drain: DrainConfig,
@@ -137,6 +137,9 @@ pub struct LimitsConfig {
     pub streams_per_connection: u32,
     /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
     pub struct_bytes: usize,
+    /// What is held for all clients together, from 1 MiB to 1 TiB; with `None`, a quarter of the cgroup's limit, and 1 GiB
+    /// where there is none.
+    pub memory: Option<usize>,
     /// Steps of one evaluation of an expression; by default [`Expression::DEFAULT_MAX_STEPS`], from 100 to 100 000.
     pub expression_steps: u64,
 }
@@ -377,6 +380,7 @@ impl Default for LimitsConfig {
             request_bytes: 64 << 10,
             streams_per_connection: 1024,
             struct_bytes: 64 << 20,
+            memory: None,
             expression_steps: Expression::DEFAULT_MAX_STEPS,
         }
     }

@@ -36,7 +36,7 @@ mod tls;
 use std::{fmt, net::SocketAddr};
 
 pub use accept::{Listener, Server, ServerConfig};
-pub use body::{RequestBody, Room, Supplied, Supply, UNKNOWN};
+pub use body::{LastWords, RequestBody, Room, Supplied, Supply, UNKNOWN};
 pub use chunk::Chunk;
 pub use handle::StreamHandle;
 pub use ledger::{Ledger, Waiting};

@@ -339,6 +339,7 @@ mod tests {
             (Code::Unavailable, "NOT_SYNCED", Resume),
             (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", Resume),
             (Code::ResourceExhausted, "SLOW_CONSUMER", Resume),
+            (Code::ResourceExhausted, "MEMORY_EXCEEDED", Resume),
             (Code::ResourceExhausted, "TOO_MANY_WATCHERS", Resume),
             (Code::Internal, "INTERNAL", Resume),
             (Code::Unknown, "", Resume),

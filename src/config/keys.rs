@@ -67,6 +67,10 @@ const KEYS: &[Key] = &[
         "64MiB",
         "of bodies that were sent as STRUCT, what is kept for those who ask for the same",
     ),
+    no_default(
+        "limits.memory",
+        "what is held for all clients together, 1MiB to 1024GiB: above it the stream ends that has waited longest; a quarter of the cgroup's limit if left out, 1GiB where there is none",
+    ),
     key(
         "limits.expression_steps",
         "10000",
@@ -200,7 +204,7 @@ const KEYS: &[Key] = &[
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 4] = ["limits.connections", "limits.connections_per_peer", "limits.memory", "resources.<name>.ttl"];
+const LATER: [&str; 3] = ["limits.connections", "limits.connections_per_peer", "resources.<name>.ttl"];
 
 /// Longer than any key and typo; the distance of two texts takes time by the product of their lengths.
 const MAX_TYPO_BYTES: usize = 64;

@@ -176,6 +176,7 @@ pub(super) struct RawLimits {
     pub(super) request_bytes: Option<Value>,
     pub(super) streams_per_connection: Option<Value>,
     pub(super) struct_bytes: Option<Value>,
+    pub(super) memory: Option<Value>,
     pub(super) expression_steps: Option<Value>,
 }
 

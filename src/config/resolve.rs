@@ -221,6 +221,7 @@ fn resolve_limits(raw: &RawLimits, errors: &mut ConfigErrors) -> LimitsConfig {
         struct_bytes: errors
             .read("limits.struct_bytes", raw.struct_bytes.as_ref(), value::positive_size)
             .unwrap_or(default.struct_bytes),
+        memory: errors.read("limits.memory", raw.memory.as_ref(), value::memory),
         expression_steps: errors
             .read("limits.expression_steps", raw.expression_steps.as_ref(), value::expression_steps)
             .unwrap_or(default.expression_steps),

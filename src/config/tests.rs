@@ -93,6 +93,7 @@ fn defaults() {
             request_bytes: 65_536,
             streams_per_connection: 1024,
             struct_bytes: 64 << 20,
+            memory: None,
             expression_steps: 10_000,
         },
         drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
@@ -139,7 +140,7 @@ insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
          queue_bytes: 1MiB, window_bytes: 2MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
-limits: { request_bytes: 1Ki, streams_per_connection: 3, struct_bytes: 5, expression_steps: 100000 }
+limits: { request_bytes: 1Ki, streams_per_connection: 3, struct_bytes: 5, memory: 2MiB, expression_steps: 100000 }
 drain: { delay: 1s, period: 0 }
 stale_after: 1ms
 state_dir: ./state
@@ -182,7 +183,13 @@ resources:
     assert_eq!(config.history, Retention { age: Duration::from_secs(3600), events: 8, size: 9 });
     assert_eq!(
         config.limits,
-        LimitsConfig { request_bytes: 1024, streams_per_connection: 3, struct_bytes: 5, expression_steps: 100_000 }
+        LimitsConfig {
+            request_bytes: 1024,
+            streams_per_connection: 3,
+            struct_bytes: 5,
+            memory: Some(2 << 20),
+            expression_steps: 100_000
+        }
     );
     assert_eq!(config.drain, DrainConfig { delay: Duration::from_secs(1), period: Duration::ZERO });
     assert_eq!(config.stale_after, Duration::from_millis(1));

@@ -340,6 +340,12 @@ pub(super) fn percent(value: &Value) -> Result<u32, ValueError> {
     percent.ok_or_else(|| ValueError::expected("an integer from 1 to 100", found(value)))
 }
 
+pub(super) fn memory(value: &Value) -> Result<usize, ValueError> {
+    let size = positive_size(value)?;
+    let is_within = (1 << 20..=1 << 40).contains(&(size as u64));
+    is_within.then_some(size).ok_or_else(|| ValueError::expected("a size from 1MiB to 1024GiB", found(value)))
+}
+
 pub(super) fn expression_steps(value: &Value) -> Result<u64, ValueError> {
     let steps = value.as_u64().filter(|steps| (100..=100_000).contains(steps));
     steps.ok_or_else(|| ValueError::expected("an integer from 100 to 100000", found(value)))

@@ -52,14 +52,15 @@ pub(super) struct Holder {
     pub(super) own: usize,
 }
 
-/// How often streams are charged.
+/// How often streams are charged; ten times as often when there is not much left of the limit.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Charges the streams with what is kept for them, for ever.
 pub(super) async fn charge(service: &Service) {
     let mut last: BTreeMap<&str, Age> = BTreeMap::new();
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        let is_near = service.ledger().is_near();
+        tokio::time::sleep(if is_near { INTERVAL / 10 } else { INTERVAL }).await;
         let mut kept = 0;
         for resource in service.resources() {
             let Some(snapshot) = resource.informer.snapshot() else { continue };

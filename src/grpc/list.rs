@@ -23,7 +23,7 @@ use super::{
     metrics::RpcObserver,
     page::{Continued, query_hash},
     query::{self, Parts},
-    routes::trailers,
+    routes::{last_words, trailers},
     scan::Scan,
     service::{ServedResource, Service},
     slice::Slice,
@@ -35,7 +35,7 @@ use crate::{
     model::{ObjectKey, Selection},
     planted::planted,
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{Chunk, Room, Supplied, Supply},
+    transport::{Chunk, LastWords, Room, Supplied, Supply},
 };
 
 /// One answer.
@@ -330,6 +330,12 @@ impl Supply for ListBody {
 
     fn made(&self) -> usize {
         self.objects.capacity()
+    }
+
+    fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
+        self.stage = Stage::Over;
+        self.observer.ends(Code::ResourceExhausted);
+        last_words(limit)
     }
 }
 

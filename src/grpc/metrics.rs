@@ -20,6 +20,7 @@ pub struct RpcMetrics {
     started: Family<MethodLabels, Counter>,
     handled: Family<RpcLabels, Counter>,
     stalled: Counter,
+    ended: Family<ReasonLabels, Counter>,
 }
 
 /// Labels of a call that has begun.
@@ -36,6 +37,12 @@ struct RpcLabels {
     grpc_service: &'static str,
     grpc_method: &'static str,
     grpc_code: RpcCode,
+}
+
+/// Why the server has ended a stream.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
 }
 
 /// A status code as a label, by its name.
@@ -69,11 +76,21 @@ impl RpcMetrics {
         registry.register("grpc_server_handled", "RPCs ended, by code", self.handled.clone());
         let help = "Streams reset because their clients took nothing for watch.progress_timeout";
         registry.register("informerd_streams_stalled", help, self.stalled.clone());
+        registry.register(
+            "informerd_streams_ended",
+            "Streams that the server has ended, by reason",
+            self.ended.clone(),
+        );
     }
 
     /// Returns the counter of streams that were reset because their clients took nothing.
     pub fn stalled(&self) -> Counter {
         self.stalled.clone()
+    }
+
+    /// Returns the counter of streams that were ended because too much memory was held for clients.
+    pub(super) fn ended_for_memory(&self) -> Counter {
+        self.ended.get_or_create_owned(&ReasonLabels { reason: "memory" })
     }
 
     pub(super) fn start(self: &Arc<Self>, method: &'static str) -> RpcObserver {
@@ -94,7 +111,9 @@ impl Collector for WaitingBytes {
         for (owner, bytes) in [("sending", waiting.sending), ("made", waiting.made), ("kept", waiting.kept)] {
             ConstGauge::new(bytes as f64).encode(family.encode_family(&[("owner", owner)])?)?;
         }
-        Ok(())
+        let (name, help) = ("informerd_waiting_limit", "Bound of the memory that is held for clients (limits.memory)");
+        let limit = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        ConstGauge::new(self.0.limit() as f64).encode(limit)
     }
 }
 

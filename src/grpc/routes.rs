@@ -22,12 +22,13 @@ use super::{
     call::Call,
     frame::PREFIX_BYTES,
     list::{self, ListBody},
+    status::Refusal,
     watch::{self, WatchBody},
 };
 use crate::{
     planted::planted,
     proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
-    transport::{Chunk, Room, Supplied, Supply},
+    transport::{Chunk, LastWords, Room, Supplied, Supply},
 };
 
 /// All services of the server.
@@ -205,6 +206,14 @@ impl Supply for Body {
             BodyKind::Over => 0,
         }
     }
+
+    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords {
+        match &mut self.kind {
+            BodyKind::Watch(body) => body.exhausted(room, limit),
+            BodyKind::List(body) => body.exhausted(room, limit),
+            BodyKind::Generated(_) | BodyKind::Over => last_words(limit),
+        }
+    }
 }
 
 impl http_body::Body for Body {
@@ -268,6 +277,12 @@ impl Generated {
     fn made(&self) -> usize {
         self.first + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
     }
+}
+
+/// The end of an answer that nobody can go on from.
+pub(super) fn last_words(limit: usize) -> LastWords {
+    let refusal = Refusal::MemoryExceeded { limit, after: None };
+    LastWords { message: None, trailers: trailers(&refusal.to_status()) }
 }
 
 /// A status as the last frame of a body.

@@ -75,6 +75,8 @@ pub struct ServiceConfig {
     pub bulk_streams: usize,
     /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
     pub struct_bytes: usize,
+    /// What is held for all clients together at most, in bytes; above it the streams end that have waited longest.
+    pub memory: usize,
     /// Steps of one evaluation of a client's expression or condition.
     pub expression_steps: u64,
 }
@@ -128,6 +130,7 @@ impl Service {
         let resources: BTreeMap<_, _> =
             resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect();
         let snapshots = resources.keys().map(|name| (name.clone(), Arc::default())).collect();
+        let ledger = Ledger::new(config.memory, metrics.ended_for_memory());
         let inner = Inner {
             resources,
             turns: Turns::new(config.bulk_streams),
@@ -138,7 +141,7 @@ impl Service {
             conditions: Compiler::new(Condition::parse),
             watchers,
             snapshots,
-            ledger: Arc::default(),
+            ledger: Arc::new(ledger),
             lifecycle,
             metrics,
         };
@@ -162,7 +165,7 @@ impl Service {
     }
 
     /// What has to run beside the calls: lets streams that take turns go on, tells watches of a drain, resets those of
-    /// clients that cannot be told why they end, and charges streams with what is kept for them. Never ready.
+    /// clients that cannot be told why they end, and keeps the memory that is held for clients within its bound. Never ready.
     ///
     /// # Cancel safety
     ///
@@ -175,7 +178,7 @@ impl Service {
             }
         };
         let evicted = self.watchers().reset_evicted(self.config().evicted_grace);
-        tokio::join!(drain, self.turns().call(), evicted, kept::charge(&self));
+        tokio::join!(drain, self.turns().call(), evicted, kept::charge(&self), self.ledger().run());
     }
 
     pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, Refusal> {

@@ -44,6 +44,8 @@ pub(crate) enum Refusal {
     Draining,
     /// The client's queue stayed full under BLOCK.
     SlowConsumer { after: ResourceVersion },
+    /// More memory is held for clients than is allowed, and the stream has waited longest.
+    MemoryExceeded { limit: usize, after: Option<ResourceVersion> },
     /// The server serves as many watchers as it is allowed to.
     TooManyWatchers { limit: usize },
     /// A bug; the detail is in the log.
@@ -117,6 +119,7 @@ impl Refusal {
             Self::NotSynced { .. } => (Code::Unavailable, "NOT_SYNCED"),
             Self::Draining => (Code::Unavailable, "DRAINING"),
             Self::SlowConsumer { .. } => (Code::ResourceExhausted, "SLOW_CONSUMER"),
+            Self::MemoryExceeded { .. } => (Code::ResourceExhausted, "MEMORY_EXCEEDED"),
             Self::TooManyWatchers { .. } => (Code::ResourceExhausted, "TOO_MANY_WATCHERS"),
             Self::Internal => (Code::Internal, "INTERNAL"),
         }
@@ -159,6 +162,16 @@ impl Refusal {
                     "this client was too slow under BLOCK: its budget (watch.block_timeout) is spent; resume after version {after}"
                 )
             }
+            Self::MemoryExceeded { limit, after } => {
+                let resume = after.as_ref().map_or_else(
+                    || "and resume from the last version received, or list again".to_owned(),
+                    |after| format!("and resume after version {after}"),
+                );
+                format!(
+                    "stream ended: the server holds more than {limit} bytes (limits.memory) for clients that read slowly, and this \
+                     one has taken nothing for longest; read faster, {resume}"
+                )
+            }
             Self::TooManyWatchers { limit } => format!("there are {limit} watchers already, as many as are allowed"),
             Self::Internal => "internal error; the server's log has the detail".to_owned(),
         }
@@ -183,6 +196,10 @@ impl Refusal {
                 last_error.iter().map(|error| ("last_error", error.clone())).collect()
             }
             Self::SlowConsumer { after } => vec![("after", after.to_string())],
+            Self::MemoryExceeded { limit, after } => {
+                let after = after.iter().map(|after| ("after", after.to_string()));
+                [("limit", limit.to_string())].into_iter().chain(after).collect()
+            }
             Self::TooManyWatchers { limit } => vec![("limit", limit.to_string())],
             Self::PageTokenExpired | Self::HistoryChanged | Self::Draining | Self::Internal => Vec::new(),
         }
@@ -195,6 +212,7 @@ impl Refusal {
             | Self::NotParsed { .. }
             | Self::Draining
             | Self::SlowConsumer { .. }
+            | Self::MemoryExceeded { .. }
             | Self::TooManyWatchers { .. } => Some(RETRY_SOON),
             Self::ResourceNotFound { .. }
             | Self::ObjectNotFound { .. }

@@ -8,6 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream};
+use http::HeaderMap;
 use http_body::{Body, Frame};
 
 use super::{Chunk, connection::BoxError};
@@ -23,6 +24,10 @@ pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'st
     /// Returns the bytes that it has made and not handed out.
     fn made(&self) -> usize;
 
+    /// Ends because more than `limit` bytes are held for all streams, and its own has waited longest. It is not polled any more.
+    /// There is `room` for a message.
+    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords;
+
     /// Polls for the next frame, of any size.
     fn poll_any(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Self::Error>>> {
         let any = Room { bytes: usize::MAX, is_strict: false };
@@ -33,6 +38,15 @@ pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'st
             Some(Err(error)) => Some(Err(error)),
         })
     }
+}
+
+/// What is sent of a body that has to end before its time.
+#[derive(Debug)]
+pub struct LastWords {
+    /// Data within the room that there was for it.
+    pub message: Option<Chunk>,
+    /// The end.
+    pub trailers: HeaderMap,
 }
 
 /// The room for the next frame.

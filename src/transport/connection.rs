@@ -125,6 +125,8 @@ const HEADER_LIST: u32 = 16 << 10;
 const ERROR_RESETS: usize = 1024;
 /// Bytes that h2 takes of a stream: no bound, because the driver bounds what it gives to h2.
 const SEND_BUFFER: usize = u32::MAX as usize;
+/// How long the last words of a connection may take whose streams were all ended because the client takes nothing.
+const DESERTED_TIMEOUT: Duration = Duration::from_secs(1);
 /// After so much, or so many rounds, other connections get their turn.
 const BYTES_PER_POLL: u64 = 1 << 20;
 const ROUNDS_PER_POLL: usize = 32;
@@ -260,7 +262,9 @@ where
             return Ok(());
         };
         self.streams.wakes().note_buffered(self.io.buffered());
-        let deadline = since + self.progress_timeout;
+        // There is nothing left to be sent to a client whose streams were ended.
+        let timeout = if self.streams.is_deserted() { DESERTED_TIMEOUT } else { self.progress_timeout };
+        let deadline = since + timeout.min(self.progress_timeout);
         let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if stuck.deadline() != deadline {
             stuck.as_mut().reset(deadline);
@@ -274,12 +278,12 @@ where
                 socket2::SockRef::from(tcp).set_linger(Some(Duration::ZERO)).unwrap_or_default();
             }
         });
-        Err(ConnectionError::Stuck(self.progress_timeout))
+        Err(ConnectionError::Stuck(timeout))
     }
 
     /// Resets the streams whose windows have been shut for too long, and closes the connection after the last of them.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) {
-        let reset = self.stalled.poll(self.streams.newcomers(), cx);
+        let reset = self.stalled.poll(&self.streams.wakes().waiting, cx);
         if reset > 0 {
             tracing::debug!(peer = %self.peer, streams = reset, "stalled streams reset");
             self.stalled_streams.inc_by(reset as u64);

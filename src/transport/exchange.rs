@@ -14,7 +14,7 @@ use h2::{Reason, SendStream, server::SendResponse};
 use http::{HeaderMap, Response};
 
 use super::{
-    Room, Supplied, Supply,
+    LastWords, Room, Supplied, Supply,
     budget::Place,
     connection::BoxError,
     handle::{StreamHandle, UNSENT_LARGE},
@@ -69,6 +69,32 @@ impl<B: Supply> Exchange<B> {
     fn note_made(&self) {
         let made = if let Stage::Sending(body, _) = &self.stage { body.made() } else { 0 };
         self.handle.note_made(made);
+    }
+
+    /// Ends the stream, with the last words of its body where they can be sent.
+    fn end(&mut self, reason: Reason) {
+        if self.handle.is_exhausted() && (!self.send_last_words() || self.handle.is_socket_full()) {
+            self.handle.note_stalled();
+        }
+        self.reset(reason);
+    }
+
+    /// Sends the last words of the body, if nothing is before them. Trailers need no window; a message needs what there is.
+    fn send_last_words(&mut self) -> bool {
+        let Self { stage: Stage::Sending(body, stream), handle, .. } = self else { return false };
+        stream.reserve_capacity(MAX_ROOM);
+        let LastWords { message, trailers } = body.exhausted(stream.capacity().min(MAX_ROOM), handle.memory_limit());
+        if handle.has_unsent(1) {
+            return false;
+        }
+        if let Some(message) = message
+            && let Err(error) = stream.send_data(Outgoing::new(message, handle, Kept::ForTheSocket), false)
+        {
+            tracing::debug!(%error, "stream lost");
+        }
+        send_trailers(stream, trailers);
+        self.stage = Stage::Over;
+        true
     }
 
     /// Sends `RST_STREAM`, whatever is still to be sent.
@@ -250,14 +276,14 @@ impl<B: Supply> Future for Exchange<B> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
         if let Some(reason) = this.handle.wanted_reset() {
-            this.reset(reason);
+            this.end(reason);
             return Poll::Ready(());
         }
         ready!(this.poll_call(cx));
         let sent = this.poll_send(cx);
         this.note_made();
         if let Some(reason) = ready!(sent) {
-            this.reset(reason);
+            this.end(reason);
         }
         ready!(this.poll_flush(cx));
         this.stage = Stage::Over;

@@ -23,7 +23,7 @@ use super::{
     budget::Budget,
     exchange::MAX_ROOM,
     outgoing::Kept,
-    stalled::{Newcomers, Progress, Wait},
+    stalled::{Progress, Wait, WaitingStreams},
 };
 
 /// A stream, seen by others than the one that polls it; an extension of its request.
@@ -44,8 +44,10 @@ pub(super) struct Wakes {
     made: AtomicUsize,
     /// Bytes of the buffer that the socket has not taken.
     buffered: AtomicUsize,
-    /// The streams that have begun to wait.
-    pub(super) newcomers: Newcomers,
+    /// The bound on the memory that is held for the streams of all connections.
+    pub(super) memory_limit: AtomicUsize,
+    /// The streams that wait.
+    pub(super) waiting: WaitingStreams,
 }
 
 /// The bounds on what one connection keeps unsent.
@@ -95,6 +97,8 @@ const KEPT: u8 = 0;
 const CANCELLED: u8 = 1;
 /// The stream is to be reset with `ENHANCE_YOUR_CALM`, which gRPC has as `RESOURCE_EXHAUSTED`.
 const STALLED: u8 = 2;
+/// The stream is to end with its body's last words, if they can be sent, and otherwise as a stalled one.
+const EXHAUSTED: u8 = 3;
 
 /// The task waits to be woken.
 pub(super) const RESTING: u8 = 0;
@@ -141,18 +145,45 @@ impl StreamHandle {
 
     /// Ends the stream because its client takes nothing of it.
     pub(super) fn stall(&self) {
-        self.0.wakes.has_stalled.store(true, Ordering::SeqCst);
+        self.note_stalled();
         self.0.reset.store(STALLED, Ordering::Release);
         self.0.wake_by_ref();
+    }
+
+    /// Ends the stream because too much memory is held for all. Returns what was kept for it.
+    pub(super) fn exhaust(&self) -> usize {
+        self.0.reset.store(EXHAUSTED, Ordering::Release);
+        self.0.wake_by_ref();
+        self.0.kept.swap(0, Ordering::Relaxed)
+    }
+
+    /// Returns whether the stream is to end because too much memory is held for all.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.0.reset.load(Ordering::Acquire) == EXHAUSTED
+    }
+
+    /// Returns whether the socket takes nothing more.
+    pub(super) fn is_socket_full(&self) -> bool {
+        self.0.wakes.buffered.load(Ordering::Relaxed) > 0
+    }
+
+    /// Has the connection closed after the last of its streams: the client takes nothing.
+    pub(super) fn note_stalled(&self) {
+        self.0.wakes.has_stalled.store(true, Ordering::SeqCst);
     }
 
     /// Returns how the stream is to be reset, if it is.
     pub(super) fn wanted_reset(&self) -> Option<Reason> {
         match self.0.reset.load(Ordering::Acquire) {
             KEPT => None,
-            STALLED => Some(Reason::ENHANCE_YOUR_CALM),
+            STALLED | EXHAUSTED => Some(Reason::ENHANCE_YOUR_CALM),
             _ => Some(Reason::CANCEL),
         }
+    }
+
+    /// Returns the bound on the memory that is held for all streams.
+    pub(super) fn memory_limit(&self) -> usize {
+        self.0.wakes.memory_limit.load(Ordering::Relaxed)
     }
 
     /// Counts the stream among those that are not over.
@@ -197,7 +228,7 @@ impl StreamHandle {
     /// Notes what the stream waits for from now on, or that it does not wait; what HTTP/2 has of it waits in any case.
     pub(super) fn waits_for(&self, wait: Wait) {
         self.0.progress.set(wait);
-        if self.is_waiting() && self.0.progress.begin() && self.0.wakes.newcomers.push(self) {
+        if self.is_waiting() && self.0.progress.begin() && self.0.wakes.waiting.push(self) {
             self.0.wakes.wake(CONNECTION);
         }
     }
@@ -260,7 +291,8 @@ impl Wakes {
             has_stalled: AtomicBool::new(false),
             made: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
-            newcomers: Newcomers::default(),
+            memory_limit: AtomicUsize::new(0),
+            waiting: WaitingStreams::default(),
         }
     }
 

@@ -40,9 +40,24 @@ pub(super) struct Progress {
     written: AtomicUsize,
 }
 
-/// The streams that have begun to wait since the connection looked.
+/// The streams of a connection that wait, or did so when they were looked at.
 #[derive(Debug, Default)]
-pub(super) struct Newcomers(Mutex<Vec<Waiting>>);
+pub(super) struct WaitingStreams(Mutex<Listed>);
+
+#[derive(Debug, Default)]
+struct Listed {
+    streams: Vec<Waiting>,
+    /// There are some that the connection has not seen.
+    has_new: bool,
+}
+
+/// A stream that waits, for the server.
+#[derive(Debug)]
+pub(super) struct LongWaiting {
+    pub(super) stream: StreamHandle,
+    /// When it was last seen to make progress, or began to wait.
+    pub(super) since: Instant,
+}
 
 /// One stream that waits, or did so when it was looked at.
 #[derive(Debug)]
@@ -52,12 +67,11 @@ struct Waiting {
     written: usize,
 }
 
-/// The streams of a connection that wait.
+/// Resets the streams of a connection that wait for too long.
 #[derive(Debug)]
 pub(super) struct Stalled {
     timeout: Duration,
-    waiting: Vec<Waiting>,
-    /// While there are any.
+    /// While there are any that wait.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -92,16 +106,29 @@ impl Progress {
     }
 }
 
-// === impl Newcomers ===
+// === impl WaitingStreams ===
 
-impl Newcomers {
-    /// Lists a stream. Returns whether it is the first one since the connection looked.
+impl WaitingStreams {
+    /// Lists a stream. Returns whether the connection has to look at it and does not know yet.
     pub(super) fn push(&self, stream: &StreamHandle) -> bool {
         let written = stream.0.progress.written.load(Ordering::Relaxed);
         let waiting = Waiting { stream: Arc::downgrade(&stream.0), since: Instant::now(), written };
-        let mut newcomers = self.0.lock();
-        newcomers.push(waiting);
-        newcomers.len() == 1
+        let mut listed = self.0.lock();
+        listed.streams.push(waiting);
+        !std::mem::replace(&mut listed.has_new, true)
+    }
+
+    /// Looks at those that wait, and takes note of their progress.
+    pub(super) fn look(&self, now: Instant, mut found: impl FnMut(LongWaiting)) {
+        for waiting in &mut self.0.lock().streams {
+            if let Some(stream) = waiting.stream.upgrade().map(StreamHandle) {
+                let is_waiting = stream.is_waiting();
+                waiting.note_progress(&stream, !is_waiting, now);
+                if is_waiting {
+                    found(LongWaiting { stream, since: waiting.since });
+                }
+            }
+        }
     }
 }
 
@@ -109,35 +136,33 @@ impl Newcomers {
 
 impl Stalled {
     pub(super) fn new(timeout: Duration) -> Self {
-        Self { timeout, waiting: Vec::new(), timer: None }
+        Self { timeout, timer: None }
     }
 
     /// Looks at the streams that wait when it is time, and resets those that have waited for too long. Returns their number.
-    pub(super) fn poll(&mut self, newcomers: &Newcomers, cx: &mut Context<'_>) -> usize {
+    pub(super) fn poll(&mut self, waiting: &WaitingStreams, cx: &mut Context<'_>) -> usize {
         let mut reset = 0;
         loop {
             if self.timer.is_none() {
-                if newcomers.0.lock().is_empty() {
+                if !waiting.0.lock().has_new {
                     return reset;
                 }
                 self.timer = Some(Box::pin(tokio::time::sleep(self.timeout / LOOKS)));
             }
             let Some(Poll::Ready(())) = self.timer.as_mut().map(|timer| timer.as_mut().poll(cx)) else { return reset };
             self.timer = None;
-            self.waiting.append(&mut newcomers.0.lock());
             let (now, timeout) = (Instant::now(), self.timeout);
-            let before = self.waiting.len();
-            let mut left = 0;
-            self.waiting.retain_mut(|waiting| match waiting.look(now, timeout) {
+            let mut listed = waiting.0.lock();
+            listed.has_new = false;
+            listed.streams.retain_mut(|waiting| match waiting.look(now, timeout) {
                 Look::Waits => true,
-                Look::Left => {
-                    left += 1;
+                Look::Left => false,
+                Look::Stalled => {
+                    reset += 1;
                     false
                 }
-                Look::Stalled => false,
             });
-            reset += before - self.waiting.len() - left;
-            if !self.waiting.is_empty() {
+            if !listed.streams.is_empty() {
                 self.timer = Some(Box::pin(tokio::time::sleep(self.timeout / LOOKS)));
             }
         }
@@ -154,21 +179,26 @@ enum Look {
 }
 
 impl Waiting {
+    /// Takes note of what was written since it was looked at last; `is_new` when it did not wait.
+    fn note_progress(&mut self, stream: &StreamHandle, is_new: bool, now: Instant) {
+        let written = stream.0.progress.written.load(Ordering::Relaxed);
+        if is_new || self.written != written {
+            (self.since, self.written) = (now, written);
+        }
+    }
+
     fn look(&mut self, now: Instant, timeout: Duration) -> Look {
         let Some(stream) = self.stream.upgrade().map(StreamHandle) else { return Look::Left };
         let progress = &stream.0.progress;
-        let written = progress.written.load(Ordering::Relaxed);
-        if !stream.is_waiting() {
+        let is_new = !stream.is_waiting();
+        if is_new {
             progress.is_listed.store(false, Ordering::SeqCst);
             // It may have begun anew before that, and believed itself listed.
             if !stream.is_waiting() || !progress.begin() {
                 return Look::Left;
             }
-            (self.since, self.written) = (now, written);
         }
-        if self.written != written {
-            (self.since, self.written) = (now, written);
-        }
+        self.note_progress(&stream, is_new, now);
         let timeout = if progress.wait() == Wait::Line { timeout * LINE_FACTOR } else { timeout };
         if now - self.since < timeout {
             return Look::Waits;

@@ -9,10 +9,7 @@ use std::{
 
 use slab::Slab;
 
-use super::{
-    handle::{CONNECTION, POLLING, RESTING, SPAWNED, StreamHandle, StreamWaker, WOKEN, Wakes},
-    stalled::Newcomers,
-};
+use super::handle::{CONNECTION, POLLING, RESTING, SPAWNED, StreamHandle, StreamWaker, WOKEN, Wakes};
 
 /// The streams of one connection that its task polls.
 pub(super) struct Streams<F> {
@@ -100,11 +97,6 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
     pub(super) fn yield_now(&self, task: &Waker) {
         self.wakes.state.store(WOKEN, Ordering::SeqCst);
         task.wake_by_ref();
-    }
-
-    /// Returns the streams that have begun to wait, for the connection's task.
-    pub(super) fn newcomers(&self) -> &Newcomers {
-        &self.wakes.newcomers
     }
 
     /// Returns whether the last stream is over, and some of them had to be reset because their client takes nothing.

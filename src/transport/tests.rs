@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, client::SendRequest};
-use http::{Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use prometheus_client::metrics::counter::Counter;
@@ -28,7 +28,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Chunk, Ledger, Peer, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply, Waiting,
+    Chunk, LastWords, Ledger, Peer, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply, Waiting,
     accept::Shared,
     connection::{Connection, ConnectionError, Io},
     merge::BufferPool,
@@ -79,6 +79,8 @@ struct Pair {
 }
 
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+/// Held for all clients at most, while the ledger runs.
+const MEMORY: usize = 8 << 20;
 
 /// A connection that is served, and its other end.
 struct Serving {
@@ -107,7 +109,7 @@ fn serve(pipe: usize) -> Serving {
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });
     let (draining, cut) = (CancellationToken::new(), CancellationToken::new());
-    let ledger = Arc::new(Ledger::default());
+    let ledger = Arc::new(Ledger::new(MEMORY, Counter::default()));
     let shared = Shared {
         is_local: |request| request.uri().path() == "/local",
         buffers: BufferPool::default(),
@@ -188,6 +190,12 @@ impl Supply for Body {
 
     fn made(&self) -> usize {
         self.next.as_ref().map_or(0, Bytes::len)
+    }
+
+    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords {
+        let message = self.next.take().filter(|next| next.len() <= room).map(Chunk::from);
+        let trailers = HeaderMap::from_iter([(HeaderName::from_static("limit"), HeaderValue::from(limit))]);
+        LastWords { message, trailers }
     }
 }
 

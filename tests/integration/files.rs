@@ -188,6 +188,7 @@ async fn probes_and_metrics_say_how_it_goes() {
         r#"informerd_waiting_bytes{owner="sending"} 0.0"#,
         r#"informerd_waiting_bytes{owner="made"} 0.0"#,
         r#"informerd_waiting_bytes{owner="kept"} 0.0"#,
+        r#"informerd_streams_ended_total{reason="memory"} 0"#,
         r#"informerd_reflector_lists_total{resource="pods"} 1"#,
         r#"informerd_reflector_watches_total{resource="pods"} 1"#,
         r#"grpc_server_started_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch"} 1"#,

@@ -7,11 +7,12 @@ use informerd::{
     transport::Waiting,
     watch::{BroadcasterConfig, Retention},
 };
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
+use tonic_types::StatusExt;
 
 use crate::{
     operators::until,
-    sandbox::{Options, Sandbox, next, pod, queue, watch_from_now, watch_pods},
+    sandbox::{Options, Sandbox, next, pod, queue, reason, watch_from_now, watch_pods},
 };
 
 /// More than the window of a slow client.
@@ -108,5 +109,105 @@ async fn what_is_merged_for_a_client_is_held_until_it_is_told() {
     read_up_to(&mut slow, &last).await;
     let live = until(&sandbox, |found| found[0].bytes_held == 0).await;
     assert_eq!(live[0].state(), pb::WatcherState::Live);
+    until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
+}
+
+fn list_pods() -> pb::ListRequest {
+    pb::ListRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
+}
+
+/// A client that reads all that comes after version 1, of which there is one event for each version.
+async fn reader(sandbox: &Sandbox, events: usize) -> tokio::task::JoinHandle<()> {
+    let mut watch = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
+    next(&mut watch).await;
+    tokio::spawn(async move {
+        for at in 2..events + 2 {
+            assert_eq!(next(&mut watch).await.resource_version, at.to_string(), "in order, none missing");
+        }
+    })
+}
+
+/// Reads a stream to its end: its messages, and how it ended.
+async fn whole<T>(stream: &mut Streaming<T>) -> (Vec<T>, Result<(), Status>) {
+    let mut messages = Vec::new();
+    loop {
+        match stream.message().await {
+            Ok(Some(message)) => messages.push(message),
+            Ok(None) => return (messages, Ok(())),
+            Err(status) => return (messages, Err(status)),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn above_the_limit_those_end_who_do_not_read_and_others_get_everything() {
+    const LIMIT: usize = 8 << 20;
+    const STUCK: usize = 20;
+    const EVENTS: usize = 500;
+    let options = Options { memory: LIMIT, ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", &filler(LARGE))]).await;
+    let fast = reader(&sandbox, EVENTS).await;
+    let mut lists = Vec::new();
+    for _ in 0..STUCK {
+        lists.push(sandbox.slow_client().await.list(list_pods()).await.unwrap().into_inner());
+    }
+    for at in 0..EVENTS {
+        sandbox.put("shop", "b", &format!(r#""n":{at}"#)).await;
+    }
+    fast.await.unwrap();
+    // Each holds its object, and seven of them fit.
+    until(&sandbox, |_| sandbox.ledger.ended() >= STUCK as u64 - 7 && sandbox.ledger.waiting().total() <= LIMIT).await;
+    let ended = sandbox.ledger.ended();
+    assert!(ended < STUCK as u64, "{ended}");
+    let mut refused = 0;
+    for list in &mut lists {
+        match whole(list).await {
+            (pages, Ok(())) => assert_eq!(pages.iter().map(|page| page.objects.len()).sum::<usize>(), 1),
+            (_, Err(status)) => {
+                assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!((refused, sandbox.ledger.ended()), (ended, ended));
+    until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
+}
+
+/// What is merged for a watch is more than the limit. Its connection's window is shut by another stream, so that nothing of it waits
+/// in HTTP/2, and its end can be sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_ended_for_memory_is_sent_the_version_to_go_on_from() {
+    const LIMIT: usize = 4 << 20;
+    const EVENTS: usize = 3_000;
+    let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
+    let broadcaster = BroadcasterConfig { retention: few, ..BroadcasterConfig::default() };
+    let options = Options { broadcaster, history: few, memory: LIMIT, ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", &filler(LARGE))]).await;
+    let mut fast = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
+    next(&mut fast).await;
+    let mut client = sandbox.slow_client().await;
+    let coalesce = Some(queue(pb::FullChannelPolicy::Coalesce, 16));
+    let request = pb::WatchRequest { queue: coalesce, ..watch_from_now() };
+    let mut slow = client.watch(request).await.unwrap().into_inner();
+    assert_eq!(next(&mut slow).await.resource_version, "1");
+    let list = client.list(list_pods()).await.unwrap().into_inner();
+    until(&sandbox, |_| sandbox.ledger.waiting().sending >= LARGE).await;
+    for at in 0..EVENTS {
+        let put = sandbox.put("shop", &format!("p{}", at % 500), &filler(10_000)).await;
+        assert_eq!(next(&mut fast).await.resource_version, put.version().to_string());
+    }
+    until(&sandbox, |found| !found.iter().any(|watcher| watcher.policy() == pb::FullChannelPolicy::Coalesce)).await;
+    let (messages, ended) = whole(&mut slow).await;
+    let status = ended.unwrap_err();
+    assert_eq!(
+        (messages, status.code(), reason(&status).as_str()),
+        (vec![], Code::ResourceExhausted, "MEMORY_EXCEEDED")
+    );
+    let details = status.get_error_details();
+    let metadata = &details.error_info().unwrap().metadata;
+    assert_eq!((metadata["after"].as_str(), metadata["limit"].clone()), ("1", LIMIT.to_string()));
+    assert!(status.message().contains("limits.memory") && details.retry_info().is_some(), "{status:?}");
+    drop(list);
+    assert!((1..=2).contains(&sandbox.ledger.ended()), "the watch, and perhaps the list");
     until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
 }

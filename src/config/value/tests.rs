@@ -249,6 +249,16 @@ fn indexes_by_expression() {
 }
 
 #[test]
+fn memory_for_clients() {
+    for (text, expected) in
+        [("1MiB", Some(1 << 20)), ("1024GiB", Some(1 << 40)), ("1023KiB", None), ("1025GiB", None), ("0", None)]
+    {
+        assert_eq!(memory(&json!(text)).ok(), expected, "{text}");
+    }
+    assert_eq!(memory(&json!(5)).unwrap_err().to_string(), "expected a size from 1MiB to 1024GiB, found the number 5");
+}
+
+#[test]
 fn files_flags() {
     for (text, name, path, kind) in [
         ("pods=./manifests@Pod", "pods", "./manifests", Some("Pod")),

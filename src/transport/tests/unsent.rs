@@ -221,3 +221,67 @@ async fn what_the_socket_does_not_take_is_counted() {
     let waiting = pair.ledger.waiting();
     assert!((60_000..200_000).contains(&waiting.sending), "{waiting:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn above_the_limit_the_streams_end_that_have_waited_longest() {
+    let mut pair = Pair::with_window(1 << 20, WINDOW).await;
+    let ledger = Arc::clone(&pair.ledger);
+    let sweeper = tokio::spawn(async move { ledger.run().await });
+    let (mut idle, to_idle) = pair.open("/local").await;
+    let mut stuck = Vec::new();
+    for (body, opened) in open(&mut pair, 2).await {
+        opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+        // The connection looks meanwhile: a byte of the first was written when it began.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        stuck.push((body, opened));
+    }
+    assert_eq!((pair.ledger.waiting().total(), pair.ledger.ended()), (2 * LARGE, 0), "less than the limit");
+
+    // One more is too much. The first has been handed to HTTP/2, so that nothing can be sent after it.
+    let (third, to_third) = pair.open("/other").await;
+    to_third.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+    let (mut first, to_first) = stuck.remove(0);
+    to_first.sends.closed().await;
+    assert_eq!(whole(&mut first).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
+
+    // The next one is handed out, and its client takes a little now and then; those behind it wait for longer.
+    let (mut second, _to_second) = stuck.remove(0);
+    let reads = tokio::spawn(async move {
+        loop {
+            assert!(!data(&mut second).await.is_empty());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((pair.ledger.waiting().total(), pair.ledger.ended()), (2 * LARGE, 1));
+    let (_fourth, to_fourth) = pair.open("/local").await;
+    to_fourth.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+    to_third.sends.closed().await;
+    let mut third = third;
+    assert!(third.data().await.is_none());
+    let trailers = third.trailers().await.unwrap().unwrap();
+    assert_eq!(trailers["limit"], MEMORY.to_string().as_str());
+    assert_eq!((pair.ledger.waiting().total(), pair.ledger.ended()), (2 * LARGE, 2));
+
+    to_idle.sends.try_send(Bytes::from_static(b"x")).unwrap();
+    assert_eq!(data(&mut idle).await, &b"x"[..]);
+    assert_eq!(pair.stalled.get(), 0);
+    reads.abort();
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_streams_whose_client_takes_nothing_is_cut_soon() {
+    let mut pair = Pair::with_window(1000, 1 << 20).await;
+    let (_stuck, opened) = pair.open("/local").await;
+    pair.is_stopped.store(true, Ordering::Relaxed);
+    for _ in 0..4 {
+        opened.sends.try_send(Bytes::from(vec![7; 60_000])).unwrap();
+    }
+    settle().await;
+    opened.handle.exhaust();
+    let began = Instant::now();
+    let ended = pair.server.await.unwrap();
+    assert!(matches!(ended, Err(ConnectionError::Stuck(_))), "{ended:?}");
+    assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
+}

@@ -97,6 +97,7 @@ impl Served {
             request_bytes: 64 << 10,
             bulk_streams: 1,
             struct_bytes: 1 << 20,
+            memory: 1 << 30,
             expression_steps: 10_000,
         };
         let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));

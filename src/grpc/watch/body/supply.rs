@@ -11,8 +11,8 @@ use tonic::Status;
 
 use super::{Made, WatchBody};
 use crate::{
-    grpc::routes::trailers,
-    transport::{Chunk, Room, Supplied, Supply},
+    grpc::{frame, routes::trailers, status::Refusal},
+    transport::{Chunk, LastWords, Room, Supplied, Supply},
     watch::Cursor,
 };
 
@@ -42,6 +42,27 @@ impl Supply for WatchBody {
     fn made(&self) -> usize {
         let ready = self.ready.as_ref().map_or(0, Buf::remaining);
         ready + self.cursor.as_ref().map_or(0, Cursor::held)
+    }
+
+    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords {
+        // An end that was not handed out is told all the same.
+        if self.end.is_none() {
+            // What was made is not in the client's hands, and the version is past it.
+            let is_exact = self.ready.is_none();
+            let after = self.position().filter(|_| is_exact).cloned();
+            let refusal = Refusal::MemoryExceeded { limit, after };
+            if is_exact {
+                self.end_with(&refusal);
+            } else {
+                self.send(&[frame::error(None, refusal.to_proto())]);
+                self.end = Some(refusal.to_status());
+            }
+        }
+        let status = self.end.take().unwrap_or_else(|| Status::ok(""));
+        self.is_over = true;
+        self.observer.ends(status.code());
+        let message = self.ready.take().filter(|message| message.remaining() <= room);
+        LastWords { message, trailers: trailers(&status) }
     }
 }
 

@@ -91,6 +91,7 @@ impl Server {
             request_bytes: 64 << 10,
             bulk_streams: 1,
             struct_bytes: 1 << 20,
+            memory: 1 << 30,
             expression_steps: 10_000,
         };
         let lifecycle = Lifecycle::default();
