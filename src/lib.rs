@@ -27,7 +27,7 @@
 //! - [`mod@bench`]: a publisher, a load client, and what the server between them costs.
 //! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
 //! - [`app`] and [`cli`]: everything connected, and the command line.
-//! - [`planted`]: bugs for tests to plant; nothing of it is left in a release. `sync`: locks whose order a test can explore.
+//! - [`planted`]: bugs for tests to plant; [`census`]: what is alive; nothing of both is left in a release. `sync`: locks whose order a test can explore.
 //!
 //! Imports point inward, and a test reads the sources to enforce it:
 //! `main → cli → {app, client, bench}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
@@ -41,6 +41,7 @@ pub mod admin;
 pub mod app;
 pub mod bench;
 pub mod cache;
+pub mod census;
 pub mod cli;
 pub mod client;
 pub mod config;

@@ -227,6 +227,30 @@ bugs! {
         DeadlineIsIgnored,
         /// What the window has forgotten of the queue of a client under BLOCK is not told from the history.
         BlockedQueueIsForgotten,
+
+        // groups that bulk threads fill
+        /// A group that is deferred is not given the cycle in which it is.
+        DeferredMissesItsFirstCycle,
+        /// What a deferred group has been filled up to is not noted: nothing more is put into its log.
+        FilledStaysBehind,
+        /// What is put into the log of a deferred group does not merge under COALESCE.
+        DeferredIsNotMerged,
+        /// Readers of a deferred group are not woken.
+        DeferredIsNotWoken,
+        /// The bookmark of a deferred group says less than is known.
+        DeferredBookmarkIsBehind,
+
+        // what is retained
+        /// What everybody has read stays in the log, and so does what is too old.
+        LogIsNeverTrimmed,
+        /// The window counts the bytes of what it has forgotten.
+        ForgottenWakeIsCharged,
+        /// The history counts the bytes of what it has evicted.
+        EvictedHistoryIsCharged,
+        /// A group without readers stays.
+        VacantGroupIsKept,
+        /// A group that has gone counts as deferred.
+        EndedDeferralCounts,
     }
 
     threads {

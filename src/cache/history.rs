@@ -17,6 +17,7 @@ use std::{collections::VecDeque, sync::Arc};
 use tokio::time::Instant;
 
 use crate::{
+    census::{Alive, Kind},
     model::{Batch, Cause, Change, Object, Reached, ResourceVersion},
     planted::planted,
     watch::Retention,
@@ -71,6 +72,7 @@ struct Recorded {
     /// Of its first change.
     offset: u64,
     what: What,
+    _alive: Alive,
 }
 
 #[derive(Debug)]
@@ -145,7 +147,9 @@ impl History {
         {
             self.ahead.push_back((self.current.offset, ahead.clone()));
         }
-        let recorded = Recorded { at: now, offset: self.current.offset, what: What::new(batch) };
+        let what = What::new(batch);
+        let alive = Alive::new(Kind::Record, what.bytes());
+        let recorded = Recorded { at: now, offset: self.current.offset, what, _alive: alive };
         self.current.offset = recorded.end();
         self.events += recorded.what.events();
         self.bytes += recorded.what.bytes();
@@ -184,7 +188,7 @@ impl History {
             }
             for recorded in self.batches.drain(..count) {
                 self.events -= recorded.what.events();
-                self.bytes -= recorded.what.bytes();
+                self.bytes -= if planted!(EvictedHistoryIsCharged) { 0 } else { recorded.what.bytes() };
                 self.oldest.offset = recorded.end();
                 if recorded.what.events() == 0 {
                     let version = recorded.what.after().clone();

@@ -283,6 +283,10 @@ impl<F: Frame> Broadcaster<F> {
         self.remove_vacant();
         let now = Instant::now();
         self.clients.sweep(now);
+        self.forget_gone();
+        if !self.is_blocked() {
+            self.blocked.clear();
+        }
         Window::sweep(&self.window, now);
     }
 
@@ -359,7 +363,7 @@ impl<F: Frame> Broadcaster<F> {
                 }
                 is_over
             };
-            if self.groups.get(id).is_some_and(is_over) {
+            if self.groups.get(id).is_some_and(is_over) && !planted!(VacantGroupIsKept) {
                 self.remove(id);
             }
         }

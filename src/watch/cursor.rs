@@ -123,7 +123,9 @@ impl<F: Frame> Cursor<F> {
         let lags = |filled: &Reached| {
             distributed.is_some_and(|distributed| filled.offset < distributed.offset) && !planted!(BookmarkAboveFilled)
         };
-        if let Some(reached) = filled.as_ref().filter(|filled| lags(filled)).or(distributed) {
+        if let Some(reached) =
+            filled.as_ref().filter(|filled| lags(filled) || planted!(DeferredBookmarkIsBehind)).or(distributed)
+        {
             self.advance(reached);
         }
         true

@@ -177,6 +177,13 @@ impl<F: Frame> Filler<F> {
         state.oldest.clone_from(&oldest.version);
     }
 
+    /// Forgets groups that are at the head and that nobody else has any more: a quiet resource does not look at them again.
+    pub(super) fn forget_gone(&self) {
+        let is_gone = |filled: &Filled<F>| Arc::strong_count(&filled.group) == 1;
+        // Dropped once the lock is free.
+        let _gone: Vec<Filled<F>> = self.state.lock().idle.extract_if(.., |filled| is_gone(filled)).collect();
+    }
+
     /// Forgets everything: there is no deferred group, or those that there are have ended.
     pub(super) fn clear(&self) {
         let mut state = self.state.lock();
@@ -297,7 +304,7 @@ impl<F: Frame> Filler<F> {
                     log = filled.group.log.lock();
                 }
                 log.append(&part, share, &mut full, &mut wakers);
-                if let Some(deferred) = &mut log.deferred {
+                if let Some(deferred) = log.deferred.as_mut().filter(|_| !planted!(FilledStaysBehind)) {
                     deferred.filled.clone_from(&end);
                 }
                 // The writer is ahead of it, and waits for none of its readers.
@@ -306,7 +313,7 @@ impl<F: Frame> Filler<F> {
                 }
             }
             left.push(Filled { at: end.offset, ..filled });
-            for waker in wakers.drain(..) {
+            for waker in wakers.drain(..).filter(|_| !planted!(DeferredIsNotWoken)) {
                 waker.wake();
             }
         }

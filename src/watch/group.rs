@@ -28,6 +28,7 @@ use super::{
     selection_budget::Cost,
 };
 use crate::{
+    census::{Alive, Kind},
     model::{Change, Reached, ResourceVersion, Selection, Transition},
     planted::planted,
     sync::Mutex,
@@ -128,6 +129,7 @@ pub(super) struct Coalescing<F> {
     pub(super) filling: Generation,
     /// The size of what the queue held, and of the bodies of the generation that is being told.
     pub(super) sent: usize,
+    _alive: Alive,
 }
 
 /// Whether the policy acts on the slot yet.
@@ -227,7 +229,8 @@ impl<F: Frame> Log<F> {
     pub(super) fn push(&mut self, (wake, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
-        let run = Run { first: self.head, size_before: self.head_size, wake, offset, frame, marks };
+        let (first, size_before, alive) = (self.head, self.head_size, Alive::new(Kind::Run, Run::<F>::size(&marks)));
+        let run = Run { first, size_before, wake, offset, frame, marks, _alive: alive };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.reserve_run();
@@ -387,7 +390,9 @@ impl<F: Frame> Log<F> {
         let slot = &mut self.slots[index];
         let sent = (self.head_size - slot.position_size) as usize;
         (slot.position, slot.position_size) = (self.head, self.head_size);
-        slot.coalescing = Some(Box::new(Coalescing { sending, filling: Generation::default(), sent }));
+        let alive = Alive::new(Kind::Merging, 0);
+        let filling = Generation::default();
+        slot.coalescing = Some(Box::new(Coalescing { sending, filling, sent, _alive: alive }));
         self.coalescing.push(index);
     }
 

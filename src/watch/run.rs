@@ -1,7 +1,10 @@
 //! Events of a group that lie next to each other in one arena, and where each of them ends.
 
 use super::{Frame, encoding::Share};
-use crate::model::{Reached, ResourceVersion};
+use crate::{
+    census::Alive,
+    model::{Reached, ResourceVersion},
+};
 
 /// Events that lie next to each other in one arena.
 #[derive(Debug)]
@@ -15,6 +18,7 @@ pub(super) struct Run<F> {
     pub(super) offset: u64,
     pub(super) frame: F,
     pub(super) marks: Box<[Mark]>,
+    pub(super) _alive: Alive,
 }
 
 /// The end of one event in its run.
@@ -39,6 +43,11 @@ pub(super) fn bytes<F: Frame>(share: &[Share]) -> usize {
 // === impl Run ===
 
 impl<F> Run<F> {
+    /// Returns the bytes of a run with these marks, without its frame.
+    pub(super) fn size(marks: &[Mark]) -> usize {
+        size_of::<Self>() + size_of_val(marks)
+    }
+
     pub(super) fn end(&self) -> u64 {
         self.first + self.marks.len() as u64
     }

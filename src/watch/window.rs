@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
-use crate::sync::Mutex;
+use crate::{planted::planted, sync::Mutex};
 
 /// The wakes that are retained.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl<F: Frame> Window<F> {
                 break;
             }
             self.events -= oldest.events;
-            self.size -= oldest.size;
+            self.size -= if planted!(ForgottenWakeIsCharged) { 0 } else { oldest.size };
             groups.extend(self.wakes.pop_front().into_iter().flat_map(|oldest| oldest.groups));
         }
         if self.wakes.capacity() > 4 * self.wakes.len() + MIN_WAKES {

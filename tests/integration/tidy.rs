@@ -9,10 +9,11 @@ use std::{
 /// What each room may name of the crate (ARCHITECTURE.md §1); a room may always name itself.
 const ROOMS: &[(&str, &[&str])] = &[
     ("planted", &[]),
+    ("census", &[]),
     ("sync", &[]),
     ("model", &["planted"]),
-    ("watch", &["model", "planted", "sync"]),
-    ("cache", &["model", "watch", "planted", "sync"]),
+    ("watch", &["model", "planted", "census", "sync"]),
+    ("cache", &["model", "watch", "planted", "census", "sync"]),
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto"]),
     ("bench", &["model", "proto"]),

@@ -114,6 +114,19 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
+    /// Forgets what is left of deferred groups that have gone.
+    pub(super) fn forget_gone(&self) {
+        if let Some(deferral) = &self.deferral {
+            deferral.filler.forget_gone();
+        }
+    }
+
+    /// Returns how many times of deferral are remembered.
+    #[cfg(test)]
+    pub(in crate::watch) fn remembered_deferrals(&self) -> usize {
+        self.deferral.as_ref().map_or(0, |deferral| deferral.deferred.len())
+    }
+
     /// Returns what the changes are to the groups; the first one has this offset.
     pub(super) fn select(&mut self, encoding: &mut Encoding<'_, F>, offset: u64) -> Selecting<F> {
         let changes = encoding.changes().len() as u64;
@@ -185,13 +198,19 @@ impl<F: Frame> Broadcaster<F> {
         if deferral.deferred.is_empty() {
             return Some(left);
         }
-        for _ in 0..LOOKED_AT.min(deferral.deferred.len()) {
+        let mut looked_at = 0;
+        for _ in 0..deferral.deferred.len() {
+            // Those that have gone do not count, or they would pile up.
+            if looked_at == LOOKED_AT {
+                break;
+            }
             let Some((id, time, since)) = deferral.deferred.pop_front() else { break };
             let Some(group) = groups.get(id) else { continue };
             let cost = deferral.cost.saturating_add(group.cost.get());
             let fits = cost.saturating_mul(deferral.changes) <= left * FITS / 100 && now - since >= nanos(LEAST);
             let mut log = group.log.lock();
             let Some(other) = log.deferred.as_ref().filter(|other| other.id == time) else { continue };
+            looked_at += 1;
             // Everything before the cycle is in the log, and no thread has what comes then.
             if fits && (other.filled.offset == offset || planted!(GroupIsTakenBackTooEarly)) {
                 log.deferred = None;
@@ -220,14 +239,15 @@ impl<F: Frame> Broadcaster<F> {
     ) {
         let Some(deferral) = &mut self.deferral else { return };
         let now = deferral.filler.clock().now();
+        let first = if planted!(DeferredMissesItsFirstCycle) { &self.reached } else { before };
         let mut deferred = Vec::with_capacity(groups.len());
         for id in groups {
             let group = Arc::clone(&self.groups[*id]);
             self.routes.remove(&group.selection, *id);
             deferral.next_id += 1;
-            group.log.lock().deferred = Some(Deferred { id: deferral.next_id, filled: before.clone() });
+            group.log.lock().deferred = Some(Deferred { id: deferral.next_id, filled: first.clone() });
             deferral.deferred.push_back((*id, deferral.next_id, now));
-            deferred.push(Filled { group, id: deferral.next_id, at: before.offset });
+            deferred.push(Filled { group, id: deferral.next_id, at: first.offset });
         }
         self.stats.deferred.fetch_add(groups.len() as u64, Ordering::Relaxed);
         self.stats.deferrals.fetch_add(groups.len() as u64, Ordering::Relaxed);
@@ -249,7 +269,7 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Ends a deferral: nobody fills the group any more.
     pub(super) fn end_deferral(&self, log: &mut Log<F>) {
-        if log.deferred.take().is_some() {
+        if log.deferred.take().is_some() && !planted!(EndedDeferralCounts) {
             self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
         }
     }

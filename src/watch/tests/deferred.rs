@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::*;
+#[cfg(debug_assertions)]
+use crate::census::{Kind, alive};
 use crate::watch::{bulk::BulkThreads, selection_budget::Stepped};
 
 struct Rig {
@@ -385,4 +387,21 @@ fn threads_fill_every_group_in_order_while_the_writer_goes_on() {
             assert_eq!(taken.unwrap(), expected);
         }
     });
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn nothing_is_left_of_deferred_groups_that_have_gone() {
+    let mut rig = Rig::new();
+    let before = alive(Kind::Run);
+    for round in 0..50 {
+        let cursors: Vec<_> = (0..40).map(|n| rig.subscribe(not(&format!("x{round}-{n}")), Replay)).collect();
+        rig.defer();
+        rig.fill();
+        assert!(alive(Kind::Run).values >= before.values + 40);
+        drop(cursors);
+    }
+    assert!(rig.broadcaster.remembered_deferrals() <= 80, "those of the rounds before have been forgotten");
+    rig.broadcaster.sweep();
+    assert_eq!((rig.deferred(), alive(Kind::Run)), (0, before), "though nothing is published");
 }

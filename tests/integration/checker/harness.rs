@@ -3,6 +3,7 @@
 //! client reads, when it leaves and what the server had applied by then are exactly known.
 
 mod calls;
+mod retained;
 mod server;
 
 use std::{
@@ -20,7 +21,7 @@ use informerd::{
 };
 use tokio::time::Instant;
 
-use self::server::Server;
+use self::{retained::Before, server::Server};
 use super::{
     blocking::{Limits, Pace},
     call::Call,
@@ -63,6 +64,9 @@ struct Harness {
     calls: Vec<Call>,
     asking: [Option<usize>; CALLS],
     turn: u64,
+    before: Rc<Before>,
+    /// What the servers retained that they should not.
+    leaked: Option<String>,
 }
 
 /// How long a version of the future is awaited.
@@ -76,19 +80,27 @@ const MANY: usize = 1000;
 
 /// Runs a script.
 pub(crate) fn run(script: &Script) -> Run {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.unwrap().block_on(async {
-        let mut harness = Harness::start(script).await;
+    let before = Rc::new(Before::now());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let mut run = runtime.block_on(async {
+        let mut harness = Harness::start(script, Rc::clone(&before)).await;
         for step in &script.steps {
             harness.step(step).await;
         }
-        let stuck = if script.settles { harness.settle().await } else { None };
+        let mut stuck = None;
+        if script.settles {
+            stuck = harness.settle().await;
+            harness.quiet().await;
+        }
         harness.finish(stuck).await
-    })
+    });
+    drop(runtime);
+    run.stuck = run.stuck.or_else(|| before.verify_dropped().err());
+    run
 }
 
 impl Harness {
-    async fn start(script: &Script) -> Self {
+    async fn start(script: &Script, before: Rc<Before>) -> Self {
         let mut harness = Self {
             truth: Truth::new(&script.config, &script.first),
             config: script.config.clone(),
@@ -102,6 +114,8 @@ impl Harness {
             calls: Vec::new(),
             asking: [None; CALLS],
             turn: 0,
+            before,
+            leaked: None,
         };
         harness.start_server().await;
         harness
@@ -334,8 +348,7 @@ impl Harness {
             }
         }
         self.records.extend(self.places.iter_mut().filter_map(Option::take).map(|client| client.record));
-        let watchers: u64 = self.servers.iter().map(Server::watchers).sum();
-        let left = (watchers > 0).then(|| format!("everybody has gone, and {watchers} watchers are left"));
+        self.leave_behind().await;
         let stats = || self.servers.iter().map(|server| server.informer.stats());
         let sum = |counter: fn(&InformerStats) -> &AtomicU64| {
             stats().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
@@ -351,7 +364,7 @@ impl Harness {
             truth: self.truth,
             records: self.records,
             calls: self.calls.into_iter().map(|call| call.record).collect(),
-            stuck: stuck.or(left),
+            stuck: stuck.or(self.leaked),
         }
     }
 
@@ -393,6 +406,7 @@ impl Harness {
             let is_behind = self.servers[at].applied() != self.said();
             self.paces.push(Pace { moment: self.moment(at), is_behind });
         }
+        self.look(Before::verify_charges);
     }
 
     /// The history and the versions that a server has got to. One that never was is found by what clients are told of it.

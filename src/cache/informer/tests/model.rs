@@ -31,7 +31,7 @@ use shuttle::{
 use super::*;
 use crate::{
     model::{LabelSelector, ObjectParts},
-    planted::{Bug, plant},
+    planted::Bug,
     watch::{Replay, Stepped},
 };
 
@@ -260,7 +260,10 @@ fn explore(kind: Kind, seed: u64, schedules: usize, bug: Option<Bug>) -> (usize,
         schedule();
     };
     let thread = std::thread::spawn(move || {
-        plant(bug);
+        #[cfg(debug_assertions)]
+        crate::planted::plant(bug);
+        #[cfg(not(debug_assertions))]
+        assert_eq!(bug, None, "without debug assertions nothing can be planted");
         let mut config = Config::new();
         (config.stack_size, config.silence_warnings) = (512 << 10, true);
         config.failure_persistence = FailurePersistence::None;

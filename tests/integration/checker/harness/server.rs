@@ -156,9 +156,4 @@ impl Server {
     pub(super) fn denied(&self) -> u64 {
         self.informer.watch_stats().map_or(0, |stats| stats.denied.load(Ordering::Relaxed))
     }
-
-    /// How many watches are open.
-    pub(super) fn watchers(&self) -> u64 {
-        self.informer.watch_stats().map_or(0, |stats| stats.watchers.load(Ordering::Relaxed))
-    }
 }

@@ -1,0 +1,116 @@
+//! What servers retain: their gauges and what is alive, compared with each other and with what is to be left.
+//!
+//! - The histories hold what they are charged with, and the logs no more, whenever everything is at rest.
+//! - A quiet resource keeps nothing for clients that have read everything.
+//! - When the clients have gone, nothing is left of them; when the servers have gone, nothing at all.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use informerd::{
+    census::{Count, Kind, alive},
+    watch::BroadcasterStats,
+};
+
+use super::{Harness, MANY, PLACES, Server};
+
+/// What was alive on this thread before a run.
+#[derive(Debug)]
+pub(super) struct Before([Count; KINDS.len()]);
+
+/// Servers have looked for what is too old, and for groups without clients.
+const SWEPT: Duration = Duration::from_secs(3);
+const KINDS: [Kind; 3] = [Kind::Run, Kind::Merging, Kind::Record];
+
+impl Before {
+    pub(super) fn now() -> Self {
+        Self(KINDS.map(alive))
+    }
+
+    /// Returns what is alive of each kind since then.
+    fn since(&self) -> [Count; KINDS.len()] {
+        let mut counts = KINDS.map(alive);
+        for (count, before) in counts.iter_mut().zip(self.0) {
+            (count.values, count.size) = (count.values - before.values, count.size - before.size);
+        }
+        counts
+    }
+
+    /// Compares what the servers are charged with and what they hold.
+    pub(super) fn verify_charges(&self, servers: &[Server]) -> Result<(), String> {
+        let charged = servers.iter().map(|server| server.informer.stats().history_bytes.load(Ordering::Relaxed));
+        let (charged, [runs, _, records]) = (charged.sum::<u64>(), self.since());
+        if cfg!(debug_assertions) && i64::try_from(charged) != Ok(records.size) {
+            return Err(format!("the histories are charged with {charged} bytes, and hold {records:?}"));
+        }
+        let charged = sum(servers, |stats| &stats.retained_size);
+        if i64::try_from(charged).is_ok_and(|charged| charged < runs.size) {
+            return Err(format!("the logs are charged with {charged} bytes, and hold {runs:?} and their arenas"));
+        }
+        Ok(())
+    }
+
+    /// Verifies that nothing is retained for clients, which have read everything long ago.
+    pub(super) fn verify_quiet(&self, servers: &[Server]) -> Result<(), String> {
+        let charged = sum(servers, |stats| &stats.retained_size);
+        let [runs, merging, _] = self.since();
+        if charged > 0 || runs.values > 0 || merging.values > 0 {
+            let left = format!("{charged} bytes are retained; {runs:?} and {merging:?} are alive");
+            return Err(format!("everything was read long ago, and {left}"));
+        }
+        Ok(())
+    }
+
+    /// Verifies that nothing is left of clients that have gone.
+    pub(super) fn verify_left(&self, servers: &[Server]) -> Result<(), String> {
+        let (watchers, groups) = (sum(servers, |stats| &stats.watchers), sum(servers, |stats| &stats.groups));
+        let deferred = sum(servers, |stats| &stats.deferred);
+        let [runs, merging, _] = self.since();
+        if watchers + groups + deferred > 0 || runs.values > 0 || merging.values > 0 {
+            let groups = format!("{watchers} watchers, {groups} groups, {deferred} that are deferred");
+            return Err(format!("everybody has gone, and {groups}, {runs:?} and {merging:?} are left"));
+        }
+        Ok(())
+    }
+
+    /// Verifies that nothing is left of servers that have gone.
+    pub(super) fn verify_dropped(&self) -> Result<(), String> {
+        let left = self.since();
+        if left.iter().any(|count| count.values != 0) {
+            return Err(format!("the servers have gone, and of {KINDS:?} there are {left:?}"));
+        }
+        Ok(())
+    }
+}
+
+impl Harness {
+    /// Lets everything become too old that clients have read.
+    pub(super) async fn quiet(&mut self) {
+        self.poll_calls(true).await;
+        self.wait(self.config.history.age.max(self.config.retention.age) + SWEPT).await;
+        self.poll_calls(true).await;
+        for place in 0..PLACES {
+            self.read(place, MANY).await;
+        }
+        self.look(Before::verify_quiet);
+    }
+
+    /// Looks at what the servers retain.
+    pub(super) fn look(&mut self, verify: impl FnOnce(&Before, &[Server]) -> Result<(), String>) {
+        let leaked = verify(&self.before, &self.servers).err();
+        self.leaked = self.leaked.take().or(leaked);
+    }
+
+    /// Lets the servers forget what the clients have left, who have all gone.
+    pub(super) async fn leave_behind(&mut self) {
+        self.wait(SWEPT).await;
+        self.look(Before::verify_left);
+    }
+}
+
+fn sum(servers: &[Server], gauge: fn(&BroadcasterStats) -> &AtomicU64) -> u64 {
+    let stats = servers.iter().filter_map(|server| server.informer.watch_stats());
+    stats.map(|stats| gauge(&stats).load(Ordering::Relaxed)).sum()
+}
