@@ -1,8 +1,8 @@
 //! The gRPC side: requests into queries, snapshots and cursors into answers.
 //!
 //! - [`Service`] holds what is served; the generated trait and the Watch service stand on it.
-//! - [`Routes`] is what every request comes to. It sends Watch to `watch`, and List and ByIndex to `list`, outside the generated
-//!   trait: the frames of a watch are encoded once for all watchers, and a list's objects without making messages of them.
+//! - [`Routes`] is what every request comes to. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, outside the
+//!   generated trait: the frames of a watch are encoded once for all watchers, and objects without making messages of them.
 //! - `until` reads such a watch in this process.
 //! - `kept` charges streams with the old states that only they have.
 //! - `slice` bounds how long a call looks at objects before others go on.
@@ -16,6 +16,7 @@ mod call;
 mod compiler;
 mod discovery;
 mod frame;
+mod get;
 mod kept;
 mod list;
 mod metrics;

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use prost_types::Timestamp;
+use prost_types::{Struct, Timestamp, Value, value::Kind};
 
 use crate::{
     cache::SyncState,
@@ -83,6 +83,32 @@ pub fn in_format(object: pb::Object, format: PayloadFormat) -> pb::Object {
         (_, body) => body,
     };
     pb::Object { body, ..object }
+}
+
+/// Returns the memory of the body of an object, or nearly so.
+pub fn memory_of(object: &pb::Object) -> usize {
+    match &object.body {
+        None => 0,
+        Some(pb::object::Body::Raw(bytes)) => bytes.len(),
+        Some(pb::object::Body::Struct(fields)) => memory_of_fields(fields),
+    }
+}
+
+fn memory_of_fields(Struct { fields }: &Struct) -> usize {
+    // Nodes of the map have room for more.
+    let entry = size_of::<(String, Value)>() * 4 / 3;
+    fields.iter().map(|(name, value)| entry + name.len() + memory_of_value(value)).sum()
+}
+
+fn memory_of_value(value: &Value) -> usize {
+    match &value.kind {
+        Some(Kind::StringValue(text)) => text.len(),
+        Some(Kind::StructValue(fields)) => memory_of_fields(fields),
+        Some(Kind::ListValue(list)) => {
+            list.values.iter().map(|value| size_of::<Value>() + memory_of_value(value)).sum()
+        }
+        Some(Kind::NullValue(_) | Kind::NumberValue(_) | Kind::BoolValue(_)) | None => 0,
+    }
 }
 
 fn body(object: &Object, format: PayloadFormat) -> Option<pb::object::Body> {

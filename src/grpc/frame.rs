@@ -76,12 +76,12 @@ fn append_prefix(buffer: &mut BytesMut, length: usize) {
     buffer.put_u32(length as u32);
 }
 
-/// The number of the objects of a `ListResponse` and of a `ByIndexResponse`.
+/// The number of the objects of a `ListResponse` and of a `ByIndexResponse`, and of the object of a `GetResponse`.
 pub(super) const OBJECTS: u32 = 2;
 
-/// The prefix of a List's message and all of it but its objects, which come after this and are so long. The order of a
+/// The prefix of an answer's message and all of it but its objects, which come after this and are so long. The order of a
 /// message's fields is free.
-pub(super) fn list_head(rest: &pb::ListResponse, objects: usize) -> Bytes {
+pub(super) fn head(rest: &impl Message, objects: usize) -> Bytes {
     let mut head = BytesMut::with_capacity(PREFIX_BYTES + rest.encoded_len());
     append_prefix(&mut head, rest.encoded_len() + objects);
     rest.encode_raw(&mut head);

@@ -278,7 +278,7 @@ impl ListBody {
             history: self.history.clone(),
         };
         let objects = std::mem::take(&mut self.objects).freeze();
-        [frame::list_head(&rest, objects.len()), objects].into_iter().collect()
+        [frame::head(&rest, objects.len()), objects].into_iter().collect()
     }
 }
 

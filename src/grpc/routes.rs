@@ -1,4 +1,4 @@
-//! Where every request comes first: Watch, List and ByIndex are answered by us, everything else by the generated services.
+//! Where every request comes first: Watch, List, ByIndex and Get are answered by us, everything else by the generated services.
 //!
 //! What holds for all of them is done here, as tonic's own server would: a call's deadline.
 
@@ -21,6 +21,7 @@ use super::{
     Service,
     call::Call,
     frame::PREFIX_BYTES,
+    get::{self, GetBody},
     list::{self, ListBody},
     status::Refusal,
     watch::{self, WatchBody},
@@ -48,6 +49,7 @@ pub struct Body {
 enum BodyKind {
     Watch(Box<WatchBody>),
     List(Box<ListBody>),
+    Get(Box<GetBody>),
     Generated(Generated),
     Over,
 }
@@ -57,13 +59,19 @@ struct Generated {
     body: tonic::body::Body,
     /// The size of the first message, if it was [told](MessageSize), until it is made.
     first: usize,
+    /// The memory that it takes until then.
+    decoded: usize,
     /// Made, and too large for the room that there was.
     next: Option<BodyFrame<Chunk>>,
 }
 
 /// The size of the one message of an answer: an extension of its response.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct MessageSize(pub(super) usize);
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct MessageSize {
+    pub(super) encoded: usize,
+    /// The memory that it takes until it is encoded.
+    pub(super) decoded: usize,
+}
 
 /// The calls that are answered here.
 #[derive(Debug, Clone, Copy)]
@@ -71,10 +79,12 @@ enum Own {
     Watch,
     List,
     ByIndex,
+    Get,
 }
 
 const WATCH_PATH: &str = "/informerd.v1.InformerService/Watch";
 const LIST_PATH: &str = "/informerd.v1.InformerService/List";
+const GET_PATH: &str = "/informerd.v1.InformerService/Get";
 const BY_INDEX_PATH: &str = "/informerd.v1.InformerService/ByIndex";
 
 // === impl Routes ===
@@ -120,6 +130,7 @@ where
             WATCH_PATH => Own::Watch,
             LIST_PATH => Own::List,
             BY_INDEX_PATH => Own::ByIndex,
+            GET_PATH => Own::Get,
             _ => return Box::pin(answered(deadline, self.generated.clone().oneshot(request))),
         };
         let call = Call::new(request);
@@ -128,6 +139,7 @@ where
                 Ok(match own {
                     Own::Watch => BodyKind::Watch(Box::new(watch::open(&service, call).await?)),
                     Own::List => BodyKind::List(Box::new(list::list(&service, call).await?)),
+                    Own::Get => BodyKind::Get(Box::new(get::get(&service, call).await?)),
                     Own::ByIndex => BodyKind::List(Box::new(list::by_index(&service, call).await?)),
                 })
             };
@@ -183,6 +195,7 @@ impl Supply for Body {
         let polled = match &mut self.kind {
             BodyKind::Watch(body) => body.poll_supply(cx, room),
             BodyKind::List(body) => body.poll_supply(cx, room),
+            BodyKind::Get(body) => body.poll_supply(cx, room),
             BodyKind::Generated(body) => body.poll_supply(cx, room),
             BodyKind::Over => return Poll::Ready(None),
         };
@@ -202,6 +215,7 @@ impl Supply for Body {
         match &self.kind {
             BodyKind::Watch(body) => body.made(),
             BodyKind::List(body) => body.made(),
+            BodyKind::Get(body) => body.made(),
             BodyKind::Generated(body) => body.made(),
             BodyKind::Over => 0,
         }
@@ -211,6 +225,7 @@ impl Supply for Body {
         match &mut self.kind {
             BodyKind::Watch(body) => body.exhausted(room, limit),
             BodyKind::List(body) => body.exhausted(room, limit),
+            BodyKind::Get(body) => body.exhausted(room, limit),
             BodyKind::Generated(_) | BodyKind::Over => last_words(limit),
         }
     }
@@ -228,6 +243,7 @@ impl http_body::Body for Body {
         match &self.kind {
             BodyKind::Watch(body) => body.is_end_stream(),
             BodyKind::List(body) => body.is_end_stream(),
+            BodyKind::Get(body) => body.is_end_stream(),
             BodyKind::Generated(generated) => generated.next.is_none() && generated.body.is_end_stream(),
             BodyKind::Over => true,
         }
@@ -239,6 +255,7 @@ impl fmt::Debug for Body {
         let kind = match &self.kind {
             BodyKind::Watch(_) => "Watch",
             BodyKind::List(_) => "List",
+            BodyKind::Get(_) => "Get",
             BodyKind::Generated(_) => "Generated",
             BodyKind::Over => "Over",
         };
@@ -251,7 +268,8 @@ impl fmt::Debug for Body {
 impl Generated {
     fn new(body: tonic::body::Body, size: Option<MessageSize>) -> Self {
         // What is not known has at least its prefix.
-        Self { body, first: size.map_or(0, |MessageSize(size)| size) + PREFIX_BYTES, next: None }
+        let MessageSize { encoded, decoded } = size.unwrap_or_default();
+        Self { body, first: encoded + PREFIX_BYTES, decoded, next: None }
     }
 
     fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
@@ -264,7 +282,7 @@ impl Generated {
                 None => return Poll::Ready(None),
             },
         };
-        self.first = 0;
+        (self.first, self.decoded) = (0, 0);
         let length = next.data_ref().map_or(0, Buf::remaining);
         if !room.allows(length) {
             self.next = Some(next);
@@ -273,9 +291,9 @@ impl Generated {
         Poll::Ready(Some(Ok(Supplied::Frame(next))))
     }
 
-    /// Returns the size of the message that waits, as it is encoded or will be.
+    /// Returns the memory of the message that waits.
     fn made(&self) -> usize {
-        self.first + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
+        self.decoded + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
     }
 }
 

@@ -18,7 +18,6 @@ use super::{
     kept::{self, HeldSnapshots},
     metrics::{RpcMetrics, WaitingBytes},
     page::Pages,
-    query,
     routes::{MessageSize, timeout_of},
     status::Refusal,
     turns::Turns,
@@ -29,7 +28,7 @@ use super::{
 use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
-    model::{Condition, Expression, ObjectKey, ResourceVersion},
+    model::{Condition, Expression, ResourceVersion},
     planted::planted,
     proto::{self, Structs, pb},
     transport::Ledger,
@@ -287,13 +286,6 @@ impl Service {
 
 #[tonic::async_trait]
 impl pb::informer_service_server::InformerService for Service {
-    async fn get(&self, request: Request<pb::GetRequest>) -> Result<Response<pb::GetResponse>, Status> {
-        let observer = self.metrics().start("Get");
-        let wait = wait_of(timeout_of(request.metadata().as_ref()));
-        let result = self.get_object(request.into_inner(), wait).await;
-        Ok(answer(observer.result(result)?))
-    }
-
     async fn list_index_values(
         &self,
         request: Request<pb::ListIndexValuesRequest>,
@@ -301,7 +293,10 @@ impl pb::informer_service_server::InformerService for Service {
         let observer = self.metrics().start("ListIndexValues");
         let wait = wait_of(timeout_of(request.metadata().as_ref()));
         let result = discovery::index_values(self, &request.into_inner(), wait).await;
-        Ok(answer(observer.result(result)?))
+        let answered = observer.result(result)?;
+        let value = |value: &pb::IndexValue| size_of::<pb::IndexValue>() + value.value.len();
+        let decoded = answered.values.iter().map(value).sum();
+        Ok(answer(answered, decoded))
     }
 
     async fn list_resources(
@@ -310,13 +305,18 @@ impl pb::informer_service_server::InformerService for Service {
     ) -> Result<Response<pb::ListResourcesResponse>, Status> {
         let observer = self.metrics().start("ListResources");
         let resources = self.resources().map(discovery::resource).collect();
-        Ok(answer(observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?))
+        let answered = observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?;
+        let decoded = answered.encoded_len();
+        Ok(answer(answered, decoded))
     }
 
     async fn until(&self, request: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
         let (peer, wait) = (peer(request.extensions()), wait_of(timeout_of(request.metadata().as_ref())));
-        let caller = Caller { peer, stream: None, wait, observer: self.metrics().start("Until") };
-        until::until(self, request.into_inner(), caller).await.map(answer)
+        let stream = request.extensions().get().cloned();
+        let caller = Caller { peer, stream, wait, observer: self.metrics().start("Until") };
+        let answered = until::until(self, request.into_inner(), caller).await?;
+        let decoded = answered.event.as_ref().and_then(|event| event.object.as_ref()).map_or(0, proto::memory_of);
+        Ok(answer(answered, decoded))
     }
 }
 
@@ -330,36 +330,15 @@ impl pb::admin_service_server::AdminService for Service {
         if !request.resource.is_empty() {
             self.resource(&request.resource)?;
         }
-        Ok(answer(self.watchers().list(&request)?))
+        let answered = self.watchers().list(&request)?;
+        let decoded = answered.encoded_len();
+        Ok(answer(answered, decoded))
     }
 }
 
-impl Service {
-    async fn get_object(&self, request: pb::GetRequest, wait: Duration) -> Result<pb::GetResponse, Refusal> {
-        let resource = self.resource(&request.resource)?;
-        let format = query::format(request.format)?;
-        let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-        let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| Refusal::Invalid {
-            reason: "NAME_INVALID",
-            field: "name",
-            message: error.to_string(),
-        })?;
-        let snapshot = self.snapshot(resource, min_version.as_ref(), wait).await?;
-        let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
-        let report = resource.informer.health().report();
-        Ok(pb::GetResponse {
-            resource_version: snapshot.safe_version().to_string(),
-            object: Some(proto::object(object, object.version(), format)),
-            source: proto::sync_state(report.state).into(),
-            source_seen_at: report.seen_at.map(proto::timestamp),
-            history: resource.informer.history(snapshot.epoch()),
-        })
-    }
-}
-
-/// A response that says how large its message is before it is encoded.
-fn answer<M: Message>(message: M) -> Response<M> {
-    let size = MessageSize(message.encoded_len());
+/// A response that says how large its message is before it is encoded, and what it takes until then.
+fn answer<M: Message>(message: M, decoded: usize) -> Response<M> {
+    let size = MessageSize { encoded: message.encoded_len(), decoded };
     let mut response = Response::new(message);
     response.extensions_mut().insert(size);
     response

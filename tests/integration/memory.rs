@@ -211,3 +211,41 @@ async fn who_is_ended_for_memory_is_sent_the_version_to_go_on_from() {
     assert!((1..=2).contains(&sandbox.ledger.ended()), "the watch, and perhaps the list");
     until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
 }
+
+/// Answers of one message wait for the window that a List has taken, and what they are made of is held until they are sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_of_one_message_are_held_while_they_wait() {
+    const OBJECTS: usize = 1_000;
+    let names = (0..OBJECTS).map(|at| format!("{at:0>60}"));
+    let pods = names.map(|name| pod("shop", &name, "")).chain([pod("shop", "a", &filler(LARGE))]).collect();
+    let sandbox = Sandbox::start(pods).await;
+    let get = pb::GetRequest {
+        resource: "pods".to_owned(),
+        namespace: "shop".to_owned(),
+        name: "a".to_owned(),
+        ..Default::default()
+    };
+    let values =
+        pb::ListIndexValuesRequest { resource: "pods".to_owned(), index: "app".to_owned(), ..Default::default() };
+    let watch = pb::WatchRequest { resource: "pods".to_owned(), name: "a".to_owned(), ..Default::default() };
+    let watch = pb::WatchRequest { namespace: "shop".to_owned(), ..watch };
+    let until_added = pb::UntilRequest { watch: Some(watch), conditions: vec!["type == 'ADDED'".to_owned()] };
+    for (what, least) in [("Get", LARGE), ("ListIndexValues", OBJECTS * 60), ("Until", LARGE)] {
+        let client = sandbox.slow_client().await.max_decoding_message_size(16 << 20);
+        let list = client.clone().list(list_pods()).await.unwrap().into_inner();
+        until(&sandbox, |_| sandbox.ledger.waiting().sending > 0).await;
+        let before = sandbox.ledger.waiting().made;
+        let (mut client, get, values, until_added) = (client, get.clone(), values.clone(), until_added.clone());
+        let answer = tokio::spawn(async move {
+            match what {
+                "Get" => drop(client.get(get).await.unwrap()),
+                "ListIndexValues" => drop(client.list_index_values(values).await.unwrap()),
+                _ => drop(client.until(until_added).await.unwrap()),
+            }
+        });
+        until(&sandbox, |_| sandbox.ledger.waiting().made >= before + least).await;
+        drop(list);
+        answer.await.unwrap();
+        until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
+    }
+}

@@ -137,6 +137,7 @@ async fn watchers_are_bounded() {
 fn the_readme_lists_every_reason() {
     let source = include_str!("../../src/grpc/status.rs").split("#[cfg(test)]").next().unwrap().to_owned()
         + include_str!("../../src/grpc/call.rs")
+        + include_str!("../../src/grpc/get.rs")
         + include_str!("../../src/grpc/query.rs")
         + include_str!("../../src/grpc/page.rs").split("#[cfg(test)]").next().unwrap()
         + include_str!("../../src/grpc/service.rs").split("#[cfg(test)]").next().unwrap()

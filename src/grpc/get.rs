@@ -1,0 +1,145 @@
+//! Get: one object of the cache, encoded when there is room for it.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::BytesMut;
+use http_body::{Body, Frame as BodyFrame};
+use prost::Message;
+use tonic::{Code, Status};
+
+use super::{
+    call::Call,
+    frame,
+    metrics::RpcObserver,
+    query,
+    routes::{last_words, trailers},
+    service::Service,
+    status::Refusal,
+};
+use crate::{
+    model::{Object, ObjectKey},
+    proto::{self, EncodedObject, PayloadFormat, pb},
+    transport::{Chunk, LastWords, Room, Supplied, Supply},
+};
+
+/// One answer.
+pub(super) struct GetBody {
+    service: Service,
+    object: Arc<Object>,
+    format: PayloadFormat,
+    /// The answer without the object.
+    rest: pb::GetResponse,
+    stage: Stage,
+    observer: RpcObserver,
+}
+
+/// How far an answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Object,
+    Trailers,
+    Over,
+}
+
+/// Answers Get.
+pub(super) async fn get(service: &Service, mut call: Call) -> Result<GetBody, Status> {
+    let observer = service.metrics().start("Get");
+    let body = async {
+        let request: pb::GetRequest = call.request(service.config().request_bytes).await?;
+        let resource = service.resource(&request.resource)?;
+        let format = query::format(request.format)?;
+        let min_version = query::version("min_resource_version", &request.min_resource_version)?;
+        let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| Refusal::Invalid {
+            reason: "NAME_INVALID",
+            field: "name",
+            message: error.to_string(),
+        })?;
+        let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
+        let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
+        let report = resource.informer.health().report();
+        let rest = pb::GetResponse {
+            resource_version: snapshot.safe_version().to_string(),
+            object: None,
+            source: proto::sync_state(report.state).into(),
+            source_seen_at: report.seen_at.map(proto::timestamp),
+            history: resource.informer.history(snapshot.epoch()),
+        };
+        let (service, observer) = (service.clone(), observer.clone());
+        Ok(GetBody { service, object: Arc::clone(object), format, rest, stage: Stage::Object, observer })
+    };
+    observer.result(body.await)
+}
+
+// === impl GetBody ===
+
+impl GetBody {
+    /// Encodes the answer, or returns how much room it needs.
+    fn message(&self, room: Room) -> Result<Chunk, usize> {
+        let Self { object, format, rest, .. } = self;
+        let encoded = EncodedObject::shared(object, object.version(), *format, self.service.structs());
+        let length = encoded.field_len(frame::OBJECTS);
+        let needed = frame::PREFIX_BYTES + rest.encoded_len() + length;
+        if !room.allows(needed) {
+            return Err(needed);
+        }
+        let mut buffer = BytesMut::with_capacity(length);
+        encoded.write(frame::OBJECTS, &mut buffer);
+        Ok([frame::head(rest, length), buffer.freeze()].into_iter().collect())
+    }
+}
+
+impl Supply for GetBody {
+    fn poll_supply(&mut self, _: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+        let frame = match self.stage {
+            Stage::Object => match self.message(room) {
+                Ok(message) => {
+                    self.stage = Stage::Trailers;
+                    BodyFrame::data(message)
+                }
+                Err(needed) => return Poll::Ready(Some(Ok(Supplied::TooLarge(needed)))),
+            },
+            Stage::Trailers => {
+                self.stage = Stage::Over;
+                self.observer.ends(Code::Ok);
+                BodyFrame::trailers(trailers(&Status::ok("")))
+            }
+            Stage::Over => return Poll::Ready(None),
+        };
+        Poll::Ready(Some(Ok(Supplied::Frame(frame))))
+    }
+
+    /// It alone may have the object by now.
+    fn made(&self) -> usize {
+        if self.stage == Stage::Object { self.object.body().len() } else { 0 }
+    }
+
+    fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
+        self.stage = Stage::Over;
+        self.observer.ends(Code::ResourceExhausted);
+        last_words(limit)
+    }
+}
+
+impl Body for GetBody {
+    type Data = Chunk;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
+        self.get_mut().poll_any(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stage == Stage::Over
+    }
+}
+
+impl fmt::Debug for GetBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GetBody").field("object", self.object.key()).field("stage", &self.stage).finish_non_exhaustive()
+    }
+}
