@@ -328,10 +328,6 @@ bugs! {
         ListHidesWhatWasSentAhead,
         /// A watch that broke goes on from a version that is counted here without a proof of its history.
         CountedVersionNeedsNoProof,
-        /// A list vouches for the history of its watch, however late that is answered.
-        ListIsAlwaysAProof,
-        /// Changes at the version of the last known one are told before that is recognised.
-        UnprovedChangesAreTold,
     }
 
     relay {

@@ -9,6 +9,7 @@ use std::{
     fmt::Display,
     net::SocketAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use axum::{Router, body::Body, extract::Request, response::Response, serve::ListenerExt};
@@ -83,6 +84,8 @@ pub(super) enum Fault {
     Answer(String),
     /// Something happens, and then what is asked for.
     Then(Box<dyn FnOnce(&Play) + Send>),
+    /// The same, so much later.
+    Late(Duration, Box<dyn FnOnce(&Play) + Send>),
 }
 
 #[derive(Clone)]
@@ -137,7 +140,7 @@ impl Play {
         let play = self.clone();
         let router = Router::new().fallback(move |request: Request| {
             let play = play.clone();
-            async move { play.answer(&request) }
+            async move { play.answer(request).await }
         });
         let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -220,7 +223,7 @@ impl Play {
         self.store.lock().state_at(revision)
     }
 
-    fn answer(&self, request: &Request) -> Response {
+    async fn answer(&self, request: Request) -> Response {
         let uri = request.uri();
         let mut query: Query =
             form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
@@ -300,6 +303,11 @@ impl Play {
             }
             Some(Fault::Ignore) => self.watch(&without_initial_events(query)),
             Some(Fault::Then(then)) => {
+                then(self);
+                self.serve(&query, is_watch)
+            }
+            Some(Fault::Late(time, then)) => {
+                tokio::time::sleep(time).await;
                 then(self);
                 self.serve(&query, is_watch)
             }

@@ -169,6 +169,32 @@ async fn a_restore_that_counted_on_while_the_connection_was_down_is_a_rewind() {
     }
 }
 
+/// A proxy holds the request for the watch after a list until the cluster has been restored, and has counted on.
+#[tokio::test(start_paused = true)]
+async fn a_list_vouches_for_a_watch_that_is_answered_soon() {
+    for (late, rewinds) in [(9, 0), (10, 1)] {
+        let stand = Stand::new().await;
+        stand.play.set(|store| store.streams = false);
+        stand.play.write("a=1 b=1");
+        let restore = move |play: &Play| {
+            if rewinds > 0 {
+                play.restore(2);
+                play.write("x=1");
+            }
+            play.write("c=1");
+        };
+        let held = Fault::Late(Duration::from_secs(late), Box::new(restore));
+        // The first one is for initial events, which this API does not have.
+        stand.play.set(|store| store.watches.extend([Fault::Then(Box::new(|_| ())), held]));
+        let mut rig = follow(KubeConfig { answer_timeout: Duration::from_secs(60), ..stand.config() }, None);
+        assert_eq!(rig.told().await, "list 3");
+        while !rig.state.contains_key("c") {
+            rig.told().await;
+        }
+        assert_eq!((rig.state.clone(), rig.rewinds), (stand.play.state(), rewinds), "{late} s");
+    }
+}
+
 /// The same where the last known change is in the backup: bookmarks have led beyond it, as they do once a minute.
 #[tokio::test]
 async fn a_restore_to_after_the_last_known_change_is_a_rewind() {
