@@ -4,18 +4,36 @@
 //! A server may look at its upstream at any moment, so it may miss states. But what a client observes of one object is a
 //! subsequence of that object's states: a state that the object never had, or had only before one that was observed
 //! already, is a violation. A DELETED of an object that the script never deleted is the most important of these.
+//!
+//! An object may be in several files, of which the first by path is served. A server gets to know each file by itself, one
+//! later than another one, and never goes back: so what it serves is the first of the states that it may know of each file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The bodies of all objects, by name.
 pub(crate) type Objects = BTreeMap<String, String>;
 
+/// A file, and the body that an object has in it.
+pub(crate) type Claim = (String, String);
+
 /// The states of every object, in the order in which the script made them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Timeline {
-    /// `None` while there is no such object. Each differs from the one before it; the first is `None`.
-    states: BTreeMap<String, Vec<Option<String>>>,
+    /// Of each object by file; `None` while it is not in the file. Each differs from the one before it; the first is `None`.
+    states: BTreeMap<String, BTreeMap<String, Vec<Option<String>>>>,
     current: Objects,
+}
+
+/// The states of the files of one object that a server may know, by path.
+type Known = Vec<Place>;
+
+/// The state of one file that a server knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+struct Place {
+    state: usize,
+    /// Only the body in another file has shown that the object is not in this one: it is served again if no other file has it,
+    /// until its deletion is certain.
+    is_implied: bool,
 }
 
 /// An observation of a client.
@@ -30,21 +48,31 @@ pub(crate) enum Seen {
 }
 
 impl Timeline {
-    /// Makes these all the objects that there are.
+    /// Makes these all the objects that there are, each in one place.
     pub(crate) fn becomes(&mut self, objects: Objects) {
-        let gone: Vec<String> = self.current.keys().filter(|name| !objects.contains_key(*name)).cloned().collect();
-        for name in gone {
-            self.push(&name, None);
-        }
-        for (name, body) in &objects {
-            self.push(name, Some(body));
-        }
-        self.current = objects;
+        let claims = objects.iter().map(|(name, body)| (name.clone(), vec![(String::new(), body.clone())]));
+        let claims = claims.collect();
+        self.are_claimed(&claims, objects);
     }
 
-    /// Allows a body of an object, from now on and until the next one that is observed.
-    pub(crate) fn may_be(&mut self, name: &str, body: &String) {
-        self.push(name, Some(body));
+    /// Makes these the objects that there are in files, and these the ones that are served in the end.
+    pub(crate) fn are_claimed(&mut self, claims: &BTreeMap<String, Vec<Claim>>, objects: Objects) {
+        for (name, bodies) in claims {
+            let files = self.states.entry(name.clone()).or_default();
+            for (path, _) in bodies {
+                files.entry(path.clone()).or_insert_with(|| vec![None]);
+            }
+        }
+        for (name, files) in &mut self.states {
+            for (path, states) in files {
+                let body = claims.get(name).and_then(|bodies| bodies.iter().find(|(file, _)| file == path));
+                let body = body.map(|(_, body)| body.clone());
+                if states.last() != Some(&body) {
+                    states.push(body);
+                }
+            }
+        }
+        self.current = objects;
     }
 
     /// The last state of all objects.
@@ -52,16 +80,9 @@ impl Timeline {
         &self.current
     }
 
-    fn push(&mut self, name: &str, state: Option<&String>) {
-        let states = self.states.entry(name.to_owned()).or_insert_with(|| vec![None]);
-        if states.last().is_none_or(|last| last.as_ref() != state) {
-            states.push(state.cloned());
-        }
-    }
-
     /// Checks the observations of one client, in its order.
     pub(crate) fn verify(&self, observations: &[Seen]) -> Result<(), String> {
-        let mut at: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut at: BTreeMap<&str, BTreeSet<Known>> = BTreeMap::new();
         for (index, seen) in observations.iter().enumerate() {
             let checked = match seen {
                 Seen::Object(name, body) => self.advance(&mut at, name, Some(body)),
@@ -81,25 +102,62 @@ impl Timeline {
         Ok(())
     }
 
-    /// Goes to the next of an object's states that is this one, if it is not that already.
+    /// Goes to the next states of an object's files with which it is served like this.
     fn advance<'a>(
         &'a self,
-        at: &mut BTreeMap<&'a str, usize>,
+        at: &mut BTreeMap<&'a str, BTreeSet<Known>>,
         name: &str,
         observed: Option<&String>,
     ) -> Result<(), String> {
-        let Some((name, states)) = self.states.get_key_value(name) else {
+        let Some((name, files)) = self.states.get_key_value(name) else {
             return Err(format!("{name} never existed, and was observed as {}", text(observed)));
         };
-        let position = at.entry(name).or_default();
-        if let Some(steps) = states[*position..].iter().position(|state| state.as_ref() == observed) {
-            *position += steps;
-            Ok(())
-        } else {
-            let rest: Vec<&str> = states[*position..].iter().take(8).map(|state| text(state.as_ref())).collect();
-            Err(format!("{name} was observed as {}, and from there on it was only {rest:?}", text(observed)))
+        let files: Vec<&[Option<String>]> = files.values().map(Vec::as_slice).collect();
+        let known = at.entry(name).or_insert_with(|| BTreeSet::from([vec![Place::default(); files.len()]]));
+        let next: BTreeSet<Known> = known.iter().flat_map(|known| served_as(&files, known, observed)).collect();
+        if next.is_empty() {
+            let rest = |(states, place): (&&[Option<String>], &Place)| {
+                states[place.state..].iter().take(8).map(|state| text(state.as_ref()).to_owned()).collect::<Vec<_>>()
+            };
+            let rest: Vec<_> = known.iter().take(1).flat_map(|known| files.iter().zip(known).map(rest)).collect();
+            return Err(format!(
+                "{name} was observed as {}, and from there on its files had only {rest:?}",
+                text(observed)
+            ));
         }
+        *known = next;
+        Ok(())
     }
+}
+
+/// The first states of the files with which an object is served like this, from those that are known.
+fn served_as(files: &[&[Option<String>]], known: &Known, observed: Option<&String>) -> Vec<Known> {
+    let from = |file: usize, state: Option<&String>| {
+        let place: &Place = &known[file];
+        files[file][place.state..].iter().position(|other| other.as_ref() == state).map(|steps| place.state + steps)
+    };
+    let without = |file: usize, is_implied: bool| {
+        let state = from(file, None)?;
+        let is_implied = is_implied && (known[file].is_implied || state > known[file].state);
+        Some(Place { state, is_implied })
+    };
+    let Some(body) = observed else {
+        return (0..files.len()).map(|file| without(file, false)).collect::<Option<_>>().into_iter().collect();
+    };
+    let all = 0..files.len();
+    let in_file = all.clone().filter_map(|file| {
+        let before = (0..file).map(|file| without(file, true)).collect::<Option<Vec<_>>>()?;
+        let this = Place { state: from(file, Some(body))?, is_implied: false };
+        let next = before.into_iter().chain([this]).chain(known[file + 1..].iter().copied()).collect::<Known>();
+        Some(next)
+    });
+    let in_none = all.clone().filter_map(|file| {
+        let Place { state, is_implied } = known[file];
+        let was_this = is_implied && state.checked_sub(1).is_some_and(|last| files[file][last].as_ref() == Some(body));
+        let next = all.clone().map(|other| without(other, true)).collect::<Option<Known>>();
+        next.filter(|_| was_this)
+    });
+    in_file.chain(in_none).collect()
 }
 
 impl Seen {
@@ -159,6 +217,34 @@ mod tests {
             vec![is("a", "1"), is("a", "2"), is("a", "1"), is("a", "2")],
             vec![Seen::All(objects(&[("a", "2")])), is("b", "1"), is_not("b"), is("b", "1")],
             vec![is("a", "2"), Seen::All(objects(&[])), is("a", "1")],
+        ];
+        for observations in bad {
+            timeline.verify(&observations).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn what_is_in_several_files_is_known_of_each_by_itself() {
+        let mut timeline = Timeline::default();
+        for all in
+            [&[("f", "1")][..], &[("f", "1"), ("g", "2"), ("h", "3")], &[("g", "2"), ("h", "3")], &[("g", "4")], &[]]
+        {
+            let claims = all.iter().map(|(path, body)| ((*path).to_owned(), (*body).to_owned())).collect();
+            timeline.are_claimed(&BTreeMap::from([("a".to_owned(), claims)]), Objects::new());
+        }
+        let good = [
+            vec![is("a", "1"), is("a", "3"), is("a", "2"), is("a", "4"), is_not("a")],
+            vec![is("a", "3"), is("a", "2"), is("a", "1"), is_not("a")],
+            // The file of the first was missing, and its deletion was not certain when the other ones were gone.
+            vec![is("a", "1"), is("a", "2"), is("a", "1"), is_not("a")],
+        ];
+        for observations in good {
+            timeline.verify(&observations).unwrap();
+        }
+        let bad = [
+            vec![is("a", "4"), is("a", "2")],
+            vec![is("a", "1"), is_not("a"), is("a", "1")],
+            vec![is("a", "4"), is_not("a"), is("a", "4")],
         ];
         for observations in bad {
             timeline.verify(&observations).unwrap_err();

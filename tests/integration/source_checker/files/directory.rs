@@ -25,7 +25,7 @@ use super::{
 };
 use crate::source_checker::{
     live::pause,
-    timeline::{Objects, Timeline},
+    timeline::{Claim, Objects, Timeline},
 };
 
 /// A directory on disk, and its truth.
@@ -35,10 +35,6 @@ pub(crate) struct Directory {
     /// By path below the root.
     files: BTreeMap<String, FileModel>,
     volumes: BTreeMap<Shape, Volume>,
-    /// At the last change.
-    claims: BTreeMap<String, Vec<Claim>>,
-    /// Since the last quiet point.
-    recent: BTreeMap<String, BTreeSet<Claim>>,
     /// The objects of each file, and the directories, at the last quiet point.
     known: BTreeMap<String, BTreeSet<String>>,
     known_directories: BTreeSet<PathBuf>,
@@ -50,9 +46,6 @@ pub(crate) struct Directory {
     /// Another directory has come, and the server may not know it yet.
     pub(crate) is_unsettled: bool,
 }
-
-/// A file, and the body that an object has in it.
-type Claim = (String, String);
 
 #[derive(Debug, Clone)]
 struct Volume {
@@ -88,8 +81,6 @@ impl Directory {
             truth: Timeline::default(),
             files: BTreeMap::new(),
             volumes: BTreeMap::new(),
-            claims: BTreeMap::new(),
-            recent: BTreeMap::new(),
             known: BTreeMap::new(),
             known_directories: BTreeSet::new(),
             next_value: 10,
@@ -129,33 +120,19 @@ impl Directory {
 
     /// Takes over what the script has done by now.
     fn becomes(&mut self) {
-        self.note_alternatives();
-        self.truth.becomes(self.objects());
+        self.becomes_with(Objects::new());
     }
 
-    /// A walk takes time, and may come to a file that was written after another one that it has passed by already; and a file
-    /// that is gone counts until that is certain. So of the bodies that an object has had in several files since the last
-    /// quiet point, the server may serve any.
-    fn note_alternatives(&mut self) {
+    /// The same, while these are served as well as long as they are in no file.
+    fn becomes_with(&mut self, mut objects: Objects) {
         let claims = self.claims();
-        for (name, bodies) in claims.iter().filter(|(name, bodies)| self.claims.get(*name) != Some(*bodies)) {
-            self.recent.entry(name.clone()).or_default().extend(bodies.clone());
-        }
-        let names = self.claims.keys().chain(claims.keys()).collect::<BTreeSet<_>>();
-        for name in names.into_iter().filter(|name| self.claims.get(*name) != claims.get(*name)) {
-            let recent = self.recent.get(name).into_iter().flatten();
-            if recent.clone().map(|(path, _)| path).collect::<BTreeSet<_>>().len() > 1 {
-                recent.for_each(|(_, body)| self.truth.may_be(name, body));
-            }
-        }
-        self.claims = claims;
+        objects.extend(claims.iter().map(|(name, bodies)| (name.clone(), bodies[0].1.clone())));
+        self.truth.are_claimed(&claims, objects);
     }
 
     /// Takes note that the server knows everything.
     pub(crate) fn settle(&mut self) {
         self.is_unsettled = false;
-        self.recent =
-            self.claims.iter().map(|(name, claims)| (name.clone(), claims.iter().cloned().collect())).collect();
         self.known = self.files.iter().map(|(path, file)| (path.clone(), file.names())).collect();
         self.known_directories = self.directories();
     }
@@ -196,12 +173,7 @@ impl Directory {
 
     /// Whether there is no object at all.
     pub(crate) fn is_empty(&self) -> bool {
-        self.claims.is_empty()
-    }
-
-    /// The objects that there are: the first body of each counts.
-    fn objects(&self) -> Objects {
-        self.claims().into_iter().map(|(name, mut claims)| (name, claims.swap_remove(0).1)).collect()
+        self.claims().is_empty()
     }
 
     /// The bodies of each object, and the files that they are in, by path.

@@ -109,10 +109,7 @@ impl Directory {
             }
             self.write_all(root, std::slice::from_ref(content));
             // What is in no file yet is kept until the directory is known.
-            self.note_alternatives();
-            let mut objects = before.clone();
-            objects.extend(self.objects());
-            self.truth.becomes(objects);
+            self.becomes_with(before.clone());
             longest = longest.max(began.elapsed());
             began = Instant::now();
         }
