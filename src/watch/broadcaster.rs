@@ -19,6 +19,7 @@ use self::selecting::{Deferral, Selecting};
 use super::{
     BroadcasterConfig, BulkThreads, Client, Cursor, End, Frame, FullChannelPolicy, QueueOptions,
     budget::ClientBudgets,
+    coalesce::CoalesceBound,
     encoding::Encoding,
     group::{Group, Part, Phase},
     room::Room,
@@ -48,6 +49,7 @@ pub struct Broadcaster<F: Frame> {
     /// The groups that the writer has no time for; none when it has all the time that it needs.
     deferral: Option<Deferral<F>>,
     room: Arc<Room>,
+    coalesce: Arc<CoalesceBound>,
     /// Those that hold the writer back, or did.
     blocked: Vec<BlockedSlot<F>>,
     clients: ClientBudgets,
@@ -98,6 +100,10 @@ pub struct BroadcasterStats {
     pub deferrals: AtomicU64,
     /// Cursors ended because the threads that fill their group have not kept up with the history.
     pub expired: AtomicU64,
+    /// Bytes of what has merged for cursors under COALESCE: keys, and what their clients have of them.
+    pub coalesced_size: AtomicU64,
+    /// Cursors ended because that was more than it may be.
+    pub overmerged: AtomicU64,
 }
 
 type GroupKey<F> = (Arc<Selection>, <F as Frame>::Format);
@@ -118,6 +124,7 @@ impl<F: Frame> Broadcaster<F> {
         Self {
             clients: ClientBudgets::new(config.block_timeout),
             room: Arc::new(Room::new(config.block_timeout, Arc::clone(&stats))),
+            coalesce: CoalesceBound::new(config.coalesce_size, Arc::clone(&stats)),
             config,
             groups: Slab::new(),
             by_key: HashMap::new(),
@@ -229,7 +236,7 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
-            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size };
+            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size, coalesce: &self.coalesce };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);

@@ -25,7 +25,8 @@ fn change(old: Option<&Arc<Object>>, new: Option<&Arc<Object>>, number: u128) ->
 }
 
 fn merged(selection: &Selection, changes: &[Change]) -> Generation {
-    let mut generation = Generation::default();
+    let bound = CoalesceBound::new(usize::MAX, Arc::default());
+    let mut generation = Generation::new(Held::new(&bound, 0));
     for change in changes {
         if let Some(transition) = selection.transition(change) {
             generation.merge(change, transition);
