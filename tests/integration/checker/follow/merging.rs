@@ -3,7 +3,10 @@
 use informerd::proto::pb;
 
 use super::{Follower, Stage, Tally, Verdict};
-use crate::checker::{expect::Expected, record::Moment};
+use crate::checker::{
+    expect::Expected,
+    record::{End, Moment},
+};
 
 impl Follower<'_> {
     /// What may be told instead of everything that was not told: nothing, unless the queue has been full since the client
@@ -30,22 +33,34 @@ impl Follower<'_> {
     }
 
     /// A generation begins here if this and the following messages are one, as far as the client has read them. It holds
-    /// what had happened when its first message was taken.
+    /// what had happened when its first message was taken; in a stream that expires, or whose history changes, perhaps less, to the
+    /// end of a batch: threads that fill its group come too late for the rest.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
-        let Some(merged) = self.merged(moment).filter(|merged| !merged.is_empty()) else { return };
-        let messages = self.segment.messages[at..].iter().map(|received| &received.message);
-        let mut events = messages.take_while(|message| message.object.is_some()).zip(1..).zip(&merged);
-        let is_told = events.all(|((message, nth), due)| {
-            let version = self.version_in_generation(due, nth == merged.len());
-            due.differences(message, self.plan.has_bodies, version, |version| self.text(version)).is_empty()
-        });
-        if is_told {
+        let untold = self.untold(moment);
+        let is_cut_short = match &self.segment.end {
+            End::Status(status, _) => matches!(&*status.reason, "RESOURCE_VERSION_EXPIRED" | "HISTORY_CHANGED"),
+            _ => false,
+        };
+        let earlier = (1..untold.len()).rev().filter(|end| is_cut_short && untold[*end].opens);
+        let ends = [untold.len()].into_iter().chain(earlier);
+        let told = ends.map(|end| (end, self.merged_of(&untold[..end]).unwrap_or_default()));
+        let told = told.filter(|(_, merged)| !merged.is_empty()).find(|(_, merged)| self.is_told(at, merged));
+        if let Some((end, merged)) = told {
             tally.generations += 1;
             tally.long_generations += u64::from(merged.len() > 1);
-            tally.merged += (self.untold(moment).len() - merged.len()) as u64;
-            self.tell_all(moment);
+            tally.merged += (end - merged.len()) as u64;
+            self.tell(end);
             (self.generation, self.merges) = (merged.into(), true);
         }
+    }
+
+    fn is_told(&self, at: usize, merged: &[Expected]) -> bool {
+        let messages = self.segment.messages[at..].iter().map(|received| &received.message);
+        let mut events = messages.take_while(|message| message.object.is_some()).zip(1..).zip(merged);
+        events.all(|((message, nth), due)| {
+            let version = self.version_in_generation(due, nth == merged.len());
+            due.differences(message, self.plan.has_bodies, version, |version| self.text(version)).is_empty()
+        })
     }
 
     /// Everything that has happened counts as told.
