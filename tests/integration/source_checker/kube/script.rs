@@ -285,8 +285,8 @@ impl UpstreamStep for Step {
             2 => option::of(select(&NAMESPACES[..])).prop_map(Self::CloseWatches),
             3 => vec(select(&KEYS[..]), 2..5).prop_map(Self::CloseInside),
             1 => select(&NAMESPACES[..]).prop_map(Self::RestartOf),
-            1 => any::<bool>().prop_map(|is_cut| Self::CredentialsRenewed { is_cut }),
-            3 => Just(Self::Stall),
+            3 => any::<bool>().prop_map(|is_cut| Self::CredentialsRenewed { is_cut }),
+            9 => Just(Self::Stall),
             1 => Just(Self::Compact),
         ]
         .boxed()
