@@ -8,8 +8,7 @@
 pub enum Kind {
     /// Events in a log of a group; their size is that of the run and its marks, without the arena.
     Run,
-    /// What a slot under COALESCE holds while it lags, and each key of it; the size of a key is that of its entry and of the state
-    /// that its client has.
+    /// What a slot under COALESCE holds while it lags.
     Merging,
     /// A batch in the history; its size is what it is charged with.
     Record,

@@ -212,11 +212,6 @@ impl Family<'_, '_> {
         })?;
         let help = "Watches ended because the threads that fill their group have not kept up with the history";
         self.counter("watch_selections_expired", help, |r| r.watch_count(|stats| &stats.expired))?;
-        let help = "Watches ended because too much had merged for them under COALESCE";
-        self.counter("watch_coalesced_expired", help, |r| r.watch_count(|stats| &stats.overmerged))?;
-        self.gauge_of("watch_coalesced", &Unit::Bytes, "What has merged for watches under COALESCE", |r| {
-            r.watch(|stats| &stats.coalesced_size)
-        })?;
         self.gauge_of("watch_retained", &Unit::Bytes, "Encoded events kept for watches that lag", |r| {
             r.watch(|stats| &stats.retained_size)
         })?;

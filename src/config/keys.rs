@@ -34,11 +34,6 @@ const KEYS: &[Key] = &[
         "memory for events that clients still have to read, for each resource, and as much again for what they are told from the history",
     ),
     key(
-        "watch.coalesce_bytes",
-        "64MiB",
-        "memory for what has merged under coalesce, for each resource; from half of it on the watches that hold most end",
-    ),
-    key(
         "watch.block_timeout",
         "5s",
         "how long changes wait for all clients under block together, beside a tenth of any time",

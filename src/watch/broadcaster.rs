@@ -19,7 +19,6 @@ use self::selecting::{Deferral, Selecting};
 use super::{
     BroadcasterConfig, BulkThreads, Client, Cursor, End, Frame, FullChannelPolicy, QueueOptions,
     budget::ClientBudgets,
-    coalesce::CoalesceBound,
     encoding::Encoding,
     group::{Group, Part, Phase},
     room::Room,
@@ -49,7 +48,6 @@ pub struct Broadcaster<F: Frame> {
     /// The groups that the writer has no time for; none when it has all the time that it needs.
     deferral: Option<Deferral<F>>,
     room: Arc<Room>,
-    coalesce: Arc<CoalesceBound>,
     /// Those that hold the writer back, or did.
     blocked: Vec<BlockedSlot<F>>,
     clients: ClientBudgets,
@@ -100,10 +98,6 @@ pub struct BroadcasterStats {
     pub deferrals: AtomicU64,
     /// Cursors ended because the threads that fill their group have not kept up with the history.
     pub expired: AtomicU64,
-    /// Bytes of what has merged for cursors under COALESCE: keys, and what their clients have of them.
-    pub coalesced_size: AtomicU64,
-    /// Cursors ended because that was more than it may be.
-    pub overmerged: AtomicU64,
 }
 
 type GroupKey<F> = (Arc<Selection>, <F as Frame>::Format);
@@ -124,7 +118,6 @@ impl<F: Frame> Broadcaster<F> {
         Self {
             clients: ClientBudgets::new(config.block_timeout),
             room: Arc::new(Room::new(config.block_timeout, Arc::clone(&stats))),
-            coalesce: CoalesceBound::new(config.coalesce_size, Arc::clone(&stats)),
             config,
             groups: Slab::new(),
             by_key: HashMap::new(),
@@ -236,7 +229,7 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
-            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size, coalesce: &self.coalesce };
+            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);

@@ -7,30 +7,25 @@
 //!
 //! Written by the writer (merging, under the group's lock) until it is taken; then read by one cursor, without any lock.
 
-mod held;
-
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
 };
 
-pub(super) use self::held::{CoalesceBound, Held};
 use super::{Frame, Notice};
 use crate::{
-    census::{Alive, Kind},
     model::{Cause, Change, EventType, Object, ObjectKey, Reached, ResourceVersion, Transition},
     planted::planted,
 };
 
 /// Changes merged by key.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Generation {
     pending: HashMap<ObjectKey, Pending, foldhash::fast::RandomState>,
     /// Counts the merged events, for the order of the keys.
     merged: u64,
-    held: Held,
-    /// The size of the bodies of the latest states, which are the cache's.
-    latest: usize,
+    /// The size of the bodies of both states of all keys.
+    bodies: usize,
 }
 
 /// What became of one key.
@@ -47,7 +42,6 @@ struct Pending {
     events: u32,
     /// The last change's place among all.
     place: u64,
-    _alive: Alive,
 }
 
 /// A generation that is being told.
@@ -58,7 +52,6 @@ pub(super) struct Telling {
     before: ResourceVersion,
     /// What is reached with the last one, which carries its version: the generation is complete.
     after: Reached,
-    held: Held,
 }
 
 #[derive(Debug)]
@@ -68,40 +61,19 @@ struct Told {
     object: Arc<Object>,
     object_version: ResourceVersion,
     coalesced: u32,
-    _alive: Alive,
 }
-
-/// The size of a key's entry.
-const ENTRY_BYTES: usize = size_of::<(ObjectKey, Pending)>();
 
 // === impl Generation ===
 
 impl Generation {
-    /// Makes an empty one, for a client that holds so much already.
-    pub(super) fn new(held: Held) -> Self {
-        Self { pending: HashMap::default(), merged: 0, held, latest: 0 }
-    }
-
-    /// Takes what has merged, and leaves an empty one. What the client's queue held has been sent.
-    pub(super) fn take(&mut self) -> Self {
-        self.held.release_queue();
-        let empty = Self::new(self.held.of_another());
-        std::mem::replace(self, empty)
-    }
-
-    /// Returns its part of the resource's bound.
-    pub(super) fn held(&self) -> &Held {
-        &self.held
-    }
-
     /// How many keys wait.
     pub(super) fn len(&self) -> usize {
         self.pending.len()
     }
 
-    /// Returns the memory of its entries, and the size of the bodies that they refer to and of what is left of the queue.
+    /// Returns the memory of its entries, and the size of the bodies that they refer to.
     pub(super) fn size(&self) -> (usize, usize) {
-        (self.held.entries(), self.held.bodies() + self.latest)
+        (self.pending.capacity() * size_of::<(ObjectKey, Pending)>(), self.bodies)
     }
 
     /// Adds what a change is to the client's selection.
@@ -112,15 +84,12 @@ impl Generation {
         };
         self.merged += 1;
         let place = self.merged;
-        let Self { pending: pendings, held, latest, .. } = self;
-        let capacity = pendings.capacity();
-        let pending = pendings.entry(change.object().key().clone()).or_insert_with(|| {
+        let bodies = &mut self.bodies;
+        let pending = self.pending.entry(change.object().key().clone()).or_insert_with(|| {
             let had = change.old.clone().filter(|_| transition.event_type != EventType::Added);
-            let body = had.as_ref().map_or(0, |had| had.body().len());
-            held.add_body(body);
+            *bodies += had.as_ref().map_or(0, |had| had.body().len());
             let gone = (change.version.clone(), transition.cause);
-            let alive = Alive::new(Kind::Merging, ENTRY_BYTES + body);
-            Pending { had, now: None, gone, came: Cause::Change, events: 0, place, _alive: alive }
+            Pending { had, now: None, gone, came: Cause::Change, events: 0, place }
         });
         match transition.event_type {
             EventType::Added => pending.came = transition.cause,
@@ -136,14 +105,11 @@ impl Generation {
             }
         }
         let size = |object: &Option<Arc<Object>>| object.as_ref().map_or(0, |object| object.body().len());
-        *latest = *latest + size(&now) - size(&pending.now);
+        self.bodies = self.bodies + size(&now) - size(&pending.now);
         pending.now = now;
         pending.events = pending.events.saturating_add(1);
         if !planted!(GenerationIsByTheFirstChange) {
             pending.place = place;
-        }
-        if pendings.capacity() != capacity {
-            held.set_entries(pendings.capacity() * ENTRY_BYTES);
         }
     }
 
@@ -160,9 +126,7 @@ impl Generation {
         {
             *coalesced = coalesced.saturating_add(vanished);
         }
-        let mut held = self.held;
-        held.set_entries(told.capacity() * size_of::<Told>());
-        Telling { told, before, after, held }
+        Telling { told, before, after }
     }
 }
 
@@ -173,13 +137,12 @@ impl Pending {
     fn tell(self, told: &mut VecDeque<Told>) -> u32 {
         let Self { had, now, gone: (gone_at, gone), came, events, .. } = self;
         let count = told.len();
-        let deleted = |object: Arc<Object>| Told {
+        let deleted = |object| Told {
             event_type: EventType::Deleted,
             cause: gone,
+            object,
             object_version: gone_at,
             coalesced: 0,
-            _alive: Alive::new(Kind::Merging, size_of::<Told>() + object.body().len()),
-            object,
         };
         let upserted = |event_type, object: Arc<Object>, cause| Told {
             event_type,
@@ -187,7 +150,6 @@ impl Pending {
             object_version: object.version().clone(),
             object,
             coalesced: 0,
-            _alive: Alive::new(Kind::Merging, size_of::<Told>()),
         };
         match (had, now) {
             (None, None) => {}
@@ -225,7 +187,7 @@ impl Pending {
 impl Telling {
     /// Returns the memory of its entries.
     pub(super) fn size(&self) -> usize {
-        self.held.entries()
+        self.told.capacity() * size_of::<Told>()
     }
 
     /// Whether everything has been told.
@@ -241,7 +203,7 @@ impl Telling {
     /// Encodes the next events, until there is `max_size` of them, but at least one. Returns how many they are.
     pub(super) fn encode<F: Frame>(&mut self, format: F::Format, max_size: usize) -> (F, u64) {
         let (mut arena, mut events) = (F::Arena::default(), 0);
-        while let Some(Told { event_type, cause, object, object_version, coalesced, .. }) = self.told.pop_front() {
+        while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
             let is_last = self.told.is_empty();
             let is_complete = is_last && !planted!(GenerationEndsWithoutItsVersion);
             let version = if is_complete || !is_last && planted!(VersionInsideAGeneration) {

@@ -387,11 +387,11 @@ fn coalesced<F: Frame>(log: &mut Log<F>, index: usize, reached: &mut Reached) ->
         *reached = end;
         return Some(Coalesced::Frames(frames, events));
     }
-    if coalescing.filling.len() == 0 || planted!(GenerationIsForgotten) {
+    let filling = std::mem::take(&mut coalescing.filling);
+    if filling.len() == 0 || planted!(GenerationIsForgotten) {
         log.end_coalescing(index);
         return None;
     }
-    let filling = coalescing.filling.take();
     coalescing.sent = filling.size().1;
     // It ends with a wake, and is told to its end before anything else.
     Some(Coalesced::Generation(filling, log.head_reached.clone()))
@@ -411,8 +411,7 @@ fn take<F: Frame>(
         return None;
     }
     if evicted {
-        let expired = End::Expired { oldest: log.head_reached.version.clone() };
-        return Some(Taken::Ended(if log.slots[index].is_overmerged { expired } else { End::SlowConsumer }));
+        return Some(Taken::Ended(End::SlowConsumer));
     }
     let lag = head - position;
     let is_over = lag > queue.length.max(1) as u64 || head_size - position_size > queue_size as u64;

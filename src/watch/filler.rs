@@ -31,7 +31,6 @@ use super::{
     End, Frame,
     broadcaster::BroadcasterStats,
     bulk::{BulkQueue, Work},
-    coalesce::CoalesceBound,
     encoding::{Encoding, Share},
     group::{Group, Part},
     room::Room,
@@ -52,7 +51,6 @@ pub(super) struct Filler<F: Frame> {
     threads: Arc<BulkQueue>,
     window: Arc<Mutex<Window<F>>>,
     room: Arc<Room>,
-    coalesce: Arc<CoalesceBound>,
     stats: Arc<BroadcasterStats>,
     queue_size: usize,
 }
@@ -139,7 +137,6 @@ impl<F: Frame> Filler<F> {
         threads: Arc<BulkQueue>,
         window: Arc<Mutex<Window<F>>>,
         room: Arc<Room>,
-        coalesce: Arc<CoalesceBound>,
         stats: Arc<BroadcasterStats>,
         queue_size: usize,
         oldest: ResourceVersion,
@@ -150,7 +147,6 @@ impl<F: Frame> Filler<F> {
             threads,
             window,
             room,
-            coalesce,
             stats,
             queue_size,
         }
@@ -292,8 +288,7 @@ impl<F: Frame> Filler<F> {
         for (filled, share) in shares {
             let arenas = arenas.get(&filled.group.format).map_or(&[][..], Vec::as_slice);
             let (offset, queue_size) = (first, self.queue_size);
-            let coalesce = &self.coalesce;
-            let part = Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size, coalesce };
+            let part = Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size };
             {
                 let mut log = filled.group.log.lock();
                 // In one critical section, see above.

@@ -21,7 +21,7 @@ use slab::Slab;
 use super::{
     Frame, Frames, FullChannelPolicy, QueueOptions,
     budget::SharedBudget,
-    coalesce::{CoalesceBound, Generation, Held},
+    coalesce::Generation,
     policy::End,
     room::Room,
     run::{Mark, Run},
@@ -113,10 +113,7 @@ pub(super) struct Slot<F: Frame> {
     pub(super) is_blocking: bool,
     /// Under BLOCK: how many events it still has to read before the writer may wait for it.
     left_to_read: u64,
-    /// Its queue was discarded.
     pub(super) evicted: bool,
-    /// That was because too much had merged for it.
-    pub(super) is_overmerged: bool,
     /// Under COALESCE, while it lags.
     pub(super) coalescing: Option<Box<Coalescing<F>>>,
     /// Under BLOCK: its client's.
@@ -130,7 +127,7 @@ pub(super) struct Coalescing<F> {
     /// What its queue held when it became full: parts with the number of their events and what is reached with them.
     pub(super) sending: VecDeque<(Frames<F>, u64, Reached)>,
     pub(super) filling: Generation,
-    /// The size of the bodies of the generation that is being told.
+    /// The size of what the queue held, and of the bodies of the generation that is being told.
     pub(super) sent: usize,
     _alive: Alive,
 }
@@ -209,7 +206,6 @@ impl<F: Frame> Log<F> {
             is_blocking: false,
             left_to_read: 0,
             evicted: false,
-            is_overmerged: false,
             coalescing: None,
             budget,
             waker: None,
@@ -374,30 +370,13 @@ impl<F: Frame> Log<F> {
         }
     }
 
-    /// Ends slots for which more has merged than may.
-    fn end_overmerged(&mut self, bound: &CoalesceBound, wakers: &mut Vec<Waker>) {
-        let Self { coalescing, slots, head, head_size, .. } = self;
-        coalescing.retain(|index| {
-            let Some(slot) = slots.get_mut(*index) else { return false };
-            let held = slot.coalescing.as_ref().map(|coalescing| coalescing.filling.held());
-            if !held.is_some_and(Held::is_too_much) {
-                return true;
-            }
-            bound.count();
-            slot.coalescing = None;
-            (slot.evicted, slot.is_overmerged, slot.position, slot.position_size) = (true, true, *head, *head_size);
-            wakers.extend(slot.waker.take());
-            false
-        });
-    }
-
     /// Whether any slot merges what is pushed.
     pub(super) fn is_coalescing(&self) -> bool {
         !self.coalescing.is_empty()
     }
 
     /// From now on changes merge for this slot: it takes what its queue holds out of the log.
-    fn begin_coalescing(&mut self, index: usize, bound: &Arc<CoalesceBound>) {
+    fn begin_coalescing(&mut self, index: usize) {
         let (mut position, mut reached) = (self.slots[index].position, self.head_reached.clone());
         let mut sending = VecDeque::new();
         while position < self.head {
@@ -409,10 +388,11 @@ impl<F: Frame> Log<F> {
             sending.clear();
         }
         let slot = &mut self.slots[index];
-        let held = Held::new(bound, (self.head_size - slot.position_size) as usize);
+        let sent = (self.head_size - slot.position_size) as usize;
         (slot.position, slot.position_size) = (self.head, self.head_size);
-        let (filling, alive) = (Generation::new(held), Alive::new(Kind::Merging, 0));
-        slot.coalescing = Some(Box::new(Coalescing { sending, filling, sent: 0, _alive: alive }));
+        let alive = Alive::new(Kind::Merging, 0);
+        let filling = Generation::default();
+        slot.coalescing = Some(Box::new(Coalescing { sending, filling, sent, _alive: alive }));
         self.coalescing.push(index);
     }
 
@@ -427,7 +407,7 @@ impl<F: Frame> Log<F> {
     }
 
     /// Finds the slots that have become full under BLOCK; those under COALESCE begin to merge.
-    pub(super) fn find_full(&mut self, queue_size: usize, coalesce_bound: &Arc<CoalesceBound>, full: &mut Vec<usize>) {
+    pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
         let Some(low) = self.low else { return };
         let may_be_full =
             self.head - low.position >= low.length.max(1) || self.head_size - low.size >= queue_size as u64;
@@ -465,7 +445,7 @@ impl<F: Frame> Log<F> {
             }
         }
         for index in coalesce {
-            self.begin_coalescing(index, coalesce_bound);
+            self.begin_coalescing(index);
         }
     }
 }

@@ -19,7 +19,6 @@ pub enum FullChannelPolicy {
     /// have gone it is parked ([`super::Taken::Parked`]): it holds a version, and goes on from a history.
     Replay,
     /// Changes merge per key until the client takes them: it is told the latest states, and how many events each stands for.
-    /// A client for which too much has merged ends ([`BroadcasterConfig::coalesce_size`]).
     Coalesce,
 }
 
@@ -51,9 +50,6 @@ pub struct BroadcasterConfig {
     pub retention: Retention,
     /// The size at which a queue is full whatever its length, in the unit of the frame.
     pub queue_size: usize,
-    /// Bytes of what has merged under COALESCE, for all clients together. From half of them on a client ends with
-    /// [`End::Expired`] that holds more than its part of that half, and beyond them every one for which more merges.
-    pub coalesce_size: usize,
     /// The budget of a resource under BLOCK, refilled at a tenth of wall time: over any time `t` the writer waits for all
     /// clients together for at most this and `t / 10`. Each [`Client`](super::Client) has one of the same size, which decides
     /// only whether it is ended.
@@ -126,7 +122,6 @@ impl Default for BroadcasterConfig {
         Self {
             retention: Retention { events: 100_000, size: 16 << 20, age: Duration::from_secs(300) },
             queue_size: 16 << 20,
-            coalesce_size: 64 << 20,
             block_timeout: Duration::from_secs(5),
             selection_budget: Duration::from_micros(200),
             selection_share: 20,

@@ -90,12 +90,10 @@ pub(super) fn is_budgeted(selection: &Selection, is_selective: bool) -> bool {
 
 impl<F: Frame> Deferral<F> {
     pub(super) fn new(broadcaster: &Broadcaster<F>, threads: &BulkThreads) -> Self {
-        let Broadcaster { config, window, room, coalesce, stats, reached, .. } = broadcaster;
+        let Broadcaster { config, window, room, stats, reached, .. } = broadcaster;
         let (window, room, stats) = (Arc::clone(window), Arc::clone(room), Arc::clone(stats));
-        let coalesce = Arc::clone(coalesce);
         let (queue_size, oldest) = (config.queue_size, reached.version.clone());
-        let filler =
-            Arc::new(Filler::new(Arc::clone(threads.queue()), window, room, coalesce, stats, queue_size, oldest));
+        let filler = Arc::new(Filler::new(Arc::clone(threads.queue()), window, room, stats, queue_size, oldest));
         let budget = SelectionBudget::new(config.selection_budget, config.selection_share);
         Self { filler, budget, deferred: VecDeque::new(), next_id: 0, cost: 0, changes: 0 }
     }

@@ -25,8 +25,7 @@ fn change(old: Option<&Arc<Object>>, new: Option<&Arc<Object>>, number: u128) ->
 }
 
 fn merged(selection: &Selection, changes: &[Change]) -> Generation {
-    let bound = CoalesceBound::new(usize::MAX, Arc::default());
-    let mut generation = Generation::new(Held::new(&bound, 0));
+    let mut generation = Generation::default();
     for change in changes {
         if let Some(transition) = selection.transition(change) {
             generation.merge(change, transition);

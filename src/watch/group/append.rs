@@ -1,6 +1,6 @@
 //! A group's share of a wake, put into its log: by the writer, or by the thread that fills the group.
 
-use std::{sync::Arc, task::Waker};
+use std::task::Waker;
 
 use super::Log;
 use crate::{
@@ -8,7 +8,6 @@ use crate::{
     planted::planted,
     watch::{
         Frame,
-        coalesce::CoalesceBound,
         encoding::{Share, Span},
         run::Mark,
     },
@@ -26,7 +25,6 @@ pub(in crate::watch) struct Part<'a, F> {
     /// With which its formats' arenas are sliced.
     pub(in crate::watch) arenas: &'a [F],
     pub(in crate::watch) queue_size: usize,
-    pub(in crate::watch) coalesce: &'a Arc<CoalesceBound>,
 }
 
 /// A group that threads fill, because the writer has no time for its selection.
@@ -54,7 +52,6 @@ impl<F: Frame> Log<F> {
             for Share { at, transition, .. } in &share {
                 self.merge(part.changes[*at].1, *transition);
             }
-            self.end_overmerged(part.coalesce, wakers);
         }
         self.pass(part, &share);
         if share.is_empty() {
@@ -63,7 +60,7 @@ impl<F: Frame> Log<F> {
         self.push_runs(part, share);
         self.trim_read();
         self.take_wakers(wakers);
-        self.find_full(part.queue_size, part.coalesce, full);
+        self.find_full(part.queue_size, full);
     }
 
     /// Moves slots past those of the events, which are about to be pushed, that they leave out. Who has something to read leaves

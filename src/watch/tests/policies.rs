@@ -257,32 +257,6 @@ fn a_coalescing_client_that_goes_leaves_nothing_behind() {
     assert_eq!(drain(&mut stays), [Ended(End::Stopped)]);
 }
 
-#[test]
-fn what_merges_is_bounded_over_all_clients_and_who_holds_most_expires() {
-    const BOUND: usize = 100_000;
-    let config = BroadcasterConfig { coalesce_size: BOUND, ..BroadcasterConfig::default() };
-    let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
-    let mut greedy: Vec<_> = (0..10).map(|_| broadcaster.subscribe(live(everything(), queue(Coalesce, 1)))).collect();
-    let mut modest = broadcaster.subscribe(live(app("web"), queue(Coalesce, 1)));
-    let mut world = World::at(0);
-    for at in 0..1000 {
-        let name = format!("x{at}");
-        broadcaster
-            .publish(&[world.one(if at % 100 == 0 { "a" } else { &name }, if at % 100 == 0 { "web" } else { "db" })]);
-        assert!(broadcaster.stats().coalesced_size.load(Ordering::Relaxed) as usize <= BOUND);
-    }
-    assert_eq!(broadcaster.stats().overmerged.load(Ordering::Relaxed), 10);
-    for cursor in &mut greedy {
-        let before = cursor.version().clone();
-        assert!(matches!(drain(cursor)[..], [Ended(End::Expired { .. })]));
-        assert_eq!(*cursor.version(), before, "it resumes from what it was given");
-    }
-    let last = drain(&mut modest).pop();
-    assert_eq!(last, Some(event(EventType::Modified, "a", 901)));
-    assert_eq!(take(&mut modest, 1), []);
-    assert_eq!(broadcaster.stats().coalesced_size.load(Ordering::Relaxed), 0, "what was taken is not held any more");
-}
-
 // === The initial phase ===
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! What servers retain: their gauges and what is alive, compared with each other and with what is to be left.
 //!
-//! - The histories hold what they are charged with, and the logs and what has merged no more, whenever everything is at rest.
+//! - The histories hold what they are charged with, and the logs no more, whenever everything is at rest.
 //! - A quiet resource keeps nothing for clients that have read everything.
 //! - When the clients have gone, nothing is left of them; when the servers have gone, nothing at all.
 
@@ -41,7 +41,7 @@ impl Before {
     /// Compares what the servers are charged with and what they hold.
     pub(super) fn verify_charges(&self, servers: &[Server]) -> Result<(), String> {
         let charged = servers.iter().map(|server| server.informer.stats().history_bytes.load(Ordering::Relaxed));
-        let (charged, [runs, merging, records]) = (charged.sum::<u64>(), self.since());
+        let (charged, [runs, _, records]) = (charged.sum::<u64>(), self.since());
         if cfg!(debug_assertions) && i64::try_from(charged) != Ok(records.size) {
             return Err(format!("the histories are charged with {charged} bytes, and hold {records:?}"));
         }
@@ -49,16 +49,12 @@ impl Before {
         if i64::try_from(charged).is_ok_and(|charged| charged < runs.size) {
             return Err(format!("the logs are charged with {charged} bytes, and hold {runs:?} and their arenas"));
         }
-        let charged = sum(servers, |stats| &stats.coalesced_size);
-        if i64::try_from(charged).is_ok_and(|charged| charged < merging.size) {
-            return Err(format!("what has merged is charged with {charged} bytes, and takes {merging:?}"));
-        }
         Ok(())
     }
 
     /// Verifies that nothing is retained for clients, which have read everything long ago.
     pub(super) fn verify_quiet(&self, servers: &[Server]) -> Result<(), String> {
-        let charged = sum(servers, |stats| &stats.retained_size) + sum(servers, |stats| &stats.coalesced_size);
+        let charged = sum(servers, |stats| &stats.retained_size);
         let [runs, merging, _] = self.since();
         if charged > 0 || runs.values > 0 || merging.values > 0 {
             let left = format!("{charged} bytes are retained; {runs:?} and {merging:?} are alive");
@@ -70,11 +66,10 @@ impl Before {
     /// Verifies that nothing is left of clients that have gone.
     pub(super) fn verify_left(&self, servers: &[Server]) -> Result<(), String> {
         let (watchers, groups) = (sum(servers, |stats| &stats.watchers), sum(servers, |stats| &stats.groups));
-        let (deferred, merged) = (sum(servers, |stats| &stats.deferred), sum(servers, |stats| &stats.coalesced_size));
+        let deferred = sum(servers, |stats| &stats.deferred);
         let [runs, merging, _] = self.since();
-        if watchers + groups + deferred + merged > 0 || runs.values > 0 || merging.values > 0 {
-            let groups =
-                format!("{watchers} watchers, {groups} groups, {deferred} that are deferred, {merged} bytes merged");
+        if watchers + groups + deferred > 0 || runs.values > 0 || merging.values > 0 {
+            let groups = format!("{watchers} watchers, {groups} groups, {deferred} that are deferred");
             return Err(format!("everybody has gone, and {groups}, {runs:?} and {merging:?} are left"));
         }
         Ok(())
