@@ -2,8 +2,11 @@
 //!
 //! Nothing here tells what the objects are, so it may be reached from off loopback. `/livez` never depends on an upstream;
 //! `/readyz` says which resources are missing.
+//!
+//! A connection has one request, and a time for it. There are only so many of them: when one more comes, the oldest is closed,
+//! so that a probe is answered however many clients connect and send nothing.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -12,8 +15,16 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::{AbortHandle, JoinSet},
+};
 
 use crate::grpc::Service;
 
@@ -22,28 +33,75 @@ use crate::grpc::Service;
 pub struct Admin {
     service: Service,
     registry: Arc<Registry>,
+    /// How long a client may take for the head of its request.
+    request_timeout: Duration,
 }
+
+/// Connections at one time: more than all who probe and scrape a server have.
+const MAX_CONNECTIONS: usize = 32;
+/// How long a connection lasts, with its answer.
+const MAX_TIME: Duration = Duration::from_secs(60);
+/// What the head of a request may have.
+const MAX_HEAD: usize = 16 << 10;
+/// What cannot be accepted now, for want of file descriptors, is tried again after this.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 // === impl Admin ===
 
 impl Admin {
-    /// The endpoints over a service.
-    pub fn new(service: Service, registry: Registry) -> Self {
-        Self { service, registry: Arc::new(registry) }
+    /// The endpoints over a service. A client may take so long for the head of its request.
+    pub fn new(service: Service, registry: Registry, request_timeout: Duration) -> Self {
+        Self { service, registry: Arc::new(registry), request_timeout }
     }
 
     /// Serves until the future is dropped.
     ///
-    /// # Errors
+    /// # Cancel safety
     ///
-    /// When connections cannot be accepted.
-    pub async fn serve(self, listener: TcpListener) -> std::io::Result<()> {
+    /// When it is dropped, so are all connections.
+    pub async fn serve(self, listener: TcpListener) {
         let routes = Router::new()
             .route("/livez", get(async || "ok\n"))
             .route("/readyz", get(readyz))
             .route("/metrics", get(metrics))
-            .with_state(self);
-        axum::serve(listener, routes).await
+            .with_state(self.clone());
+        let mut connections = JoinSet::new();
+        let mut open: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        if open.len() == MAX_CONNECTIONS && let Some(oldest) = open.pop_front() {
+                            oldest.abort();
+                            self.service.metrics().refused().count("admin_connections");
+                        }
+                        open.push_back(connections.spawn(self.clone().drive(stream, routes.clone())));
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "admin connection not accepted");
+                        tokio::time::sleep(ACCEPT_RETRY).await;
+                    }
+                },
+                Some(_) = connections.join_next() => open.retain(|connection| !connection.is_finished()),
+            }
+        }
+    }
+
+    /// Answers the one request of a connection.
+    async fn drive(self, stream: TcpStream, routes: Router) {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(self.request_timeout)
+            .max_buf_size(MAX_HEAD)
+            .keep_alive(false);
+        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+        let is_late = match tokio::time::timeout(MAX_TIME, connection).await {
+            Ok(ended) => ended.is_err_and(|error| error.is_timeout()),
+            Err(_) => true,
+        };
+        if is_late {
+            self.service.metrics().refused().count("admin_timeout");
+        }
     }
 }
 

@@ -188,6 +188,7 @@ impl App {
                 evicted_grace: EVICTED_GRACE,
                 max_watchers: config.watch.max_watchers,
                 request_bytes: config.limits.request_bytes,
+                request_timeout: config.limits.request_timeout,
                 struct_bytes: config.limits.struct_bytes,
                 memory: config.limits.memory.unwrap_or_else(|| cgroup::share(Path::new("/"))),
                 expression_steps: config.limits.expression_steps,
@@ -198,7 +199,8 @@ impl App {
         );
         let mut registry = telemetry::registry(observed);
         service.register(&mut registry);
-        let admin = admin_listener.map(|listener| (listener, Admin::new(service.clone(), registry)));
+        let admin = admin_listener
+            .map(|listener| (listener, Admin::new(service.clone(), registry, config.limits.request_timeout)));
         Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin })
     }
 
@@ -242,6 +244,8 @@ impl App {
             streams_per_connection: config.limits.streams_per_connection,
             progress_timeout: config.watch.progress_timeout,
             stalled: service.metrics().stalled(),
+            request_timeout: config.limits.request_timeout,
+            refused: service.metrics().refused().clone(),
             drain_period: config.drain.period,
             ledger: Arc::clone(service.ledger()),
         };
@@ -268,7 +272,7 @@ impl App {
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
         if let Some((listener, admin)) = admin {
             // Until the very end, so that the probes and the last metrics can be read.
-            tasks.spawn(named("admin server", admin.serve(listener)));
+            tasks.spawn(infallible("admin server", admin.serve(listener)));
         }
 
         tokio::select! {

@@ -21,6 +21,7 @@ mod etcd;
 mod file;
 mod keys;
 mod kube;
+mod limits;
 mod listen;
 mod raw;
 mod relay;
@@ -39,12 +40,13 @@ use std::{
 pub use self::{
     error::{ConfigError, ConfigErrors},
     keys::{Key, reference},
+    limits::LimitsConfig,
     listen::ListenAddr,
     raw::{LogFormat, ServeFlags},
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };
 use crate::{
-    model::{Expression, FieldCut, Indexers},
+    model::{FieldCut, Indexers},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -126,22 +128,6 @@ pub struct WatchConfig {
     pub progress_timeout: Duration,
     /// Watches open at the same time, of all clients together; by default 100 000, never 0.
     pub max_watchers: usize,
-}
-
-/// What one client may use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LimitsConfig {
-    /// The largest request, in bytes as encoded; by default 64 KiB, never 0.
-    pub request_bytes: usize,
-    /// Calls open at the same time on one connection; by default 1024, never 0.
-    pub streams_per_connection: u32,
-    /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
-    pub struct_bytes: usize,
-    /// What is held for all clients together, from 1 MiB to 1 TiB; with `None`, a quarter of the cgroup's limit, and 1 GiB
-    /// where there is none.
-    pub memory: Option<usize>,
-    /// Steps of one evaluation of an expression; by default [`Expression::DEFAULT_MAX_STEPS`], from 100 to 100 000.
-    pub expression_steps: u64,
 }
 
 /// How the server goes down, from the first signal on.
@@ -368,20 +354,6 @@ impl Default for WatchConfig {
             batch_window: Duration::ZERO,
             progress_timeout: Duration::from_secs(30),
             max_watchers: 100_000,
-        }
-    }
-}
-
-// === impl LimitsConfig ===
-
-impl Default for LimitsConfig {
-    fn default() -> Self {
-        Self {
-            request_bytes: 64 << 10,
-            streams_per_connection: 1024,
-            struct_bytes: 64 << 20,
-            memory: None,
-            expression_steps: Expression::DEFAULT_MAX_STEPS,
         }
     }
 }

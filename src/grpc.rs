@@ -22,6 +22,7 @@ mod list;
 mod metrics;
 mod page;
 mod query;
+mod request;
 mod routes;
 mod scan;
 mod service;

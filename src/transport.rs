@@ -10,6 +10,8 @@
 //!   large List never runs where watches are served.
 //! - [`Ledger`] sums up the memory that all connections hold for their clients.
 //! - `stalled` resets the streams whose clients take nothing for too long.
+//! - `incoming` follows what clients send, for the frame that was begun and is not completed.
+//! - [`Quota`] bounds what is open, in all and of each [`Origin`]; [`Refused`] counts what was refused.
 //! - `merge` makes one write of all that HTTP/2 wants to write in one poll.
 //! - [`Tls`] lies below that, so that what was merged is encrypted together.
 //! - [`Chunk`] lets one DATA frame carry several pieces without copying them.
@@ -25,10 +27,12 @@ mod chunk;
 mod connection;
 mod exchange;
 mod handle;
+mod incoming;
 mod keepalive;
 mod ledger;
 mod merge;
 mod outgoing;
+mod quota;
 mod stalled;
 mod streams;
 mod tls;
@@ -40,6 +44,7 @@ pub use body::{LastWords, RequestBody, Room, Supplied, Supply, UNKNOWN};
 pub use chunk::Chunk;
 pub use handle::StreamHandle;
 pub use ledger::{Ledger, Waiting};
+pub use quota::{Exceeded, Origin, Permit, Quota, Refused, share_of};
 pub use tls::{Tls, TlsError, TlsFiles};
 
 /// Who is at the other end of a connection; an extension of each request.
@@ -52,6 +57,18 @@ pub enum Peer {
         /// The user that the process at the other end had when it connected, if the kernel tells.
         uid: Option<u32>,
     },
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// Returns whose share its connection is part of.
+    pub fn origin(&self) -> Origin {
+        match self {
+            Self::Tcp(address) => Origin::at(address.ip()),
+            Self::Unix { uid } => Origin::User(*uid),
+        }
+    }
 }
 
 impl fmt::Display for Peer {

@@ -61,6 +61,11 @@ const KEYS: &[Key] = &[
     key("history.events", "100000", "the most events that are kept, for each resource"),
     key("history.bytes", "256MiB", "the most bytes that are kept, of states and records, for each resource"),
     key("limits.request_bytes", "64KiB", "the largest request"),
+    key(
+        "limits.request_timeout",
+        "10s",
+        "how long a client may take for the handshake of TLS, the preface of HTTP/2, a header block or the message of a request, 100ms to 5m",
+    ),
     key("limits.streams_per_connection", "1024", "calls open at the same time on one connection"),
     key(
         "limits.struct_bytes",

@@ -174,6 +174,7 @@ pub(super) struct RawHistory {
 #[serde(default)]
 pub(super) struct RawLimits {
     pub(super) request_bytes: Option<Value>,
+    pub(super) request_timeout: Option<Value>,
     pub(super) streams_per_connection: Option<Value>,
     pub(super) struct_bytes: Option<Value>,
     pub(super) memory: Option<Value>,

@@ -16,10 +16,10 @@ use super::{
     Config, DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, DEFAULT_STALE_AFTER, DEFAULT_STATE_INTERVAL, DrainConfig,
     FilesResource, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, StreamResource, TlsConfig, WatchConfig,
     error::ConfigErrors,
-    etcd, keys, kube,
+    etcd, keys, kube, limits,
     raw::{
-        RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawLimits, RawResource, RawStream, RawTls, RawWatch,
-        Section, ServeFlags,
+        RawConfig, RawDrain, RawFiles, RawHistory, RawIndex, RawResource, RawStream, RawTls, RawWatch, Section,
+        ServeFlags,
     },
     relay, value,
 };
@@ -64,7 +64,7 @@ pub(super) fn resolve(
     let watch = resolve_watch(&watch, errors);
     let history = errors.section("history", raw.history).unwrap_or_default();
     let limits = errors.section("limits", raw.limits).unwrap_or_default();
-    let limits = resolve_limits(&limits, errors);
+    let limits = limits::resolve(&limits, errors);
     let drain = errors.section("drain", raw.drain).unwrap_or_default();
     let state_dir = errors.read("state_dir", raw.state_dir.as_ref(), value::path);
     let state_dir = state_dir.map(|path| directory.join(path).components().collect());
@@ -205,26 +205,6 @@ fn resolve_history(raw: &RawHistory, errors: &mut ConfigErrors) -> Retention {
         events: errors.read("history.events", raw.events.as_ref(), value::positive_count).unwrap_or(default.events),
         size: errors.read("history.bytes", raw.bytes.as_ref(), value::positive_size).unwrap_or(256 << 20),
         age: errors.read("history.age", raw.age.as_ref(), value::positive_duration).unwrap_or(default.age),
-    }
-}
-
-fn resolve_limits(raw: &RawLimits, errors: &mut ConfigErrors) -> LimitsConfig {
-    let default = LimitsConfig::default();
-    let streams = raw.streams_per_connection.as_ref();
-    LimitsConfig {
-        request_bytes: errors
-            .read("limits.request_bytes", raw.request_bytes.as_ref(), value::positive_size)
-            .unwrap_or(default.request_bytes),
-        streams_per_connection: errors
-            .read("limits.streams_per_connection", streams, value::positive_count_31)
-            .unwrap_or(default.streams_per_connection),
-        struct_bytes: errors
-            .read("limits.struct_bytes", raw.struct_bytes.as_ref(), value::positive_size)
-            .unwrap_or(default.struct_bytes),
-        memory: errors.read("limits.memory", raw.memory.as_ref(), value::memory),
-        expression_steps: errors
-            .read("limits.expression_steps", raw.expression_steps.as_ref(), value::expression_steps)
-            .unwrap_or(default.expression_steps),
     }
 }
 

@@ -335,6 +335,10 @@ pub(super) fn selection_budget(value: &Value) -> Result<Duration, ValueError> {
     duration_within(value, (Duration::from_micros(10), Duration::from_millis(100)))
 }
 
+pub(super) fn request_timeout(value: &Value) -> Result<Duration, ValueError> {
+    duration_within(value, (Duration::from_millis(100), Duration::from_secs(300)))
+}
+
 pub(super) fn percent(value: &Value) -> Result<u32, ValueError> {
     let percent = value.as_u64().and_then(|percent| u32::try_from(percent).ok()).filter(|at| (1..=100).contains(at));
     percent.ok_or_else(|| ValueError::expected("an integer from 1 to 100", found(value)))

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use bytes::Buf;
 use http::Request;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use prost::Message;
 use tonic::body::Body;
 
-use super::{frame, routes::timeout_of, service::wait_of, status::Refusal};
+use super::{frame, request::RequestMessages, routes::timeout_of, service::wait_of, status::Refusal};
 use crate::{
     transport::{Peer, StreamHandle},
     watch::Client,
@@ -23,24 +23,27 @@ pub(super) struct Call {
     pub(super) stream: Option<StreamHandle>,
     /// How long it waits for the first list.
     pub(super) wait: Duration,
-    body: Body,
+    body: Option<RequestMessages<Body>>,
 }
 
 // === impl Call ===
 
 impl Call {
-    pub(super) fn new(request: Request<Body>) -> Self {
+    pub(super) fn new(request: Request<RequestMessages<Body>>) -> Self {
         Self {
             peer: peer(request.extensions()),
             stream: request.extensions().get().cloned(),
             wait: wait_of(timeout_of(request.headers())),
-            body: request.into_body(),
+            body: Some(request.into_body()),
         }
     }
 
     /// Reads its one message, once.
-    pub(super) async fn request<M: Message + Default>(&mut self, max_bytes: usize) -> Result<M, Refusal> {
-        decode(std::mem::take(&mut self.body), max_bytes).await
+    pub(super) async fn request<M: Message + Default>(&mut self) -> Result<M, Refusal> {
+        match self.body.take() {
+            Some(body) => decode(body).await,
+            None => Err(Refusal::Internal),
+        }
     }
 }
 
@@ -59,18 +62,10 @@ pub(super) fn client(peer: Option<Peer>) -> Client {
 }
 
 /// Reads one message: no request is a stream.
-async fn decode<M: Message + Default>(body: Body, max_bytes: usize) -> Result<M, Refusal> {
-    let invalid = |message: String| Refusal::Invalid { reason: "REQUEST_INVALID", field: "request", message };
-    let collected = Limited::new(body, max_bytes + frame::PREFIX_BYTES).collect().await.map_err(|error| {
-        if error.is::<LengthLimitError>() {
-            invalid(format!("larger than the {max_bytes} bytes that are allowed"))
-        } else {
-            invalid("it was cut off".to_owned())
-        }
-    })?;
-    let mut bytes = collected.to_bytes();
+async fn decode<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, Refusal> {
+    let mut bytes = body.collect().await?.to_bytes();
     if bytes.len() < frame::PREFIX_BYTES {
-        return Err(invalid("there is no message".to_owned()));
+        return Err(Refusal::request("there is no message"));
     }
     let is_compressed = bytes.get_u8() != 0;
     let length = bytes.get_u32() as usize;
@@ -78,9 +73,9 @@ async fn decode<M: Message + Default>(body: Body, max_bytes: usize) -> Result<M,
         return Err(Refusal::NotImplemented { what: "a compressed request" });
     }
     if bytes.len() != length {
-        return Err(invalid("its length is not the one in its prefix".to_owned()));
+        return Err(Refusal::request("its length is not the one in its prefix"));
     }
-    M::decode(bytes).map_err(|error| invalid(error.to_string()))
+    M::decode(bytes).map_err(|error| Refusal::request(error.to_string()))
 }
 
 #[cfg(test)]

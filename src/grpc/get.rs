@@ -50,7 +50,7 @@ enum Stage {
 pub(super) async fn get(service: &Service, mut call: Call) -> Result<GetBody, Status> {
     let observer = service.metrics().start("Get");
     let body = async {
-        let request: pb::GetRequest = call.request(service.config().request_bytes).await?;
+        let request: pb::GetRequest = call.request().await?;
         let resource = service.resource(&request.resource)?;
         let format = query::format(request.format)?;
         let min_version = query::version("min_resource_version", &request.min_resource_version)?;

@@ -102,7 +102,7 @@ const HEAD_BYTES: usize = 1 << 10;
 pub(super) async fn list(service: &Service, mut call: Call) -> Result<ListBody, Status> {
     let observer = service.metrics().start("List");
     let body = async {
-        let request = call.request(service.config().request_bytes).await?;
+        let request = call.request().await?;
         answer(service, request, call, observer.clone()).await
     };
     observer.result(body.await)
@@ -112,7 +112,7 @@ pub(super) async fn list(service: &Service, mut call: Call) -> Result<ListBody, 
 pub(super) async fn by_index(service: &Service, mut call: Call) -> Result<ListBody, Status> {
     let observer = service.metrics().start("ByIndex");
     let body = async {
-        let request: pb::ByIndexRequest = call.request(service.config().request_bytes).await?;
+        let request: pb::ByIndexRequest = call.request().await?;
         let indexers = service.resource(&request.resource)?.informer.indexers();
         if indexers.get(&request.index).is_none() {
             return Err(Refusal::index("index", &request.index, indexers.names()));

@@ -12,7 +12,7 @@ use prometheus_client::{
 use tonic::{Code, Status};
 
 use super::status::Refusal;
-use crate::transport::Ledger;
+use crate::transport::{Ledger, Refused};
 
 /// Counts calls as they begin and as they end.
 #[derive(Debug, Default)]
@@ -21,6 +21,7 @@ pub struct RpcMetrics {
     handled: Family<RpcLabels, Counter>,
     stalled: Counter,
     ended: Family<ReasonLabels, Counter>,
+    refused: Refused,
 }
 
 /// Labels of a call that has begun.
@@ -81,11 +82,17 @@ impl RpcMetrics {
             "Streams that the server has ended, by reason",
             self.ended.clone(),
         );
+        self.refused.register(registry);
     }
 
     /// Returns the counter of streams that were reset because their clients took nothing.
     pub fn stalled(&self) -> Counter {
         self.stalled.clone()
+    }
+
+    /// Returns the counters of what was refused.
+    pub fn refused(&self) -> &Refused {
+        &self.refused
     }
 
     /// Returns the counter of streams that were ended because too much memory was held for clients.
@@ -136,6 +143,9 @@ impl RpcObserver {
                 Ok(answer)
             }
             Err(refusal) => {
+                if let Some(bound) = refusal.bound() {
+                    self.0.metrics.refused.count(bound);
+                }
                 self.ends(refusal.code_and_reason().0);
                 Err(refusal.to_status())
             }

@@ -6,6 +6,7 @@ use std::{
     convert::Infallible,
     fmt,
     pin::Pin,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -13,6 +14,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use http_body::{Body as _, Frame as BodyFrame};
+use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status, service::RoutesBuilder};
 use tower::ServiceExt;
@@ -23,13 +25,14 @@ use super::{
     frame::PREFIX_BYTES,
     get::{self, GetBody},
     list::{self, ListBody},
+    request::{RequestBounds, RequestMessages},
     status::Refusal,
     watch::{self, WatchBody},
 };
 use crate::{
     planted::planted,
     proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
-    transport::{Chunk, LastWords, Room, Supplied, Supply},
+    transport::{Chunk, LastWords, Room, StreamHandle, Supplied, Supply},
 };
 
 /// All services of the server.
@@ -63,6 +66,8 @@ struct Generated {
     decoded: usize,
     /// Made, and too large for the room that there was.
     next: Option<BodyFrame<Chunk>>,
+    /// How the request failed, if it did: services of streams end well then.
+    failure: Arc<OnceLock<Status>>,
 }
 
 /// The size of the one message of an answer: an extension of its response.
@@ -86,6 +91,8 @@ const WATCH_PATH: &str = "/informerd.v1.InformerService/Watch";
 const LIST_PATH: &str = "/informerd.v1.InformerService/List";
 const GET_PATH: &str = "/informerd.v1.InformerService/Get";
 const BY_INDEX_PATH: &str = "/informerd.v1.InformerService/ByIndex";
+/// The only calls whose requests are streams.
+const REFLECTION_PATHS: &str = "/grpc.reflection.";
 
 // === impl Routes ===
 
@@ -124,14 +131,30 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let timeout = timeout_of(request.headers()).filter(|_| !planted!(DeadlineIsIgnored));
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        let request = request.map(tonic::body::Body::new);
         let service = self.service.clone();
+        let stream = request.extensions().get::<StreamHandle>().cloned();
+        let bounds = RequestBounds {
+            bytes: service.config().request_bytes,
+            timeout: service.config().request_timeout,
+            is_stream: request.uri().path().starts_with(REFLECTION_PATHS),
+        };
+        let request = request.map(|body| RequestMessages::new(tonic::body::Body::new(body), bounds, stream));
         let own = match request.uri().path() {
             WATCH_PATH => Own::Watch,
             LIST_PATH => Own::List,
             BY_INDEX_PATH => Own::ByIndex,
             GET_PATH => Own::Get,
-            _ => return Box::pin(answered(deadline, self.generated.clone().oneshot(request))),
+            _ => {
+                let metrics = Arc::clone(service.metrics());
+                let failure = Arc::new(OnceLock::new());
+                let failed = Arc::clone(&failure);
+                let refused = move |refusal: Refusal| {
+                    refusal.bound().into_iter().for_each(|bound| metrics.refused().count(bound));
+                    failed.get_or_init(|| refusal.to_status()).clone()
+                };
+                let request = request.map(|messages| tonic::body::Body::new(messages.map_err(refused)));
+                return Box::pin(answered(deadline, failure, self.generated.clone().oneshot(request)));
+            }
         };
         let call = Call::new(request);
         Box::pin(async move {
@@ -156,12 +179,14 @@ where
 /// An answer of the generated services.
 async fn answered(
     deadline: Option<Instant>,
+    failure: Arc<OnceLock<Status>>,
     answer: impl Future<Output = Result<Response<tonic::body::Body>, Infallible>>,
 ) -> Result<Response<Body>, Infallible> {
     let Some(answer) = within(deadline, answer).await else { return Ok(refused(deadline_exceeded())) };
     answer.map(|response| {
         let size = response.extensions().get().copied();
-        response.map(|body| Body::new(BodyKind::Generated(Generated::new(body, size)), deadline))
+        response
+            .map(|body| Body::new(BodyKind::Generated(Generated { failure, ..Generated::new(body, size) }), deadline))
     })
 }
 
@@ -269,7 +294,7 @@ impl Generated {
     fn new(body: tonic::body::Body, size: Option<MessageSize>) -> Self {
         // What is not known has at least its prefix.
         let MessageSize { encoded, decoded } = size.unwrap_or_default();
-        Self { body, first: encoded + PREFIX_BYTES, decoded, next: None }
+        Self { body, first: encoded + PREFIX_BYTES, decoded, next: None, failure: Arc::default() }
     }
 
     fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
@@ -277,7 +302,10 @@ impl Generated {
             Some(next) => next,
             None if !room.allows(self.first) => return Poll::Ready(Some(Ok(Supplied::TooLarge(self.first)))),
             None => match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Ok(frame)) => frame.map_data(Chunk::from),
+                Some(Ok(frame)) => match self.failure.get().filter(|_| frame.is_trailers()) {
+                    Some(failure) => BodyFrame::trailers(trailers(failure)),
+                    None => frame.map_data(Chunk::from),
+                },
                 Some(Err(status)) => return Poll::Ready(Some(Err(status))),
                 None => return Poll::Ready(None),
             },
@@ -335,7 +363,7 @@ pub(super) fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::{BodyExt, StreamBody};
+    use http_body_util::StreamBody;
     use tokio_stream::StreamExt;
 
     use super::*;

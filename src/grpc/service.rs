@@ -69,6 +69,8 @@ pub struct ServiceConfig {
     pub max_watchers: usize,
     /// The largest request, in bytes.
     pub request_bytes: usize,
+    /// How long a client may take for the message of a request.
+    pub request_timeout: Duration,
     /// How many lists and watches are given objects or a past at a time; more of them take turns, one piece each. As many as
     /// there are threads to serve with.
     pub bulk_streams: usize,

@@ -24,6 +24,10 @@ pub(crate) enum Refusal {
     ObjectNotFound { resource: String, key: String },
     /// A field of the request has a value that it cannot have. The reason is one for each field.
     Invalid { reason: &'static str, field: &'static str, message: String },
+    /// The request is larger than is allowed.
+    RequestTooLarge { limit: usize },
+    /// The request has not come whole in time.
+    RequestTimeout { timeout: Duration },
     /// The resource has no such index.
     IndexNotFound { field: &'static str, index: String, known: Vec<String> },
     /// An expression could not be parsed for lack of a thread.
@@ -58,6 +62,11 @@ const RETRY_SOON: Duration = Duration::from_secs(1);
 // === impl Refusal ===
 
 impl Refusal {
+    /// A request that is not one message.
+    pub(crate) fn request(message: impl Into<String>) -> Self {
+        Self::Invalid { reason: "REQUEST_INVALID", field: "request", message: message.into() }
+    }
+
     /// A label or field selector that does not parse.
     pub(crate) fn selector(field: &'static str, error: &SyntaxError) -> Self {
         let reason = if field == "field_selector" { "FIELD_SELECTOR_INVALID" } else { "LABEL_SELECTOR_INVALID" };
@@ -109,6 +118,8 @@ impl Refusal {
             Self::ResourceNotFound { .. } => (Code::NotFound, "RESOURCE_NOT_FOUND"),
             Self::ObjectNotFound { .. } => (Code::NotFound, "OBJECT_NOT_FOUND"),
             Self::Invalid { reason, .. } => (Code::InvalidArgument, reason),
+            Self::RequestTooLarge { .. } => (Code::InvalidArgument, "REQUEST_INVALID"),
+            Self::RequestTimeout { .. } => (Code::DeadlineExceeded, "REQUEST_TIMEOUT"),
             Self::IndexNotFound { .. } => (Code::InvalidArgument, "INDEX_NOT_FOUND"),
             Self::NotParsed { .. } => (Code::Unavailable, "EXPRESSION_NOT_PARSED"),
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
@@ -135,6 +146,14 @@ impl Refusal {
             }
             Self::ObjectNotFound { resource, key } => format!("there is no {key:?} in {resource}"),
             Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => format!("{field}: {message}"),
+            Self::RequestTooLarge { limit } => {
+                format!(
+                    "request: larger than the {limit} bytes that are allowed (limits.request_bytes); send less in one call"
+                )
+            }
+            Self::RequestTimeout { timeout } => {
+                format!("request: not complete after {timeout:?} (limits.request_timeout); send it at once, and end it")
+            }
             Self::IndexNotFound { field, index, known } => {
                 format!("{field}: there is no index {index:?}; there are: {}", known.join(", "))
             }
@@ -187,6 +206,7 @@ impl Refusal {
             Self::IndexNotFound { field, index, known } => {
                 vec![("field", (*field).to_owned()), ("index", index.clone()), ("known", known.join(","))]
             }
+            Self::RequestTimeout { timeout } => vec![("limit", format!("{timeout:?}"))],
             Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
             Self::VersionExpired { oldest, current } => {
                 vec![("oldest", oldest.to_string()), ("current", current.to_string())]
@@ -200,7 +220,7 @@ impl Refusal {
                 let after = after.iter().map(|after| ("after", after.to_string()));
                 [("limit", limit.to_string())].into_iter().chain(after).collect()
             }
-            Self::TooManyWatchers { limit } => vec![("limit", limit.to_string())],
+            Self::RequestTooLarge { limit } | Self::TooManyWatchers { limit } => vec![("limit", limit.to_string())],
             Self::PageTokenExpired | Self::HistoryChanged | Self::Draining | Self::Internal => Vec::new(),
         }
     }
@@ -208,6 +228,7 @@ impl Refusal {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::VersionTooLarge { .. }
+            | Self::RequestTimeout { .. }
             | Self::NotSynced { .. }
             | Self::NotParsed { .. }
             | Self::Draining
@@ -217,12 +238,22 @@ impl Refusal {
             Self::ResourceNotFound { .. }
             | Self::ObjectNotFound { .. }
             | Self::Invalid { .. }
+            | Self::RequestTooLarge { .. }
             | Self::IndexNotFound { .. }
             | Self::NotImplemented { .. }
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
             | Self::HistoryChanged
             | Self::Internal => None,
+        }
+    }
+
+    /// Returns the reason by which it is counted, when a bound of what a client may use was reached.
+    pub(crate) fn bound(&self) -> Option<&'static str> {
+        match self {
+            Self::RequestTooLarge { .. } => Some("request_bytes"),
+            Self::RequestTimeout { .. } => Some("request_timeout"),
+            _ => None,
         }
     }
 

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Ledger, Peer, RequestBody, Supply, Tls,
+    Ledger, Peer, Refused, RequestBody, Supply, Tls,
     connection::{Answers, BoxError, Connection, Io},
     merge::BufferPool,
 };
@@ -40,6 +40,10 @@ pub enum Listener {
 pub struct ServerConfig {
     /// Streams that a client may have open on one connection, at most.
     pub streams_per_connection: u32,
+    /// A client may take so long for the handshake of TLS, the preface of HTTP/2, and a frame or header block that it begins.
+    pub request_timeout: Duration,
+    /// Counts those who took longer.
+    pub refused: Refused,
     /// A connection that takes nothing of what is to be written to it is cut after this, and a stream that takes nothing of
     /// what it is to be sent is reset.
     pub progress_timeout: Duration,
@@ -55,6 +59,7 @@ pub struct ServerConfig {
 pub(super) struct Shared {
     pub(super) is_local: fn(&Request<RequestBody>) -> bool,
     pub(super) buffers: BufferPool,
+    pub(super) refused: Refused,
     pub(super) ledger: Arc<Ledger>,
     /// No new streams.
     pub(super) draining: CancellationToken,
@@ -91,7 +96,9 @@ where
         let Self { service, is_local, config } = self;
         let cut = CancellationToken::new();
         let (buffers, ledger) = (BufferPool::default(), Arc::clone(&config.ledger));
-        let shared = Arc::new(Shared { is_local, buffers, ledger, draining: draining.clone(), cut: cut.clone() });
+        let refused = config.refused.clone();
+        let shared = Shared { is_local, buffers, refused, ledger, draining: draining.clone(), cut: cut.clone() };
+        let shared = Arc::new(shared);
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
@@ -183,9 +190,14 @@ impl Accepted {
         match self {
             Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
-                match tls.accept(stream).await {
+                match tls.accept(stream, config.request_timeout).await {
                     Ok(stream) => drive(stream, peer, service, config, shared).await,
-                    Err(error) => tracing::debug!(%peer, %error, "the handshake of TLS failed"),
+                    Err(error) => {
+                        if error.kind() == io::ErrorKind::TimedOut {
+                            shared.refused.count("handshake_timeout");
+                        }
+                        tracing::debug!(%peer, %error, "TLS handshake failed");
+                    }
                 }
             }),
             Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
@@ -201,8 +213,10 @@ where
     B: Supply,
 {
     let connection = Connection::new(io, peer, service, &config, &shared);
-    drop(shared);
     if let Err(error) = connection.instrument(debug_span!("connection", %peer)).await {
+        if let Some(reason) = error.refused_for() {
+            shared.refused.count(reason);
+        }
         tracing::debug!(%peer, %error, "connection ended");
     }
 }

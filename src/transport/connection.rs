@@ -69,6 +69,9 @@ pub(super) struct Connection<T: Io, S, B: Supply> {
     progress_timeout: Duration,
     /// Set while something is to be written that the other end does not take.
     stuck: Option<Pin<Box<Sleep>>>,
+    request_timeout: Duration,
+    /// Set while a frame or a header block is not complete: its number, and until when it has to be.
+    begun: Option<(u64, Pin<Box<Sleep>>)>,
     /// The bound on what lies unsent in the kernel, as it is set.
     unsent: usize,
 }
@@ -107,16 +110,18 @@ pub(super) enum ConnectionError {
     Http(#[from] h2::Error),
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    #[error("the client sent no preface of HTTP/2 within {PREFACE_TIMEOUT:?}")]
-    NoPreface,
+    #[error("the client sent no preface of HTTP/2 within {0:?} (limits.request_timeout)")]
+    NoPreface(Duration),
+    #[error(
+        "the client began a frame or a header block, and did not complete it within {0:?} (limits.request_timeout)"
+    )]
+    Incomplete(Duration),
     #[error("write stalled: the client read nothing for {0:?}")]
     Stuck(Duration),
 }
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How long a client may take for the preface of HTTP/2.
-const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a client may send of requests before they are read, of one stream and of all.
 const RECEIVE_WINDOW: u32 = 1 << 20;
 /// What the headers of a request may have.
@@ -156,7 +161,7 @@ where
             .max_send_buffer_size(SEND_BUFFER);
         let preface = Preface {
             handshake: builder.handshake(io.clone()),
-            timeout: Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)),
+            timeout: Box::pin(tokio::time::sleep(config.request_timeout)),
             is_draining: false,
         };
         shared.ledger.add(streams.wakes());
@@ -177,6 +182,8 @@ where
             cut: shared.cut.clone(),
             progress_timeout: config.progress_timeout,
             stuck: None,
+            request_timeout: config.request_timeout,
+            begun: None,
             unsent: 0,
         }
     }
@@ -189,7 +196,7 @@ where
                     let mut http = match Pin::new(&mut preface.handshake).poll(cx) {
                         Poll::Ready(http) => http?,
                         Poll::Pending if preface.timeout.as_mut().poll(cx).is_ready() => {
-                            return Poll::Ready(Err(ConnectionError::NoPreface));
+                            return Poll::Ready(Err(ConnectionError::NoPreface(self.request_timeout)));
                         }
                         Poll::Pending => return Poll::Pending,
                     };
@@ -281,6 +288,26 @@ where
         Err(ConnectionError::Stuck(timeout))
     }
 
+    /// Fails when the other end has begun a frame or a header block, and does not complete it. Nothing is read while the
+    /// socket is full.
+    fn poll_begun(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionError> {
+        let begun = if self.stuck.is_none() { self.io.begun() } else { None };
+        let Some(number) = begun else {
+            self.begun = None;
+            return Ok(());
+        };
+        let timeout = self.request_timeout;
+        let next = || (number, Box::pin(tokio::time::sleep(timeout)));
+        let (known, timer) = self.begun.get_or_insert_with(next);
+        if *known != number {
+            (*known, *timer) = next();
+        }
+        if timer.as_mut().poll(cx).is_pending() {
+            return Ok(());
+        }
+        Err(ConnectionError::Incomplete(timeout))
+    }
+
     /// Resets the streams whose windows have been shut for too long, and closes the connection after the last of them.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) {
         let reset = self.stalled.poll(&self.streams.wakes().waiting, cx);
@@ -312,6 +339,21 @@ where
         });
     }
 }
+
+// === impl ConnectionError ===
+
+impl ConnectionError {
+    /// Returns the reason by which it is counted, when a bound was reached.
+    pub(super) fn refused_for(&self) -> Option<&'static str> {
+        match self {
+            Self::NoPreface(_) => Some("preface_timeout"),
+            Self::Incomplete(_) => Some("headers_timeout"),
+            Self::Http(_) | Self::Io(_) | Self::Stuck(_) => None,
+        }
+    }
+}
+
+// === impl Http ===
 
 impl<T: Io> Http<T> {
     /// Accepts no more streams.
@@ -360,6 +402,7 @@ where
                 return Poll::Ready(Err(error.into()));
             }
             this.poll_stuck(task)?;
+            this.poll_begun(task)?;
             this.poll_stalled(task);
             return Poll::Pending;
         }

@@ -74,7 +74,7 @@ impl<B: Supply> Exchange<B> {
     /// Ends the stream, with the last words of its body where they can be sent.
     fn end(&mut self, reason: Reason) {
         if self.handle.is_exhausted() && (!self.send_last_words() || self.handle.is_socket_full()) {
-            self.handle.note_stalled();
+            self.handle.close_after_last();
         }
         self.reset(reason);
     }

@@ -38,7 +38,7 @@ pub(super) struct Wakes {
     budgets: Budgets,
     /// Streams that are not over.
     open: AtomicUsize,
-    /// Some were reset because their client takes nothing.
+    /// Some were ended because their client takes nothing, or does not send what it has begun.
     has_stalled: AtomicBool,
     /// Bytes that the bodies of its streams have made.
     made: AtomicUsize,
@@ -145,7 +145,7 @@ impl StreamHandle {
 
     /// Ends the stream because its client takes nothing of it.
     pub(super) fn stall(&self) {
-        self.note_stalled();
+        self.close_after_last();
         self.0.reset.store(STALLED, Ordering::Release);
         self.0.wake_by_ref();
     }
@@ -167,8 +167,8 @@ impl StreamHandle {
         self.0.wakes.buffered.load(Ordering::Relaxed) > 0
     }
 
-    /// Has the connection closed after the last of its streams: the client takes nothing.
-    pub(super) fn note_stalled(&self) {
+    /// Has the connection closed after the last of its streams: the client takes nothing, or does not send what it has begun.
+    pub fn close_after_last(&self) {
         self.0.wakes.has_stalled.store(true, Ordering::SeqCst);
     }
 
@@ -296,7 +296,7 @@ impl Wakes {
         }
     }
 
-    /// Returns whether the last stream is over, and some of them had to be reset because their client takes nothing.
+    /// Returns whether the last stream is over, and some of them were ended because of their client.
     pub(super) fn is_deserted(&self) -> bool {
         self.has_stalled.load(Ordering::SeqCst) && self.open.load(Ordering::SeqCst) == 0
     }

@@ -14,6 +14,8 @@ use tokio::{
     time::Instant,
 };
 
+use super::incoming::Incoming;
+
 /// An IO whose writes are collected, and go out when [`Merge::poll_drain`] says so, or when they are many.
 ///
 /// Clones share it: hyper's connection owns one and gives no access to it, the connection's task drains by another. Only that
@@ -22,6 +24,7 @@ pub(super) struct Merge<T>(Arc<Mutex<Merging<T>>>);
 
 struct Merging<T> {
     io: T,
+    incoming: Incoming,
     /// From the pool while there is something to write, so that a connection that has nothing to say holds no memory.
     pending: Vec<u8>,
     /// How much of it has been written.
@@ -46,13 +49,19 @@ const POOLED_BUFFERS: usize = 64;
 
 impl<T> Merge<T> {
     pub(super) fn new(io: T, pool: BufferPool) -> Self {
-        let merging = Merging { io, pending: Vec::new(), written: 0, stuck_since: None, total: 0, pool };
+        let incoming = Incoming::new();
+        let merging = Merging { io, incoming, pending: Vec::new(), written: 0, stuck_since: None, total: 0, pool };
         Self(Arc::new(Mutex::new(merging)))
     }
 
     /// Since when the other end has taken nothing of what is to be written.
     pub(super) fn stuck_since(&self) -> Option<Instant> {
         self.0.lock().stuck_since
+    }
+
+    /// Returns the number of the frame or header block that the other end has begun to send, if it is not complete.
+    pub(super) fn begun(&self) -> Option<u64> {
+        self.0.lock().incoming.begun()
     }
 
     /// Returns the size of the buffer that waits to be written.
@@ -86,7 +95,11 @@ impl<T> Clone for Merge<T> {
 
 impl<T: AsyncRead + Unpin> AsyncRead for Merge<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0.lock().io).poll_read(cx, buffer)
+        let merging = &mut *self.0.lock();
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut merging.io).poll_read(cx, buffer);
+        merging.incoming.read(&buffer.filled()[before..]);
+        read
     }
 }
 

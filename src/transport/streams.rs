@@ -99,7 +99,7 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         task.wake_by_ref();
     }
 
-    /// Returns whether the last stream is over, and some of them had to be reset because their client takes nothing.
+    /// Returns whether the last stream is over, and some of them were ended because of their client.
     pub(super) fn is_deserted(&self) -> bool {
         self.wakes.is_deserted()
     }

@@ -28,7 +28,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Chunk, LastWords, Ledger, Peer, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply, Waiting,
+    Chunk, LastWords, Ledger, Peer, Refused, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply, Waiting,
     accept::Shared,
     connection::{Connection, ConnectionError, Io},
     merge::BufferPool,
@@ -79,6 +79,7 @@ struct Pair {
 }
 
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Held for all clients at most, while the ledger runs.
 const MEMORY: usize = 8 << 20;
 
@@ -113,6 +114,7 @@ fn serve(pipe: usize) -> Serving {
     let shared = Shared {
         is_local: |request| request.uri().path() == "/local",
         buffers: BufferPool::default(),
+        refused: Refused::default(),
         ledger: Arc::clone(&ledger),
         draining: draining.clone(),
         cut: cut.clone(),
@@ -122,6 +124,8 @@ fn serve(pipe: usize) -> Serving {
         streams_per_connection: 1000,
         progress_timeout: PROGRESS_TIMEOUT,
         stalled: stalled.clone(),
+        request_timeout: REQUEST_TIMEOUT,
+        refused: Refused::default(),
         drain_period: Duration::from_secs(5),
         ledger: Arc::clone(&ledger),
     };
@@ -342,7 +346,7 @@ async fn a_client_without_a_preface_is_closed() {
     let mut silent = serve(1000);
     let began = Instant::now();
     let ended = silent.server.await.unwrap();
-    assert!(matches!(ended, Err(ConnectionError::NoPreface)), "{ended:?}");
+    assert!(matches!(ended, Err(ConnectionError::NoPreface(REQUEST_TIMEOUT))), "{ended:?}");
     assert_eq!(began.elapsed().as_secs(), 10);
 
     let mut other = serve(1000);
@@ -352,6 +356,35 @@ async fn a_client_without_a_preface_is_closed() {
     other.far.read_to_end(&mut read).await.unwrap();
     assert_eq!(read[3..4], [4], "SETTINGS, and the end");
     silent.far.read_to_end(&mut read).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_frame_or_a_header_block_that_is_begun_has_to_be_completed() {
+    let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    // HEADERS without END_HEADERS; the head of DATA, without its payload; three bytes of a head.
+    for begun in [&b"\0\0\x01\x01\0\0\0\0\x01\x82"[..], b"\0\0\x05\0\0\0\0\0\x01", b"\0\0\x08"] {
+        let mut serving = serve(1000);
+        serving.far.write_all(preface).await.unwrap();
+        // A connection without streams is not one of these.
+        tokio::time::sleep(REQUEST_TIMEOUT * 2).await;
+        assert!(!serving.server.is_finished());
+        let since = Instant::now();
+        serving.far.write_all(begun).await.unwrap();
+        let ended = serving.server.await.unwrap();
+        assert!(matches!(ended, Err(ConnectionError::Incomplete(REQUEST_TIMEOUT))), "{ended:?}");
+        assert_eq!(since.elapsed().as_secs(), REQUEST_TIMEOUT.as_secs());
+    }
+
+    // Each of many frames has the time for itself, however they are cut.
+    let mut serving = serve(1000);
+    serving.far.write_all(preface).await.unwrap();
+    let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
+    serving.far.write_all(&window_update[..5]).await.unwrap();
+    for _ in 0..10 {
+        tokio::time::sleep(REQUEST_TIMEOUT / 2).await;
+        serving.far.write_all(&[&window_update[5..], &window_update[..5]].concat()).await.unwrap();
+    }
+    assert!(!serving.server.is_finished());
 }
 
 #[tokio::test]

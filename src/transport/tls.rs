@@ -54,8 +54,6 @@ struct Contents {
 
 /// How often the files are read, to see whether they have changed.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a client may take for its part of the handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl Tls ===
 
@@ -103,14 +101,14 @@ impl Tls {
         Ok(true)
     }
 
-    /// Answers a client's handshake.
+    /// Answers a client's handshake, which may take so long.
     ///
     /// # Cancel safety
     ///
     /// The connection is closed when it is dropped.
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    pub(super) async fn accept(&self, stream: TcpStream, timeout: Duration) -> io::Result<TlsStream<TcpStream>> {
         let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.load().1));
-        tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await?
+        tokio::time::timeout(timeout, acceptor.accept(stream)).await?
     }
 }
 

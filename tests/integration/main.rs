@@ -9,6 +9,7 @@ mod checker;
 mod client;
 mod client_commands;
 mod command_line;
+mod connections;
 mod contract;
 #[cfg(feature = "kube")]
 mod deploy;

@@ -154,6 +154,7 @@ impl Sandbox {
                 evicted_grace: options.evicted_grace,
                 max_watchers: options.max_watchers,
                 request_bytes: 64 << 10,
+                request_timeout: Duration::from_secs(10),
                 bulk_streams: 2,
                 struct_bytes: 1 << 20,
                 memory: options.memory,
@@ -168,6 +169,8 @@ impl Sandbox {
             streams_per_connection: 1024,
             progress_timeout: Duration::from_secs(30),
             stalled: Counter::default(),
+            request_timeout: Duration::from_secs(10),
+            refused: service.metrics().refused().clone(),
             drain_period: options.drain_period,
             ledger: Arc::clone(service.ledger()),
         };

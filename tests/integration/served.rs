@@ -22,7 +22,7 @@ pub(crate) struct Served {
     pub(crate) shutdown: CancellationToken,
     pub(crate) address: String,
     directory: TempDir,
-    admin: String,
+    pub(crate) admin: String,
     running: tokio::task::JoinHandle<()>,
 }
 

@@ -61,7 +61,7 @@ pub(super) enum Begin {
 pub(in super::super) async fn open(service: &Service, mut call: Call) -> Result<WatchBody, Status> {
     let observer = service.metrics().start("Watch");
     let opened = async {
-        let request: pb::WatchRequest = call.request(service.config().request_bytes).await?;
+        let request: pb::WatchRequest = call.request().await?;
         let queue = queue(service, service.resource(&request.resource)?, request.queue.unwrap_or_default())?;
         let Call { peer, stream, wait, .. } = call;
         let caller = Caller { peer, stream, wait, observer: observer.clone() };

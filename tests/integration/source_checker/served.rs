@@ -9,7 +9,7 @@ use informerd::{
     },
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
-    transport::{Listener, Server, ServerConfig},
+    transport::{Listener, Refused, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -95,6 +95,7 @@ impl Served {
             future_wait: FUTURE_WAIT,
             max_watchers: 1000,
             request_bytes: 64 << 10,
+            request_timeout: Duration::from_secs(10),
             bulk_streams: 1,
             struct_bytes: 1 << 20,
             memory: 1 << 30,
@@ -129,6 +130,8 @@ impl Served {
             streams_per_connection: 1024,
             progress_timeout: Duration::from_secs(30),
             stalled: Counter::default(),
+            request_timeout: Duration::from_secs(10),
+            refused: Refused::default(),
             drain_period: Duration::ZERO,
             ledger: Arc::default(),
         };

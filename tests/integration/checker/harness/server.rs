@@ -89,6 +89,7 @@ impl Server {
             future_wait: FUTURE_WAIT,
             max_watchers: 1000,
             request_bytes: 64 << 10,
+            request_timeout: Duration::from_secs(10),
             bulk_streams: 1,
             struct_bytes: 1 << 20,
             memory: 1 << 30,

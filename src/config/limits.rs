@@ -1,0 +1,64 @@
+//! Bounds of what clients may use: the section `limits`.
+
+use std::time::Duration;
+
+use super::{error::ConfigErrors, raw::RawLimits, value};
+use crate::model::Expression;
+
+/// What one client may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LimitsConfig {
+    /// The largest request, in bytes as encoded; by default 64 KiB, never 0.
+    pub request_bytes: usize,
+    /// How long a client may take for the handshake of TLS, the preface of HTTP/2, a header block, or the message of a
+    /// request; on the admin port, for the head of a request. By default 10 seconds, from 100 milliseconds to 5 minutes.
+    pub request_timeout: Duration,
+    /// Calls open at the same time on one connection; by default 1024, never 0.
+    pub streams_per_connection: u32,
+    /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
+    pub struct_bytes: usize,
+    /// What is held for all clients together, from 1 MiB to 1 TiB; with `None`, a quarter of the cgroup's limit, and 1 GiB
+    /// where there is none.
+    pub memory: Option<usize>,
+    /// Steps of one evaluation of an expression; by default [`Expression::DEFAULT_MAX_STEPS`], from 100 to 100 000.
+    pub expression_steps: u64,
+}
+
+/// Reads the section.
+pub(super) fn resolve(raw: &RawLimits, errors: &mut ConfigErrors) -> LimitsConfig {
+    let default = LimitsConfig::default();
+    let streams = raw.streams_per_connection.as_ref();
+    LimitsConfig {
+        request_bytes: errors
+            .read("limits.request_bytes", raw.request_bytes.as_ref(), value::positive_size)
+            .unwrap_or(default.request_bytes),
+        request_timeout: errors
+            .read("limits.request_timeout", raw.request_timeout.as_ref(), value::request_timeout)
+            .unwrap_or(default.request_timeout),
+        streams_per_connection: errors
+            .read("limits.streams_per_connection", streams, value::positive_count_31)
+            .unwrap_or(default.streams_per_connection),
+        struct_bytes: errors
+            .read("limits.struct_bytes", raw.struct_bytes.as_ref(), value::positive_size)
+            .unwrap_or(default.struct_bytes),
+        memory: errors.read("limits.memory", raw.memory.as_ref(), value::memory),
+        expression_steps: errors
+            .read("limits.expression_steps", raw.expression_steps.as_ref(), value::expression_steps)
+            .unwrap_or(default.expression_steps),
+    }
+}
+
+// === impl LimitsConfig ===
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            request_bytes: 64 << 10,
+            request_timeout: Duration::from_secs(10),
+            streams_per_connection: 1024,
+            struct_bytes: 64 << 20,
+            memory: None,
+            expression_steps: Expression::DEFAULT_MAX_STEPS,
+        }
+    }
+}

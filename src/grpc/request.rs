@@ -1,0 +1,222 @@
+//! Messages of requests, of any service: each has to come whole within a time, and within a size.
+//!
+//! A request that is one message has to end with it in that time. Of a stream of requests, the first message has to come in
+//! it, and each other one from its first byte on: a client may be silent between them.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use tokio::time::Sleep;
+
+use super::{frame::PREFIX_BYTES, status::Refusal};
+use crate::transport::StreamHandle;
+
+/// The bounds of the messages of one call.
+#[derive(Debug, Clone)]
+pub(super) struct RequestBounds {
+    /// The largest message, in bytes.
+    pub(super) bytes: usize,
+    /// The time for one.
+    pub(super) timeout: Duration,
+    /// There may be more than one message.
+    pub(super) is_stream: bool,
+}
+
+/// The body of a request, within its bounds.
+pub(super) struct RequestMessages<B> {
+    body: B,
+    bounds: RequestBounds,
+    /// The stream, whose connection is closed after its last one when a message does not come in time.
+    stream: Option<StreamHandle>,
+    prefix: [u8; PREFIX_BYTES],
+    /// Bytes of the prefix that have come; none between messages.
+    prefix_len: usize,
+    /// Bytes of the message that have not come.
+    left: usize,
+    /// Messages that have come whole.
+    complete: u64,
+    /// While a message is awaited.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+// === impl RequestMessages ===
+
+impl<B> RequestMessages<B> {
+    pub(super) fn new(body: B, bounds: RequestBounds, stream: Option<StreamHandle>) -> Self {
+        let prefix = [0; PREFIX_BYTES];
+        Self { body, bounds, stream, prefix, prefix_len: 0, left: 0, complete: 0, timer: None }
+    }
+
+    /// Takes note of bytes that have come.
+    fn read(&mut self, mut data: &[u8]) -> Result<(), Refusal> {
+        while !data.is_empty() {
+            if self.complete > 0 && !self.bounds.is_stream {
+                return Err(Refusal::request("more than one message, or bytes after it"));
+            }
+            if self.prefix_len < PREFIX_BYTES {
+                let taken = (PREFIX_BYTES - self.prefix_len).min(data.len());
+                self.prefix[self.prefix_len..][..taken].copy_from_slice(&data[..taken]);
+                self.prefix_len += taken;
+                data = &data[taken..];
+                if self.prefix_len < PREFIX_BYTES {
+                    return Ok(());
+                }
+                let [_, length @ ..] = self.prefix;
+                self.left = u32::from_be_bytes(length) as usize;
+                if self.left > self.bounds.bytes {
+                    return Err(Refusal::RequestTooLarge { limit: self.bounds.bytes });
+                }
+            }
+            let taken = self.left.min(data.len());
+            self.left -= taken;
+            data = &data[taken..];
+            if self.left == 0 {
+                self.prefix_len = 0;
+                self.complete += 1;
+                if self.bounds.is_stream {
+                    self.timer = None;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether nothing is awaited: a client may take its time between the messages of a stream.
+    fn is_between(&self) -> bool {
+        self.bounds.is_stream && self.complete > 0 && self.prefix_len == 0
+    }
+
+    fn poll_timeout(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
+        if self.is_between() {
+            return Poll::Pending;
+        }
+        let timeout = self.bounds.timeout;
+        ready!(self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout))).as_mut().poll(cx));
+        if let Some(stream) = &self.stream {
+            stream.close_after_last();
+        }
+        Poll::Ready(Refusal::RequestTimeout { timeout })
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for RequestMessages<B> {
+    type Data = Bytes;
+    type Error = Refusal;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Refusal>>> {
+        let this = self.get_mut();
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
+            return this.poll_timeout(cx).map(|refusal| Some(Err(refusal)));
+        };
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => Some(frame.data_ref().map_or(Ok(()), |data| this.read(data)).map(|()| frame)),
+            Some(Err(_)) => Some(Err(Refusal::request("it was cut off"))),
+            None => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+impl<B> fmt::Debug for RequestMessages<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestMessages").field("bounds", &self.bounds).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::StreamExt;
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio::{sync::mpsc, time::Instant};
+    use tokio_stream::wrappers::ReceiverStream;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// The body of a request, and what sends its bytes.
+    fn messages(is_stream: bool) -> (mpsc::Sender<Bytes>, impl Body<Data = Bytes, Error = Refusal> + Unpin) {
+        let (sender, sent) = mpsc::channel(10);
+        let body = StreamBody::new(ReceiverStream::new(sent).map(|data| Ok::<_, Infallible>(Frame::data(data))));
+        (sender, RequestMessages::new(body, RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream }, None))
+    }
+
+    fn message(payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&[0], &length[..], payload].concat()
+    }
+
+    async fn collected(pieces: &[&[u8]], is_stream: bool) -> Result<Bytes, Refusal> {
+        let frames = pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece))));
+        let body = StreamBody::new(tokio_stream::iter(frames.collect::<Vec<_>>()));
+        let bounds = RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream };
+        RequestMessages::new(body, bounds, None).collect().await.map(http_body_util::Collected::to_bytes)
+    }
+
+    #[tokio::test]
+    async fn a_message_is_within_its_size_however_it_is_cut() {
+        let whole = message(b"12345678");
+        let bytes: Vec<&[u8]> = whole.chunks(1).collect();
+        for pieces in [&[&*whole][..], &[&whole[..3], &whole[3..]], &bytes] {
+            assert_eq!(collected(pieces, false).await.unwrap(), whole);
+        }
+        assert_eq!(collected(&[&message(b"")], false).await.unwrap(), message(b""));
+        // Its size is known before it comes.
+        let too_large = Refusal::RequestTooLarge { limit: 8 };
+        assert_eq!(collected(&[&message(b"123456789")[..5]], false).await, Err(too_large.clone()));
+        let two = [message(b"1"), message(b"2")].concat();
+        let refusal = collected(&[&two], false).await.unwrap_err();
+        assert_eq!(refusal.code_and_reason().1, "REQUEST_INVALID");
+        assert_eq!(collected(&[&two], true).await.unwrap(), two);
+        assert_eq!(collected(&[&message(b"1"), &message(b"123456789")], true).await, Err(too_large));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_does_not_end_in_time_is_given_up() {
+        let whole = message(b"12345678");
+        for sent in [&[][..], &whole[..3], &whole[..7], &whole] {
+            let (sender, mut body) = messages(false);
+            sender.send(Bytes::copy_from_slice(sent)).await.unwrap();
+            let began = Instant::now();
+            body.frame().await.unwrap().unwrap();
+            assert_eq!(body.frame().await.unwrap().unwrap_err(), Refusal::RequestTimeout { timeout: TIMEOUT });
+            assert_eq!(began.elapsed(), TIMEOUT);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_of_requests_may_be_silent_between_them_and_not_within_one() {
+        let (_silent, mut body) = messages(true);
+        body.frame().await.unwrap().unwrap_err();
+
+        let (sender, mut body) = messages(true);
+        let whole = message(b"12345678");
+        for _ in 0..3 {
+            for half in [&whole[..4], &whole[4..]] {
+                sender.send(Bytes::copy_from_slice(half)).await.unwrap();
+                body.frame().await.unwrap().unwrap();
+                if half.len() > 4 {
+                    tokio::time::timeout(TIMEOUT * 10, body.frame()).await.expect_err("it waits");
+                } else {
+                    tokio::time::timeout(TIMEOUT / 2, body.frame()).await.expect_err("it waits");
+                }
+            }
+        }
+        sender.send(Bytes::copy_from_slice(&whole[..6])).await.unwrap();
+        body.frame().await.unwrap().unwrap();
+        let began = Instant::now();
+        assert_eq!(body.frame().await.unwrap().unwrap_err(), Refusal::RequestTimeout { timeout: TIMEOUT });
+        assert_eq!(began.elapsed(), TIMEOUT);
+    }
+}

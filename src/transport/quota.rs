@@ -1,0 +1,203 @@
+//! Bounds on what clients may have open: in all, and each of them.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+
+/// Owner of connections and of what is open over them: all its connections have one share together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// An IPv4 host, or the network (/64) of an IPv6 host, which may choose the rest of its address for each connection.
+    Address(IpAddr),
+    /// A user of this machine, at the other end of a unix socket, if the kernel tells which.
+    User(Option<u32>),
+}
+
+/// A count of what is open, and its bounds.
+#[derive(Debug)]
+pub struct Quota {
+    all: usize,
+    each: usize,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    all: usize,
+    by_origin: HashMap<Origin, usize>,
+}
+
+/// One that is open; it is counted until this is dropped.
+#[derive(Debug)]
+#[must_use = "it is not counted any more when this is dropped"]
+pub struct Permit {
+    quota: Arc<Quota>,
+    origin: Option<Origin>,
+}
+
+/// Indicates the bound that was reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exceeded {
+    /// So many are open in all.
+    All(usize),
+    /// So many are open of this origin, which is its share.
+    Share(usize),
+}
+
+/// Refusals, counted by reason; clones share the counts.
+#[derive(Debug, Clone, Default)]
+pub struct Refused(Family<ReasonLabels, Counter>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+/// Of an IPv6 address, the part that a host cannot choose.
+const NETWORK_BITS: u32 = 64;
+
+/// Returns the part of a whole that one origin may have, in percent: at least one.
+pub fn share_of(all: usize, percent: u32) -> usize {
+    (all / 100 * percent as usize + all % 100 * percent as usize / 100).max(1)
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// Returns the origin of an address.
+    pub fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> NETWORK_BITS << NETWORK_BITS).into(),
+            address @ IpAddr::V4(_) => address,
+        })
+    }
+}
+
+// === impl Quota ===
+
+impl Quota {
+    /// Bounds what is open in all, and of one origin in percent of that.
+    pub fn new(all: usize, percent: u32) -> Arc<Self> {
+        Arc::new(Self { all, each: share_of(all, percent), open: Mutex::default() })
+    }
+
+    /// Counts one more. Without an origin, only the bound in all holds.
+    ///
+    /// # Errors
+    ///
+    /// The bound that it would exceed.
+    pub fn take(self: &Arc<Self>, origin: Option<Origin>) -> Result<Permit, Exceeded> {
+        let mut open = self.open.lock();
+        if let Some(origin) = origin {
+            let of_origin = open.by_origin.get(&origin).copied().unwrap_or_default();
+            if of_origin >= self.each {
+                return Err(Exceeded::Share(self.each));
+            }
+        }
+        if open.all >= self.all {
+            return Err(Exceeded::All(self.all));
+        }
+        open.all += 1;
+        if let Some(origin) = origin {
+            *open.by_origin.entry(origin).or_default() += 1;
+        }
+        Ok(Permit { quota: Arc::clone(self), origin })
+    }
+
+    /// Returns how many are open.
+    pub fn open(&self) -> usize {
+        self.open.lock().all
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut open = self.quota.open.lock();
+        open.all -= 1;
+        if let Some(origin) = self.origin
+            && let Some(of_origin) = open.by_origin.get_mut(&origin)
+        {
+            *of_origin -= 1;
+            if *of_origin == 0 {
+                open.by_origin.remove(&origin);
+            }
+        }
+    }
+}
+
+// === impl Exceeded ===
+
+impl Exceeded {
+    /// Returns the number that is not exceeded.
+    pub fn limit(self) -> usize {
+        let (Self::All(limit) | Self::Share(limit)) = self;
+        limit
+    }
+}
+
+// === impl Refused ===
+
+impl Refused {
+    /// Counts a refusal.
+    pub fn count(&self, reason: &'static str) {
+        self.0.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Makes the counts known to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Connections, calls and pages of lists that were refused or given up, by the bound that was reached";
+        registry.register("informerd_refused", help, self.0.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(address: &str) -> Origin {
+        Origin::at(address.parse().unwrap())
+    }
+
+    #[test]
+    fn an_origin_is_a_host_or_a_network() {
+        assert_ne!(at("10.1.2.3"), at("10.1.2.4"));
+        assert_eq!(at("10.1.2.3"), at("::ffff:10.1.2.3"));
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:0:0:2"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn a_share_is_a_part_and_at_least_one() {
+        for (all, percent, share) in [(192, 25, 48), (3, 25, 1), (100_000, 25, 25_000), (7, 100, 7), (199, 50, 99)] {
+            assert_eq!(share_of(all, percent), share, "{percent} % of {all}");
+        }
+        assert_eq!(share_of(usize::MAX, 100), usize::MAX);
+    }
+
+    #[test]
+    fn an_origin_has_its_share_and_all_have_the_whole() {
+        let quota = Quota::new(4, 50);
+        let (one, two) = (Some(at("10.0.0.1")), Some(Origin::User(Some(7))));
+        let first = quota.take(one).unwrap();
+        let second = quota.take(one).unwrap();
+        assert_eq!(quota.take(one).unwrap_err(), Exceeded::Share(2));
+        let others = [two, None].map(|origin| quota.take(origin).unwrap());
+        assert_eq!([two, None].map(|origin| quota.take(origin).unwrap_err()), [Exceeded::All(4); 2]);
+        drop(first);
+        let again = quota.take(one).unwrap();
+        assert_eq!(quota.open(), 4);
+        drop(again);
+        assert_eq!(quota.open.lock().by_origin.len(), 2);
+        drop((second, others));
+        assert_eq!((quota.open(), quota.open.lock().by_origin.len()), (0, 0), "who has gone is forgotten");
+    }
+}
