@@ -14,6 +14,7 @@
 
 mod cgroup;
 mod connector;
+mod descriptors;
 mod keeper;
 mod listener;
 mod sources;
@@ -42,7 +43,7 @@ use crate::{
     proto::pb,
     source::{files::DirectoryError, kube::KubeClients, stream::StreamError},
     telemetry::{self, ObservedResource},
-    transport::{Listener, Server, ServerConfig, Tls, TlsError, TlsFiles},
+    transport::{Listener, Quota, Server, ServerConfig, Tls, TlsError, TlsFiles},
     watch::BulkThreads,
 };
 
@@ -56,6 +57,7 @@ pub struct App {
     keeper: Option<Keeper>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
+    connections: Arc<Quota>,
 }
 
 /// Why the server could not start, or ended before it was told to.
@@ -122,6 +124,21 @@ pub enum AppError {
         /// What to do about it.
         hint: &'static str,
     },
+    /// There may be fewer open files than connections.
+    #[error(
+        "limits.connections: {connections} is more than {left}, which the limit on open files ({open_files}) leaves beside {kept} \
+         for the admin port and the sources; raise the limit (ulimit -n, LimitNOFILE), or leave the key out"
+    )]
+    OpenFiles {
+        /// As configured.
+        connections: usize,
+        /// What is left.
+        left: usize,
+        /// The limit.
+        open_files: usize,
+        /// What is kept free.
+        kept: usize,
+    },
     /// A task that should run for ever has ended.
     #[error("{task} ended unexpectedly{detail}")]
     TaskEnded {
@@ -152,6 +169,9 @@ impl App {
     /// When a source cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, AppError> {
         check(&config)?;
+        let limits = &config.limits;
+        let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
+        let connections = Quota::new(most, limits.peer_share);
         let grpc = GrpcListener::bind(&config.listen).await?;
         let admin_listener = match config.admin_listen {
             Some(address) => Some(bind_tcp("admin", address).await?),
@@ -187,6 +207,9 @@ impl App {
                 drain_period: config.drain.period,
                 evicted_grace: EVICTED_GRACE,
                 max_watchers: config.watch.max_watchers,
+                compilations: config.limits.compilations,
+                page_snapshots: config.limits.page_snapshots,
+                peer_share: config.limits.peer_share,
                 request_bytes: config.limits.request_bytes,
                 request_timeout: config.limits.request_timeout,
                 struct_bytes: config.limits.struct_bytes,
@@ -201,7 +224,7 @@ impl App {
         service.register(&mut registry);
         let admin = admin_listener
             .map(|listener| (listener, Admin::new(service.clone(), registry, config.limits.request_timeout)));
-        Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin })
+        Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin, connections })
     }
 
     /// Where gRPC listens; a port 0 has become a real one.
@@ -230,7 +253,7 @@ impl App {
             tracing::info!(%address, "admin listening");
         }
         // The tasks are dropped before the threads that some of them run on.
-        let Self { config, service, lifecycle, writers: _writers, mut tasks, keeper, grpc, admin } = self;
+        let Self { config, service, lifecycle, writers: _writers, mut tasks, keeper, grpc, admin, connections } = self;
 
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
@@ -246,6 +269,7 @@ impl App {
             stalled: service.metrics().stalled(),
             request_timeout: config.limits.request_timeout,
             refused: service.metrics().refused().clone(),
+            connections,
             drain_period: config.drain.period,
             ledger: Arc::clone(service.ledger()),
         };

@@ -33,5 +33,5 @@ pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path};
 pub use selection::{Selection, Transition};
 pub use selector::{FieldSelector, LabelSelector};
-pub use syntax::SyntaxError;
+pub use syntax::{SyntaxError, excerpt};
 pub use version::{Lineage, ResourceVersion, VersionError};

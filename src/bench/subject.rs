@@ -121,7 +121,7 @@ fn start_local(program: &Path, setup: &Setup) -> Result<(Running, Box<dyn Write 
     let config = ConfigFile::write(&format!(
         "watch: {{ block_timeout: {block_timeout}ms }}\n\
          history: {{ events: {history} }}\n\
-         limits: {{ streams_per_connection: {streams} }}\n\
+         limits: {{ streams_per_connection: {streams}, peer_share: 100 }}\n\
          resources:\n  {RESOURCE}:\n    source: {{ stream: {{ path: {STDIN} }} }}\n    {indexes}\n",
         block_timeout = block_timeout.as_millis(),
         streams = streams + 8,

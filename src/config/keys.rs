@@ -66,6 +66,21 @@ const KEYS: &[Key] = &[
         "10s",
         "how long a client may take for the handshake of TLS, the preface of HTTP/2, a header block or the message of a request, 100ms to 5m",
     ),
+    no_default(
+        "limits.connections",
+        "connections open at the same time; what the limit on open files leaves if left out, at most 100000",
+    ),
+    key(
+        "limits.peer_share",
+        "25",
+        "what one peer (an IPv4 address, a /64 of IPv6, a user of a unix socket) may have of connections, watches, compilations and page snapshots, in percent, 1 to 100; 100 behind a proxy",
+    ),
+    key("limits.compilations", "4096", "expressions and conditions that wait to be compiled at the same time"),
+    key(
+        "limits.page_snapshots",
+        "16",
+        "states that are kept for the next pages of lists; beyond them the oldest tokens expire",
+    ),
     key("limits.streams_per_connection", "1024", "calls open at the same time on one connection"),
     key(
         "limits.struct_bytes",
@@ -209,7 +224,7 @@ const KEYS: &[Key] = &[
 ];
 
 /// Keys of the design that come with later versions.
-const LATER: [&str; 3] = ["limits.connections", "limits.connections_per_peer", "resources.<name>.ttl"];
+const LATER: [&str; 1] = ["resources.<name>.ttl"];
 
 /// Longer than any key and typo; the distance of two texts takes time by the product of their lengths.
 const MAX_TYPO_BYTES: usize = 64;

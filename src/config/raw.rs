@@ -175,6 +175,10 @@ pub(super) struct RawHistory {
 pub(super) struct RawLimits {
     pub(super) request_bytes: Option<Value>,
     pub(super) request_timeout: Option<Value>,
+    pub(super) connections: Option<Value>,
+    pub(super) peer_share: Option<Value>,
+    pub(super) compilations: Option<Value>,
+    pub(super) page_snapshots: Option<Value>,
     pub(super) streams_per_connection: Option<Value>,
     pub(super) struct_bytes: Option<Value>,
     pub(super) memory: Option<Value>,

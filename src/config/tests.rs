@@ -92,6 +92,10 @@ fn defaults() {
         limits: LimitsConfig {
             request_bytes: 65_536,
             request_timeout: Duration::from_secs(10),
+            connections: None,
+            peer_share: 25,
+            compilations: 4096,
+            page_snapshots: 16,
             streams_per_connection: 1024,
             struct_bytes: 64 << 20,
             memory: None,
@@ -141,7 +145,7 @@ insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
          queue_bytes: 1MiB, window_bytes: 2MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
-limits: { request_bytes: 1Ki, request_timeout: 5s, streams_per_connection: 3, struct_bytes: 5, memory: 2MiB, expression_steps: 100000 }
+limits: { request_bytes: 1Ki, request_timeout: 5s, connections: 9, peer_share: 100, compilations: 8, page_snapshots: 7, streams_per_connection: 3, struct_bytes: 5, memory: 2MiB, expression_steps: 100000 }
 drain: { delay: 1s, period: 0 }
 stale_after: 1ms
 state_dir: ./state
@@ -187,6 +191,10 @@ resources:
         LimitsConfig {
             request_bytes: 1024,
             request_timeout: Duration::from_secs(5),
+            connections: Some(9),
+            peer_share: 100,
+            compilations: 8,
+            page_snapshots: 7,
             streams_per_connection: 3,
             struct_bytes: 5,
             memory: Some(2 << 20),

@@ -10,7 +10,7 @@ use tonic::body::Body;
 
 use super::{frame, request::RequestMessages, routes::timeout_of, service::wait_of, status::Refusal};
 use crate::{
-    transport::{Peer, StreamHandle},
+    transport::{Origin, Peer, StreamHandle},
     watch::Client,
 };
 
@@ -52,12 +52,17 @@ pub(super) fn peer(extensions: &http::Extensions) -> Option<Peer> {
     extensions.get().copied()
 }
 
+/// Returns whose share a call has, as far as the transport knows.
+pub(super) fn origin(extensions: &http::Extensions) -> Option<Origin> {
+    extensions.get().map(Peer::origin)
+}
+
 /// Returns whose budget of BLOCK the watches of a peer draw on. A caller that no transport knows has one for each watch.
 pub(super) fn client(peer: Option<Peer>) -> Client {
-    match peer {
-        Some(Peer::Tcp(address)) => Client::at(address.ip()),
-        Some(Peer::Unix { uid: Some(uid) }) => Client::User(uid),
-        Some(Peer::Unix { uid: None }) | None => Client::Watch,
+    match peer.as_ref().map(Peer::origin) {
+        Some(Origin::Address(address)) => Client::Address(address),
+        Some(Origin::User(Some(uid))) => Client::User(uid),
+        Some(Origin::User(None)) | None => Client::Watch,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Expressions of requests, compiled away from the threads that serve, and kept by their text.
 //!
 //! To compile takes a stack of its own and up to some 15 ms, for a text of the client's choice. So it is done one text at a
-//! time on a thread that may block, while the call waits, and connections take turns; and of the texts that came last, the
+//! time on a thread that may block, while the call waits, and peers take turns, and their connections; and of the texts that came last, the
 //! outcome is kept, for clients that come back or are many.
 
 mod line;
@@ -42,18 +42,23 @@ impl<T: Clone + Send + 'static> Compiler<T> {
         Self { parse, recent: Mutex::new(recent), line: Arc::default() }
     }
 
+    /// Returns the outcome of a text that came lately.
+    pub(super) fn known(&self, text: &str) -> Option<Result<T, ExpressionError>> {
+        self.recent.lock().get(text)
+    }
+
     /// Compiles a text of a connection.
     ///
     /// # Cancel safety
     ///
     /// A text whose turn has come is compiled to its end all the same.
     pub(super) async fn compile(&self, text: &str, connection: Option<Peer>) -> Result<T, ExpressionError> {
-        if let Some(known) = self.recent.lock().get(text) {
+        if let Some(known) = self.known(text) {
             return known;
         }
         let turn = self.line.turn(connection).await;
         // Those who waited for the same text need no turn each.
-        if let Some(known) = self.recent.lock().get(text) {
+        if let Some(known) = self.known(text) {
             return known;
         }
         let (parse, owned) = (self.parse, text.to_owned());

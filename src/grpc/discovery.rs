@@ -14,6 +14,7 @@ use crate::{
     cache::Problem,
     model::ResourceVersion,
     proto::{self, pb},
+    transport::Origin,
 };
 
 /// Index values in one answer, at most and by default.
@@ -66,6 +67,7 @@ fn problem(problem: &Problem) -> pb::Problem {
 pub(super) async fn index_values(
     service: &Service,
     request: &pb::ListIndexValuesRequest,
+    origin: Option<Origin>,
     wait: Duration,
 ) -> Result<pb::ListIndexValuesResponse, Refusal> {
     let resource = service.resource(&request.resource)?;
@@ -100,7 +102,7 @@ pub(super) async fn index_values(
         }
         if values.len() == page_size || bytes > MAX_VALUES_BYTES {
             let last = values.last().map(|last| last.value.as_str()).unwrap_or_default();
-            next_page_token = service.pages().token(&snapshot, query, last);
+            next_page_token = service.pages().token(&snapshot, query, last, origin);
             break;
         }
         bytes += value.len();

@@ -35,7 +35,7 @@ use crate::{
     model::{ObjectKey, Selection},
     planted::planted,
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{Chunk, LastWords, Room, Supplied, Supply},
+    transport::{Chunk, LastWords, Origin, Peer, Room, Supplied, Supply},
 };
 
 /// One answer.
@@ -61,6 +61,8 @@ pub(super) struct ListBody {
     objects: BytesMut,
     /// Where the next page begins, once the page is full.
     next_page_token: String,
+    /// Whose share the snapshot is kept in for the next page.
+    origin: Option<Origin>,
     has_answered: bool,
     stage: Stage,
     turn: Turn,
@@ -175,6 +177,7 @@ async fn answer(
         looked_at: after,
         objects: BytesMut::new(),
         next_page_token: String::new(),
+        origin: call.peer.as_ref().map(Peer::origin),
         has_answered: false,
         stage: Stage::Objects,
         turn: service.turns().begin(),
@@ -263,7 +266,7 @@ impl ListBody {
     /// Where the next page begins.
     fn next_page_token(&self) -> String {
         let after = self.sent.as_ref().map(|sent| format!("{}\0{}", sent.namespace(), sent.name()));
-        self.service.pages().token(&self.snapshot, self.query, &after.unwrap_or_default())
+        self.service.pages().token(&self.snapshot, self.query, &after.unwrap_or_default(), self.origin)
     }
 
     /// The message with the objects that were looked at.

@@ -15,13 +15,21 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::status::Refusal;
-use crate::{cache::Snapshot, planted::planted};
+use crate::{
+    cache::Snapshot,
+    planted::planted,
+    transport::{Origin, Refused, share_of},
+};
 
 /// The snapshots of lists that have more pages (invariant 10).
 #[derive(Debug)]
 pub(super) struct Pages {
     /// Random, so that tokens of another process are told apart.
     process: u64,
+    /// Snapshots that are kept, in all and for one peer.
+    all: usize,
+    each: usize,
+    refused: Refused,
     retained: Mutex<Retained>,
 }
 
@@ -35,6 +43,8 @@ struct Retained {
 struct RetainedSnapshot {
     id: u64,
     snapshot: Arc<Snapshot>,
+    /// Peers that have tokens for it, each once: the one with the newest token last.
+    holders: VecDeque<Option<Origin>>,
     /// When its newest token was given out; the oldest come first.
     since: Instant,
 }
@@ -47,8 +57,6 @@ pub(super) struct Continued {
     pub(super) after: String,
 }
 
-/// Of one server, whatever the number of clients.
-const MAX_SNAPSHOTS: usize = 16;
 /// For which a client may think before it asks for the next page.
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// Longer than any token that is given out: a key has at most a few hundred bytes.
@@ -57,13 +65,15 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 // === impl Pages ===
 
 impl Pages {
-    pub(super) fn new() -> Self {
-        Self { process: RandomState::new().build_hasher().finish(), retained: Mutex::default() }
+    /// None yet, and at most so many; of one peer, in percent of that.
+    pub(super) fn new(all: usize, peer_share: u32, refused: Refused) -> Self {
+        let process = RandomState::new().build_hasher().finish();
+        Self { process, all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
     }
 
-    /// The token of the page after the one that ended with `after`; the snapshot is kept for it.
-    pub(super) fn token(&self, snapshot: &Arc<Snapshot>, query: u64, after: &str) -> String {
-        let id = self.retain(snapshot);
+    /// The token of the page after the one that ended with `after`; the snapshot is kept for it, in the share of a peer.
+    pub(super) fn token(&self, snapshot: &Arc<Snapshot>, query: u64, after: &str, origin: Option<Origin>) -> String {
+        let id = self.retain(snapshot, origin);
         URL_SAFE_NO_PAD.encode(format!("{:x}.{id:x}.{query:x}.{after}", self.process))
     }
 
@@ -99,28 +109,41 @@ impl Pages {
         Ok(Continued { snapshot, after })
     }
 
-    fn retain(&self, snapshot: &Arc<Snapshot>) -> u64 {
+    fn retain(&self, snapshot: &Arc<Snapshot>, origin: Option<Origin>) -> u64 {
         let now = Instant::now();
         let mut retained = self.retained.lock();
         retained.expire(now);
         let known = retained.snapshots.iter().position(|known| Arc::ptr_eq(&known.snapshot, snapshot));
         // Its newest token may be used for as long as any other.
-        let id = match known.and_then(|at| retained.snapshots.remove(at)) {
+        let (id, mut holders) = match known.and_then(|at| retained.snapshots.remove(at)) {
             Some(oldest) if planted!(PageIsKeptFromItsFirstToken) => {
                 let id = oldest.id;
                 retained.snapshots.push_back(oldest);
                 return id;
             }
-            Some(RetainedSnapshot { id, .. }) => id,
+            Some(RetainedSnapshot { id, holders, .. }) => (id, holders),
             None => {
                 retained.next_id += 1;
-                retained.next_id
+                (retained.next_id, VecDeque::new())
             }
         };
-        retained.snapshots.push_back(RetainedSnapshot { id, snapshot: Arc::clone(snapshot), since: now });
-        let bound = if planted!(PageIsForgottenEarly) { MAX_SNAPSHOTS / 2 } else { MAX_SNAPSHOTS };
+        holders.retain(|holder| *holder != origin);
+        holders.push_back(origin);
+        if holders.len() > self.all {
+            // It is kept for the others all the same.
+            holders.pop_front();
+        }
+        retained.snapshots.push_back(RetainedSnapshot { id, snapshot: Arc::clone(snapshot), holders, since: now });
+        // Callers that no transport knows have no share.
+        if origin.is_some() && retained.held_by(origin) > self.each {
+            retained.let_go(origin);
+            self.refused.count("peer_page_snapshots");
+        }
+        let bound = if planted!(PageIsForgottenEarly) { self.all / 2 } else { self.all };
         while retained.snapshots.len() > bound {
-            retained.snapshots.pop_front();
+            let most = retained.most();
+            retained.let_go(most);
+            self.refused.count("page_snapshots");
         }
         id
     }
@@ -132,6 +155,34 @@ impl Retained {
     fn expire(&mut self, now: Instant) {
         let is_kept = |retained: &RetainedSnapshot| now.saturating_duration_since(retained.since) <= MAX_AGE;
         self.snapshots.retain(|retained| is_kept(retained) || planted!(PageNeverExpires));
+    }
+
+    /// Returns how many are kept for a peer.
+    fn held_by(&self, origin: Option<Origin>) -> usize {
+        self.snapshots.iter().filter(|retained| retained.holders.contains(&origin)).count()
+    }
+
+    /// Returns the peer for which the most are kept; of several, the one with the oldest.
+    fn most(&self) -> Option<Origin> {
+        let mut counts: Vec<(Option<Origin>, usize)> = Vec::new();
+        for holder in self.snapshots.iter().flat_map(|retained| &retained.holders) {
+            match counts.iter_mut().find(|(origin, _)| origin == holder) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((*holder, 1)),
+            }
+        }
+        let most = counts.iter().map(|(_, count)| *count).max();
+        counts.into_iter().find(|(_, count)| Some(*count) == most).and_then(|(origin, _)| origin)
+    }
+
+    /// Keeps the oldest one of a peer no longer for it.
+    fn let_go(&mut self, origin: Option<Origin>) {
+        let Some(at) = self.snapshots.iter().position(|retained| retained.holders.contains(&origin)) else { return };
+        let holders = &mut self.snapshots[at].holders;
+        holders.retain(|holder| *holder != origin);
+        if holders.is_empty() {
+            self.snapshots.remove(at);
+        }
     }
 }
 
@@ -150,6 +201,12 @@ mod tests {
         model::{Indexers, ResourceVersion},
     };
 
+    const MAX_SNAPSHOTS: usize = 16;
+
+    fn new_pages() -> Pages {
+        Pages::new(MAX_SNAPSHOTS, 25, Refused::default())
+    }
+
     fn snapshot(version: u128) -> Arc<Snapshot> {
         let list = List::new(Vec::new(), ResourceVersion::decimal(version));
         Arc::new(Indexer::new(Arc::new(Indexers::default()), list).snapshot())
@@ -157,9 +214,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_token_goes_on_in_its_snapshot_and_with_its_query_only() {
-        let pages = Pages::new();
+        let pages = new_pages();
         let first = snapshot(1);
-        let token = pages.token(&first, 7, "shop\0web.v1");
+        let token = pages.token(&first, 7, "shop\0web.v1", None);
         let continued = pages.resume(&token, 7).unwrap();
         assert!(Arc::ptr_eq(&continued.snapshot, &first));
         assert_eq!(continued.after, "shop\0web.v1");
@@ -168,7 +225,7 @@ mod tests {
         for malformed in ["", "x", "!!!!", &URL_SAFE_NO_PAD.encode("1.2.3"), &"a".repeat(MAX_TOKEN_BYTES + 1)] {
             assert_eq!(reason(pages.resume(malformed, 7).unwrap_err()), "PAGE_TOKEN_INVALID", "{malformed:.20}");
         }
-        assert_eq!(reason(Pages::new().resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "another process");
+        assert_eq!(reason(new_pages().resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "another process");
 
         tokio::time::advance(MAX_AGE).await;
         assert!(pages.resume(&token, 7).is_ok());
@@ -179,37 +236,78 @@ mod tests {
     /// Found by the checker: a snapshot was kept for its first token only, so that the next page's could expire at once.
     #[tokio::test(start_paused = true)]
     async fn a_snapshot_is_kept_for_its_newest_token() {
-        let pages = Pages::new();
+        let pages = new_pages();
         let first = snapshot(0);
-        let mut token = pages.token(&first, 7, "a");
+        let mut token = pages.token(&first, 7, "a", None);
         for _ in 0..3 {
             tokio::time::advance(MAX_AGE).await;
             assert!(pages.resume(&token, 7).is_ok());
-            token = pages.token(&first, 7, "b");
+            token = pages.token(&first, 7, "b", None);
         }
         for other in (1..MAX_SNAPSHOTS as u128).map(snapshot) {
-            pages.token(&other, 7, "a");
+            pages.token(&other, 7, "a", None);
         }
-        token = pages.token(&first, 7, "c");
-        pages.token(&snapshot(100), 7, "a");
+        token = pages.token(&first, 7, "c", None);
+        pages.token(&snapshot(100), 7, "a", None);
         assert!(pages.resume(&token, 7).is_ok(), "it was used last but one");
     }
 
     #[tokio::test]
     async fn as_many_snapshots_are_kept_as_the_bound_and_each_once() {
-        let pages = Pages::new();
+        let pages = new_pages();
         let first = snapshot(0);
-        let token = pages.token(&first, 7, "a");
+        let token = pages.token(&first, 7, "a", None);
         for _ in 0..100 {
-            pages.token(&first, 8, "b");
+            pages.token(&first, 8, "b", None);
         }
         assert_eq!(pages.retained.lock().snapshots.len(), 1);
         let others: Vec<_> = (1..=MAX_SNAPSHOTS as u128).map(snapshot).collect();
         for other in &others[1..] {
-            pages.token(other, 7, "a");
+            pages.token(other, 7, "a", None);
         }
         assert!(pages.resume(&token, 7).is_ok());
-        pages.token(&others[0], 7, "a");
+        pages.token(&others[0], 7, "a", None);
         assert!(pages.resume(&token, 7).is_err(), "the oldest went first");
+    }
+
+    #[tokio::test]
+    async fn a_peer_has_its_share_and_expires_no_token_of_others() {
+        let pages = new_pages();
+        let peer = |host: u8| Some(Origin::at([10, 0, 0, host].into()));
+        let mine = pages.token(&snapshot(0), 7, "a", peer(1));
+        let snapshots: Vec<_> = (1..=40).map(snapshot).collect();
+        // Of one that lists much.
+        let tokens: Vec<_> = snapshots.iter().map(|of| pages.token(of, 7, "a", peer(2))).collect();
+        let kept: Vec<bool> = tokens.iter().map(|token| pages.resume(token, 7).is_ok()).collect();
+        assert_eq!(kept.iter().filter(|is_kept| **is_kept).count(), MAX_SNAPSHOTS / 4);
+        assert!(kept[36..].iter().all(|is_kept| *is_kept), "the newest");
+        assert!(pages.resume(&mine, 7).is_ok());
+        // Of five that list much.
+        for host in 2..7 {
+            for version in 0..20 {
+                pages.token(&snapshot(u128::from(host) * 100 + version), 7, "a", peer(host));
+            }
+        }
+        assert!(pages.resume(&mine, 7).is_ok(), "those give way who have more");
+        assert_eq!(pages.retained.lock().snapshots.len(), MAX_SNAPSHOTS);
+        let entries: usize = pages.retained.lock().snapshots.iter().map(|retained| retained.holders.len()).sum();
+        assert!(entries <= MAX_SNAPSHOTS * MAX_SNAPSHOTS, "{entries}");
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_is_kept_as_long_as_one_peer_holds_it() {
+        let pages = new_pages();
+        let peer = |host: u8| Some(Origin::at([10, 0, 0, host].into()));
+        let first = snapshot(0);
+        let token = pages.token(&first, 7, "a", peer(1));
+        pages.token(&first, 7, "a", peer(2));
+        for of in (1..=10).map(snapshot) {
+            pages.token(&of, 7, "a", peer(1));
+        }
+        assert!(pages.resume(&token, 7).is_ok());
+        for of in (11..=20).map(snapshot) {
+            pages.token(&of, 7, "a", peer(2));
+        }
+        assert!(pages.resume(&token, 7).is_err(), "nobody holds it");
     }
 }

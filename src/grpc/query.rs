@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{
+    compiler::Compiler,
     service::{ServedResource, Service},
     status::Refusal,
 };
@@ -61,7 +62,7 @@ async fn expression(
     peer: Option<Peer>,
 ) -> Result<Expression, Refusal> {
     check_expressions("expression")?;
-    let expression = service.expressions().compile(text, peer).await;
+    let expression = compiled(service, service.expressions(), text, peer).await?;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
     let max_steps = service.config().expression_steps;
     Ok(expression.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
@@ -77,9 +78,24 @@ pub(super) async fn condition(
 ) -> Result<Condition, Refusal> {
     check_expressions("conditions")?;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
-    let condition = service.conditions().compile(text, peer).await.map_err(located)?;
+    let condition = compiled(service, service.conditions(), text, peer).await?.map_err(located)?;
     let max_steps = service.config().expression_steps;
     Ok(condition.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
+}
+
+/// The outcome of a text, which may wait for others.
+async fn compiled<T: Clone + Send + 'static>(
+    service: &Service,
+    compiler: &Compiler<T>,
+    text: &str,
+    peer: Option<Peer>,
+) -> Result<Result<T, ExpressionError>, Refusal> {
+    if let Some(known) = compiler.known(text) {
+        return Ok(known);
+    }
+    let permit = service.compilations().take(peer.as_ref().map(Peer::origin));
+    let _permit = permit.map_err(Refusal::TooManyCompilations)?;
+    Ok(compiler.compile(text, peer).await)
 }
 
 fn check_expressions(what: &'static str) -> Result<(), Refusal> {

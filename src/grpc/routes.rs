@@ -1,6 +1,7 @@
 //! Where every request comes first: Watch, List, ByIndex and Get are answered by us, everything else by the generated services.
 //!
-//! What holds for all of them is done here, as tonic's own server would: a call's deadline.
+//! What holds for all of them is done here: requests that are none of gRPC are refused, and a call's deadline is kept, as tonic's
+//! own server would.
 
 use std::{
     convert::Infallible,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Body as _, Frame as BodyFrame};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep};
@@ -129,6 +130,12 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        if let Err((status, reason)) = check_grpc(&request) {
+            self.service.metrics().refused().count(reason);
+            let mut response = Response::new(Body::new(BodyKind::Over, None));
+            *response.status_mut() = status;
+            return Box::pin(std::future::ready(Ok(response)));
+        }
         let timeout = timeout_of(request.headers()).filter(|_| !planted!(DeadlineIsIgnored));
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let service = self.service.clone();
@@ -174,6 +181,19 @@ where
             }))
         })
     }
+}
+
+/// Checks that a request is one of gRPC, as HTTP has it.
+fn check_grpc<B>(request: &Request<B>) -> Result<(), (StatusCode, &'static str)> {
+    if request.method() != Method::POST {
+        return Err((StatusCode::METHOD_NOT_ALLOWED, "method"));
+    }
+    let given = request.headers().get(header::CONTENT_TYPE).and_then(|given| given.to_str().ok()).unwrap_or_default();
+    let media_type = given.split(';').next().unwrap_or_default().trim();
+    if ["application/grpc", "application/grpc+proto"].iter().any(|known| media_type.eq_ignore_ascii_case(known)) {
+        return Ok(());
+    }
+    Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type"))
 }
 
 /// An answer of the generated services.

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
-    call::peer,
+    call::{origin, peer},
     compiler::Compiler,
     discovery,
     kept::{self, HeldSnapshots},
@@ -28,10 +28,10 @@ use super::{
 use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
-    model::{Condition, Expression, ResourceVersion},
+    model::{Condition, Expression, ResourceVersion, excerpt},
     planted::planted,
     proto::{self, Structs, pb},
-    transport::Ledger,
+    transport::{Ledger, Quota},
     watch::{FullChannelPolicy, QueueOptions},
 };
 
@@ -67,6 +67,12 @@ pub struct ServiceConfig {
     pub evicted_grace: Duration,
     /// Watches at one time.
     pub max_watchers: usize,
+    /// Expressions and conditions that wait to be compiled.
+    pub compilations: usize,
+    /// Snapshots that are kept for the next pages of lists.
+    pub page_snapshots: usize,
+    /// What one peer may have of watches, compilations and page snapshots, in percent.
+    pub peer_share: u32,
     /// The largest request, in bytes.
     pub request_bytes: usize,
     /// How long a client may take for the message of a request.
@@ -104,6 +110,7 @@ struct Inner {
     pages: Pages,
     expressions: Compiler<Expression>,
     conditions: Compiler<Condition>,
+    compilations: Arc<Quota>,
     watchers: Arc<Watchers>,
     /// By resource.
     snapshots: HashMap<String, Arc<HeldSnapshots>>,
@@ -127,7 +134,9 @@ impl Service {
         lifecycle: Lifecycle,
         metrics: Arc<RpcMetrics>,
     ) -> Self {
-        let watchers = Arc::new(Watchers::new(config.max_watchers));
+        let watchers = Arc::new(Watchers::new(config.max_watchers, config.peer_share));
+        let compilations = Quota::new(config.compilations, config.peer_share);
+        let pages = Pages::new(config.page_snapshots, config.peer_share, metrics.refused().clone());
         let resources: BTreeMap<_, _> =
             resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect();
         let snapshots = resources.keys().map(|name| (name.clone(), Arc::default())).collect();
@@ -137,9 +146,10 @@ impl Service {
             turns: Turns::new(config.bulk_streams),
             structs: Arc::new(Structs::new(config.struct_bytes)),
             config,
-            pages: Pages::new(),
+            pages,
             expressions: Compiler::new(Expression::parse),
             conditions: Compiler::new(Condition::parse),
+            compilations,
             watchers,
             snapshots,
             ledger: Arc::new(ledger),
@@ -205,6 +215,11 @@ impl Service {
         &self.inner.conditions
     }
 
+    /// Returns the bound on expressions and conditions that wait to be compiled.
+    pub(super) fn compilations(&self) -> &Arc<Quota> {
+        &self.inner.compilations
+    }
+
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.inner.watchers
     }
@@ -253,7 +268,11 @@ impl Service {
         let min_version = min_version.filter(|_| !planted!(MinVersionIsIgnored));
         let snapshot = self.reached(resource, min_version, wait).await?;
         if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
-            let message = format!("{min} is not a version of this source, which is at {}", snapshot.version());
+            let message = format!(
+                "{} is not a version of this source, which is at {}",
+                excerpt(&min.to_string()),
+                snapshot.version()
+            );
             return Err(Refusal::Invalid {
                 reason: "RESOURCE_VERSION_INVALID",
                 field: "min_resource_version",
@@ -293,8 +312,8 @@ impl pb::informer_service_server::InformerService for Service {
         request: Request<pb::ListIndexValuesRequest>,
     ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
         let observer = self.metrics().start("ListIndexValues");
-        let wait = wait_of(timeout_of(request.metadata().as_ref()));
-        let result = discovery::index_values(self, &request.into_inner(), wait).await;
+        let (origin, wait) = (origin(request.extensions()), wait_of(timeout_of(request.metadata().as_ref())));
+        let result = discovery::index_values(self, &request.into_inner(), origin, wait).await;
         let answered = observer.result(result)?;
         let value = |value: &pb::IndexValue| size_of::<pb::IndexValue>() + value.value.len();
         let decoded = answered.values.iter().map(value).sum();

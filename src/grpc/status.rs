@@ -11,7 +11,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
     cache::JoinError,
-    model::{ObjectKey, ResourceVersion, SyntaxError, VersionError},
+    model::{ObjectKey, ResourceVersion, SyntaxError, VersionError, excerpt},
+    transport::Exceeded,
     watch::End,
 };
 
@@ -50,8 +51,10 @@ pub(crate) enum Refusal {
     SlowConsumer { after: ResourceVersion },
     /// More memory is held for clients than is allowed, and the stream has waited longest.
     MemoryExceeded { limit: usize, after: Option<ResourceVersion> },
-    /// The server serves as many watchers as it is allowed to.
-    TooManyWatchers { limit: usize },
+    /// As many watches are open as are allowed, in all or of the peer.
+    TooManyWatchers(Exceeded),
+    /// As many expressions wait to be compiled as are allowed, in all or of the peer.
+    TooManyCompilations(Exceeded),
     /// A bug; the detail is in the log.
     Internal,
 }
@@ -131,7 +134,8 @@ impl Refusal {
             Self::Draining => (Code::Unavailable, "DRAINING"),
             Self::SlowConsumer { .. } => (Code::ResourceExhausted, "SLOW_CONSUMER"),
             Self::MemoryExceeded { .. } => (Code::ResourceExhausted, "MEMORY_EXCEEDED"),
-            Self::TooManyWatchers { .. } => (Code::ResourceExhausted, "TOO_MANY_WATCHERS"),
+            Self::TooManyWatchers(_) => (Code::ResourceExhausted, "TOO_MANY_WATCHERS"),
+            Self::TooManyCompilations(_) => (Code::ResourceExhausted, "TOO_MANY_COMPILATIONS"),
             Self::Internal => (Code::Internal, "INTERNAL"),
         }
     }
@@ -142,9 +146,9 @@ impl Refusal {
                 format!("name a resource; there are: {}", known.join(", "))
             }
             Self::ResourceNotFound { resource, known } => {
-                format!("there is no resource {resource:?}; there are: {}", known.join(", "))
+                format!("there is no resource {:?}; there are: {}", excerpt(resource), known.join(", "))
             }
-            Self::ObjectNotFound { resource, key } => format!("there is no {key:?} in {resource}"),
+            Self::ObjectNotFound { resource, key } => format!("there is no {:?} in {resource}", excerpt(key)),
             Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => format!("{field}: {message}"),
             Self::RequestTooLarge { limit } => {
                 format!(
@@ -155,11 +159,13 @@ impl Refusal {
                 format!("request: not complete after {timeout:?} (limits.request_timeout); send it at once, and end it")
             }
             Self::IndexNotFound { field, index, known } => {
-                format!("{field}: there is no index {index:?}; there are: {}", known.join(", "))
+                format!("{field}: there is no index {:?}; there are: {}", excerpt(index), known.join(", "))
             }
             Self::NotImplemented { what } => format!("{what} is not served by this version of informerd"),
             Self::PageTokenExpired => {
-                "page_token: the snapshot of this list is gone; list again from the first page".to_owned()
+                "page_token: the snapshot of this list is gone: it is kept for 5 minutes, and only so many are \
+                 (limits.page_snapshots; limits.peer_share of them for one peer); list again from the first page"
+                    .to_owned()
             }
             Self::VersionExpired { oldest, current } => format!(
                 "this version cannot be resumed from: the oldest is {oldest}, the current {current}; \
@@ -191,7 +197,20 @@ impl Refusal {
                      one has taken nothing for longest; read faster, {resume}"
                 )
             }
-            Self::TooManyWatchers { limit } => format!("there are {limit} watchers already, as many as are allowed"),
+            Self::TooManyWatchers(Exceeded::All(limit)) => {
+                format!("{limit} watches are open, the most allowed (watch.max_watchers); close some, or raise it")
+            }
+            Self::TooManyWatchers(Exceeded::Share(limit)) => format!(
+                "{limit} watches of this peer are open, its share (limits.peer_share) of watch.max_watchers; close some, or \
+                 raise limits.peer_share where one address stands for many clients"
+            ),
+            Self::TooManyCompilations(Exceeded::All(limit)) => format!(
+                "{limit} expressions wait to be compiled, the most allowed (limits.compilations); try again, or raise it"
+            ),
+            Self::TooManyCompilations(Exceeded::Share(limit)) => format!(
+                "{limit} expressions of this peer wait to be compiled, its share (limits.peer_share) of limits.compilations; \
+                 try again, or raise limits.peer_share where one address stands for many clients"
+            ),
             Self::Internal => "internal error; the server's log has the detail".to_owned(),
         }
     }
@@ -199,12 +218,14 @@ impl Refusal {
     fn metadata(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::ResourceNotFound { resource, known } => {
-                vec![("resource", resource.clone()), ("known", known.join(","))]
+                vec![("resource", excerpt(resource).into_owned()), ("known", known.join(","))]
             }
-            Self::ObjectNotFound { resource, key } => vec![("resource", resource.clone()), ("key", key.clone())],
+            Self::ObjectNotFound { resource, key } => {
+                vec![("resource", resource.clone()), ("key", excerpt(key).into_owned())]
+            }
             Self::Invalid { field, .. } | Self::NotParsed { field, .. } => vec![("field", (*field).to_owned())],
             Self::IndexNotFound { field, index, known } => {
-                vec![("field", (*field).to_owned()), ("index", index.clone()), ("known", known.join(","))]
+                vec![("field", (*field).to_owned()), ("index", excerpt(index).into_owned()), ("known", known.join(","))]
             }
             Self::RequestTimeout { timeout } => vec![("limit", format!("{timeout:?}"))],
             Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
@@ -220,7 +241,10 @@ impl Refusal {
                 let after = after.iter().map(|after| ("after", after.to_string()));
                 [("limit", limit.to_string())].into_iter().chain(after).collect()
             }
-            Self::RequestTooLarge { limit } | Self::TooManyWatchers { limit } => vec![("limit", limit.to_string())],
+            Self::RequestTooLarge { limit } => vec![("limit", limit.to_string())],
+            Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
+                vec![("limit", exceeded.limit().to_string())]
+            }
             Self::PageTokenExpired | Self::HistoryChanged | Self::Draining | Self::Internal => Vec::new(),
         }
     }
@@ -234,7 +258,8 @@ impl Refusal {
             | Self::Draining
             | Self::SlowConsumer { .. }
             | Self::MemoryExceeded { .. }
-            | Self::TooManyWatchers { .. } => Some(RETRY_SOON),
+            | Self::TooManyWatchers(_)
+            | Self::TooManyCompilations(_) => Some(RETRY_SOON),
             Self::ResourceNotFound { .. }
             | Self::ObjectNotFound { .. }
             | Self::Invalid { .. }
@@ -253,6 +278,10 @@ impl Refusal {
         match self {
             Self::RequestTooLarge { .. } => Some("request_bytes"),
             Self::RequestTimeout { .. } => Some("request_timeout"),
+            Self::TooManyWatchers(Exceeded::All(_)) => Some("watchers"),
+            Self::TooManyWatchers(Exceeded::Share(_)) => Some("peer_watchers"),
+            Self::TooManyCompilations(Exceeded::All(_)) => Some("compilations"),
+            Self::TooManyCompilations(Exceeded::Share(_)) => Some("peer_compilations"),
             _ => None,
         }
     }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     model::{ResourceVersion, Selection},
     proto::{self, pb},
-    transport::{Peer, StreamHandle},
+    transport::{Peer, Permit, Quota, StreamHandle},
     watch::{
         Cursor, CursorGauge, CursorState,
         FullChannelPolicy::{Block, Coalesce},
@@ -35,7 +35,7 @@ use crate::{
 /// The open watches.
 #[derive(Debug)]
 pub(super) struct Watchers {
-    limit: usize,
+    quota: Arc<Quota>,
     open: Mutex<Open>,
 }
 
@@ -53,6 +53,7 @@ pub(super) struct WatcherEntry {
     id: u64,
     watcher: Arc<Watcher>,
     watchers: Arc<Watchers>,
+    _permit: Permit,
 }
 
 /// What is known of a watch from its beginning.
@@ -100,9 +101,9 @@ const MAX_WATCHERS: usize = 10_000;
 // === impl Watchers ===
 
 impl Watchers {
-    /// None yet, and at most `limit`.
-    pub(super) fn new(limit: usize) -> Self {
-        Self { limit, open: Mutex::default() }
+    /// None yet, and at most `limit`; of one peer, in percent of that.
+    pub(super) fn new(limit: usize, peer_share: u32) -> Self {
+        Self { quota: Quota::new(limit, peer_share), open: Mutex::default() }
     }
 
     /// Opens one.
@@ -112,6 +113,7 @@ impl Watchers {
         selection: Arc<Selection>,
         stream: Option<StreamHandle>,
     ) -> Result<WatcherEntry, Refusal> {
+        let permit = self.quota.take(info.peer.as_ref().map(Peer::origin)).map_err(Refusal::TooManyWatchers)?;
         let (now, state) = (SystemTime::now(), pb::WatcherState::Unspecified);
         let progress = Mutex::new(Progress {
             at: now,
@@ -125,16 +127,13 @@ impl Watchers {
         let (sent, dropped) = (AtomicU64::new(0), AtomicU64::new(0));
         let watcher = Arc::new(Watcher { info, stream, since: now, sent, dropped, progress });
         let mut open = self.open.lock();
-        if open.watchers.len() >= self.limit {
-            return Err(Refusal::TooManyWatchers { limit: self.limit });
-        }
         open.last_id += 1;
         let id = open.last_id;
         if watcher.info.queue.policy == Coalesce {
             open.coalescing.insert(id, Arc::clone(&watcher));
         }
         open.watchers.insert(id, Arc::clone(&watcher));
-        Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self) })
+        Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self), _permit: permit })
     }
 
     /// Resets, for ever, the streams of those who were evicted under BLOCK and have not been told so: a client that reads nothing

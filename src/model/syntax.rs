@@ -1,6 +1,6 @@
 //! The error of every small language that users write: selectors and paths.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 /// Indicates a text that does not parse: what was expected, and at which character.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +12,19 @@ pub struct SyntaxError {
 
 /// How much of the text is shown on either side of the offending character.
 const CONTEXT_CHARS: usize = 20;
+
+/// Bytes of a client's text that a message repeats, at most.
+const MAX_EXCERPT_BYTES: usize = 256;
+
+/// Returns a client's text as a message repeats it: cut where it is long.
+pub fn excerpt(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_EXCERPT_BYTES {
+        return Cow::Borrowed(text);
+    }
+    let most = MAX_EXCERPT_BYTES - '…'.len_utf8();
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    Cow::Owned(format!("{}…", &text[..end]))
+}
 
 // === impl SyntaxError ===
 
@@ -48,6 +61,17 @@ mod tests {
         let error = SyntaxError::new("app=web,tier in a", 16, "expected '('");
         assert_eq!(error.position(), 17);
         assert_eq!(error.to_string(), "expected '(' at character 17: \"app=web,tier in »a\"");
+    }
+
+    #[test]
+    fn a_long_text_is_repeated_in_part() {
+        assert_eq!(excerpt("short"), "short");
+        for (unit, length) in [("a", 256), ("é", 128), ("€", 85)] {
+            let text = unit.repeat(length);
+            assert_eq!(excerpt(&text), text);
+            let cut = excerpt(&unit.repeat(length * 2)).into_owned();
+            assert!(cut.len() <= 256 && cut.len() > 250 && cut.ends_with('…'), "{cut}");
+        }
     }
 
     #[test]

@@ -7,12 +7,13 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Ledger, Peer, Refused, RequestBody, Supply, Tls,
+    Exceeded, Ledger, Peer, Permit, Quota, Refused, RequestBody, Supply, Tls,
     connection::{Answers, BoxError, Connection, Io},
     merge::BufferPool,
 };
@@ -42,7 +43,9 @@ pub struct ServerConfig {
     pub streams_per_connection: u32,
     /// A client may take so long for the handshake of TLS, the preface of HTTP/2, and a frame or header block that it begins.
     pub request_timeout: Duration,
-    /// Counts those who took longer.
+    /// Connections that may be open.
+    pub connections: Arc<Quota>,
+    /// Counts those who took longer, and connections that were refused.
     pub refused: Refused,
     /// A connection that takes nothing of what is to be written to it is cut after this, and a stream that takes nothing of
     /// what it is to be sent is reset.
@@ -67,8 +70,24 @@ pub(super) struct Shared {
     pub(super) cut: CancellationToken,
 }
 
+/// Admits as many connections as may be open.
+struct Admission {
+    connections: Arc<Quota>,
+    refused: Refused,
+    log: Throttle,
+}
+
+/// Holds log lines back that would be many.
+#[derive(Debug, Default)]
+struct Throttle {
+    since: Option<Instant>,
+    held_back: u64,
+}
+
 /// What cannot be accepted now, for want of file descriptors, is tried again after this.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Between two lines of the log about connections that are not accepted.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long connections may take to tell their clients that the streams were reset.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -100,17 +119,25 @@ where
         let shared = Shared { is_local, buffers, refused, ledger, draining: draining.clone(), cut: cut.clone() };
         let shared = Arc::new(shared);
         let mut connections = JoinSet::new();
+        let quota = Arc::clone(&config.connections);
+        let mut admission = Admission { connections: quota, refused: config.refused.clone(), log: Throttle::default() };
+        let mut errors = Throttle::default();
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => {
+                        // Who is not admitted is closed at once.
+                        let Some(permit) = admission.admit(accepted.peer()) else { continue };
                         let (service, config, shared) = (service.clone(), config.clone(), Arc::clone(&shared));
-                        accepted.spawn(&mut connections, service, config, shared);
+                        accepted.spawn(&mut connections, service, config, shared, permit);
                     }
                     Err(error) => {
                         // Of a connection that was gone before it was accepted; or there are no descriptors left, which
                         // asking at once would not change.
-                        tracing::warn!(%error, "a connection could not be accepted");
+                        config.refused.count("accept_failed");
+                        if let Some(failed) = errors.poll() {
+                            tracing::warn!(%error, failed, "connection not accepted");
+                        }
                         tokio::time::sleep(ACCEPT_RETRY).await;
                     }
                 },
@@ -132,6 +159,41 @@ where
 impl<S> fmt::Debug for Server<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+// === impl Admission ===
+
+impl Admission {
+    /// Counts a connection of a peer, if it may have one more.
+    fn admit(&mut self, peer: Peer) -> Option<Permit> {
+        let exceeded = match self.connections.take(Some(peer.origin())) {
+            Ok(permit) => return Some(permit),
+            Err(exceeded) => exceeded,
+        };
+        let (reason, key) = match exceeded {
+            Exceeded::All(_) => ("connections", "limits.connections"),
+            Exceeded::Share(_) => ("peer_connections", "limits.peer_share"),
+        };
+        self.refused.count(reason);
+        if let Some(refused) = self.log.poll() {
+            tracing::warn!(%peer, limit = exceeded.limit(), key, refused, "connection refused");
+        }
+        None
+    }
+}
+
+// === impl Throttle ===
+
+impl Throttle {
+    /// Counts a line. Returns how many there are since the last one that was written, when it is time for the next.
+    fn poll(&mut self) -> Option<u64> {
+        self.held_back += 1;
+        if self.since.is_some_and(|since| since.elapsed() < LOG_INTERVAL) {
+            return None;
+        }
+        self.since = Some(Instant::now());
+        Some(std::mem::take(&mut self.held_back))
     }
 }
 
@@ -175,22 +237,36 @@ impl Listener {
 
 async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
     let (stream, address) = listener.accept().await?;
-    stream.set_nodelay(true)?;
+    // Fails for a connection that is gone already, which is found when it is read.
+    drop(stream.set_nodelay(true));
     Ok((stream, Peer::Tcp(address)))
 }
 
 // === impl Accepted ===
 
 impl Accepted {
-    fn spawn<S, B>(self, connections: &mut JoinSet<()>, service: S, config: ServerConfig, shared: Arc<Shared>)
-    where
+    fn peer(&self) -> Peer {
+        let (Self::Tcp(_, peer) | Self::Tls(_, peer, _) | Self::Unix(_, peer)) = self;
+        *peer
+    }
+
+    /// Serves it until it ends, and then gives back its permit.
+    fn spawn<S, B>(
+        self,
+        connections: &mut JoinSet<()>,
+        service: S,
+        config: ServerConfig,
+        shared: Arc<Shared>,
+        permit: Permit,
+    ) where
         S: Answers<Response = Response<B>>,
         B: Supply,
     {
-        match self {
-            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
-            Self::Tls(stream, peer, tls) => connections.spawn(async move {
-                match tls.accept(stream, config.request_timeout).await {
+        connections.spawn(async move {
+            let _permit = permit;
+            match self {
+                Self::Tcp(stream, peer) => drive(stream, peer, service, config, shared).await,
+                Self::Tls(stream, peer, tls) => match tls.accept(stream, config.request_timeout).await {
                     Ok(stream) => drive(stream, peer, service, config, shared).await,
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
@@ -198,10 +274,10 @@ impl Accepted {
                         }
                         tracing::debug!(%peer, %error, "TLS handshake failed");
                     }
-                }
-            }),
-            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, service, config, shared)),
-        };
+                },
+                Self::Unix(stream, peer) => drive(stream, peer, service, config, shared).await,
+            }
+        });
     }
 }
 
@@ -226,6 +302,14 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_log_of_many_lines_has_one_in_ten_seconds() {
+        let mut log = Throttle::default();
+        assert_eq!([log.poll(), log.poll(), log.poll()], [Some(1), None, None]);
+        tokio::time::advance(LOG_INTERVAL).await;
+        assert_eq!([log.poll(), log.poll()], [Some(3), None]);
+    }
 
     #[tokio::test]
     async fn at_the_other_end_of_a_unix_socket_there_is_a_user() {

@@ -112,11 +112,6 @@ impl Quota {
         }
         Ok(Permit { quota: Arc::clone(self), origin })
     }
-
-    /// Returns how many are open.
-    pub fn open(&self) -> usize {
-        self.open.lock().all
-    }
 }
 
 impl Drop for Permit {
@@ -150,6 +145,11 @@ impl Refused {
     /// Counts a refusal.
     pub fn count(&self, reason: &'static str) {
         self.0.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Returns how many were counted.
+    pub fn counted(&self, reason: &'static str) -> u64 {
+        self.0.get_or_create(&ReasonLabels { reason }).get()
     }
 
     /// Makes the counts known to a registry.
@@ -194,10 +194,11 @@ mod tests {
         assert_eq!([two, None].map(|origin| quota.take(origin).unwrap_err()), [Exceeded::All(4); 2]);
         drop(first);
         let again = quota.take(one).unwrap();
-        assert_eq!(quota.open(), 4);
+        assert_eq!(quota.open.lock().all, 4);
         drop(again);
         assert_eq!(quota.open.lock().by_origin.len(), 2);
         drop((second, others));
-        assert_eq!((quota.open(), quota.open.lock().by_origin.len()), (0, 0), "who has gone is forgotten");
+        let open = quota.open.lock();
+        assert_eq!((open.all, open.by_origin.len()), (0, 0), "who has gone is forgotten");
     }
 }

@@ -28,7 +28,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Chunk, LastWords, Ledger, Peer, Refused, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply, Waiting,
+    Chunk, LastWords, Ledger, Peer, Quota, Refused, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply,
+    Waiting,
     accept::Shared,
     connection::{Connection, ConnectionError, Io},
     merge::BufferPool,
@@ -125,6 +126,7 @@ fn serve(pipe: usize) -> Serving {
         progress_timeout: PROGRESS_TIMEOUT,
         stalled: stalled.clone(),
         request_timeout: REQUEST_TIMEOUT,
+        connections: Quota::new(usize::MAX, 100),
         refused: Refused::default(),
         drain_period: Duration::from_secs(5),
         ledger: Arc::clone(&ledger),

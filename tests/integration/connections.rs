@@ -1,6 +1,12 @@
 //! Connections and requests that never begin or never end, on raw sockets: they are closed, counted, and in nobody's way.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -9,7 +15,7 @@ use informerd::config::ServeFlags;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     task::JoinHandle,
 };
 
@@ -44,6 +50,16 @@ impl Raw {
         Self { sends, connection: tokio::spawn(connection) }
     }
 
+    /// A client at an address of its own; none, if the server closes the connection.
+    async fn from(host: [u8; 4], server: SocketAddr) -> Option<Self> {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((host, 0).into()).unwrap();
+        let (mut sends, connection) = h2::client::handshake(socket.connect(server).await.ok()?).await.ok()?;
+        let connection = tokio::spawn(connection);
+        std::future::poll_fn(|cx| sends.poll_ready(cx)).await.ok()?;
+        Some(Self { sends, connection })
+    }
+
     async fn to(served: &Served) -> Self {
         Self::over(TcpStream::connect(served.address.trim_start_matches("http://")).await.unwrap()).await
     }
@@ -74,11 +90,23 @@ fn post(path: &str) -> Request<()> {
     request.header("te", "trailers").body(()).unwrap()
 }
 
-/// A value of a counter, 0 if nothing was counted.
-async fn refused(served: &Served, reason: &str) -> u64 {
-    let (_, metrics) = served.get("/metrics").await;
+/// The value of a counter in `/metrics`, 0 if nothing was counted.
+fn counted(metrics: &str, reason: &str) -> u64 {
     let name = format!("informerd_refused_total{{reason=\"{reason}\"}} ");
     metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |value| value.parse().unwrap())
+}
+
+/// What was refused for a reason, once that is as much as is expected: a client may see its end before it is counted.
+async fn refused(served: &Served, reason: &str, expected: u64) -> u64 {
+    let counted = async {
+        loop {
+            let counted = counted(&served.get("/metrics").await.1, reason);
+            if counted >= expected {
+                return counted;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, counted).await.expect("it is counted")
 }
 
 /// Waits until the server has closed a connection, whatever it sends before that.
@@ -110,7 +138,8 @@ async fn a_half_request_ends_with_its_reason_and_then_its_connection() {
             tokio::time::timeout(DEADLINE, raw.connection).await.expect("the connection ends").unwrap().unwrap();
         }
     }
-    assert_eq!(refused(&served, "request_timeout").await, CALLS.len() as u64 * 3);
+    let expected = CALLS.len() as u64 * 3;
+    assert_eq!(refused(&served, "request_timeout", expected).await, expected);
     // One that only waits for its next call is as good as new.
     let answer = raw.call(post("/grpc.health.v1.Health/Check"), &[0; 5], true).await;
     assert_eq!(answer.grpc.as_deref(), Some("0"), "{}", answer.message);
@@ -127,7 +156,8 @@ async fn a_request_is_at_most_as_large_as_allowed_whatever_the_service() {
         assert_eq!(grpc.as_deref(), Some("3"), "{path}: {message}");
         assert!(message.contains("1000") && message.contains("limits.request_bytes"), "{path}: {message}");
     }
-    assert_eq!(refused(&served, "request_bytes").await, CALLS.len() as u64);
+    let expected = CALLS.len() as u64;
+    assert_eq!(refused(&served, "request_bytes", expected).await, expected);
     served.stop().await;
 }
 
@@ -136,21 +166,21 @@ async fn connections_that_send_nothing_or_half_of_a_head_are_closed() {
     let served = serve("limits: { request_timeout: 200ms }").await;
     let mut silent = TcpStream::connect(served.address.trim_start_matches("http://")).await.unwrap();
     closed(&mut silent).await;
-    assert_eq!(refused(&served, "preface_timeout").await, 1);
+    assert_eq!(refused(&served, "preface_timeout", 1).await, 1);
 
     let mut half = TcpStream::connect(served.address.trim_start_matches("http://")).await.unwrap();
     half.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x10\x01\x04\0\0\0\x01\x82")
         .await
         .unwrap();
     closed(&mut half).await;
-    assert_eq!(refused(&served, "headers_timeout").await, 1);
+    assert_eq!(refused(&served, "headers_timeout", 1).await, 1);
 
     for sent in ["", "GET /metrics HTTP/1.1\r\nHost: x\r\nX-A: "] {
         let mut admin = TcpStream::connect(&served.admin).await.unwrap();
         admin.write_all(sent.as_bytes()).await.unwrap();
         closed(&mut admin).await;
     }
-    assert_eq!(refused(&served, "admin_timeout").await, 2);
+    assert_eq!(refused(&served, "admin_timeout", 2).await, 2);
     served.stop().await;
 }
 
@@ -171,9 +201,158 @@ async fn a_probe_is_answered_however_many_connections_say_nothing() {
     for stream in &mut silent[..60] {
         closed(stream).await;
     }
-    assert!(refused(&served, "admin_connections").await >= 60);
+    assert!(refused(&served, "admin_connections", 60).await >= 60);
     let mut buffer = [0; 1];
     let last = tokio::time::timeout(Duration::from_millis(1), silent[99].read(&mut buffer)).await;
     assert!(last.is_err(), "it has its time");
     served.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_none_of_grpc_is_answered_so() {
+    let served = serve("{}").await;
+    let raw = Raw::to(&served).await;
+    let uri = "http://localhost/informerd.v1.InformerService/List";
+    for path in CALLS {
+        for content_type in ["", "text/plain", "application/json", "application/grpc-web", "application/grpc+json"] {
+            let mut request = post(path);
+            request.headers_mut().insert("content-type", content_type.parse().unwrap());
+            let answer = raw.call(request, &[0; 5], true).await;
+            assert_eq!((answer.http, answer.grpc), (StatusCode::UNSUPPORTED_MEDIA_TYPE, None), "{path} {content_type}");
+        }
+    }
+    let expected = CALLS.len() as u64 * 5;
+    assert_eq!(refused(&served, "content_type", expected).await, expected);
+    for method in ["GET", "OPTIONS", "PUT"] {
+        let request = Request::builder().method(method).uri(uri).header("content-type", "application/grpc");
+        let answer = raw.call(request.body(()).unwrap(), &[0; 5], true).await;
+        assert_eq!((answer.http, answer.grpc), (StatusCode::METHOD_NOT_ALLOWED, None), "{method}");
+    }
+    assert_eq!(refused(&served, "method", 3).await, 3);
+    for content_type in ["application/grpc", "application/grpc+proto", "Application/GRPC; charset=utf-8"] {
+        let mut request = post(CALLS[2]);
+        request.headers_mut().insert("content-type", content_type.parse().unwrap());
+        let answer = raw.call(request, &[0; 5], true).await;
+        assert_eq!((answer.http, answer.grpc.as_deref()), (StatusCode::OK, Some("0")), "{content_type}");
+    }
+    served.stop().await;
+}
+
+/// A server in a process that may have 256 open files, killed when it is dropped.
+struct Limited {
+    child: Child,
+    grpc: SocketAddr,
+    admin: SocketAddr,
+    _directory: TempDir,
+}
+
+impl Limited {
+    fn start(config: &str) -> Self {
+        let directory = TempDir::new().unwrap();
+        fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
+        let path = directory.path().join("informerd.yml");
+        fs::write(&path, config).unwrap();
+        let files = format!("pods={}@Pod", directory.path().display());
+        let mut child = Command::new("sh")
+            .args(["-c", "ulimit -n 256 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_informerd"), "serve"])
+            .args(["--config", path.to_str().unwrap(), "--files", &files])
+            .args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let mut listens = |what: &str| {
+            let line = log.by_ref().find(|line| line.contains(what)).expect("the server listens");
+            let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
+            SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
+        };
+        let (grpc, admin) = (listens("grpc listening"), listens("admin listening"));
+        // Its log is read, or it would wait for that.
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, grpc, admin, _directory: directory }
+    }
+
+    async fn get(&self, path: &str) -> String {
+        let got = async {
+            let mut stream = TcpStream::connect(self.admin).await.unwrap();
+            stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        tokio::time::timeout(DEADLINE, got).await.expect("the admin port answers")
+    }
+
+    /// What was refused for these reasons, once all of it is as much as is expected.
+    async fn refused<const N: usize>(&self, reasons: [&str; N], expected: u64) -> [u64; N] {
+        let counted = async {
+            loop {
+                let metrics = self.get("/metrics").await;
+                let counted = reasons.map(|reason| counted(&metrics, reason));
+                if counted.iter().sum::<u64>() >= expected {
+                    return counted;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, counted).await.expect("it is counted")
+    }
+
+    /// Connects so often from an address, and sends nothing.
+    async fn silent(&self, host: [u8; 4], connections: usize) -> Vec<TcpStream> {
+        let mut silent = Vec::new();
+        for _ in 0..connections {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind((host, 0).into()).unwrap();
+            silent.push(socket.connect(self.grpc).await.unwrap());
+        }
+        silent
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+const SILENT: usize = 600;
+
+/// The process may have fewer open files than it would need for them all.
+#[tokio::test]
+async fn many_silent_connections_of_one_address_end_and_new_clients_are_served() {
+    let server = Limited::start("limits: { request_timeout: 2s }");
+    let mut silent = server.silent([127, 0, 0, 1], SILENT).await;
+    assert!(server.get("/livez").await.ends_with("ok\n"));
+    for stream in &mut silent {
+        closed(stream).await;
+    }
+    let refused = server.refused(["peer_connections", "preface_timeout"], SILENT as u64).await;
+    assert_eq!(refused.iter().sum::<u64>(), SILENT as u64, "each was refused, or closed: {refused:?}");
+    // 256, without 64 and 8 for the resource; a quarter of that.
+    assert!(refused[1] >= 46, "{refused:?}");
+    let client = Raw::from([127, 0, 0, 1], server.grpc).await.expect("there is room");
+    assert_eq!(client.call(post(CALLS[2]), &[0; 5], true).await.grpc.as_deref(), Some("0"));
+}
+
+#[tokio::test]
+async fn many_silent_connections_of_one_address_are_in_nobodys_way_at_another() {
+    let server = Limited::start("limits: { request_timeout: 5m }");
+    let _silent = server.silent([127, 0, 0, 1], SILENT).await;
+    let client = Raw::from([127, 0, 0, 2], server.grpc).await.expect("it has its share");
+    assert_eq!(client.call(post(CALLS[2]), &[0; 5], true).await.grpc.as_deref(), Some("0"));
+    assert!(server.get("/livez").await.ends_with("ok\n"));
+    let expected = SILENT as u64 - 46;
+    assert_eq!(server.refused(["peer_connections"], expected).await, [expected]);
+    // Of many addresses, the whole is what is not exceeded: the client, and 46 each of 127.0.0.1, .3 and .4, and 45 of .5.
+    let mut more = Vec::new();
+    for host in 3..7 {
+        more.extend(server.silent([127, 0, 0, host], 100).await);
+    }
+    let expected = expected + 400 - 137;
+    let refused = server.refused(["peer_connections", "connections"], expected).await;
+    assert_eq!(refused.iter().sum::<u64>(), expected, "{refused:?}");
+    assert!(server.get("/livez").await.ends_with("ok\n"));
+    assert_eq!(client.call(post(CALLS[2]), &[0; 5], true).await.grpc.as_deref(), Some("0"), "it still has what it has");
 }

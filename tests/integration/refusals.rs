@@ -132,6 +132,63 @@ async fn watchers_are_bounded() {
     tokio::time::timeout(crate::sandbox::DEADLINE, freed).await.expect("a place is free again");
 }
 
+#[tokio::test]
+async fn a_peer_has_its_share_of_watches() {
+    let options = Options { max_watchers: 4, peer_share: 50, ..Options::default() };
+    let sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        open.push(sandbox.client().await.watch(watch_pods()).await.unwrap());
+    }
+    let status = watch_status(&sandbox, watch_pods()).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY_WATCHERS"));
+    for part in ["2 watches of this peer", "limits.peer_share", "watch.max_watchers"] {
+        assert!(status.message().contains(part), "{}", status.message());
+    }
+    assert_eq!(sandbox.refused("peer_watchers"), 1);
+}
+
+/// However long the texts are that a client sends, its own buffer for headers takes the answer.
+#[tokio::test]
+async fn errors_repeat_long_texts_in_part() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let mut client = sandbox.client().await;
+    let (long, name) = ("\u{1}é".repeat(20_000), "x".repeat(60_000));
+    let expressions = [name[..4000].to_owned(), format!("{}(1)", &name[..4000]), format!("1 {}", &name[..4000])];
+    let mut requests: Vec<_> =
+        expressions.map(|expression| pb::WatchRequest { expression, ..watch_pods() }).into_iter().collect();
+    for text in [&long, &name] {
+        let text = text.clone();
+        requests.extend([
+            pb::WatchRequest { resource: text.clone(), ..watch_pods() },
+            pb::WatchRequest { index: Some(index(&text, &["a"])), ..watch_pods() },
+            pb::WatchRequest { label_selector: text.clone(), ..watch_pods() },
+            pb::WatchRequest { field_selector: text.clone(), ..watch_pods() },
+            pb::WatchRequest { resource_version: format!("{text}.1"), ..watch_pods() },
+            pb::WatchRequest { min_resource_version: format!("{text}.1"), ..watch_pods() },
+        ]);
+    }
+    let mut refused = Vec::new();
+    for request in requests {
+        refused.push(client.watch(request).await.unwrap_err());
+    }
+    for text in [long, name] {
+        let list = pb::ListRequest { resource: "pods".into(), page_token: text.clone(), ..Default::default() };
+        refused.push(client.list(list).await.unwrap_err());
+        let by_index = pb::ByIndexRequest { resource: "pods".into(), index: text.clone(), ..Default::default() };
+        refused.push(client.by_index(by_index).await.unwrap_err());
+        let get = pb::GetRequest { resource: "pods".into(), name: text, ..Default::default() };
+        refused.push(client.get(get).await.unwrap_err());
+    }
+    for status in refused {
+        assert!(!reason(&status).is_empty(), "{status:.300?}");
+        let mut headers = http::HeaderMap::new();
+        status.add_header(&mut headers).unwrap();
+        let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        assert!(bytes < 8 << 10, "{bytes} bytes: {:.300}", status.message());
+    }
+}
+
 /// The README's table of reasons is the API: every reason that the code knows is in it, and the other way round.
 #[test]
 fn the_readme_lists_every_reason() {

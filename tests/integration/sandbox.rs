@@ -19,7 +19,7 @@ use informerd::{
     model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
-    transport::{Chunk, Ledger, Listener, Server, ServerConfig},
+    transport::{Chunk, Ledger, Listener, Quota, Refused, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -43,6 +43,7 @@ pub(crate) struct Sandbox {
     pub(crate) lifecycle: Lifecycle,
     /// The memory that is held for its clients.
     pub(crate) ledger: Arc<Ledger>,
+    refused: Refused,
     routes: Routes,
     fifo: Arc<RealFifo>,
     address: String,
@@ -58,6 +59,8 @@ pub(crate) struct Options {
     pub(crate) broadcaster: BroadcasterConfig,
     pub(crate) bookmark_interval: Duration,
     pub(crate) max_watchers: usize,
+    /// Of watches, compilations and page snapshots, in percent.
+    pub(crate) peer_share: u32,
     /// Held for all clients together, in bytes.
     pub(crate) memory: usize,
     pub(crate) future_wait: Duration,
@@ -79,6 +82,7 @@ impl Default for Options {
             broadcaster: BroadcasterConfig::default(),
             bookmark_interval: Duration::from_secs(30),
             max_watchers: 100_000,
+            peer_share: 100,
             memory: 1 << 30,
             future_wait: Duration::from_secs(90),
             drain_period: Duration::from_secs(5),
@@ -153,6 +157,9 @@ impl Sandbox {
                 drain_period: options.drain_period,
                 evicted_grace: options.evicted_grace,
                 max_watchers: options.max_watchers,
+                compilations: 4096,
+                page_snapshots: 16,
+                peer_share: options.peer_share,
                 request_bytes: 64 << 10,
                 request_timeout: Duration::from_secs(10),
                 bulk_streams: 2,
@@ -170,10 +177,12 @@ impl Sandbox {
             progress_timeout: Duration::from_secs(30),
             stalled: Counter::default(),
             request_timeout: Duration::from_secs(10),
+            connections: Quota::new(usize::MAX, 100),
             refused: service.metrics().refused().clone(),
             drain_period: options.drain_period,
             ledger: Arc::clone(service.ledger()),
         };
+        let refused = service.metrics().refused().clone();
         let (routes, ledger) = (Routes::new(service.clone()), Arc::clone(service.ledger()));
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
@@ -183,6 +192,7 @@ impl Sandbox {
             informer: handle,
             lifecycle,
             ledger,
+            refused,
             routes,
             fifo,
             address,
@@ -197,6 +207,11 @@ impl Sandbox {
     /// A server whose upstream is a resource "pods" somewhere else.
     pub(crate) async fn relay(address: &str) -> Self {
         Self::start_unsynced(Options { relay: Some(relay_of(address)), ..Options::default() }).await
+    }
+
+    /// How often it has refused something for this reason.
+    pub(crate) fn refused(&self, reason: &'static str) -> u64 {
+        self.refused.counted(reason)
     }
 
     /// How often it has listed its upstream.

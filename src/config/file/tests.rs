@@ -73,7 +73,7 @@ fn every_unknown_key_is_named() {
 lisen: 1
 tls: { certificate: a }
 watch: { queue_lenght: 1 }
-limits: { connections: 5 }
+limits: { conections: 5 }
 resources:
   pods:
     source: { zookeeper: { endpoint: x }, files: { pth: x } }
@@ -87,7 +87,7 @@ resources:
             "lisen: unknown key; did you mean `listen`?",
             "tls.certificate: unknown key; known here: cert, key, client_ca",
             "watch.queue_lenght: unknown key; did you mean `queue_length`?",
-            "limits.connections: `connections` is not supported by this version; remove it",
+            "limits.conections: unknown key; did you mean `connections`?",
             "resources.pods.source.zookeeper: unknown key; known here: files, stream, etcd, kube, informerd",
             "resources.pods.source.files.pth: unknown key; did you mean `path`?",
             "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",

@@ -232,6 +232,17 @@ fn indexes() {
 }
 
 #[test]
+fn the_time_for_a_request_has_bounds() {
+    let timeout = |text: &str| request_timeout(&json!(text));
+    assert_eq!(timeout("100ms"), Ok(Duration::from_millis(100)));
+    assert_eq!(timeout("5m"), Ok(Duration::from_secs(300)));
+    for text in ["99ms", "301s", "0s"] {
+        let problem = timeout(text).unwrap_err().to_string();
+        assert!(problem.starts_with("expected a duration from 100ms to 5m"), "{problem}");
+    }
+}
+
+#[test]
 #[cfg(feature = "cel")]
 fn indexes_by_expression() {
     let images = "object.spec.containers.map(c, c.image)";

@@ -1,14 +1,15 @@
-//! One turn at a time, which connections take one after the other, however many calls of each of them wait.
+//! One turn at a time, which peers take one after the other, and the connections of each of them, however many calls wait.
 
 use std::{
     collections::{HashMap, VecDeque},
+    hash::Hash,
     sync::Arc,
 };
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::transport::Peer;
+use crate::transport::{Origin, Peer};
 
 /// The calls that wait for the turn.
 #[derive(Debug, Default)]
@@ -21,9 +22,17 @@ pub(super) struct Turn(Option<Arc<Line>>);
 #[derive(Debug, Default)]
 struct State {
     is_taken: bool,
-    /// Each connection that waits once: the next one first.
-    order: VecDeque<Connection>,
-    waiting: HashMap<Connection, VecDeque<oneshot::Sender<Turn>>>,
+    waiting: Ring<Option<Origin>, Ring<Connection, Calls>>,
+}
+
+type Calls = VecDeque<oneshot::Sender<Turn>>;
+
+/// Those who wait, by what they take turns by.
+#[derive(Debug)]
+struct Ring<K, V> {
+    /// Each that waits once: the next one first.
+    order: VecDeque<K>,
+    waiting: HashMap<K, V>,
 }
 
 /// A client at a port is a connection; unix sockets of one user, and callers that no transport knows, are one together.
@@ -44,12 +53,8 @@ impl Line {
                 return Turn(Some(Arc::clone(self)));
             }
             let (sender, turn) = oneshot::channel();
-            let State { order, waiting, .. } = &mut *state;
-            let calls = waiting.entry(connection).or_default();
-            if calls.is_empty() {
-                order.push_back(connection);
-            }
-            calls.push_back(sender);
+            let origin = connection.as_ref().map(Peer::origin);
+            state.waiting.of(origin).of(connection).push_back(sender);
             turn
         };
         // The line outlives those who wait in it, and forgets none of them.
@@ -69,18 +74,44 @@ impl Line {
 
 impl State {
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
-        let Some(connection) = self.order.pop_front() else {
-            self.is_taken = false;
-            return None;
-        };
-        let calls = self.waiting.get_mut(&connection)?;
-        let next = calls.pop_front();
-        if calls.is_empty() {
-            self.waiting.remove(&connection);
-        } else {
-            self.order.push_back(connection);
-        }
+        let next = self.waiting.next(|connections| {
+            let next = connections.next(|calls| (calls.pop_front(), calls.is_empty())).flatten();
+            (next, connections.order.is_empty())
+        });
+        let next = next.flatten();
+        self.is_taken = next.is_some();
         next
+    }
+}
+
+// === impl Ring ===
+
+impl<K: Copy + Eq + Hash, V: Default> Ring<K, V> {
+    /// Returns what waits under a key, which comes last if nothing did.
+    fn of(&mut self, key: K) -> &mut V {
+        let order = &mut self.order;
+        self.waiting.entry(key).or_insert_with(|| {
+            order.push_back(key);
+            V::default()
+        })
+    }
+
+    /// Takes something of the next key, which comes last then if it has more.
+    fn next<T>(&mut self, take: impl FnOnce(&mut V) -> (T, bool)) -> Option<T> {
+        let key = self.order.pop_front()?;
+        let (taken, is_empty) = take(self.waiting.get_mut(&key)?);
+        if is_empty {
+            self.waiting.remove(&key);
+        } else {
+            self.order.push_back(key);
+        }
+        Some(taken)
+    }
+}
+
+impl<K, V> Default for Ring<K, V> {
+    fn default() -> Self {
+        Self { order: VecDeque::new(), waiting: HashMap::new() }
     }
 }
 
@@ -130,6 +161,28 @@ mod tests {
     }
 
     #[test]
+    fn peers_take_turns_whoever_has_more_connections() {
+        let line = Arc::new(Line::default());
+        let mut turn = Some(assert_ready!(task::spawn(line.turn(at(1).into())).poll()));
+        let other = Peer::Tcp(([10, 0, 0, 1], 1).into());
+        let calls = [at(1), at(2), at(3), at(2), other, other].map(Some);
+        let mut waiting: Vec<_> =
+            calls.into_iter().map(|call| (call, task::spawn(Box::pin(line.turn(call))))).collect();
+        for (_, call) in &mut waiting {
+            assert_pending!(call.poll());
+        }
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            drop(turn.take());
+            let next = waiting.iter().position(|(_, call)| call.is_woken()).unwrap();
+            let (call, mut next) = waiting.remove(next);
+            turn = Some(assert_ready!(next.poll()));
+            order.push(call);
+        }
+        assert_eq!(order, [at(1), other, at(2), other, at(3), at(2)].map(Some));
+    }
+
+    #[test]
     fn a_call_that_is_given_up_holds_nobody_up() {
         let line = Arc::new(Line::default());
         let turn = assert_ready!(task::spawn(line.turn(at(1).into())).poll());
@@ -146,6 +199,6 @@ mod tests {
         assert!(chosen.is_woken());
         drop(chosen);
         drop(assert_ready!(other.poll()));
-        assert!(line.0.lock().order.is_empty());
+        assert!(line.0.lock().waiting.order.is_empty());
     }
 }

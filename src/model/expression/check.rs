@@ -10,6 +10,7 @@ use super::{
     MAX_LEVELS,
     meter::{CHARGE, KEY, LOOP, steps_of_text},
 };
+use crate::model::excerpt;
 
 /// Goes through an expression, and knows the names at each place of it.
 pub(super) struct Check<'a> {
@@ -90,7 +91,10 @@ impl<'a> Check<'a> {
                 // The accumulators of loops are no names that a user knows.
                 let known = self.scopes.iter().flatten().filter(|name| !name.starts_with('@'));
                 let known: Vec<_> = known.map(String::as_str).collect();
-                return Err(self.refuse(id, format!("there is no variable {plain:?}; there are: {}", known.join(", "))));
+                return Err(self.refuse(
+                    id,
+                    format!("there is no variable {:?}; there are: {}", excerpt(plain), excerpt(&known.join(", "))),
+                ));
             }
         };
         let (mut length, mut steps) = (0, 0);
@@ -113,7 +117,8 @@ impl<'a> Check<'a> {
             return Err(self.refuse(
                 id,
                 format!(
-                    "there is no function {func_name:?} like this; there are: {functions}(x), x.{methods}(…), {MACROS}"
+                    "there is no function {:?} like this; there are: {functions}(x), x.{methods}(…), {MACROS}",
+                    excerpt(func_name)
                 ),
             ));
         }

@@ -23,6 +23,7 @@ use super::{
     check::{Check, Refused},
     meter,
 };
+use crate::model::excerpt;
 
 /// An expression that has been checked.
 pub(super) struct Program {
@@ -147,7 +148,7 @@ fn syntax_error(text: &str, error: &ParseError) -> SyntaxError {
     let message = error.msg.strip_prefix("Syntax error: ").unwrap_or(&error.msg);
     let found = |message: &str| match message.split(" expecting ").next().and_then(|found| found.split_once('\'')) {
         Some((_, "<EOF>'")) => "expected more".to_owned(),
-        Some((_, found)) => format!("unexpected {:?}", found.trim_end_matches('\'').trim()),
+        Some((_, found)) => format!("unexpected {:?}", excerpt(found.trim_end_matches('\'').trim())),
         None => "it is not CEL".to_owned(),
     };
     let message = if message.contains("Recursion limit") {

@@ -9,7 +9,7 @@ use informerd::{
     },
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
-    transport::{Listener, Refused, Server, ServerConfig},
+    transport::{Listener, Quota, Refused, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -94,6 +94,9 @@ impl Served {
             evicted_grace: Duration::from_secs(5),
             future_wait: FUTURE_WAIT,
             max_watchers: 1000,
+            compilations: 4096,
+            page_snapshots: 16,
+            peer_share: 100,
             request_bytes: 64 << 10,
             request_timeout: Duration::from_secs(10),
             bulk_streams: 1,
@@ -131,6 +134,7 @@ impl Served {
             progress_timeout: Duration::from_secs(30),
             stalled: Counter::default(),
             request_timeout: Duration::from_secs(10),
+            connections: Quota::new(usize::MAX, 100),
             refused: Refused::default(),
             drain_period: Duration::ZERO,
             ledger: Arc::default(),
