@@ -33,23 +33,23 @@ use crate::grpc::Service;
 pub struct Admin {
     service: Service,
     registry: Arc<Registry>,
-    /// How long a client may take for the head of its request.
+    /// Time for the head of a request.
     request_timeout: Duration,
 }
 
 /// Connections at one time: more than all who probe and scrape a server have.
 const MAX_CONNECTIONS: usize = 32;
-/// How long a connection lasts, with its answer.
+/// Time for a connection, with its answer.
 const MAX_TIME: Duration = Duration::from_secs(60);
-/// What the head of a request may have.
+/// Bytes of the head of a request, at most.
 const MAX_HEAD: usize = 16 << 10;
-/// What cannot be accepted now, for want of file descriptors, is tried again after this.
+/// Time until the next attempt to accept, when there are no file descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 // === impl Admin ===
 
 impl Admin {
-    /// The endpoints over a service. A client may take so long for the head of its request.
+    /// Makes the endpoints over a service. A client may take so long for the head of its request.
     pub fn new(service: Service, registry: Registry, request_timeout: Duration) -> Self {
         Self { service, registry: Arc::new(registry), request_timeout }
     }

@@ -132,11 +132,11 @@ pub enum AppError {
     OpenFiles {
         /// As configured.
         connections: usize,
-        /// What is left.
+        /// Those that are left for connections.
         left: usize,
         /// The limit.
         open_files: usize,
-        /// What is kept free.
+        /// Those that are kept free.
         kept: usize,
     },
     /// A task that should run for ever has ended.

@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::{error::ConfigErrors, raw::RawLimits, value};
 use crate::model::Expression;
 
-/// What clients may use.
+/// Bounds of what clients may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsConfig {
     /// The largest request, in bytes as encoded; by default 64 KiB, never 0.
     pub request_bytes: usize,
-    /// How long a client may take for the handshake of TLS, the preface of HTTP/2, a header block, or the message of a
+    /// Time that a client may take for the handshake of TLS, the preface of HTTP/2, a header block, or the message of a
     /// request; on the admin port, for the head of a request. By default 10 seconds, from 100 milliseconds to 5 minutes.
     pub request_timeout: Duration,
     /// Connections open at the same time, never 0; with `None`, what the limit on open files leaves, and at most 100 000.

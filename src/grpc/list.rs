@@ -61,7 +61,7 @@ pub(super) struct ListBody {
     objects: BytesMut,
     /// Where the next page begins, once the page is full.
     next_page_token: String,
-    /// Whose share the snapshot is kept in for the next page.
+    /// Peer in whose share the snapshot is kept for the next page.
     origin: Option<Origin>,
     has_answered: bool,
     stage: Stage,

@@ -13,7 +13,7 @@ use crate::{
         Selection,
     },
     proto::{PayloadFormat, pb},
-    transport::Peer,
+    transport::{Peer, Quota},
 };
 
 /// As many as a requirement of a selector may have.
@@ -62,7 +62,7 @@ async fn expression(
     peer: Option<Peer>,
 ) -> Result<Expression, Refusal> {
     check_expressions("expression")?;
-    let expression = compiled(service, service.expressions(), text, peer).await?;
+    let expression = compiled(service.compilations(), service.expressions(), text, peer).await?;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
     let max_steps = service.config().expression_steps;
     Ok(expression.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
@@ -78,14 +78,14 @@ pub(super) async fn condition(
 ) -> Result<Condition, Refusal> {
     check_expressions("conditions")?;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
-    let condition = compiled(service, service.conditions(), text, peer).await?.map_err(located)?;
+    let condition = compiled(service.compilations(), service.conditions(), text, peer).await?.map_err(located)?;
     let max_steps = service.config().expression_steps;
     Ok(condition.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
 }
 
-/// The outcome of a text, which may wait for others.
+/// Compiles a text, or takes its known outcome. Calls that wait for others to be compiled are bounded.
 async fn compiled<T: Clone + Send + 'static>(
-    service: &Service,
+    waiting: &Arc<Quota>,
     compiler: &Compiler<T>,
     text: &str,
     peer: Option<Peer>,
@@ -93,7 +93,7 @@ async fn compiled<T: Clone + Send + 'static>(
     if let Some(known) = compiler.known(text) {
         return Ok(known);
     }
-    let permit = service.compilations().take(peer.as_ref().map(Peer::origin));
+    let permit = waiting.take(peer.as_ref().map(Peer::origin));
     let _permit = permit.map_err(Refusal::TooManyCompilations)?;
     Ok(compiler.compile(text, peer).await)
 }
@@ -139,4 +139,48 @@ pub(super) fn version(field: &'static str, text: &str) -> Result<Option<Resource
         return Ok(None);
     }
     text.parse().map(Some).map_err(|error| Refusal::version(field, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio_test::{assert_pending, assert_ready, task};
+
+    use super::*;
+    use crate::transport::Exceeded;
+
+    #[tokio::test]
+    async fn a_peer_has_its_share_of_those_who_wait_to_be_compiled() {
+        static GATE: AtomicBool = AtomicBool::new(false);
+        let compiler = Compiler::new(|text| {
+            while !GATE.load(Ordering::SeqCst) && text != "known" {
+                std::thread::yield_now();
+            }
+            Ok(text.to_owned())
+        });
+        let waiting = Quota::new(3, 67);
+        let compile = |text: &'static str, host: u8| {
+            let peer = Some(Peer::Tcp(([10, 0, 0, host], 1).into()));
+            task::spawn(Box::pin(compiled(&waiting, &compiler, text, peer)))
+        };
+        compile("known", 1).await.unwrap().unwrap();
+        let mut calls = [compile("a", 1), compile("b", 1), compile("c", 2)];
+        for call in &mut calls {
+            assert_pending!(call.poll());
+        }
+        let refused = |text, host| assert_ready!(compile(text, host).poll()).unwrap_err();
+        assert_eq!(refused("d", 1), Refusal::TooManyCompilations(Exceeded::Share(2)));
+        assert_eq!(refused("d", 2), Refusal::TooManyCompilations(Exceeded::All(3)));
+        for exceeded in [Exceeded::Share(2), Exceeded::All(3)] {
+            let status = Refusal::TooManyCompilations(exceeded).to_status();
+            assert!(status.message().contains("limits.compilations"), "{}", status.message());
+        }
+        assert_eq!(assert_ready!(compile("known", 1).poll()), Ok(Ok("known".to_owned())), "it waits for nobody");
+        GATE.store(true, Ordering::SeqCst);
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+        compile("d", 1).await.unwrap().unwrap();
+    }
 }

@@ -67,7 +67,7 @@ struct Generated {
     decoded: usize,
     /// Made, and too large for the room that there was.
     next: Option<BodyFrame<Chunk>>,
-    /// How the request failed, if it did: services of streams end well then.
+    /// Failure of the request, if there was one: services of streams end well then.
     failure: Arc<OnceLock<Status>>,
 }
 

@@ -71,11 +71,11 @@ pub struct ServiceConfig {
     pub compilations: usize,
     /// Snapshots that are kept for the next pages of lists.
     pub page_snapshots: usize,
-    /// What one peer may have of watches, compilations and page snapshots, in percent.
+    /// Part that one peer may have of watches, compilations and page snapshots, in percent.
     pub peer_share: u32,
     /// The largest request, in bytes.
     pub request_bytes: usize,
-    /// How long a client may take for the message of a request.
+    /// Time for the message of a request.
     pub request_timeout: Duration,
     /// How many lists and watches are given objects or a past at a time; more of them take turns, one piece each. As many as
     /// there are threads to serve with.

@@ -70,14 +70,14 @@ pub(super) struct Shared {
     pub(super) cut: CancellationToken,
 }
 
-/// Admits as many connections as may be open.
+/// The bound on the connections of a listener, and the log of those that it refuses.
 struct Admission {
     connections: Arc<Quota>,
     refused: Refused,
     log: Throttle,
 }
 
-/// Holds log lines back that would be many.
+/// Lines of the log of one kind: one in ten seconds.
 #[derive(Debug, Default)]
 struct Throttle {
     since: Option<Instant>,

@@ -19,11 +19,14 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{sandbox::DEADLINE, served::Served};
+use crate::{authority::Authority, sandbox::DEADLINE, served::Served};
 
-/// A server over one pod, with these lines of configuration.
+/// Starts a server over one pod, with these lines of configuration.
 async fn serve(config: &str) -> Served {
-    let directory = TempDir::new().unwrap();
+    serve_in(TempDir::new().unwrap(), config).await
+}
+
+async fn serve_in(directory: TempDir, config: &str) -> Served {
     fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
     let path = directory.path().join("informerd.yml");
     fs::write(&path, config).unwrap();
@@ -96,7 +99,7 @@ fn counted(metrics: &str, reason: &str) -> u64 {
     metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |value| value.parse().unwrap())
 }
 
-/// What was refused for a reason, once that is as much as is expected: a client may see its end before it is counted.
+/// Returns what was refused for a reason, once that is as much as is expected: a client may see its end before it is counted.
 async fn refused(served: &Served, reason: &str, expected: u64) -> u64 {
     let counted = async {
         loop {
@@ -181,6 +184,24 @@ async fn connections_that_send_nothing_or_half_of_a_head_are_closed() {
         closed(&mut admin).await;
     }
     assert_eq!(refused(&served, "admin_timeout", 2).await, 2);
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn a_handshake_of_tls_that_does_not_end_is_closed() {
+    let directory = TempDir::new().unwrap();
+    let (cert, key) = Authority::new().sign(&["localhost"]);
+    fs::write(directory.path().join("tls.crt"), cert).unwrap();
+    fs::write(directory.path().join("tls.key"), key).unwrap();
+    let config = "{ tls: { cert: tls.crt, key: tls.key }, limits: { request_timeout: 200ms } }";
+    let served = serve_in(directory, config).await;
+    // Nothing, and the head of a record.
+    for sent in [&b""[..], b"\x16\x03\x01\x02\0"] {
+        let mut stream = TcpStream::connect(served.address.trim_start_matches("http://")).await.unwrap();
+        stream.write_all(sent).await.unwrap();
+        closed(&mut stream).await;
+    }
+    assert_eq!(refused(&served, "handshake_timeout", 2).await, 2);
     served.stop().await;
 }
 
@@ -284,7 +305,7 @@ impl Limited {
         tokio::time::timeout(DEADLINE, got).await.expect("the admin port answers")
     }
 
-    /// What was refused for these reasons, once all of it is as much as is expected.
+    /// Returns what was refused for these reasons, once all of it is as much as is expected.
     async fn refused<const N: usize>(&self, reasons: [&str; N], expected: u64) -> [u64; N] {
         let counted = async {
             loop {

@@ -209,7 +209,7 @@ impl Sandbox {
         Self::start_unsynced(Options { relay: Some(relay_of(address)), ..Options::default() }).await
     }
 
-    /// How often it has refused something for this reason.
+    /// Returns how often it has refused something for this reason.
     pub(crate) fn refused(&self, reason: &'static str) -> u64 {
         self.refused.counted(reason)
     }
