@@ -120,7 +120,7 @@ async fn every_event_or_hole(policy: pb::FullChannelPolicy, events: u64) {
     run.print_kept();
 }
 
-/// Under COALESCE: what lay below the queue, event by event; then every generation is what differs.
+/// Under COALESCE: every generation is what differs.
 async fn every_generation(has_hot_key: bool, events: u64) {
     let all = events + events / 4;
     let (mut run, mut stopped) = Run::start(Coalesce, has_hot_key, all).await;

@@ -8,7 +8,7 @@
 pub enum Kind {
     /// Events in a log of a group; their size is that of the run and its marks, without the arena.
     Run,
-    /// What a slot under COALESCE holds while it lags.
+    /// What has merged for a cursor under COALESCE, or was published and is kept for those under it.
     Merging,
     /// A batch in the history; its size is what it is charged with.
     Record,

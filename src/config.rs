@@ -109,6 +109,9 @@ pub struct WatchConfig {
     /// Bytes of memory that encoded events take which clients still have to read, of all clients of a resource together; what
     /// lies behind them is told from the history, and takes as much again. By default 16 MiB, never 0.
     pub window_bytes: usize,
+    /// Bytes of memory for what has merged under COALESCE, of all clients of a resource together; from half of them on the
+    /// watches that hold most end with `RESOURCE_VERSION_EXPIRED`. By default 64 MiB, never 0.
+    pub coalesce_bytes: usize,
     /// Time for which the writer of a resource waits for all clients under BLOCK together, beside a tenth of any time; by
     /// default 5 seconds, never 0.
     pub block_timeout: Duration,
@@ -315,6 +318,7 @@ impl Config {
         BroadcasterConfig {
             retention: Retention { size: self.watch.window_bytes, ..self.history },
             queue_size: self.watch.queue_bytes,
+            coalesce_size: self.watch.coalesce_bytes,
             block_timeout: self.watch.block_timeout,
             selection_budget: self.watch.selection_budget,
             selection_share: self.watch.selection_share,
@@ -346,6 +350,7 @@ impl Default for WatchConfig {
             max_queue_length: 65_536,
             queue_bytes: broadcaster.queue_size,
             window_bytes: broadcaster.retention.size,
+            coalesce_bytes: broadcaster.coalesce_size,
             block_timeout: broadcaster.block_timeout,
             selection_budget: broadcaster.selection_budget,
             selection_share: broadcaster.selection_share,

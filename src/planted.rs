@@ -145,8 +145,10 @@ bugs! {
         GenerationIsForgotten,
         /// What the queue held when merging began is not told.
         QueueIsForgottenWhenMerging,
-        /// A client under COALESCE counts as full as soon as another one is.
+        /// What a queue holds merges though it is not full.
         CoalescesWithoutBeingFull,
+        /// What a full queue holds is told one by one, as long as the log has it.
+        QueueIsToldWhenFull,
         /// A waiting client is not woken.
         WakeIsLost,
         /// The first event of a replay is told twice.
@@ -233,8 +235,6 @@ bugs! {
         DeferredMissesItsFirstCycle,
         /// What a deferred group has been filled up to is not noted: nothing more is put into its log.
         FilledStaysBehind,
-        /// What is put into the log of a deferred group does not merge under COALESCE.
-        DeferredIsNotMerged,
         /// Readers of a deferred group are not woken.
         DeferredIsNotWoken,
         /// The bookmark of a deferred group says less than is known.

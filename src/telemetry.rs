@@ -210,8 +210,10 @@ impl Family<'_, '_> {
         self.counter("watch_deferrals", "Times that the writer had no time for the selection of a group", |r| {
             r.watch_count(|stats| &stats.deferrals)
         })?;
-        let help = "Watches ended because the threads that fill their group have not kept up with the history";
+        let help = "Watches ended because the threads that fill their group, or merge for them, have not kept up with the history";
         self.counter("watch_selections_expired", help, |r| r.watch_count(|stats| &stats.expired))?;
+        let help = "Watches ended because what had merged for them under COALESCE took more than watch.coalesce_bytes";
+        self.counter("watch_coalesced_expired", help, |r| r.watch_count(|stats| &stats.overmerged))?;
         self.gauge_of("watch_retained", &Unit::Bytes, "Encoded events kept for watches that lag", |r| {
             r.watch(|stats| &stats.retained_size)
         })?;

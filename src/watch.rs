@@ -14,6 +14,7 @@
 //!   does not fit is deferred: threads of their own fill its log, until it fits again or has not kept up with the history.
 //! - The queue of a client is its position in the group's log; a full queue is a subtraction, and the
 //!   [`FullChannelPolicy`] says what follows.
+//! - Under COALESCE all that a full queue holds merges, from what was published and not from the log, by threads of their own.
 //! - A group's log keeps what its cursors have not read, and nothing past the [`Retention`].
 //! - What lies behind the logs a client is told from a history, encoded once for all that are at the same place:
 //!   [`Backfill`].
@@ -35,6 +36,7 @@ mod encoding;
 mod filler;
 mod frame;
 mod group;
+mod merger;
 mod policy;
 mod replay;
 mod room;

@@ -34,6 +34,11 @@ const KEYS: &[Key] = &[
         "memory for events that clients still have to read, for each resource, and as much again for what they are told from the history",
     ),
     key(
+        "watch.coalesce_bytes",
+        "64MiB",
+        "memory of what has merged for one watch under coalesce; beyond it the watch ends",
+    ),
+    key(
         "watch.block_timeout",
         "5s",
         "how long changes wait for all clients under block together, beside a tenth of any time",

@@ -150,6 +150,7 @@ pub(super) struct RawWatch {
     pub(super) max_queue_length: Option<Value>,
     pub(super) queue_bytes: Option<Value>,
     pub(super) window_bytes: Option<Value>,
+    pub(super) coalesce_bytes: Option<Value>,
     pub(super) block_timeout: Option<Value>,
     pub(super) selection_budget: Option<Value>,
     pub(super) selection_share: Option<Value>,

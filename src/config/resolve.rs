@@ -170,6 +170,9 @@ fn resolve_watch(raw: &RawWatch, errors: &mut ConfigErrors) -> WatchConfig {
         window_bytes: errors
             .read("watch.window_bytes", raw.window_bytes.as_ref(), value::positive_size)
             .unwrap_or(default.window_bytes),
+        coalesce_bytes: errors
+            .read("watch.coalesce_bytes", raw.coalesce_bytes.as_ref(), value::positive_size)
+            .unwrap_or(default.coalesce_bytes),
         block_timeout: errors
             .read("watch.block_timeout", raw.block_timeout.as_ref(), value::positive_duration)
             .unwrap_or(default.block_timeout),

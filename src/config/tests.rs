@@ -79,6 +79,7 @@ fn defaults() {
             max_queue_length: 65_536,
             queue_bytes: 16 << 20,
             window_bytes: 16 << 20,
+            coalesce_bytes: 64 << 20,
             block_timeout: Duration::from_secs(5),
             selection_budget: Duration::from_micros(200),
             selection_share: 20,
@@ -143,7 +144,7 @@ listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
-         queue_bytes: 1MiB, window_bytes: 2MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
+         queue_bytes: 1MiB, window_bytes: 2MiB, coalesce_bytes: 3MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
 limits: { request_bytes: 1Ki, request_timeout: 5s, connections: 9, peer_share: 100, compilations: 8, page_snapshots: 7, streams_per_connection: 3, struct_bytes: 5, memory: 2MiB, expression_steps: 100000 }
 drain: { delay: 1s, period: 0 }
@@ -174,6 +175,7 @@ resources:
             max_queue_length: 10,
             queue_bytes: 1 << 20,
             window_bytes: 2 << 20,
+            coalesce_bytes: 3 << 20,
             block_timeout: Duration::from_secs(1),
             selection_budget: Duration::from_micros(1500),
             selection_share: 50,
@@ -210,6 +212,7 @@ resources:
         BroadcasterConfig {
             retention: Retention { size: 2 << 20, ..config.history },
             queue_size: 1 << 20,
+            coalesce_size: 3 << 20,
             block_timeout: Duration::from_secs(1),
             selection_budget: Duration::from_micros(1500),
             selection_share: 50,

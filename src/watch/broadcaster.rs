@@ -21,6 +21,7 @@ use super::{
     budget::ClientBudgets,
     encoding::Encoding,
     group::{Group, Part, Phase},
+    merger::{Merger, MergerConfig, Reader},
     room::Room,
     routes::Routes,
     window::Window,
@@ -47,6 +48,8 @@ pub struct Broadcaster<F: Frame> {
     window: Arc<Mutex<Window<F>>>,
     /// The groups that the writer has no time for; none when it has all the time that it needs.
     deferral: Option<Deferral<F>>,
+    /// What merges for those under COALESCE.
+    merger: Arc<Merger<F>>,
     room: Arc<Room>,
     /// Those that hold the writer back, or did.
     blocked: Vec<BlockedSlot<F>>,
@@ -96,8 +99,10 @@ pub struct BroadcasterStats {
     pub deferred: AtomicU64,
     /// Times that the writer had no time for a group.
     pub deferrals: AtomicU64,
-    /// Cursors ended because the threads that fill their group have not kept up with the history.
+    /// Cursors ended because the threads that fill their group, or merge for them, have not kept up with the history.
     pub expired: AtomicU64,
+    /// Cursors ended because too much had merged for them ([`BroadcasterConfig::coalesce_size`]).
+    pub overmerged: AtomicU64,
 }
 
 type GroupKey<F> = (Arc<Selection>, <F as Frame>::Format);
@@ -115,14 +120,16 @@ impl<F: Frame> Broadcaster<F> {
     /// A Broadcaster without watchers, at a version.
     pub fn new(config: BroadcasterConfig, version: ResourceVersion) -> Self {
         let stats: Arc<BroadcasterStats> = Arc::default();
+        let reached = Reached { version, offset: 0 };
         Self {
+            merger: Merger::new(MergerConfig::of(&config), None, Arc::clone(&stats), &reached),
             clients: ClientBudgets::new(config.block_timeout),
             room: Arc::new(Room::new(config.block_timeout, Arc::clone(&stats))),
             config,
             groups: Slab::new(),
             by_key: HashMap::new(),
             routes: Routes::default(),
-            reached: Reached { version, offset: 0 },
+            reached,
             stopped: None,
             is_gap: false,
             window: Arc::new(Mutex::new(Window::new(config.retention, Arc::clone(&stats)))),
@@ -134,9 +141,12 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     /// Bounds the time that selections take of the writer: groups that do not fit are filled by threads, if there are any.
+    /// They merge as well; without them that is done where it is needed.
     #[must_use]
     pub fn deferring_to(mut self, threads: Option<&BulkThreads>) -> Self {
         self.deferral = threads.map(|threads| Deferral::new(&self, threads));
+        let queue = threads.map(|threads| Arc::clone(threads.queue()));
+        self.merger = Merger::new(MergerConfig::of(&self.config), queue, Arc::clone(&self.stats), &self.reached);
         self
     }
 
@@ -188,12 +198,15 @@ impl<F: Frame> Broadcaster<F> {
                 continue;
             }
             log.end.clone_from(&self.stopped);
-            let slot = log.subscribe(self.next_slot_id, queue, phase, budget);
+            let slot = log.subscribe(self.next_slot_id, queue, phase, budget, self.reached.offset);
             let version = has.filter(|_| !planted!(OpenVersionIsSentAgain));
             log.leave_out(slot, self.reached.offset, version);
             drop(log);
             break (group, slot);
         };
+        if queue.policy == FullChannelPolicy::Coalesce {
+            self.merger.register(Reader::new(&group, slot, self.next_slot_id), &self.reached);
+        }
         let version = has.unwrap_or(&self.reached.version).clone();
         let reached = Reached { version, offset: self.reached.offset };
         Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, reached)
@@ -243,6 +256,8 @@ impl<F: Frame> Broadcaster<F> {
             }
         }
         self.defer(&deferred, batches, is_gap, &before);
+        // Last: what has merged up to here is in the logs.
+        self.merger.publish(batches, before.offset, &self.reached, now);
     }
 
     /// Whether the next batch has to wait for a client under BLOCK.
@@ -288,6 +303,7 @@ impl<F: Frame> Broadcaster<F> {
             self.blocked.clear();
         }
         Window::sweep(&self.window, now);
+        self.merger.sweep(now);
     }
 
     /// Ends every cursor once it has read what was published before; later subscribers end at once.
@@ -316,6 +332,8 @@ impl<F: Frame> Broadcaster<F> {
         self.stats.groups.store(0, Ordering::Relaxed);
         // No cursor has reached the next offset.
         self.reached = Reached { version, offset: self.reached.offset + 1 };
+        // The readers of the groups that have ended keep theirs.
+        self.merger = self.merger.next(&self.reached);
     }
 
     fn end_all(&self, end: &End) {
@@ -343,8 +361,8 @@ impl<F: Frame> Broadcaster<F> {
             let id = entry.key();
             let is_selective = routes.insert(selection, id);
             let is_budgeted = selecting::is_budgeted(selection, is_selective);
-            let (selection, room) = (Arc::clone(selection), Arc::clone(&self.room));
-            let group = Group::new(id, selection, *format, is_budgeted, self.reached.clone(), room);
+            let (selection, room, merger) = (Arc::clone(selection), Arc::clone(&self.room), Arc::clone(&self.merger));
+            let group = Group::new(id, selection, *format, is_budgeted, self.reached.clone(), room, merger);
             entry.insert(Arc::new(group));
             id
         });

@@ -1,31 +1,49 @@
 //! COALESCE: what a client that lags is told of each key at last.
 //!
-//! While such a client lags, changes merge per key into its filling [`Generation`]; when it has been handed what it was being
-//! sent, the filling generation becomes the next to be sent. What is told of a key is decided by what the client has and the
-//! latest state: none, then some is ADDED; same uid MODIFIED; other uid DELETED and ADDED; some, then none DELETED, with the
-//! state that the client has; none, then none nothing. Entering and leaving a selection are the same algebra.
+//! All that the full queue of such a client holds merges per key into a [`Generation`]; when that has everything, the client is
+//! sent it whole. What is told of a key is decided by what the client has and the latest state: none, then some is ADDED; same
+//! uid MODIFIED; other uid DELETED and ADDED; some, then none DELETED, with the state that the client has; none, then none
+//! nothing. Entering and leaving a selection are the same algebra.
 //!
-//! Written by the writer (merging, under the group's lock) until it is taken; then read by one cursor, without any lock.
+//! Written by whoever merges ([`Merger`](super::merger::Merger)); then read by one cursor. No lock is held for either.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::Arc,
 };
 
 use super::{Frame, Notice};
 use crate::{
-    model::{Cause, Change, EventType, Object, ObjectKey, Reached, ResourceVersion, Transition},
+    census::{Alive, Kind},
+    model::{Batch, Cause, Change, EventType, Object, ObjectKey, Reached, ResourceVersion, Transition},
     planted::planted,
 };
 
 /// Changes merged by key.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Generation {
     pending: HashMap<ObjectKey, Pending, foldhash::fast::RandomState>,
     /// Counts the merged events, for the order of the keys.
     merged: u64,
-    /// The size of the bodies of both states of all keys.
-    bodies: usize,
+    /// Events of keys that came and went: nothing else is left of them.
+    vanished: u32,
+    /// Safe to resume from before the first merged event, and after the last one.
+    versions: Option<(ResourceVersion, ResourceVersion)>,
+    /// The size of the bodies that the client has of all keys, and of what there is now.
+    had: usize,
+    now: usize,
+    _alive: Alive,
+}
+
+/// The memory of what has merged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    /// Of the entries, which are its own.
+    pub(super) entries: usize,
+    /// The size of the bodies that they refer to.
+    pub(super) bodies: usize,
+    /// Of those, what the cache does not have any more.
+    pub(super) had: usize,
 }
 
 /// What became of one key.
@@ -48,10 +66,12 @@ struct Pending {
 #[derive(Debug)]
 pub(super) struct Telling {
     told: VecDeque<Told>,
-    /// What every event but the last carries.
-    before: ResourceVersion,
-    /// What is reached with the last one, which carries its version: the generation is complete.
-    after: Reached,
+    /// Safe to resume from before and when everything has been told.
+    versions: Option<(ResourceVersion, ResourceVersion)>,
+    /// The offset that is reached then.
+    offset: u64,
+    size: Size,
+    _alive: Alive,
 }
 
 #[derive(Debug)]
@@ -65,32 +85,47 @@ struct Told {
 
 // === impl Generation ===
 
+impl Default for Generation {
+    fn default() -> Self {
+        let (pending, alive) = (HashMap::default(), Alive::new(Kind::Merging, 0));
+        Self { pending, merged: 0, vanished: 0, versions: None, had: 0, now: 0, _alive: alive }
+    }
+}
+
 impl Generation {
-    /// How many keys wait.
-    pub(super) fn len(&self) -> usize {
-        self.pending.len()
+    /// Whether nothing has merged.
+    pub(super) fn is_empty(&self) -> bool {
+        self.merged == 0
     }
 
-    /// Returns the memory of its entries, and the size of the bodies that they refer to.
-    pub(super) fn size(&self) -> (usize, usize) {
-        (self.pending.capacity() * size_of::<(ObjectKey, Pending)>(), self.bodies)
+    pub(super) fn size(&self) -> Size {
+        let entries = self.pending.capacity() * size_of::<(ObjectKey, Pending)>();
+        Size { entries, bodies: self.had + self.now, had: self.had }
     }
 
     /// Adds what a change is to the client's selection.
-    pub(super) fn merge(&mut self, change: &Change, transition: Transition) {
+    pub(super) fn merge(&mut self, batch: &Batch, change: &Change, transition: Transition) {
         let now = match transition.event_type {
             EventType::Deleted => None,
             EventType::Added | EventType::Modified => change.new.clone(),
         };
         self.merged += 1;
+        let after = batch.safe();
+        let (_, last) = self.versions.get_or_insert_with(|| (batch.before.clone(), after.clone()));
+        if *last < *after {
+            last.clone_from(after);
+        }
         let place = self.merged;
-        let bodies = &mut self.bodies;
-        let pending = self.pending.entry(change.object().key().clone()).or_insert_with(|| {
-            let had = change.old.clone().filter(|_| transition.event_type != EventType::Added);
-            *bodies += had.as_ref().map_or(0, |had| had.body().len());
-            let gone = (change.version.clone(), transition.cause);
-            Pending { had, now: None, gone, came: Cause::Change, events: 0, place }
-        });
+        let mut entry = match self.pending.entry(change.object().key().clone()) {
+            Entry::Occupied(entry) => entry,
+            Entry::Vacant(entry) => {
+                let had = change.old.clone().filter(|_| transition.event_type != EventType::Added);
+                self.had += size_of_body(had.as_ref());
+                let gone = (change.version.clone(), transition.cause);
+                entry.insert_entry(Pending { had, now: None, gone, came: Cause::Change, events: 0, place })
+            }
+        };
+        let pending = entry.get_mut();
         match transition.event_type {
             EventType::Added => pending.came = transition.cause,
             EventType::Modified => {}
@@ -104,20 +139,24 @@ impl Generation {
                 }
             }
         }
-        let size = |object: &Option<Arc<Object>>| object.as_ref().map_or(0, |object| object.body().len());
-        self.bodies = self.bodies + size(&now) - size(&pending.now);
+        self.now = self.now + size_of_body(now.as_ref()) - size_of_body(pending.now.as_ref());
         pending.now = now;
         pending.events = pending.events.saturating_add(1);
         if !planted!(GenerationIsByTheFirstChange) {
             pending.place = place;
         }
+        if pending.had.is_none() && pending.now.is_none() {
+            self.vanished = self.vanished.saturating_add(entry.remove().events);
+        }
     }
 
-    /// Everything that waits, by each key's last change. Events that vanished without a trace are counted with the last one.
-    pub(super) fn tell(self, before: ResourceVersion, after: Reached) -> Telling {
-        let mut pending: Vec<Pending> = self.pending.into_values().collect();
+    /// Returns everything that there is to tell, by each key's last change, to the client that reaches an offset with it. Events
+    /// that vanished without a trace are counted with the last one.
+    pub(super) fn tell(self, offset: u64) -> Telling {
+        let Self { pending, mut vanished, versions, .. } = self;
+        let mut pending: Vec<Pending> = pending.into_values().collect();
         pending.sort_unstable_by_key(|pending| pending.place);
-        let (mut told, mut vanished) = (VecDeque::with_capacity(pending.len()), 0_u32);
+        let mut told = VecDeque::with_capacity(pending.len());
         for pending in pending {
             vanished = vanished.saturating_add(pending.tell(&mut told));
         }
@@ -126,7 +165,15 @@ impl Generation {
         {
             *coalesced = coalesced.saturating_add(vanished);
         }
-        Telling { told, before, after }
+        let bodies = |is_counted: fn(&&Told) -> bool| {
+            told.iter().filter(is_counted).map(|told| told.object.body().len()).sum::<usize>()
+        };
+        let size = Size {
+            entries: told.capacity() * size_of::<Told>(),
+            bodies: bodies(|_| true),
+            had: bodies(|told| told.event_type == EventType::Deleted),
+        };
+        Telling { told, versions, offset, size, _alive: Alive::new(Kind::Merging, 0) }
     }
 }
 
@@ -185,9 +232,9 @@ impl Pending {
 // === impl Telling ===
 
 impl Telling {
-    /// Returns the memory of its entries.
-    pub(super) fn size(&self) -> usize {
-        self.told.capacity() * size_of::<Told>()
+    /// Returns the memory of its entries, and the size of the bodies that it had at first.
+    pub(super) fn size(&self) -> Size {
+        Size { entries: self.told.capacity() * size_of::<Told>(), ..self.size }
     }
 
     /// Whether everything has been told.
@@ -195,22 +242,34 @@ impl Telling {
         self.told.is_empty()
     }
 
-    /// What is reached when everything has been told.
-    pub(super) fn after(&self) -> &Reached {
-        &self.after
+    /// Forgets what is to be told.
+    pub(super) fn clear(&mut self) {
+        self.told.clear();
     }
 
-    /// Encodes the next events, until there is `max_size` of them, but at least one. Returns how many they are.
-    pub(super) fn encode<F: Frame>(&mut self, format: F::Format, max_size: usize) -> (F, u64) {
+    /// Returns what a client reaches that was here before, when everything has been told.
+    pub(super) fn after(&self, before: &Reached) -> Reached {
+        let after = self.versions.as_ref().map(|(_, after)| after).filter(|after| **after > before.version);
+        let version = after.unwrap_or(&before.version).clone();
+        Reached { version, offset: self.offset.max(before.offset) }
+    }
+
+    /// Returns the version to which the first events lead a client that was here before: where the first one that has merged
+    /// begins.
+    pub(super) fn before(&self, reached: &Reached) -> ResourceVersion {
+        let before = self.versions.as_ref().map(|(before, _)| before).filter(|before| **before > reached.version);
+        before.unwrap_or(&reached.version).clone()
+    }
+
+    /// Encodes the next events for a client that was here before, until there is `max_size` of them, but at least one. Returns
+    /// how many they are.
+    pub(super) fn encode<F: Frame>(&mut self, before: &Reached, format: F::Format, max_size: usize) -> (F, u64) {
         let (mut arena, mut events) = (F::Arena::default(), 0);
+        let (before, after) = (&before.version, &self.after(before).version);
         while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
             let is_last = self.told.is_empty();
             let is_complete = is_last && !planted!(GenerationEndsWithoutItsVersion);
-            let version = if is_complete || !is_last && planted!(VersionInsideAGeneration) {
-                &self.after.version
-            } else {
-                &self.before
-            };
+            let version = if is_complete || !is_last && planted!(VersionInsideAGeneration) { after } else { before };
             // Merged changes are not for who has to know of gaps and open versions.
             let (relisted, open) = (false, false);
             let (object, object_version) = (&object, &object_version);
@@ -223,6 +282,19 @@ impl Telling {
         }
         (F::freeze(arena), events)
     }
+}
+
+// === impl Size ===
+
+impl Size {
+    /// Returns what counts against the bound.
+    pub(super) fn held(self) -> usize {
+        self.entries + self.had
+    }
+}
+
+fn size_of_body(object: Option<&Arc<Object>>) -> usize {
+    object.map_or(0, |object| object.body().len())
 }
 
 /// Whether both are states of one object. A source without uids cannot show that they are not.

@@ -14,8 +14,9 @@ use super::run::Run;
 use super::{
     CursorState, End, Frame, FullChannelPolicy,
     broadcaster::BroadcasterStats,
-    coalesce::{Generation, Telling},
-    group::{Group, Log, Phase, Slot},
+    coalesce::Telling,
+    group::{Due, Group, Log, Phase, Slot},
+    merger::Reader,
 };
 use crate::{
     model::{Reached, ResourceVersion, Selection},
@@ -160,7 +161,7 @@ impl<F: Frame> Cursor<F> {
         if slot.evicted {
             return planted!(EvictionIsUntold);
         }
-        let has_all = slot.position == log.head && slot.coalescing.is_none() && self.telling.is_none();
+        let has_all = slot.position == log.head && !slot.is_merging() && self.telling.is_none();
         has_all && log.end.is_none()
     }
 
@@ -171,7 +172,7 @@ impl<F: Frame> Cursor<F> {
 
     /// Returns the memory of what it is about to yield and nobody else has.
     pub fn held(&self) -> usize {
-        self.telling.as_ref().map_or(0, |telling| telling.size())
+        self.telling.as_ref().map_or(0, |telling| telling.size().entries)
     }
 
     /// A view of this cursor that does not keep it alive.
@@ -220,35 +221,42 @@ impl<F: Frame> Cursor<F> {
         max_size: usize,
         must_fit: bool,
     ) -> Poll<Result<Taken<F>, TooLarge>> {
-        if must_fit && self.telling.is_some() {
-            return Poll::Ready(Err(TooLarge(None)));
-        }
         let mut displaced: Option<Waker> = None;
         let mut is_freed = false;
         let polled = loop {
+            if must_fit && self.telling.as_ref().is_some_and(|telling| !telling.is_done()) {
+                return Poll::Ready(Err(TooLarge(None)));
+            }
             if let Some(told) = self.tell(max_size) {
                 return Poll::Ready(Ok(told));
             }
             let mut log = self.group.log.lock();
-            if must_fit {
-                let size = next_size(&log, self.slot);
-                if size.is_none_or(|size| size > max_size) {
-                    return Poll::Ready(Err(TooLarge(size)));
-                }
-            }
-            match coalesced(&mut log, self.slot, &mut self.reached) {
-                Some(Coalesced::Frames(frames, events)) => {
-                    self.taken += events;
-                    self.stats.delivered.fetch_add(events, Ordering::Relaxed);
-                    return Poll::Ready(Ok(Taken::Frames(frames)));
-                }
-                Some(Coalesced::Generation(filled, after)) => {
-                    // The writer needs the lock, and to sort may take long.
-                    drop(log);
-                    self.telling = Some(Box::new(filled.tell(self.reached.version.clone(), after)));
+            match log.due(self.slot, self.queue_size, &self.reached) {
+                Due::Log => {}
+                Due::Tell(telling) => {
+                    self.reached.version = telling.before(&self.reached);
+                    self.telling = Some(telling);
                     continue;
                 }
-                None => {}
+                Due::End(end) => break Poll::Ready(Ok(Taken::Ended(end))),
+                due @ (Due::Merge | Due::Wait) => {
+                    displaced = log.park(self.slot, cx.waker());
+                    let id = log.slots[self.slot].id;
+                    drop(log);
+                    if matches!(due, Due::Merge) {
+                        self.group.merger.merge(Reader::new(&self.group, self.slot, id));
+                        if !self.group.merger.has_threads() {
+                            continue;
+                        }
+                    }
+                    break Poll::Pending;
+                }
+            }
+            if must_fit {
+                let size = next_size(&log, self.slot);
+                if size > max_size {
+                    return Poll::Ready(Err(TooLarge(Some(size))));
+                }
             }
             let before = log.slots[self.slot].position;
             let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.reached);
@@ -258,6 +266,7 @@ impl<F: Frame> Cursor<F> {
                     self.taken += events;
                     self.stats.delivered.fetch_add(events, Ordering::Relaxed);
                     is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.room);
+                    log.note_taken(self.slot, self.reached.offset);
                 }
                 break Poll::Ready(Ok(taken));
             }
@@ -280,23 +289,19 @@ impl<F: Frame> Cursor<F> {
 
     /// The next part of the generation that is being told, encoded outside of any lock.
     fn tell(&mut self, max_size: usize) -> Option<Taken<F>> {
-        let telling = self.telling.as_mut()?;
-        if telling.is_done() {
-            // Reached also when everything in it has vanished.
-            self.reached.clone_from(telling.after());
-            self.telling = None;
-            return None;
-        }
-        let (frame, events) = telling.encode::<F>(self.group.format, max_size);
+        let mut telling = self.telling.take()?;
+        let taken = (!telling.is_done()).then(|| {
+            let (frame, events) = telling.encode::<F>(&self.reached, self.group.format, max_size);
+            self.taken += events;
+            self.stats.delivered.fetch_add(events, Ordering::Relaxed);
+            Taken::Frames(smallvec![frame])
+        });
+        // Reached also when everything in it has vanished.
         if telling.is_done() || planted!(GenerationIsReachedWithItsFirstPart) {
-            self.reached.clone_from(telling.after());
+            self.reached = telling.after(&self.reached);
         }
-        if telling.is_done() {
-            self.telling = None;
-        }
-        self.taken += events;
-        self.stats.delivered.fetch_add(events, Ordering::Relaxed);
-        Some(Taken::Frames(smallvec![frame]))
+        self.telling = Some(telling).filter(|telling| !telling.is_done());
+        taken
     }
 
     /// Waits for the next of what [`Cursor::poll_take`] yields.
@@ -325,11 +330,8 @@ impl<F: Frame> CursorGauge<F> {
         let group = self.group.upgrade()?;
         let log = group.log.lock();
         let slot = log.slots.get(self.slot).filter(|slot| slot.id == self.id)?;
-        Some(match &slot.coalescing {
-            Some(coalescing) => {
-                let (entries, bodies) = coalescing.filling.size();
-                CursorState::Coalescing { entries, bodies: bodies + coalescing.sent }
-            }
+        Some(match slot.merged_size() {
+            Some((entries, bodies)) => CursorState::Coalescing { entries, bodies },
             None if slot.is_blocking => CursorState::Blocking,
             None if slot.frozen_at.is_some() => CursorState::Frozen,
             None => CursorState::Following,
@@ -347,12 +349,15 @@ impl<F: Frame> CursorGauge<F> {
 impl<F: Frame> Drop for Cursor<F> {
     fn drop(&mut self) {
         // Bound to names, so that the slot's waker is dropped after the lock.
-        let (_slot, is_freed, is_vacant) = {
+        let (slot, is_freed, is_vacant) = {
             let mut log = self.group.log.lock();
             let mut slot = log.unsubscribe(self.slot);
             let is_freed = slot.unblock(&self.group.room, Instant::now());
             (slot, is_freed, log.slots.is_empty())
         };
+        if slot.coalescing.is_some() {
+            self.group.merger.unregister(slot.id);
+        }
         if is_freed {
             self.group.room.free();
         }
@@ -370,31 +375,6 @@ impl<F: Frame> fmt::Debug for Cursor<F> {
             .field("reached", &self.reached)
             .finish_non_exhaustive()
     }
-}
-
-/// What a slot has that lags under COALESCE.
-enum Coalesced<F> {
-    Frames(Frames<F>, u64),
-    /// With what is reached after it.
-    Generation(Generation, Reached),
-}
-
-/// What a slot that lags under COALESCE gets next: what its queue held, then generation after generation. `None` when nothing has
-/// happened meanwhile: then it follows the log again.
-fn coalesced<F: Frame>(log: &mut Log<F>, index: usize, reached: &mut Reached) -> Option<Coalesced<F>> {
-    let coalescing = log.slots[index].coalescing.as_mut()?;
-    if let Some((frames, events, end)) = coalescing.sending.pop_front() {
-        *reached = end;
-        return Some(Coalesced::Frames(frames, events));
-    }
-    let filling = std::mem::take(&mut coalescing.filling);
-    if filling.len() == 0 || planted!(GenerationIsForgotten) {
-        log.end_coalescing(index);
-        return None;
-    }
-    coalescing.sent = filling.size().1;
-    // It ends with a wake, and is told to its end before anything else.
-    Some(Coalesced::Generation(filling, log.head_reached.clone()))
 }
 
 /// Decides what a slot gets next; `None` when there is nothing yet.
@@ -461,21 +441,18 @@ fn take<F: Frame>(
     Some(Taken::Frames(frames))
 }
 
-/// Returns the size of the next event of a slot, 0 if there is none; `None` if it is not known before it is encoded.
-fn next_size<F: Frame>(log: &Log<F>, index: usize) -> Option<usize> {
-    let Slot { position, coalescing, .. } = &log.slots[index];
-    if let Some(coalescing) = coalescing {
-        return (coalescing.sending.is_empty() && coalescing.filling.len() == 0).then_some(0);
-    }
-    let at = log.runs.partition_point(|run| run.end() <= *position);
-    let Some(run) = log.runs.get(at).filter(|run| run.first <= *position) else { return Some(0) };
+/// Returns the size of the next event of a slot, 0 if there is none.
+fn next_size<F: Frame>(log: &Log<F>, index: usize) -> usize {
+    let position = log.slots[index].position;
+    let at = log.runs.partition_point(|run| run.end() <= position);
+    let Some(run) = log.runs.get(at).filter(|run| run.first <= position) else { return 0 };
     let from = (position - run.first) as usize;
-    Some(run.marks.get(from).map_or(0, |mark| mark.end as usize - run.start_of(from)))
+    run.marks.get(from).map_or(0, |mark| mark.end as usize - run.start_of(from))
 }
 
 /// Where a full queue ends: as many events as its length, and no more than its size, but at least one.
 fn frozen_end<F: Frame>(log: &Log<F>, index: usize, queue_size: usize) -> u64 {
-    let slot: &Slot<F> = &log.slots[index];
+    let slot: &Slot = &log.slots[index];
     let by_length = slot.position + slot.queue.length.max(1) as u64;
     let by_size = log.position_at_size(slot.position_size + queue_size as u64);
     by_length.min(by_size).max(slot.position + 1).min(log.head)

@@ -22,9 +22,8 @@ pub(super) struct Share {
     pub(super) span: Span,
     /// Safe to resume from once the event has been seen.
     pub(super) version: ResourceVersion,
-    /// The change, by its place in the wake, and what it is to the group.
+    /// The change, by its place in the wake.
     pub(super) at: usize,
-    pub(super) transition: Transition,
 }
 
 /// An event's place: arena, start, end.
@@ -119,7 +118,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.bytes, &mut arenas.open, format, &notice)
             });
-            share.push(Share { span: *span, version: version.clone(), at, transition });
+            share.push(Share { span: *span, version: version.clone(), at });
         }
         share
     }

@@ -10,9 +10,11 @@
 
 mod append;
 mod block;
+mod merge;
 mod trim;
 
 pub(super) use append::{Deferred, Part};
+pub(super) use merge::{Coalescing, Due, Look, PutBack};
 
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
@@ -21,7 +23,7 @@ use slab::Slab;
 use super::{
     Frame, Frames, FullChannelPolicy, QueueOptions,
     budget::SharedBudget,
-    coalesce::Generation,
+    merger::Merger,
     policy::End,
     room::Room,
     run::{Mark, Run},
@@ -29,7 +31,7 @@ use super::{
 };
 use crate::{
     census::{Alive, Kind},
-    model::{Change, Reached, ResourceVersion, Selection, Transition},
+    model::{Reached, ResourceVersion, Selection},
     planted::planted,
     sync::Mutex,
 };
@@ -47,6 +49,8 @@ pub(super) struct Group<F: Frame> {
     pub(super) log: Mutex<Log<F>>,
     /// Where the writer is told that slots have made room or have gone.
     pub(super) room: Arc<Room>,
+    /// What merges for its readers under COALESCE.
+    pub(super) merger: Arc<Merger<F>>,
 }
 
 #[derive(Debug)]
@@ -62,14 +66,12 @@ pub(super) struct Log<F: Frame> {
     pub(super) end: Option<End>,
     /// While threads fill the group. Only then may they, and only otherwise may the writer.
     pub(super) deferred: Option<Deferred>,
-    pub(super) slots: Slab<Slot<F>>,
+    pub(super) slots: Slab<Slot>,
     parked: Vec<usize>,
     /// The log is trimmed of what is read after so many further runs: as many as the last trimming left.
     trim_after: usize,
-    /// No slot that acts on being full lies below this; a bound that only a scan makes exact.
+    /// No slot that may block lies below this; a bound that only a scan makes exact.
     low: Option<Low>,
-    /// Slots that merge what is pushed.
-    coalescing: Vec<usize>,
     leaving_out: Vec<LeavingOut>,
     /// Slots that have gone since the lists of slots were made smaller.
     gone: usize,
@@ -89,7 +91,7 @@ struct LeavingOut {
     is_over: bool,
 }
 
-/// Lower bounds over the slots that may block and those under COALESCE, which decide whether a scan for full ones is worth it.
+/// Lower bounds over the slots that may block, which decide whether a scan for full ones is worth it.
 #[derive(Debug, Clone, Copy)]
 struct Low {
     position: u64,
@@ -99,7 +101,7 @@ struct Low {
 
 /// One reader.
 #[derive(Debug)]
-pub(super) struct Slot<F: Frame> {
+pub(super) struct Slot {
     /// Unique within the Broadcaster: the slab reuses indexes.
     pub(super) id: u64,
     pub(super) position: u64,
@@ -114,22 +116,11 @@ pub(super) struct Slot<F: Frame> {
     /// Under BLOCK: how many events it still has to read before the writer may wait for it.
     left_to_read: u64,
     pub(super) evicted: bool,
-    /// Under COALESCE, while it lags.
-    pub(super) coalescing: Option<Box<Coalescing<F>>>,
+    /// Under COALESCE.
+    pub(super) coalescing: Option<Box<Coalescing>>,
     /// Under BLOCK: its client's.
     pub(super) budget: Option<Arc<SharedBudget>>,
     waker: Option<Waker>,
-}
-
-/// What a slot under COALESCE holds while it lags.
-#[derive(Debug)]
-pub(super) struct Coalescing<F> {
-    /// What its queue held when it became full: parts with the number of their events and what is reached with them.
-    pub(super) sending: VecDeque<(Frames<F>, u64, Reached)>,
-    pub(super) filling: Generation,
-    /// The size of what the queue held, and of the bodies of the generation that is being told.
-    pub(super) sent: usize,
-    _alive: Alive,
 }
 
 /// Whether the policy acts on the slot yet.
@@ -143,8 +134,6 @@ pub(super) enum Phase {
 }
 
 const MIN_TRIM_RUNS: usize = 4;
-/// Into such parts a queue is divided when it is taken out of the log.
-const SENDING_SIZE: usize = 64 << 10;
 
 // === impl Group ===
 
@@ -156,6 +145,7 @@ impl<F: Frame> Group<F> {
         is_budgeted: bool,
         head_reached: Reached,
         room: Arc<Room>,
+        merger: Arc<Merger<F>>,
     ) -> Self {
         let log = Log {
             runs: VecDeque::new(),
@@ -168,12 +158,11 @@ impl<F: Frame> Group<F> {
             parked: Vec::new(),
             trim_after: MIN_TRIM_RUNS,
             low: None,
-            coalescing: Vec::new(),
             leaving_out: Vec::new(),
             gone: 0,
         };
         let cost = Cost::unknown(selection.expression.is_some());
-        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), room }
+        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), room, merger }
     }
 
     pub(super) fn is_expression(&self) -> bool {
@@ -189,12 +178,14 @@ impl<F: Frame> Log<F> {
         self.runs.front().map_or(self.head, |run| run.first)
     }
 
+    /// Adds a slot at the head, of a client that has everything before an offset.
     pub(super) fn subscribe(
         &mut self,
         id: u64,
         queue: QueueOptions,
         phase: Phase,
         budget: Option<Arc<SharedBudget>>,
+        since: u64,
     ) -> usize {
         let mut slot = Slot {
             id,
@@ -206,7 +197,7 @@ impl<F: Frame> Log<F> {
             is_blocking: false,
             left_to_read: 0,
             evicted: false,
-            coalescing: None,
+            coalescing: (queue.policy == FullChannelPolicy::Coalesce).then(|| Box::new(Coalescing::new(since))),
             budget,
             waker: None,
         };
@@ -337,9 +328,8 @@ impl<F: Frame> Log<F> {
     }
 
     /// Frees a slot. The waker is to be dropped once the lock is free.
-    pub(super) fn unsubscribe(&mut self, index: usize) -> Slot<F> {
+    pub(super) fn unsubscribe(&mut self, index: usize) -> Slot {
         let slot = self.slots.remove(index);
-        self.coalescing.retain(|coalescing| *coalescing != index);
         self.leaving_out.retain(|leaving_out| leaving_out.slot != index);
         self.shrink_slots();
         // Indexes of slots that have gone may stay in the list: waking takes the waker, so neither they nor a slot that
@@ -355,58 +345,13 @@ impl<F: Frame> Log<F> {
     pub(super) fn go_live(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.phase = Phase::Live;
-        if slot.may_block() || slot.queue.policy == FullChannelPolicy::Coalesce {
+        if slot.may_block() {
             let low = Low::of(slot);
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
         }
     }
 
-    /// Merges a change into the slots that lag under COALESCE.
-    pub(super) fn merge(&mut self, change: &Change, transition: Transition) {
-        for index in &self.coalescing {
-            if let Some(coalescing) = self.slots.get_mut(*index).and_then(|slot| slot.coalescing.as_mut()) {
-                coalescing.filling.merge(change, transition);
-            }
-        }
-    }
-
-    /// Whether any slot merges what is pushed.
-    pub(super) fn is_coalescing(&self) -> bool {
-        !self.coalescing.is_empty()
-    }
-
-    /// From now on changes merge for this slot: it takes what its queue holds out of the log.
-    fn begin_coalescing(&mut self, index: usize) {
-        let (mut position, mut reached) = (self.slots[index].position, self.head_reached.clone());
-        let mut sending = VecDeque::new();
-        while position < self.head {
-            let (frames, end, _) = self.read(position, self.head, SENDING_SIZE, &mut reached);
-            sending.push_back((frames, end - position, reached.clone()));
-            position = end;
-        }
-        if planted!(QueueIsForgottenWhenMerging) {
-            sending.clear();
-        }
-        let slot = &mut self.slots[index];
-        let sent = (self.head_size - slot.position_size) as usize;
-        (slot.position, slot.position_size) = (self.head, self.head_size);
-        let alive = Alive::new(Kind::Merging, 0);
-        let filling = Generation::default();
-        slot.coalescing = Some(Box::new(Coalescing { sending, filling, sent, _alive: alive }));
-        self.coalescing.push(index);
-    }
-
-    /// The slot has taken everything that was merged, and follows the log again.
-    pub(super) fn end_coalescing(&mut self, index: usize) {
-        self.coalescing.retain(|coalescing| *coalescing != index);
-        let (head, head_size) = (self.head, self.head_size);
-        let slot = &mut self.slots[index];
-        slot.coalescing = None;
-        (slot.position, slot.position_size) = (head, head_size);
-        self.go_live(index);
-    }
-
-    /// Finds the slots that have become full under BLOCK; those under COALESCE begin to merge.
+    /// Finds the slots that have become full under BLOCK.
     pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
         let Some(low) = self.low else { return };
         let may_be_full =
@@ -415,14 +360,12 @@ impl<F: Frame> Log<F> {
             return;
         }
         self.low = None;
-        let mut coalesce = Vec::new();
         let tail = self.tail();
         for (index, slot) in &mut self.slots {
-            let acts = slot.may_block() || slot.queue.policy == FullChannelPolicy::Coalesce;
-            if slot.evicted || slot.phase != Phase::Live || !acts || slot.coalescing.is_some() {
+            if slot.evicted || !slot.may_block() {
                 continue;
             }
-            if slot.queue.policy == FullChannelPolicy::Block && slot.position < tail {
+            if slot.position < tail {
                 // It is told from the history what the log has no more.
                 slot.lose_block();
                 continue;
@@ -431,21 +374,9 @@ impl<F: Frame> Log<F> {
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
             let is_full = self.head - slot.position >= low.length.max(1)
                 || self.head_size - slot.position_size >= queue_size as u64;
-            match slot.queue.policy {
-                // What is not retained any more cannot be taken over: such a slot is parked at its next poll.
-                FullChannelPolicy::Coalesce
-                    if (is_full || planted!(CoalescesWithoutBeingFull)) && slot.position >= tail =>
-                {
-                    coalesce.push(index);
-                }
-                FullChannelPolicy::Block if (is_full || planted!(EvictedWithoutBeingFull)) && !slot.is_blocking => {
-                    full.push(index);
-                }
-                _ => {}
+            if (is_full || planted!(EvictedWithoutBeingFull)) && !slot.is_blocking {
+                full.push(index);
             }
-        }
-        for index in coalesce {
-            self.begin_coalescing(index);
         }
     }
 }
@@ -453,7 +384,7 @@ impl<F: Frame> Log<F> {
 // === impl Low ===
 
 impl Low {
-    fn of<F: Frame>(slot: &Slot<F>) -> Self {
+    fn of(slot: &Slot) -> Self {
         Self { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 }
     }
 

@@ -18,7 +18,8 @@ pub enum FullChannelPolicy {
     /// Nobody waits and nothing is lost: the client keeps its position for as long as the events are retained. When they
     /// have gone it is parked ([`super::Taken::Parked`]): it holds a version, and goes on from a history.
     Replay,
-    /// Changes merge per key until the client takes them: it is told the latest states, and how many events each stands for.
+    /// All that a full queue holds merges per key: the client is told the latest states, and how many events each stands for.
+    /// It ends when what has merged takes too much ([`BroadcasterConfig::coalesce_size`]).
     Coalesce,
 }
 
@@ -50,6 +51,9 @@ pub struct BroadcasterConfig {
     pub retention: Retention,
     /// The size at which a queue is full whatever its length, in the unit of the frame.
     pub queue_size: usize,
+    /// Bytes that what has merged for one cursor under COALESCE may take: its entries, and the states that its client has of
+    /// them. Beyond them it ends with [`End::Expired`].
+    pub coalesce_size: usize,
     /// The budget of a resource under BLOCK, refilled at a tenth of wall time: over any time `t` the writer waits for all
     /// clients together for at most this and `t / 10`. Each [`Client`](super::Client) has one of the same size, which decides
     /// only whether it is ended.
@@ -122,6 +126,7 @@ impl Default for BroadcasterConfig {
         Self {
             retention: Retention { events: 100_000, size: 16 << 20, age: Duration::from_secs(300) },
             queue_size: 16 << 20,
+            coalesce_size: 64 << 20,
             block_timeout: Duration::from_secs(5),
             selection_budget: Duration::from_micros(200),
             selection_share: 20,

@@ -423,13 +423,15 @@ impl WatchBody {
         let distributed = self.resource.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         let told = cursor.version().clone();
-        if cursor.advance_at_head(distributed.as_deref().filter(|_| !planted!(BookmarkBehind))) {
-            let relisted = self.resource.informer.is_relisted_between(&told, cursor.version());
-            let relisted = relisted && !planted!(BookmarkHidesARelist);
-            let bookmark = self.bookmark(pb::Bookmark::default());
-            self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
-            self.bookmarks.begin_anew();
+        if !cursor.advance_at_head(distributed.as_deref().filter(|_| !planted!(BookmarkBehind))) {
+            // What merges for it, or has come since, wakes it.
+            return Poll::Pending;
         }
+        let relisted = self.resource.informer.is_relisted_between(&told, cursor.version());
+        let relisted = relisted && !planted!(BookmarkHidesARelist);
+        let bookmark = self.bookmark(pb::Bookmark::default());
+        self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
+        self.bookmarks.begin_anew();
         Poll::Ready(())
     }
 

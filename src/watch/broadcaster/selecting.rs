@@ -107,8 +107,10 @@ impl<F: Frame> Deferral<F> {
 // === impl Broadcaster ===
 
 impl<F: Frame> Broadcaster<F> {
-    /// Forgets what the history has forgotten: a group that has not been filled up to there expires.
+    /// Forgets what the history has forgotten: a group that has not been filled up to there expires, and what has not merged
+    /// under COALESCE is merged.
     pub fn forget_before(&self, oldest: &Reached) {
+        self.merger.forget_before(oldest);
         if let Some(deferral) = self.deferral.as_ref().filter(|deferral| !deferral.deferred.is_empty()) {
             deferral.filler.forget_before(oldest);
         }

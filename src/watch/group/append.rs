@@ -48,11 +48,6 @@ impl<F: Frame> Log<F> {
         full: &mut Vec<usize>,
         wakers: &mut Vec<Waker>,
     ) {
-        if self.is_coalescing() && !(self.deferred.is_some() && planted!(DeferredIsNotMerged)) {
-            for Share { at, transition, .. } in &share {
-                self.merge(part.changes[*at].1, *transition);
-            }
-        }
         self.pass(part, &share);
         if share.is_empty() {
             return;

@@ -84,7 +84,7 @@ impl<F: Frame> Log<F> {
 
 // === impl Slot ===
 
-impl<F: Frame> Slot<F> {
+impl Slot {
     /// Returns whether the writer waits for this slot when it is full.
     pub(super) fn may_block(&self) -> bool {
         self.queue.policy == FullChannelPolicy::Block && self.phase == Phase::Live && self.left_to_read == 0

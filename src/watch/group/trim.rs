@@ -16,7 +16,7 @@ impl<F: Frame> Log<F> {
         }
         // Slots that have been passed, or will read nothing more, keep nothing.
         let tail = self.tail();
-        let reads = |slot: &&Slot<F>| slot.position >= tail && !slot.evicted && slot.coalescing.is_none();
+        let reads = |slot: &&Slot| slot.position >= tail && !slot.evicted && !slot.is_merging();
         let low = self.slots.iter().map(|(_, slot)| slot).filter(reads).map(|slot| slot.position).min();
         let low = low.unwrap_or(self.head);
         while self.runs.front().is_some_and(|run| run.end() <= low) {

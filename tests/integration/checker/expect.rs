@@ -73,19 +73,25 @@ impl Expected {
         all
     }
 
-    /// What is left of whole batches for a client that lags under COALESCE and holds `had`: each key's difference between
-    /// that and what there is at last, by its last change. The last of them reaches the end of the last batch.
+    /// What is left of events for a client that lags under COALESCE and holds `had`: each key's difference between that and
+    /// what there is at last, by its last change. The last of them reaches the end of the last batch, and stands for the events
+    /// of what has come and gone as well.
     pub(crate) fn merged(had: &State, events: &[Self]) -> Vec<Self> {
         let (mut now, mut of_keys) = (had.clone(), BTreeMap::<_, (usize, Vec<&Self>)>::new());
+        let mut vanished: u32 = 0;
         for (at, event) in events.iter().enumerate() {
             event.apply(&mut now);
-            let of_key = of_keys.entry(event.held.pod.key).or_default();
+            let key = event.held.pod.key;
+            let of_key = of_keys.entry(key).or_default();
             of_key.0 = at;
             of_key.1.push(event);
+            if !had.contains_key(&key) && !now.contains_key(&key) {
+                vanished += of_key.1.drain(..).len() as u32;
+            }
         }
         let mut of_keys: Vec<_> = of_keys.into_iter().collect();
         of_keys.sort_by_key(|(_, (at, _))| *at);
-        let (mut all, mut vanished): (Vec<Self>, u32) = (Vec::new(), 0);
+        let mut all: Vec<Self> = Vec::new();
         for (key, (_, of_key)) in of_keys {
             let count = all.len();
             let (had, now) = (had.get(&key), now.get(&key));

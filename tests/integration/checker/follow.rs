@@ -3,7 +3,7 @@
 //! What a client is told after a version is a sequence, and nothing else may come: [`Follower::next`] only moves on by the
 //! event that is due, or over a hole that is announced with its exact size. The versions of messages are as exact as their
 //! contents, so every one of them is a point to resume from; that it is honoured is seen where clients come back. Under
-//! COALESCE whole batches may be told as what is left of them, once the queue has been full ([`Expected::merged`]).
+//! COALESCE all that a full queue holds is told as what is left of it ([`Expected::merged`]).
 
 mod merging;
 
@@ -53,9 +53,10 @@ pub(crate) struct Follower<'a> {
     held: State,
     /// Under COALESCE: what is left to be told of a generation.
     generation: VecDeque<Expected>,
-    /// Under COALESCE: whether changes merge since the client was told everything, and how many events it was told since.
+    /// Under COALESCE: whether changes merge since the client was told everything.
     merges: bool,
-    since_all: usize,
+    /// Whether it has been told everything once.
+    has_had_all: bool,
     /// Whether a queue of the client's length would have been full, and not half empty since.
     is_full: bool,
     stage: Stage,
@@ -94,7 +95,7 @@ impl<'a> Follower<'a> {
             held: epoch.state_at(begins, plan.selection),
             generation: VecDeque::new(),
             merges: false,
-            since_all: 0,
+            has_had_all: false,
             is_full: false,
             stage,
         }
@@ -161,8 +162,8 @@ impl<'a> Follower<'a> {
                 if !self.generation.is_empty() {
                     return self.merged_event(message);
                 }
-                let merged = self.merged(moment).unwrap_or_default();
-                let merged: Vec<String> = merged.iter().map(Expected::words).collect();
+                self.one_by_one(moment)?;
+                let merged = self.merged_words(moment);
                 let or_merged = if merged.is_empty() { String::new() } else { format!("; or, merged: {merged:?}") };
                 self.event(message).map_err(|what| what + &or_merged)
             }
@@ -211,7 +212,6 @@ impl<'a> Follower<'a> {
             due.apply(&mut self.held);
             self.position = Some(version);
             self.next += 1;
-            self.since_all += 1;
             return Ok(());
         }
         let place = self.expected.iter().position(|expected| expected.is_meant_by(message, text));
@@ -441,6 +441,7 @@ impl<'a> Follower<'a> {
                 if !may_be {
                     return Err(format!("{position} is not expired"));
                 }
+                self.expires()?;
             }
             (reason, code) => return Err(format!("{reason} with code {code} explains nothing")),
         }

@@ -128,6 +128,10 @@ pub(crate) struct Truth {
     /// Whether versions are `<lineage>.<n>`, with a lineage for each epoch.
     has_lineage: bool,
     pub(crate) bounds: Bounds,
+    /// What servers keep for clients that lag, beside their histories.
+    window: Bounds,
+    /// The writers of the servers have time for every selection.
+    pub(crate) has_time: bool,
     pub(crate) epochs: Vec<Epoch>,
     /// In which history, at which version and after how many of its batches each server began.
     servers: Vec<(usize, u64, usize)>,
@@ -150,6 +154,8 @@ pub(crate) struct Truth {
 pub(crate) const SERVERS: usize = 2;
 /// Where the first history begins: there is room to go back.
 const FIRST_VERSION: u64 = 40;
+/// No run is so long.
+const LONG: Duration = Duration::from_secs(1000);
 /// How long an age may be exceeded: expiry is looked for at intervals.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -171,10 +177,13 @@ impl Pod {
 impl Truth {
     /// A history that begins with these objects.
     pub(crate) fn new(config: &Config, first: &[Write]) -> Self {
-        let Config { has_lineage, has_stable_bodies, history: bounds, padding, .. } = *config;
+        let Config { has_lineage, has_stable_bodies, history: bounds, retention: window, has_time, padding, .. } =
+            *config;
         let mut truth = Self {
             has_lineage,
             bounds,
+            window,
+            has_time,
             epochs: Vec::new(),
             servers: Vec::new(),
             world: State::new(),
@@ -497,6 +506,16 @@ impl Truth {
             (may_be, must_be) = (true, is_in_gap);
         }
         (may_be, must_be)
+    }
+
+    /// Whether a server may forget, or be about to, what came after so many batches: a client that merges and has not taken it
+    /// is not told it one by one then.
+    pub(crate) fn may_be_forgotten(&self, epoch: usize, batches: usize) -> bool {
+        // What is gathered into one step of the server is kept or forgotten together.
+        const GATHERED: usize = 64;
+        let since: usize = self.epochs[epoch].batches.iter().skip(batches).map(|batch| batch.changes.len()).sum();
+        let is_kept = |Bounds { age, events }: Bounds| age >= LONG && events > 2 * (since + GATHERED);
+        !(is_kept(self.bounds) && is_kept(self.window))
     }
 
     /// Returns the number of batches after which a client that was told everything up to a version goes on at a server. Late

@@ -5,21 +5,53 @@ use informerd::proto::pb;
 use super::{Follower, Stage, Tally, Verdict};
 use crate::checker::{
     expect::Expected,
-    record::{End, Moment},
+    record::{End, Moment, Start},
 };
 
 impl Follower<'_> {
-    /// What may be told instead of everything that was not told: nothing, unless the queue has been full since the client
-    /// was told everything.
+    /// What may be told instead of everything that was not told: nothing, unless the queue is full, or merges since then, or may
+    /// be forgotten before it is.
     pub(super) fn merged(&self, moment: &Moment) -> Option<Vec<Expected>> {
-        self.merged_of(self.untold(moment))
+        let untold = self.untold(moment);
+        self.may_merge(untold, moment).then(|| self.merged_of(untold)).flatten()
     }
 
     fn merged_of(&self, untold: &[Expected]) -> Option<Vec<Expected>> {
-        let has_been_full = self.merges || self.since_all >= self.plan.length.max(1) as usize;
-        let lags = self.plan.policy == pb::FullChannelPolicy::Coalesce && has_been_full && self.generation.is_empty();
-        let may_merge = lags && untold.first().is_some_and(|due| due.opens);
-        may_merge.then(|| Expected::merged(&self.held, untold))
+        let is_between = self.is_coalescing() && self.generation.is_empty() && !untold.is_empty();
+        is_between.then(|| Expected::merged(&self.held, untold))
+    }
+
+    fn is_coalescing(&self) -> bool {
+        self.plan.policy == pb::FullChannelPolicy::Coalesce
+    }
+
+    fn may_merge(&self, untold: &[Expected], moment: &Moment) -> bool {
+        let is_full = untold.len() > self.plan.length.max(1) as usize;
+        let first = untold.first().map_or(moment.batches, |first| first.batch - 1);
+        self.merges || is_full || self.truth.may_be_forgotten(self.epoch_at, first)
+    }
+
+    pub(super) fn merged_words(&self, moment: &Moment) -> Vec<String> {
+        self.merged(moment).unwrap_or_default().iter().map(Expected::words).collect()
+    }
+
+    /// An event may be told one by one: all that a full queue holds has to merge, once the client has had everything. Until then
+    /// its policy does not act.
+    pub(super) fn one_by_one(&self, moment: &Moment) -> Verdict {
+        let is_full = self.untold(moment).len() > self.plan.length.max(1) as usize;
+        if self.is_coalescing() && self.has_had_all && is_full {
+            let merged = self.merged_words(moment);
+            return Err(format!("its queue is full, and it is not told what that merges to: {merged:?}"));
+        }
+        Ok(())
+    }
+
+    /// A stream may expire: where it merges nothing is lost, unless threads come too late for a selection.
+    pub(super) fn expires(&self) -> Verdict {
+        if self.is_coalescing() && self.has_had_all && self.truth.has_time {
+            return Err("under COALESCE nothing is lost, however long a client lags".to_owned());
+        }
+        Ok(())
     }
 
     /// A stream that ends says how far it was taken, and that may be past what has left no trace.
@@ -37,6 +69,9 @@ impl Follower<'_> {
     /// end of a batch: threads that fill its group come too late for the rest.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
         let untold = self.untold(moment);
+        if !self.may_merge(untold, moment) {
+            return;
+        }
         let is_cut_short = match &self.segment.end {
             End::Status(status, _) => matches!(&*status.reason, "RESOURCE_VERSION_EXPIRED" | "HISTORY_CHANGED"),
             _ => false,
@@ -77,7 +112,8 @@ impl Follower<'_> {
     }
 
     pub(super) fn version_in_generation(&self, due: &Expected, is_last: bool) -> u64 {
-        if is_last { due.safe.max(self.position.unwrap_or_default()) } else { self.position.unwrap_or_default() }
+        // Those before the last one lead to where the first event that has merged begins.
+        if is_last { due.safe } else { due.before }.max(self.position.unwrap_or_default())
     }
 
     pub(super) fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {
@@ -109,7 +145,9 @@ impl Follower<'_> {
         if let Some(due) = self.untold(moment).first() {
             return Err(format!("the client waits, and was never told: {}", due.words()));
         }
-        (self.merges, self.since_all) = (false, 0);
+        // Who resumes from an open version has caught up only with what comes after it.
+        self.has_had_all |= self.next > 0 || !matches!(self.segment.start, Start::After(_));
+        self.merges = false;
         Ok(())
     }
 }

@@ -1,0 +1,403 @@
+//! Merging for readers under COALESCE, from everything that was published.
+//!
+//! As long as there are such readers, what is published is kept from the first change on that one of them may need. When a
+//! reader takes and its queue is full, all that it holds merges; and before the history forgets what a reader that takes nothing
+//! has not merged yet, that merges as well, so that it loses nothing however long it lags.
+//!
+//! - The writer adds what it published, once for all readers, and compares two numbers.
+//! - Threads look at the readers, merge in slices, and make generations ready. Without threads that is done where it is needed.
+//! - Of what the history has forgotten no more is kept than a bound. A reader that needs more expires, and so does one for which
+//!   more has merged than may.
+//!
+//! What was published is of one history: when that is rewritten, the next one has a [`Merger`] of its own, and readers of the last
+//! one are told to its end. No log is locked under the lock of this.
+
+mod state;
+
+use std::{
+    borrow::Borrow,
+    collections::VecDeque,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use self::state::{NEAR, Published, State};
+use super::{
+    BroadcasterConfig, End, Frame, Retention,
+    broadcaster::BroadcasterStats,
+    bulk::{BulkQueue, Work},
+    coalesce::Generation,
+    group::{Group, Look, PutBack},
+    selection_budget::Clock,
+};
+use crate::{
+    census::{Alive, Kind},
+    model::{Batch, Object, Reached, Selection},
+    sync::{AtomicBool, Mutex},
+};
+
+/// What was published to a resource, for its readers under COALESCE.
+#[derive(Debug)]
+pub(super) struct Merger<F: Frame> {
+    state: Mutex<State<F>>,
+    /// The number of readers.
+    count: AtomicUsize,
+    is_queued: AtomicBool,
+    threads: Option<Arc<BulkQueue>>,
+    config: MergerConfig,
+    stats: Arc<BroadcasterStats>,
+}
+
+/// The bounds of a merger.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MergerConfig {
+    /// Bytes that what has merged for one reader may take.
+    size: usize,
+    /// Bytes that what the history has forgotten may take.
+    passed: usize,
+    /// The events and the age that a history has at most.
+    events: u64,
+    age: Duration,
+}
+
+/// A slot under COALESCE.
+#[derive(Debug)]
+pub(super) struct Reader<F: Frame> {
+    group: Weak<Group<F>>,
+    slot: usize,
+    id: u64,
+}
+
+/// A piece of work, in nanoseconds.
+const SLICE: u64 = 500_000;
+/// What a change costs besides the body of its old state, as in a history.
+const CHANGE_BYTES: usize = 256;
+
+// === impl Merger ===
+
+impl<F: Frame> Merger<F> {
+    /// Makes one that has nothing yet, and whose work such threads do.
+    pub(super) fn new(
+        config: MergerConfig,
+        threads: Option<Arc<BulkQueue>>,
+        stats: Arc<BroadcasterStats>,
+        reached: &Reached,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State::new(reached, config.events)),
+            count: AtomicUsize::new(0),
+            is_queued: AtomicBool::default(),
+            threads,
+            config,
+            stats,
+        })
+    }
+
+    /// Makes the one of the next history, which begins here.
+    pub(super) fn next(&self, reached: &Reached) -> Arc<Self> {
+        Self::new(self.config, self.threads.clone(), Arc::clone(&self.stats), reached)
+    }
+
+    /// Adds a reader that has everything up to here.
+    pub(super) fn register(&self, reader: Reader<F>, reached: &Reached) {
+        let mut state = self.state.lock();
+        if state.readers.is_empty() {
+            (state.head, state.low) = (reached.offset, reached.offset);
+        }
+        state.readers.insert(reader.id, reader);
+        self.count.store(state.readers.len(), Ordering::Relaxed);
+    }
+
+    /// Forgets a reader, and what was kept for it alone.
+    pub(super) fn unregister(&self, id: u64) {
+        let mut state = self.state.lock();
+        let reader = state.readers.remove(&id);
+        self.count.store(state.readers.len(), Ordering::Relaxed);
+        let is_last = state.readers.is_empty();
+        let published = if is_last { state.forget_before(u64::MAX) } else { VecDeque::new() };
+        drop(state);
+        // Nothing is dropped under the lock.
+        drop((reader, published));
+    }
+
+    /// Adds what was put into the logs, from an offset up to a place.
+    pub(super) fn publish<B: Borrow<Batch> + Clone + Into<Arc<Batch>>>(
+        self: &Arc<Self>,
+        batches: &[B],
+        first: u64,
+        end: &Reached,
+        now: Instant,
+    ) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let changes = batches.iter().flat_map(|batch| &batch.borrow().changes);
+        let size = changes.map(|change| size_of_state(change.old.as_ref())).sum();
+        let batches = batches.iter().cloned().map(Into::into).collect();
+        let alive = Alive::new(Kind::Merging, 0);
+        let published = Arc::new(Published { batches, first, end: end.clone(), size, at: now, _alive: alive });
+        let mut forgotten = VecDeque::new();
+        let has_work = {
+            let mut state = self.state.lock();
+            if state.readers.is_empty() {
+                return;
+            }
+            state.published.push_back(published);
+            state.head = end.offset;
+            let behind = std::mem::take(&mut state.behind);
+            state.jobs.extend(behind);
+            // Without a history it has the bounds of one.
+            while let Some(next) = state.published.get(state.passed).cloned()
+                && next.first.saturating_add(state.depth) < end.offset
+            {
+                state.oldest.clone_from(&next.end);
+                state.pass(self.config.passed, &mut forgotten);
+            }
+            state.has_work()
+        };
+        drop(forgotten);
+        self.notify(has_work);
+    }
+
+    /// Notes what the history has forgotten.
+    pub(super) fn forget_before(self: &Arc<Self>, oldest: &Reached) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut forgotten = VecDeque::new();
+        let has_work = {
+            let mut state = self.state.lock();
+            if state.oldest.offset <= oldest.offset {
+                state.oldest.clone_from(oldest);
+            }
+            state.pass(self.config.passed, &mut forgotten);
+            state.has_work()
+        };
+        drop(forgotten);
+        self.notify(has_work);
+    }
+
+    /// Looks at the readers. To be called from time to time: what nobody needs any more is forgotten then.
+    pub(super) fn sweep(self: &Arc<Self>, now: Instant) {
+        {
+            let mut state = self.state.lock();
+            if state.published.is_empty() {
+                return;
+            }
+            let age = self.config.age / NEAR as u32 * (NEAR as u32 - 1);
+            let aged = state.published.partition_point(|published| now.saturating_duration_since(published.at) > age);
+            state.aged = aged.checked_sub(1).map_or(0, |last| state.published[last].end.offset);
+            state.looks = true;
+        }
+        self.notify(true);
+    }
+
+    /// Merges for a reader, which waits for it.
+    pub(super) fn merge(self: &Arc<Self>, reader: Reader<F>) {
+        self.state.lock().jobs.push_back(reader);
+        self.notify(true);
+    }
+
+    /// Returns whether threads do the work; otherwise it has been done when a call returns.
+    pub(super) fn has_threads(&self) -> bool {
+        self.threads.is_some()
+    }
+
+    fn notify(self: &Arc<Self>, has_work: bool) {
+        if !has_work {
+            return;
+        }
+        match &self.threads {
+            None => while self.step(None) {},
+            Some(threads) if !self.is_queued.swap(true, Ordering::AcqRel) => threads.push(Arc::<Self>::clone(self)),
+            Some(_) => {}
+        }
+    }
+
+    /// Does one piece of work. Returns whether there was some.
+    fn step(self: &Arc<Self>, threads: Option<&BulkQueue>) -> bool {
+        let (looks, job, has_more) = {
+            let mut state = self.state.lock();
+            let looks = std::mem::take(&mut state.looks);
+            let job = if looks { None } else { state.jobs.pop_front() };
+            (looks, job, !state.jobs.is_empty())
+        };
+        // Another thread may do it meanwhile.
+        self.notify(has_more && threads.is_some());
+        match job {
+            _ if looks => self.look(),
+            Some(reader) => self.merge_on(reader, threads),
+            None => return false,
+        }
+        true
+    }
+
+    /// Looks at what the readers still need: forgets the rest, and merges on for those that need what the history is about to
+    /// forget.
+    fn look(self: &Arc<Self>) {
+        let (readers, head, limit) = {
+            let state = self.state.lock();
+            let readers: Vec<Reader<F>> = state.readers.values().cloned().collect();
+            (readers, state.head, state.limit(NEAR / 2))
+        };
+        let (mut jobs, mut needed, mut low) = (Vec::new(), head, head);
+        for reader in readers {
+            let Some(group) = reader.group.upgrade() else { continue };
+            let found = group.log.lock().look(reader.slot(), head, limit);
+            let Some(Look { since, lags, is_due }) = found else { continue };
+            needed = needed.min(since);
+            low = if lags { low.min(since) } else { low };
+            if is_due {
+                jobs.push(reader);
+            }
+        }
+        let mut state = self.state.lock();
+        state.jobs.extend(jobs);
+        state.low = low;
+        let forgotten = state.forget_before(needed);
+        drop(state);
+        drop(forgotten);
+    }
+
+    /// Merges on for a reader, for as long as a piece of work takes.
+    fn merge_on(self: &Arc<Self>, reader: Reader<F>, threads: Option<&BulkQueue>) {
+        let Some(group) = reader.group.upgrade() else { return };
+        let slot = reader.slot();
+        let Some((mut generation, mut to)) = group.log.lock().take_generation(slot) else { return };
+        let clock = threads.map(BulkQueue::clock);
+        let until = clock.map(|clock| clock.now().saturating_add(SLICE));
+        let is_enough = |generation: &Generation| {
+            generation.size().held() > self.config.size || clock.map(Clock::now) >= until && until.is_some()
+        };
+        let Some(is_all) = self.merge_after(&mut to, &group.selection, &mut generation, is_enough) else {
+            drop(generation);
+            self.lose(&group, slot, &self.stats.expired);
+            return;
+        };
+        let put_back = group.log.lock().put_back(slot, generation, (to, is_all), self.config.size);
+        match put_back {
+            PutBack::Done => {}
+            PutBack::Gone(generation) => drop(generation),
+            PutBack::Again => self.state.lock().jobs.push_back(reader),
+            PutBack::Behind => {
+                let mut state = self.state.lock();
+                if state.head > to {
+                    state.jobs.push_back(reader);
+                } else {
+                    state.behind.push(reader);
+                }
+            }
+            PutBack::Tell(generation) => {
+                let telling = Box::new(generation.tell(to));
+                let given = group.log.lock().give(slot, telling);
+                match given {
+                    Ok(waker) => wake(waker),
+                    Err(telling) => drop(telling),
+                }
+            }
+            PutBack::TooLarge(generation) => {
+                drop(generation);
+                self.lose(&group, slot, &self.stats.overmerged);
+            }
+        }
+    }
+
+    /// Merges what comes at an offset, until it is enough. Returns whether it was everything; `None` if it is not there any more.
+    fn merge_after(
+        &self,
+        to: &mut u64,
+        selection: &Selection,
+        generation: &mut Generation,
+        is_enough: impl Fn(&Generation) -> bool,
+    ) -> Option<bool> {
+        loop {
+            let wakes = self.state.lock().after(*to)?;
+            if wakes.is_empty() {
+                return Some(true);
+            }
+            for wake in &wakes {
+                let mut known = (*to - wake.first) as usize;
+                for batch in &wake.batches {
+                    let first = known.min(batch.changes.len());
+                    known -= first;
+                    for change in &batch.changes[first..] {
+                        if let Some(transition) = selection.transition(change) {
+                            generation.merge(batch, change, transition);
+                        }
+                        *to += 1;
+                        if is_enough(generation) {
+                            return Some(false);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends a reader, which is counted.
+    fn lose(&self, group: &Group<F>, slot: (usize, u64), counter: &AtomicU64) {
+        let oldest = self.state.lock().oldest.version.clone();
+        let lost = group.log.lock().lose(slot, End::Expired { oldest });
+        if let Some((waker, merged)) = lost {
+            counter.fetch_add(1, Ordering::Relaxed);
+            drop(merged);
+            wake(waker);
+        }
+    }
+}
+
+impl<F: Frame> Work for Merger<F> {
+    fn run(self: Arc<Self>) {
+        // Before it looks for work, so that what comes from now on is not missed.
+        self.is_queued.store(false, Ordering::Release);
+        self.step(self.threads.as_deref());
+        let has_more = self.state.lock().has_work();
+        self.notify(has_more);
+    }
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+// === impl MergerConfig ===
+
+impl MergerConfig {
+    /// Takes what concerns it from the bounds of a Broadcaster.
+    pub(super) fn of(config: &BroadcasterConfig) -> Self {
+        let Retention { events, size, age } = config.retention;
+        Self { size: config.coalesce_size, passed: size, events: events as u64, age }
+    }
+}
+
+// === impl Reader ===
+
+impl<F: Frame> Reader<F> {
+    /// Makes the name of a slot of a group.
+    pub(super) fn new(group: &Arc<Group<F>>, slot: usize, id: u64) -> Self {
+        Self { group: Arc::downgrade(group), slot, id }
+    }
+
+    fn slot(&self) -> (usize, u64) {
+        (self.slot, self.id)
+    }
+}
+
+impl<F: Frame> Clone for Reader<F> {
+    fn clone(&self) -> Self {
+        Self { group: Weak::clone(&self.group), ..*self }
+    }
+}
+
+/// Returns the size of an old state, and of the record of the change.
+fn size_of_state(old: Option<&Arc<Object>>) -> usize {
+    CHANGE_BYTES + old.map_or(0, |old| old.body().len())
+}

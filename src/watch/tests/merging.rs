@@ -1,0 +1,265 @@
+//! COALESCE with threads that merge, which a test does the work of: what merges for whom and when, and what bounds it.
+
+use std::time::Duration;
+
+use FullChannelPolicy::{Coalesce, Replay};
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::watch::selection_budget::Stepped;
+
+/// A Broadcaster, its threads, and all the states of its world.
+struct Rig {
+    broadcaster: Broadcaster<Deliveries>,
+    threads: BulkThreads,
+    clock: Arc<Stepped>,
+    world: World,
+    states: BTreeMap<u128, State>,
+    /// The number of changes.
+    offset: u64,
+    /// The places after each publication.
+    places: Vec<Reached>,
+}
+
+/// Objects by name: label and version.
+type State = BTreeMap<String, (String, u128)>;
+
+/// One change: a name and a new label, or none.
+type Write = (u8, Option<bool>);
+
+const EVENTS: usize = 64;
+
+impl Rig {
+    fn new(retention: Retention, coalesce_size: usize) -> Self {
+        let clock: Arc<Stepped> = Arc::default();
+        let threads = BulkThreads::manual(Arc::clone(&clock));
+        let config = BroadcasterConfig { retention, coalesce_size, ..BroadcasterConfig::default() };
+        let broadcaster = Broadcaster::new(config, version(0)).deferring_to(Some(&threads));
+        let (world, states) = (World::at(0), [(0, State::new())].into());
+        Self { broadcaster, threads, clock, world, states, offset: 0, places: Vec::new() }
+    }
+
+    fn publish(&mut self, writes: &[Write]) {
+        let world = &mut self.world;
+        let batch = world.batch(|world| {
+            let change = |(name, app): &Write| match app {
+                Some(is_web) => Some(world.put_sized(&format!("x{name}"), if *is_web { "web" } else { "db" }, 100)),
+                None => world.objects.contains_key(&format!("x{name}")).then(|| world.delete(&format!("x{name}"))),
+            };
+            writes.iter().filter_map(change).collect()
+        });
+        self.offset += batch.changes.len() as u64;
+        self.places.push(Reached { version: batch.after.clone(), offset: self.offset });
+        self.broadcaster.publish(&[batch]);
+        let entry = |object: &Arc<Object>| {
+            (object.labels().get("app").unwrap_or_default().to_owned(), object.version().number())
+        };
+        let state = self.world.objects.iter().map(|(name, object)| (name.clone(), entry(object))).collect();
+        self.states.insert(self.world.version, state);
+    }
+
+    fn work(&self) -> usize {
+        std::iter::from_fn(|| self.threads.run_one().then_some(())).count()
+    }
+
+    fn retained(&self, read: impl Fn(&BroadcasterStats) -> &std::sync::atomic::AtomicU64) -> u64 {
+        read(self.broadcaster.stats()).load(Ordering::Relaxed)
+    }
+}
+
+fn bounds(events: usize, size: usize) -> Retention {
+    Retention { events, size, age: Duration::MAX }
+}
+
+#[test]
+fn the_writer_merges_nothing_and_threads_merge_in_slices() {
+    let mut rig = Rig::new(bounds(10_000, 1 << 30), 1 << 30);
+    let mut slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 4)));
+    let mut fast = rig.broadcaster.subscribe(live(everything(), queue(Replay, 4)));
+    for name in 0..100 {
+        rig.publish(&[(name % 10, Some(true))]);
+        assert_eq!(rig.work(), 0, "nothing is done for who lags");
+    }
+    let flag = Arc::<Flag>::default();
+    let waker = Waker::from(Arc::clone(&flag));
+    let poll = |slow: &mut Cursor<Deliveries>| slow.poll_take(&mut Context::from_waker(&waker), usize::MAX);
+    assert!(poll(&mut slow).is_pending(), "a thread is to merge first");
+    // Each change takes longer than a piece of work.
+    rig.clock.step.store(1_000_000, Ordering::Relaxed);
+    for pieces in 0..50 {
+        assert!(rig.threads.run_one(), "{pieces}");
+        // Between two pieces nobody is kept waiting.
+        rig.publish(&[(0, Some(true))]);
+        assert!(poll(&mut slow).is_pending() && !take(&mut fast, usize::MAX).is_empty());
+    }
+    flag.is_set();
+    assert!(rig.work() >= 100, "it merges up to what has come meanwhile");
+    assert!(flag.is_set());
+    let told = drain(&mut slow);
+    assert_eq!(told.len(), 10);
+    assert_eq!(told.last(), Some(&event(EventType::Added, "x0", 150)));
+}
+
+#[test]
+fn more_than_a_client_may_hold_ends_it_alone_with_its_version() {
+    let mut rig = Rig::new(bounds(10_000, 1 << 30), 10_000);
+    let mut greedy = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
+    let mut modest = rig.broadcaster.subscribe(live(app("web"), queue(Coalesce, 1)));
+    rig.publish(&[(0, Some(true))]);
+    assert_eq!((drain(&mut greedy).len(), drain(&mut modest).len()), (1, 1));
+    for name in 0..200 {
+        rig.publish(&[(name, Some(name < 3))]);
+    }
+    assert_eq!((drain(&mut greedy), drain(&mut modest)), (vec![], vec![]));
+    rig.work();
+    assert_eq!(drain(&mut greedy), [Ended(End::Expired { oldest: version(0) })]);
+    assert_eq!(greedy.version(), &version(1));
+    assert!(greedy.gauge().state() == Some(CursorState::Following), "nothing is held any more");
+    assert_eq!(drain(&mut modest).len(), 3);
+    assert_eq!((rig.retained(|stats| &stats.overmerged), rig.retained(|stats| &stats.expired)), (1, 0));
+}
+
+#[test]
+fn a_client_that_takes_nothing_loses_nothing_when_the_history_forgets() {
+    // Of what the history has forgotten nothing is kept but some ten changes.
+    let mut rig = Rig::new(bounds(EVENTS, 10 * (256 + 100)), 1 << 30);
+    let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
+    let mut works = 0;
+    for number in 0..20 * EVENTS as u64 {
+        rig.publish(&[((number % 7) as u8, Some(true))]);
+        let oldest = rig.places[rig.places.len().saturating_sub(EVENTS)].clone();
+        rig.broadcaster.forget_before(&oldest);
+        works += rig.work();
+    }
+    assert!((20..20 * EVENTS).contains(&works), "{works} pieces of work: not with each event");
+    let Some(CursorState::Coalescing { entries, bodies }) = cursor.gauge().state() else { panic!("it merges") };
+    assert!(entries > 0 && bodies == 7 * 100, "{entries} {bodies}");
+    assert_eq!(drain(&mut cursor), []);
+    rig.work();
+    assert_eq!(drain(&mut cursor).len(), 7);
+    assert_eq!(cursor.version(), &version(20 * EVENTS as u128));
+    rig.broadcaster.sweep();
+    rig.work();
+    assert_eq!(cursor.gauge().state(), Some(CursorState::Following));
+}
+
+#[test]
+fn when_threads_do_not_keep_up_with_the_history_a_client_expires_with_its_version() {
+    // What the history has forgotten takes no more than this: some ten changes.
+    let mut rig = Rig::new(bounds(EVENTS, 10 * (256 + 100)), 1 << 30);
+    let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 4)));
+    rig.publish(&[(0, Some(true))]);
+    assert_eq!(drain(&mut cursor).len(), 1);
+    for _ in 0..2 * EVENTS {
+        rig.publish(&[(0, Some(true))]);
+    }
+    let oldest = rig.places[EVENTS].clone();
+    rig.broadcaster.forget_before(&oldest);
+    rig.work();
+    let Ended(End::Expired { oldest }) = &drain(&mut cursor)[0] else { panic!("it expires") };
+    assert!(*oldest >= version(EVENTS as u128));
+    assert_eq!(cursor.version(), &version(1));
+    assert_eq!((rig.retained(|stats| &stats.overmerged), rig.retained(|stats| &stats.expired)), (0, 1));
+}
+
+/// A reader, and what it has been told.
+struct Reader {
+    cursor: Cursor<Deliveries>,
+    app: Option<&'static str>,
+    view: State,
+    version: u128,
+    accounted: u64,
+}
+
+impl Reader {
+    /// Takes once, and compares what it has with the truth wherever it is said to be complete.
+    fn take(&mut self, states: &BTreeMap<u128, State>, max_size: usize) -> bool {
+        let taken = match self.cursor.poll_take(&mut Context::from_waker(Waker::noop()), max_size) {
+            Poll::Ready(Taken::Frames(frames)) => frames,
+            Poll::Ready(other) => panic!("{other:?}"),
+            Poll::Pending => return false,
+        };
+        for delivery in taken.iter().flat_map(Deliveries::as_slice) {
+            let (name, number) = (delivery.object.key().name().to_owned(), delivery.object.version().number());
+            let app = delivery.object.labels().get("app").unwrap_or_default().to_owned();
+            let had = match delivery.event_type {
+                EventType::Deleted => self.view.remove(&name),
+                _ => self.view.insert(name, (app, number)),
+            };
+            assert_eq!(had.is_some(), delivery.event_type != EventType::Added, "{delivery:?}");
+            self.accounted += 1 + u64::from(delivery.coalesced);
+            let reached = delivery.version.number();
+            let before = self.version;
+            assert!(reached >= before, "versions never go back");
+            self.version = reached;
+            // Inside a batch it is the version before.
+            if reached >= delivery.object_version.number() && reached > before {
+                assert_eq!(self.view, self.truth(&states[&reached]), "at {reached}");
+            }
+        }
+        true
+    }
+
+    fn truth(&self, state: &State) -> State {
+        let is_selected = |(_, (app, _)): &(&String, &(String, u128))| self.app.is_none_or(|selected| app == selected);
+        state.iter().filter(is_selected).map(|(name, entry)| (name.clone(), entry.clone())).collect()
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Publish(Vec<Write>),
+    Take(usize, usize),
+    Work(usize),
+    Forget(usize),
+    Sweep,
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let write = (0_u8..6, prop::option::weighted(0.7, any::<bool>()));
+    prop_oneof![
+        6 => vec(write, 1..5).prop_map(Op::Publish),
+        3 => (0_usize..3, prop_oneof![Just(1_usize), Just(3), Just(usize::MAX)]).prop_map(|(at, size)| Op::Take(at, size)),
+        2 => (1_usize..4).prop_map(Op::Work),
+        1 => (0_usize..12).prop_map(Op::Forget),
+        1 => Just(Op::Sweep),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_merges_leads_to_the_truth_at_each_version(
+        ops in vec(any_op(), 1..100),
+        events in prop::sample::select(vec![4_usize, 30, 10_000]),
+        step in prop::sample::select(vec![0_u64, 200_000, 1_000_000]),
+    ) {
+        let mut rig = Rig::new(bounds(events, 1 << 30), 1 << 30);
+        rig.clock.step.store(step, Ordering::Relaxed);
+        let mut readers: Vec<Reader> = [(None, 1), (Some("web"), 2), (None, 5)].into_iter().map(|(selected, length)| {
+            let cursor = rig.broadcaster.subscribe(live(selected.map_or_else(everything, app), queue(Coalesce, length)));
+            Reader { cursor, app: selected, view: State::new(), version: 0, accounted: 0 }
+        }).collect();
+        for op in ops {
+            match op {
+                Op::Publish(writes) => rig.publish(&writes),
+                Op::Take(at, size) => drop(readers[at].take(&rig.states, size)),
+                Op::Work(pieces) => drop((0..pieces).filter(|_| rig.threads.run_one()).collect::<Vec<_>>()),
+                Op::Forget(back) => {
+                    if let Some(oldest) = rig.places.len().checked_sub(back + 1).map(|at| rig.places[at].clone()) {
+                        rig.broadcaster.forget_before(&oldest);
+                    }
+                }
+                Op::Sweep => rig.broadcaster.sweep(),
+            }
+        }
+        for reader in &mut readers {
+            while reader.take(&rig.states, usize::MAX) || rig.work() > 0 {}
+            let now = &rig.states[&rig.world.version];
+            prop_assert_eq!(&reader.view, &reader.truth(now));
+            prop_assert!(reader.accounted <= rig.offset * 2, "each change is one event at most, or two");
+        }
+        prop_assert!(rig.retained(|stats| &stats.expired) == 0);
+    }
+}
