@@ -68,7 +68,10 @@ impl Client {
 
     pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, min: Option<String>, asked: Moment) {
         let message = request(&self.record.plan, &start, min.clone()).encode_to_vec();
-        let mut request = http::Request::post("/informerd.v1.InformerService/Watch").body(framed(&message)).unwrap();
+        let mut request = http::Request::post("/informerd.v1.InformerService/Watch")
+            .header("content-type", "application/grpc")
+            .body(framed(&message))
+            .unwrap();
         request.extensions_mut().insert(Peer::Tcp(([10, 0, 0, self.record.plan.peer], 40_000).into()));
         self.connection = Connection::Asked(routes.call(request));
         (self.waits, self.last_piece) = (false, 0);

@@ -139,7 +139,9 @@ async fn follow(mut servers: watch::Receiver<Option<Routes>>, view: Arc<Mutex<Vi
 /// One stream. Returns true if the client left after `patience` events.
 async fn session(routes: &mut Routes, view: &Mutex<View>, patience: Option<usize>) -> bool {
     let request = view.lock().begin();
-    let request = http::Request::post("/informerd.v1.InformerService/Watch").body(framed(&request.encode_to_vec()));
+    let request = http::Request::post("/informerd.v1.InformerService/Watch")
+        .header("content-type", "application/grpc")
+        .body(framed(&request.encode_to_vec()));
     let Ok(response) = routes.call(request.unwrap()).await;
     if let Some(status) = status(response.headers()) {
         view.lock().end(&status.reason);

@@ -122,7 +122,9 @@ impl Server {
         conditions.push("refused(".to_owned());
         let watch = pb::WatchRequest { resource: "pods".to_owned(), ..Default::default() };
         let message = pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec();
-        let request = http::Request::post("/informerd.v1.InformerService/Until").body(framed(&message));
+        let request = http::Request::post("/informerd.v1.InformerService/Until")
+            .header("content-type", "application/grpc")
+            .body(framed(&message));
         let Ok(answer) = self.routes.call(request.unwrap()).await;
         let status = status(answer.headers()).expect("it is refused");
         assert_eq!(status.code, Code::InvalidArgument as i32, "{status:?}");
