@@ -23,15 +23,15 @@ def ok(message):
     print(f"ok  {message}", flush=True)
 
 
-def until(what, condition, seconds=SECONDS):
-    """Waits until something is so, and gives what it was."""
+def until(what, condition, seconds=SECONDS, of=None):
+    """Waits until something is so, and gives what it was. Of a command in the background that has failed its text is shown."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and (of is None or of.process.poll() is None):
         found = condition()
         if found:
             return found
         time.sleep(0.05)
-    fail(f"not within {seconds} s: {what}")
+    fail(f"not within {seconds} s: {what}\n{of.text() if of else ''}")
 
 
 class Background:
@@ -160,7 +160,7 @@ def main():
 
     other = Background("\n".join([*prelude, f"exec {directory}"]), clone)
     ask_it = "informerd list pods --server 127.0.0.1:50052"
-    until("the server of a directory answers", lambda: "checkout" in run(ask_it).stdout)
+    until("the server of a directory answers", lambda: "checkout" in run(ask_it).stdout, of=other)
     ok(directory)
     for each in (other, server):
         each.end(signal.SIGTERM)

@@ -191,7 +191,7 @@ impl Upstream for Kube {
             lagging_at: None,
             lagging_in: None,
             is_behind: false,
-            listed_before: 0,
+            is_listed_since: false,
             replicas: BTreeMap::new(),
             compacted: 0,
             expires_page: false,
@@ -201,6 +201,7 @@ impl Upstream for Kube {
             is_served: true,
             initial_events: setup.initial_events,
             ignores_limit: setup.ignores_limit,
+            has_short_pages: setup.page_size == Some(1),
             needs_pages: setup.needs_pages,
             stalls: false,
             sends_bookmarks: setup.sends_bookmarks,
@@ -367,7 +368,7 @@ impl Upstream for Kube {
             // A replica that sees nothing more goes on to answer, and cannot know. After a list meanwhile, and of one that is behind,
             // there may be any state since: it was read from the store or another replica, and the watch is silent.
             let (since, lagging) = state.lagging_at.map_or((usize::MAX, None), |(since, _)| (since, state.lagging_in));
-            let is_any = lagging.is_some() || state.is_behind || state.counts.lists > state.listed_before;
+            let is_any = lagging.is_some() || state.is_behind || state.is_listed_since;
             let last = if is_any { state.world.changes.len() } else { since.saturating_add(1) };
             truths.extend((since..last).map(|changes| {
                 let (mut truth, mut there) = (present.clone(), state.world.truth(changes));

@@ -51,8 +51,8 @@ pub(crate) struct State {
     pub(crate) lagging_in: Option<&'static str>,
     /// That replica was behind when it took over.
     pub(crate) is_behind: bool,
-    /// The lists before it lagged.
-    pub(crate) listed_before: u64,
+    /// There was a list, or there were initial events, since it lags.
+    pub(crate) is_listed_since: bool,
     /// Namespaces of which another replica answers than before: how often, and the version at which its watch cache began.
     pub(crate) replicas: BTreeMap<&'static str, (u64, u64)>,
     /// Tokens of pages at older versions have expired.
@@ -69,6 +69,8 @@ pub(crate) struct State {
     pub(crate) is_served: bool,
     pub(crate) initial_events: InitialEvents,
     pub(crate) ignores_limit: bool,
+    /// The source asks for one object at a time.
+    pub(crate) has_short_pages: bool,
     /// A list that is not paged takes too long.
     pub(crate) needs_pages: bool,
     /// The initial events of the next watch do not come.
@@ -275,6 +277,8 @@ impl Api {
             let mut state = self.state.lock();
             let is_list = limit != Some(1) && target.name.is_none() && !query.contains_key("continue");
             state.counts.lists += u64::from(is_list);
+            // With pages of one object a list begins as a probe does.
+            state.is_listed_since |= is_list || state.has_short_pages;
             state.counts.pages += u64::from(query.contains_key("continue"));
         }
         if limit.is_none() && target.name.is_none() && self.state.lock().needs_pages {
@@ -382,7 +386,7 @@ impl State {
         let version = if behind == 0 { version } else { before.max(oldest) };
         let changes = changes.partition_point(|change| change.version <= version);
         (self.lagging_at, self.lagging_in, self.is_behind) = (Some((changes, version)), namespace, behind > 0);
-        self.listed_before = self.counts.lists;
+        self.is_listed_since = false;
         if behind > 1 {
             // Its watch cache does not reach back to what is asked for, so that the source lists.
             self.in_band = vec![(410, "Expired")];

@@ -66,6 +66,7 @@ impl Api {
         if wants_initial {
             let mut state = self.state.lock();
             state.counts.lists += 1;
+            state.is_listed_since = true;
             state.counts.ignored_initial_events += u64::from(!is_initial);
         } else {
             self.state.lock().counts.watches += 1;
