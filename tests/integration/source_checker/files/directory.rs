@@ -324,6 +324,7 @@ impl Directory {
                 return;
             }
             fs::rename(source, target).unwrap();
+            self.known_directories.retain(|known| !known.starts_with(&from));
             for path in self.files.keys().filter(|path| within(path)).cloned().collect::<Vec<_>>() {
                 let file = self.files.remove(&path).unwrap();
                 self.files.insert(path.replacen(&from, &to, 1), file);

@@ -71,6 +71,9 @@ impl Directory {
                     file.is_damaged = false;
                     write(&root, path, &file.text(path));
                 }
+                if self.files.is_empty() {
+                    self.write_all(&root, &[new_file()]);
+                }
                 began.elapsed() <= patience.fill
             }
         };
@@ -140,7 +143,7 @@ impl Directory {
     }
 
     /// The files that there are, with the first object of each in the next one, if it has several. The last one is in a new file.
-    /// Of files that are only in volumes there is one with a new object: a directory without any counts as unavailable.
+    /// Of files that are only in volumes there is a new one.
     fn dealt(&self) -> Vec<Content> {
         let document = |(name, _): &(String, String)| Document { object: name[1..].parse().unwrap(), is_new: false };
         let (mut dealt, mut moved) = (Vec::new(), None);
@@ -156,10 +159,15 @@ impl Directory {
             dealt.push(Content { file, documents: vec![document], is_list: false });
         }
         if dealt.is_empty() {
-            dealt.push(Content { file: 0, documents: vec![Document { object: 0, is_new: true }], is_list: false });
+            dealt.push(new_file());
         }
         dealt
     }
+}
+
+/// What a directory has that has no other file: without any it counts as unavailable.
+fn new_file() -> Content {
+    Content { file: 0, documents: vec![Document { object: 0, is_new: true }], is_list: false }
 }
 
 fn write(directory: &Path, path: &str, text: &str) {
