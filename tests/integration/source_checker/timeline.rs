@@ -114,7 +114,7 @@ impl Timeline {
         };
         let files: Vec<&[Option<String>]> = files.values().map(Vec::as_slice).collect();
         let known = at.entry(name).or_insert_with(|| BTreeSet::from([vec![Place::default(); files.len()]]));
-        let next: BTreeSet<Known> = known.iter().flat_map(|known| served_as(&files, known, observed)).collect();
+        let next = least(known.iter().flat_map(|known| served_as(&files, known, observed)).collect());
         if next.is_empty() {
             let rest = |(states, place): (&&[Option<String>], &Place)| {
                 states[place.state..].iter().take(8).map(|state| text(state.as_ref()).to_owned()).collect::<Vec<_>>()
@@ -160,6 +160,21 @@ fn served_as(files: &[&[Option<String>]], known: &Known, observed: Option<&Strin
     in_file.chain(in_none).collect()
 }
 
+/// Leaves out what is further than another one, from which as much can come: or else there are as many as the states of all files
+/// can be combined.
+fn least(all: BTreeSet<Known>) -> BTreeSet<Known> {
+    let is_first = |this: &Known| !all.iter().any(|other| other != this && is_before(other, this));
+    all.iter().filter(|this| is_first(this)).cloned().collect()
+}
+
+/// Whether all that can come from one can come from the other as well.
+fn is_before(this: &Known, other: &Known) -> bool {
+    this.iter().zip(other).all(|(this, other)| {
+        let is_at = this.state == other.state && (this.is_implied || !other.is_implied);
+        is_at || this.state < other.state && !other.is_implied
+    })
+}
+
 impl Seen {
     fn text(&self) -> String {
         match self {
@@ -180,6 +195,8 @@ fn text(body: Option<&String>) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
 
     fn objects(all: &[(&str, &str)]) -> Objects {
@@ -220,6 +237,29 @@ mod tests {
         ];
         for observations in bad {
             timeline.verify(&observations).unwrap_err();
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+
+        #[test]
+        fn what_is_left_out_makes_no_difference(
+            states in vec(vec(prop::option::of(0..3_u8), 1..5), 1..4),
+            observations in vec(prop::option::of(0..3_u8), 1..8),
+        ) {
+            let text = |state: Option<u8>| state.map(|state| state.to_string());
+            let states: Vec<Vec<_>> = states.into_iter().map(|of| [None].into_iter().chain(of).map(text).collect()).collect();
+            let files: Vec<&[Option<String>]> = states.iter().map(Vec::as_slice).collect();
+            let begin = BTreeSet::from([vec![Place::default(); files.len()]]);
+            let (mut all, mut some) = (begin.clone(), begin);
+            for observed in observations.into_iter().map(text) {
+                let next = |known: &BTreeSet<Known>| -> BTreeSet<Known> {
+                    known.iter().flat_map(|known| served_as(&files, known, observed.as_ref())).collect()
+                };
+                (all, some) = (next(&all), least(next(&some)));
+                prop_assert_eq!(all.is_empty(), some.is_empty());
+            }
         }
     }
 
