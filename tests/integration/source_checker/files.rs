@@ -129,9 +129,12 @@ impl Run<'_> {
     }
 
     async fn step(&mut self, step: &Step) -> Result<(), Stop> {
-        if self.directory.is_unsettled && matches!(step, Step::Remove(_) | Step::RemoveAll | Step::Unlink(_)) {
-            // Another directory that becomes empty before it is known counts as an outage, as documented.
+        if self.directory.is_another && matches!(step, Step::Remove(_) | Step::RemoveAll | Step::Unlink(_)) {
+            // Another directory that becomes empty before it is known counts as an outage, as documented. All objects may be known
+            // while files wait for their deletion, for six periods at most.
             self.rest(Expected::Truth).await?;
+            tokio::time::sleep(7 * self.patience.fill).await;
+            self.directory.is_another = false;
         }
         match step {
             Step::Parts(file, gap) => {
@@ -172,6 +175,7 @@ impl Run<'_> {
                     let rested = self.rest(if is_root { Expected::Stale } else { Expected::Truth }).await;
                     self.directory.set_mode(*target, None);
                     self.directory.is_unsettled = true;
+                    self.directory.is_another = true;
                     rested?;
                 }
             }

@@ -114,7 +114,7 @@ impl Timeline {
         };
         let files: Vec<&[Option<String>]> = files.values().map(Vec::as_slice).collect();
         let known = at.entry(name).or_insert_with(|| BTreeSet::from([vec![Place::default(); files.len()]]));
-        let next = least(known.iter().flat_map(|known| served_as(&files, known, observed)).collect());
+        let next = least(&known.iter().flat_map(|known| served_as(&files, known, observed)).collect());
         if next.is_empty() {
             let rest = |(states, place): (&&[Option<String>], &Place)| {
                 states[place.state..].iter().take(8).map(|state| text(state.as_ref()).to_owned()).collect::<Vec<_>>()
@@ -162,7 +162,7 @@ fn served_as(files: &[&[Option<String>]], known: &Known, observed: Option<&Strin
 
 /// Leaves out what is further than another one, from which as much can come: or else there are as many as the states of all files
 /// can be combined.
-fn least(all: BTreeSet<Known>) -> BTreeSet<Known> {
+fn least(all: &BTreeSet<Known>) -> BTreeSet<Known> {
     let is_first = |this: &Known| !all.iter().any(|other| other != this && is_before(other, this));
     all.iter().filter(|this| is_first(this)).cloned().collect()
 }
@@ -257,7 +257,7 @@ mod tests {
                 let next = |known: &BTreeSet<Known>| -> BTreeSet<Known> {
                     known.iter().flat_map(|known| served_as(&files, known, observed.as_ref())).collect()
                 };
-                (all, some) = (next(&all), least(next(&some)));
+                (all, some) = (next(&all), least(&next(&some)));
                 prop_assert_eq!(all.is_empty(), some.is_empty());
             }
         }

@@ -45,6 +45,8 @@ pub(crate) struct Directory {
     is_away: bool,
     /// Another directory has come, and the server may not know it yet.
     pub(crate) is_unsettled: bool,
+    /// The same, and files of the one before may wait for their deletion.
+    pub(crate) is_another: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -88,6 +90,7 @@ impl Directory {
             mounted: None,
             is_away: false,
             is_unsettled: false,
+            is_another: false,
         };
         if is_mounted {
             let backing = directory.new_directory();

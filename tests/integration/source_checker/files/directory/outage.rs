@@ -35,7 +35,7 @@ impl Directory {
 
     /// Puts a directory in the place of the one that was taken away.
     pub(crate) fn come_back(&mut self, outage: &Outage, patience: &Patience) -> Result<(), TooSlow> {
-        self.is_unsettled = true;
+        (self.is_unsettled, self.is_another) = (true, true);
         let (root, aside) = (self.root(), self.base.path().join("aside"));
         let kept = self.mounted.take().or_else(|| aside.exists().then(|| aside.clone()));
         let was_mounted = kept.as_ref().is_some_and(|kept| *kept != aside);
