@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use informerd::cli::Cli;
 
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     Cli::parse().run()
 }
