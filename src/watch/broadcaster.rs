@@ -29,7 +29,6 @@ use super::{
 use crate::{
     model::{Batch, Reached, ResourceVersion, Selection},
     planted::planted,
-    sync::Mutex,
 };
 
 /// Distributes batches to cursors. One task owns it: what it publishes, every cursor that subscribed before gets, and no
@@ -45,7 +44,7 @@ pub struct Broadcaster<F: Frame> {
     stopped: Option<End>,
     /// There was a relist since the last change that was published.
     is_gap: bool,
-    window: Arc<Mutex<Window<F>>>,
+    window: Arc<Window<F>>,
     /// The groups that the writer has no time for; none when it has all the time that it needs.
     deferral: Option<Deferral<F>>,
     /// What merges for those under COALESCE.
@@ -132,7 +131,7 @@ impl<F: Frame> Broadcaster<F> {
             reached,
             stopped: None,
             is_gap: false,
-            window: Arc::new(Mutex::new(Window::new(config.retention, Arc::clone(&stats)))),
+            window: Arc::new(Window::new(config.retention, Arc::clone(&stats))),
             deferral: None,
             blocked: Vec::new(),
             next_slot_id: 0,
@@ -162,7 +161,7 @@ impl<F: Frame> Broadcaster<F> {
 
     #[cfg(test)]
     pub(super) fn wake(&self) -> u64 {
-        self.window.lock().wake()
+        self.window.wake()
     }
 
     /// The version up to which everything has been published.
@@ -232,7 +231,7 @@ impl<F: Frame> Broadcaster<F> {
         let (arenas, bytes, changes) = encoding.freeze();
         let now = Instant::now();
         let its = shares.iter().map(|(group, share)| (group, &share[..]));
-        let wake = Window::push(&self.window, events, bytes, its, now);
+        let wake = self.window.push(events, bytes, its, now);
 
         let left = self.room.left(now);
         if !self.is_blocked() {
@@ -242,7 +241,7 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
-            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size };
+            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size, window: &self.window };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);
@@ -302,7 +301,7 @@ impl<F: Frame> Broadcaster<F> {
         if !self.is_blocked() {
             self.blocked.clear();
         }
-        Window::sweep(&self.window, now);
+        self.window.sweep(now);
         self.merger.sweep(now);
     }
 

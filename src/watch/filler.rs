@@ -49,7 +49,7 @@ pub(super) struct Filler<F: Frame> {
     state: Mutex<State<F>>,
     is_queued: AtomicBool,
     threads: Arc<BulkQueue>,
-    window: Arc<Mutex<Window<F>>>,
+    window: Arc<Window<F>>,
     room: Arc<Room>,
     stats: Arc<BroadcasterStats>,
     queue_size: usize,
@@ -135,7 +135,7 @@ const COSTLY: u64 = 50_000;
 impl<F: Frame> Filler<F> {
     pub(super) fn new(
         threads: Arc<BulkQueue>,
-        window: Arc<Mutex<Window<F>>>,
+        window: Arc<Window<F>>,
         room: Arc<Room>,
         stats: Arc<BroadcasterStats>,
         queue_size: usize,
@@ -280,7 +280,7 @@ impl<F: Frame> Filler<F> {
         let wake = if shares.iter().any(|(_, share)| !share.is_empty()) {
             // Its events were counted when they were published.
             let its = shares.iter().map(|(filled, share)| (&filled.group, &share[..]));
-            Window::push(&self.window, 0, bytes, its, Instant::now())
+            self.window.push(0, bytes, its, Instant::now())
         } else {
             0
         };
@@ -288,7 +288,8 @@ impl<F: Frame> Filler<F> {
         for (filled, share) in shares {
             let arenas = arenas.get(&filled.group.format).map_or(&[][..], Vec::as_slice);
             let (offset, queue_size) = (first, self.queue_size);
-            let part = Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size };
+            let part =
+                Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size, window: &self.window };
             {
                 let mut log = filled.group.log.lock();
                 // In one critical section, see above.

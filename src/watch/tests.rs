@@ -25,7 +25,7 @@ use std::{
 
 use bytes::Bytes;
 
-use self::text::Text;
+use self::text::{Letter, Text};
 use super::*;
 use crate::model::{
     Batch, Cause, Change, EventType, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey, ObjectParts, Reached,

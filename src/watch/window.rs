@@ -11,11 +11,21 @@ use std::{
 use tokio::time::Instant;
 
 use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
-use crate::{planted::planted, sync::Mutex};
+use crate::{
+    planted::planted,
+    sync::{AtomicU64, Mutex},
+};
 
 /// The wakes that are retained.
 #[derive(Debug)]
 pub(super) struct Window<F: Frame> {
+    retained: Mutex<Retained<F>>,
+    /// The oldest wake that is retained. It is stored before any log is trimmed: whoever appends to a log after that sees it.
+    floor: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Retained<F: Frame> {
     bounds: Retention,
     wakes: VecDeque<RetainedWake<F>>,
     /// The newest one.
@@ -37,7 +47,7 @@ struct RetainedWake<F: Frame> {
 
 /// Logs that have runs of forgotten wakes.
 #[derive(Debug)]
-pub(super) struct Forgotten<F: Frame> {
+struct Forgotten<F: Frame> {
     /// The oldest wake that is retained.
     floor: u64,
     groups: Vec<Weak<Group<F>>>,
@@ -47,13 +57,19 @@ pub(super) struct Forgotten<F: Frame> {
 
 impl<F: Frame> Window<F> {
     pub(super) fn new(bounds: Retention, stats: Arc<BroadcasterStats>) -> Self {
-        Self { bounds, wakes: VecDeque::new(), wake: 0, events: 0, size: 0, stats }
+        let retained = Retained { bounds, wakes: VecDeque::new(), wake: 0, events: 0, size: 0, stats };
+        Self { retained: Mutex::new(retained), floor: AtomicU64::default() }
+    }
+
+    /// Returns the oldest wake that is retained: older ones may have been forgotten before they were appended.
+    pub(super) fn floor(&self) -> u64 {
+        self.floor.load(Ordering::Acquire)
     }
 
     /// Adds a wake of so many events, which nobody else has counted, with arenas of so many bytes, of which these are the
     /// shares; and forgets the oldest wakes past the bounds. Returns its number.
     pub(super) fn push<'a>(
-        this: &Mutex<Self>,
+        &self,
         events: usize,
         arenas: usize,
         shares: impl Iterator<Item = (&'a Arc<Group<F>>, &'a [Share])>,
@@ -64,24 +80,44 @@ impl<F: Frame> Window<F> {
             size += size_of::<Weak<Group<F>>>() + run::bytes::<F>(share);
             groups.push(Arc::downgrade(group));
         }
-        let mut window = this.lock();
-        window.wake += 1;
-        let wake = window.wake;
-        window.wakes.push_back(RetainedWake { wake, events, size, at: now, groups: groups.into() });
-        window.events += events;
-        window.size += size;
-        let forgotten = window.forget_old(now);
-        drop(window);
-        forgotten.trim();
+        let mut retained = self.retained.lock();
+        retained.wake += 1;
+        let wake = retained.wake;
+        retained.wakes.push_back(RetainedWake { wake, events, size, at: now, groups: groups.into() });
+        retained.events += events;
+        retained.size += size;
+        let forgotten = retained.forget_old(now);
+        drop(retained);
+        self.trim(forgotten);
         wake
     }
 
     /// Forgets the oldest wakes past the bounds. To be called from time to time: a quiet resource is not published to.
-    pub(super) fn sweep(this: &Mutex<Self>, now: Instant) {
-        let forgotten = this.lock().forget_old(now);
-        forgotten.trim();
+    pub(super) fn sweep(&self, now: Instant) {
+        let forgotten = self.retained.lock().forget_old(now);
+        self.trim(forgotten);
     }
 
+    /// Forgets in the logs what the window has forgotten.
+    fn trim(&self, Forgotten { floor, groups }: Forgotten<F>) {
+        self.floor.fetch_max(floor, Ordering::AcqRel);
+        for group in groups.into_iter().filter_map(|group| group.upgrade()) {
+            group.log.lock().trim_below(floor);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn wake(&self) -> u64 {
+        self.retained.lock().wake
+    }
+}
+
+/// Below this it is not worth it to give memory back.
+const MIN_WAKES: usize = 64;
+
+// === impl Retained ===
+
+impl<F: Frame> Retained<F> {
     fn forget_old(&mut self, now: Instant) -> Forgotten<F> {
         let mut groups = Vec::new();
         while let Some(oldest) = self.wakes.front() {
@@ -100,24 +136,5 @@ impl<F: Frame> Window<F> {
         }
         self.stats.retained_size.store(self.size as u64, Ordering::Relaxed);
         Forgotten { floor: self.wakes.front().map_or(self.wake + 1, |oldest| oldest.wake), groups }
-    }
-
-    #[cfg(test)]
-    pub(super) fn wake(&self) -> u64 {
-        self.wake
-    }
-}
-
-/// Below this it is not worth it to give memory back.
-const MIN_WAKES: usize = 64;
-
-// === impl Forgotten ===
-
-impl<F: Frame> Forgotten<F> {
-    /// Forgets them in the logs. The window is not to be locked meanwhile.
-    fn trim(self) {
-        for group in self.groups.into_iter().filter_map(|group| group.upgrade()) {
-            group.log.lock().trim_below(self.floor);
-        }
     }
 }

@@ -10,12 +10,13 @@ use crate::{
         Frame,
         encoding::{Share, Span},
         run::Mark,
+        window::Window,
     },
 };
 
 /// The part of a wake that all groups have in common.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::watch) struct Part<'a, F> {
+pub(in crate::watch) struct Part<'a, F: Frame> {
     /// Its number.
     pub(in crate::watch) wake: u64,
     pub(in crate::watch) changes: &'a [(&'a Batch, &'a Change)],
@@ -25,6 +26,7 @@ pub(in crate::watch) struct Part<'a, F> {
     /// With which its formats' arenas are sliced.
     pub(in crate::watch) arenas: &'a [F],
     pub(in crate::watch) queue_size: usize,
+    pub(in crate::watch) window: &'a Window<F>,
 }
 
 /// A group that threads fill, because the writer has no time for its selection.
@@ -53,6 +55,10 @@ impl<F: Frame> Log<F> {
             return;
         }
         self.push_runs(part, share);
+        if part.wake < part.window.floor() {
+            // Another thread has forgotten the wake before its runs were here.
+            self.trim_below(part.window.floor());
+        }
         self.trim_read();
         self.take_wakers(wakers);
         self.find_full(part.queue_size, full);
