@@ -225,16 +225,20 @@ impl SourceHealth {
 
     /// The state alone.
     pub fn state(&self) -> SyncState {
-        let has_said = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        if self.shared.synced.load(Ordering::Relaxed) { self.state_of_objects() } else { SyncState::Syncing }
+    }
+
+    fn state_of_objects(&self) -> SyncState {
         let flags = [&self.shared.lost, &self.shared.stale_upstream, &self.shared.unconfirmed];
-        let is_lost = flags.into_iter().any(has_said);
+        let is_lost = flags.into_iter().any(|flag| flag.load(Ordering::Relaxed));
         let is_stale =
             is_lost || self.shared.micros_after(Duration::ZERO) >= self.shared.stale_micros.load(Ordering::Relaxed);
-        match (has_said(&self.shared.synced), is_stale) {
-            (false, _) => SyncState::Syncing,
-            (true, false) => SyncState::Synced,
-            (true, true) => SyncState::Stale,
-        }
+        if is_stale { SyncState::Stale } else { SyncState::Synced }
+    }
+
+    /// Reads everything at once, for whoever has objects: they can be read shortly before [`Self::synced`] says so.
+    pub fn report_of_objects(&self) -> HealthReport {
+        HealthReport { state: self.state_of_objects(), ..self.report() }
     }
 
     /// Reads everything at once.
@@ -350,6 +354,18 @@ mod tests {
         assert_eq!(health.state(), SyncState::Synced);
         tokio::time::advance(HEARTBEAT + STALE_AFTER + Duration::from_millis(1)).await;
         assert_eq!(health.state(), SyncState::Stale, "the upstream itself is silent");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_that_can_be_read_are_stale_or_synced() {
+        let health = SourceHealth::new(Duration::from_secs(1), Duration::from_secs(3));
+        health.resumed(Some(SystemTime::now()));
+        let states = || (health.state(), health.report().state, health.report_of_objects().state);
+        assert_eq!(states(), (SyncState::Syncing, SyncState::Syncing, SyncState::Stale));
+        health.alive();
+        assert_eq!(states(), (SyncState::Syncing, SyncState::Syncing, SyncState::Synced));
+        health.synced();
+        assert_eq!(states(), (SyncState::Synced, SyncState::Synced, SyncState::Synced));
     }
 
     #[tokio::test(start_paused = true)]

@@ -167,7 +167,7 @@ async fn answer(
         history: resource.informer.history(snapshot.epoch()),
         _held: service.snapshots(resource).hold(&snapshot, call.stream),
         snapshot,
-        source: resource.informer.health().report(),
+        source: resource.informer.health().report_of_objects(),
         scan: Arc::new(Scan::of(&selection)),
         selection,
         format,

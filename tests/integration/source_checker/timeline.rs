@@ -31,9 +31,9 @@ type Known = Vec<Place>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Place {
     state: usize,
-    /// Only the body in another file has shown that the object is not in this one: it is served again if no other file has it,
-    /// until its deletion is certain.
-    is_implied: bool,
+    /// Only the body in another file has shown that the object is not in this one. What the server knew of it, one of the states
+    /// from this one on, is served again if no other file has the object, until its deletion is certain.
+    since: Option<usize>,
 }
 
 /// An observation of a client.
@@ -137,9 +137,9 @@ fn served_as(files: &[&[Option<String>]], known: &Known, observed: Option<&Strin
         files[file][place.state..].iter().position(|other| other.as_ref() == state).map(|steps| place.state + steps)
     };
     let without = |file: usize, is_implied: bool| {
-        let state = from(file, None)?;
-        let is_implied = is_implied && (known[file].is_implied || state > known[file].state);
-        Some(Place { state, is_implied })
+        let (state, place) = (from(file, None)?, known[file]);
+        let since = if state > place.state { Some(place.state) } else { place.since };
+        Some(Place { state, since: since.filter(|_| is_implied) })
     };
     let Some(body) = observed else {
         return (0..files.len()).map(|file| without(file, false)).collect::<Option<_>>().into_iter().collect();
@@ -147,15 +147,17 @@ fn served_as(files: &[&[Option<String>]], known: &Known, observed: Option<&Strin
     let all = 0..files.len();
     let in_file = all.clone().filter_map(|file| {
         let before = (0..file).map(|file| without(file, true)).collect::<Option<Vec<_>>>()?;
-        let this = Place { state: from(file, Some(body))?, is_implied: false };
+        let this = Place { state: from(file, Some(body))?, since: None };
         let next = before.into_iter().chain([this]).chain(known[file + 1..].iter().copied()).collect::<Known>();
         Some(next)
     });
     let in_none = all.clone().filter_map(|file| {
-        let Place { state, is_implied } = known[file];
-        let was_this = is_implied && state.checked_sub(1).is_some_and(|last| files[file][last].as_ref() == Some(body));
-        let next = all.clone().map(|other| without(other, true)).collect::<Option<Known>>();
-        next.filter(|_| was_this)
+        let Place { state, since } = known[file];
+        let since = since?;
+        let was = since + files[file][since..state].iter().position(|known| known.as_ref() == Some(body))?;
+        let mut next = all.clone().map(|other| without(other, true)).collect::<Option<Known>>()?;
+        next[file].since = Some(was);
+        Some(next)
     });
     in_file.chain(in_none).collect()
 }
@@ -170,8 +172,8 @@ fn least(all: &BTreeSet<Known>) -> BTreeSet<Known> {
 /// Whether all that can come from one can come from the other as well.
 fn is_before(this: &Known, other: &Known) -> bool {
     this.iter().zip(other).all(|(this, other)| {
-        let is_at = this.state == other.state && (this.is_implied || !other.is_implied);
-        is_at || this.state < other.state && !other.is_implied
+        let is_since = other.since.is_none_or(|other| this.since.is_some_and(|this| this <= other));
+        this.state == other.state && is_since || this.state < other.state && other.since.is_none()
     })
 }
 
@@ -281,6 +283,14 @@ mod tests {
         for observations in good {
             timeline.verify(&observations).unwrap();
         }
+        let mut replaced = Timeline::default();
+        for all in [&[("f", "1")][..], &[("f", "1"), ("g", "2")], &[("f", "3"), ("g", "2")], &[("g", "2")], &[]] {
+            let claims = all.iter().map(|(path, body)| ((*path).to_owned(), (*body).to_owned())).collect();
+            replaced.are_claimed(&BTreeMap::from([("a".to_owned(), claims)]), Objects::new());
+        }
+        // The file of the first was changed, and was gone before that was read.
+        replaced.verify(&[is("a", "1"), is("a", "2"), is("a", "1"), is_not("a")]).unwrap();
+        replaced.verify(&[is("a", "3"), is("a", "2"), is("a", "1")]).unwrap_err();
         let bad = [
             vec![is("a", "4"), is("a", "2")],
             vec![is("a", "1"), is_not("a"), is("a", "1")],
