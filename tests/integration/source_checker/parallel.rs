@@ -160,7 +160,9 @@ impl Checker {
         let is_missing =
             |kind: &&&str| !excluded.has_any(&[**kind]) && totals.0.get(**kind).is_none_or(|count| *count == 0);
         let missing: Vec<_> = self.required.iter().filter(is_missing).collect();
-        assert!(only.is_some() || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
+        // Of a new seed a rare kind may not be among them.
+        let is_fixed = setting("INFORMERD_CHECKER_SEED").is_none() && only.is_none();
+        assert!(!is_fixed || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
     }
 
     /// Runs one history of a seed.
