@@ -74,8 +74,9 @@ const KEPT_AFTER: Duration = Duration::from_secs(17);
 const KEPT: usize = 5;
 /// A version with fewer deletions would prove little. The API server takes a new lease once a second.
 const AT_ONE_VERSION: usize = 50;
-/// A watch that is silent is told after `watch.bookmark_interval`, 30 s, how far the server has got.
-const PASSED_ON: Duration = Duration::from_secs(45);
+/// A version that nothing else completes is completed by a bookmark of the API server, once a minute, of which a watch that is
+/// silent is told after `watch.bookmark_interval`, 30 s.
+const PASSED_ON: Duration = Duration::from_secs(120);
 /// Bytes of informerd to a relay, and of a relay to a client: within what informerd receives before its own first cut.
 const CUT_AFTER: usize = 2_000;
 
