@@ -306,6 +306,9 @@ async fn a_role_in_each_namespace_is_enough() {
         let binding = json!({ "metadata": { "name": "r" }, "subjects": subjects, "roleRef": role });
         apiserver.post(&format!("{path}/rolebindings"), &binding).await;
     }
+    for namespace in ["a", "b"] {
+        may_list(&apiserver, namespace).await;
+    }
     put(&apiserver, "a/x", "0").await;
     let served = Served::kube(&apiserver, READER, source(&json!(["a", "b"]))).await;
     let client = served.client().await;
@@ -316,4 +319,16 @@ async fn a_role_in_each_namespace_is_enough() {
     equal(&apiserver, &client, &["a", "b"]).await;
     assert!(served.resource("things").await.problems.is_empty());
     assert_eq!(served.count("reflector_lists_total").await, 1);
+}
+
+/// Waits until the API server's authorizer knows that the reader may list: it learns of Roles by a watch of its own.
+async fn may_list(apiserver: &ApiServer, namespace: &str) {
+    let attributes = json!({ "namespace": namespace, "verb": "list", "resource": "configmaps" });
+    let review = json!({ "spec": { "user": READER, "resourceAttributes": attributes } });
+    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let started = Instant::now();
+    while apiserver.ask("POST", path, Some(&review)).await.unwrap()["status"]["allowed"] != true {
+        assert!(started.elapsed() < DEADLINE, "{READER} may not list in {namespace}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
