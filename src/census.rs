@@ -1,4 +1,4 @@
-//! What is alive, by kind and thread: the checker compares it with what a server says that it retains, and with its bounds.
+//! Counts of what is alive, by kind and thread: the checker compares it with what a server says that it retains, and with its bounds.
 //!
 //! A value that is counted has a field of the type `Alive`. Without debug assertions that field is empty, and nothing of this
 //! is left.
@@ -8,7 +8,7 @@
 pub enum Kind {
     /// Events in a log of a group; their size is that of the run and its marks, without the arena.
     Run,
-    /// What has merged for a cursor under COALESCE, or was published and is kept for those under it.
+    /// Changes that have merged for a cursor under COALESCE, or were published and are kept for those under it.
     Merging,
     /// A batch in the history; its size is what it is charged with.
     Record,
@@ -26,7 +26,7 @@ pub(crate) struct Alive {
 /// The number of values and the sum of their sizes. A value that is dropped on another thread counts as negative there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// How many there are.
+    /// Their number.
     pub values: i64,
     /// The sum of their sizes.
     pub size: i64,

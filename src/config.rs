@@ -66,7 +66,7 @@ pub struct Config {
     /// How much of each resource's past is kept for watches that lag or come back. Age: 5 minutes by default; events:
     /// 100 000; bytes: 256 MiB. None of them is 0.
     pub history: Retention,
-    /// What clients may use.
+    /// Bounds of what clients may use.
     pub limits: LimitsConfig,
     /// How the server goes down.
     pub drain: DrainConfig,

@@ -145,9 +145,9 @@ bugs! {
         GenerationIsForgotten,
         /// What the queue held when merging began is not told.
         QueueIsForgottenWhenMerging,
-        /// What a queue holds merges though it is not full.
+        /// A queue merges though it is not full.
         CoalescesWithoutBeingFull,
-        /// What a full queue holds is told one by one, as long as the log has it.
+        /// Events of a full queue are told one by one, as long as the log has them.
         QueueIsToldWhenFull,
         /// A waiting client is not woken.
         WakeIsLost,
@@ -233,7 +233,7 @@ bugs! {
         // groups that bulk threads fill
         /// A group that is deferred is not given the cycle in which it is.
         DeferredMissesItsFirstCycle,
-        /// What a deferred group has been filled up to is not noted: nothing more is put into its log.
+        /// Filling of a deferred group is not noted: nothing more is put into its log.
         FilledStaysBehind,
         /// Readers of a deferred group are not woken.
         DeferredIsNotWoken,
@@ -241,7 +241,7 @@ bugs! {
         DeferredBookmarkIsBehind,
 
         // what is retained
-        /// What everybody has read stays in the log, and so does what is too old.
+        /// Runs stay in the log that everybody has read, and those that are too old.
         LogIsNeverTrimmed,
         /// The window counts the bytes of what it has forgotten.
         ForgottenWakeIsCharged,

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 /// The part of the limit that is held for clients.
 const SHARE: u64 = 4;
-/// What is held for them where there is no limit.
+/// Bytes that are held for them where there is no limit.
 const WITHOUT_LIMIT: usize = 1 << 30;
 
 /// Returns what may be held for clients: a quarter of the limit, if there is one.

@@ -284,7 +284,7 @@ impl Indexer {
     }
 }
 
-/// What these changes cost in the history.
+/// Returns the bytes that these changes cost in the history.
 fn cost(changes: &[Change]) -> u64 {
     changes.iter().map(|change| bytes_of(change.old.as_ref()) as u64).sum()
 }

@@ -26,7 +26,7 @@ pub struct LimitsConfig {
     pub streams_per_connection: u32,
     /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
     pub struct_bytes: usize,
-    /// What is held for all clients together, from 1 MiB to 1 TiB; with `None`, a quarter of the cgroup's limit, and 1 GiB
+    /// Bytes held for all clients together, from 1 MiB to 1 TiB; with `None`, a quarter of the cgroup's limit, and 1 GiB
     /// where there is none.
     pub memory: Option<usize>,
     /// Steps of one evaluation of an expression; by default [`Expression::DEFAULT_MAX_STEPS`], from 100 to 100 000.

@@ -38,7 +38,7 @@ pub(super) struct GetBody {
     observer: RpcObserver,
 }
 
-/// How far an answer is.
+/// Progress of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Object,

@@ -1,4 +1,4 @@
-//! What is kept for streams beside what they are sent: old states in their snapshots, and in what was merged for them.
+//! Memory that is kept for streams beside what they are sent: old states in their snapshots, and in what was merged for them.
 //!
 //! A state that was replaced is in the history for a while; after that only those who began before have it. The oldest of them
 //! is charged with what was replaced until the next one began, that one with what was replaced until the one after it, and the
@@ -52,7 +52,7 @@ pub(super) struct Holder {
     pub(super) own: usize,
 }
 
-/// How often streams are charged; ten times as often when there is not much left of the limit.
+/// Interval at which streams are charged; a tenth of it when there is not much left of the limit.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Charges the streams with what is kept for them, for ever.

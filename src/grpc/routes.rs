@@ -1,6 +1,6 @@
-//! Where every request comes first: Watch, List, ByIndex and Get are answered by us, everything else by the generated services.
+//! Entry of every request: Watch, List, ByIndex and Get are answered by us, everything else by the generated services.
 //!
-//! What holds for all of them is done here: requests that are none of gRPC are refused, and a call's deadline is kept, as tonic's
+//! Rules for all of them are applied here: requests that are none of gRPC are refused, and a call's deadline is kept, as tonic's
 //! own server would.
 
 use std::{

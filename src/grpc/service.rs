@@ -82,7 +82,7 @@ pub struct ServiceConfig {
     pub bulk_streams: usize,
     /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
     pub struct_bytes: usize,
-    /// What is held for all clients together at most, in bytes; above it the streams end that have waited longest.
+    /// Bytes held for all clients together at most; above it the streams end that have waited longest.
     pub memory: usize,
     /// Steps of one evaluation of a client's expression or condition.
     pub expression_steps: u64,
@@ -175,7 +175,7 @@ impl Service {
             && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
     }
 
-    /// What has to run beside the calls: lets streams that take turns go on, tells watches of a drain, resets those of
+    /// Runs beside the calls: lets streams that take turns go on, tells watches of a drain, resets those of
     /// clients that cannot be told why they end, and keeps the memory that is held for clients within its bound. Never ready.
     ///
     /// # Cancel safety

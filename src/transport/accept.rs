@@ -54,7 +54,7 @@ pub struct ServerConfig {
     pub stalled: Counter,
     /// What is still open so long after draining has begun is cut.
     pub drain_period: Duration,
-    /// Where the memory is counted that connections hold for their clients.
+    /// Accounts of the memory that connections hold for their clients.
     pub ledger: Arc<Ledger>,
 }
 

@@ -40,7 +40,7 @@ pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'st
     }
 }
 
-/// What is sent of a body that has to end before its time.
+/// Last message and trailers of a body that has to end before its time.
 #[derive(Debug)]
 pub struct LastWords {
     /// Data within the room that there was for it.

@@ -130,7 +130,7 @@ const HEADER_LIST: u32 = 16 << 10;
 const ERROR_RESETS: usize = 1024;
 /// Bytes that h2 takes of a stream: no bound, because the driver bounds what it gives to h2.
 const SEND_BUFFER: usize = u32::MAX as usize;
-/// How long the last words of a connection may take whose streams were all ended because the client takes nothing.
+/// Time for the last words of a connection whose streams were all ended because the client takes nothing.
 const DESERTED_TIMEOUT: Duration = Duration::from_secs(1);
 /// After so much, or so many rounds, other connections get their turn.
 const BYTES_PER_POLL: u64 = 1 << 20;

@@ -39,7 +39,7 @@ pub struct Waiting {
     pub kept: usize,
 }
 
-/// How often the sums are made.
+/// Interval at which the sums are made.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// From this part of the limit on, the streams that wait are looked at each time: who has waited longest is known when it
 /// matters.
@@ -157,7 +157,7 @@ impl Default for Ledger {
     }
 }
 
-/// What is held for clients at most, where nothing is known of the machine.
+/// Bytes held for clients at most, where nothing is known of the machine.
 const DEFAULT_LIMIT: usize = 1 << 30;
 
 // === impl Waiting ===

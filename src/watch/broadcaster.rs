@@ -47,7 +47,7 @@ pub struct Broadcaster<F: Frame> {
     window: Arc<Window<F>>,
     /// The groups that the writer has no time for; none when it has all the time that it needs.
     deferral: Option<Deferral<F>>,
-    /// What merges for those under COALESCE.
+    /// Merges for those under COALESCE.
     merger: Arc<Merger<F>>,
     room: Arc<Room>,
     /// Those that hold the writer back, or did.

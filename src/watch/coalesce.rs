@@ -93,7 +93,7 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// Whether nothing has merged.
+    /// Returns whether nothing has merged.
     pub(super) fn is_empty(&self) -> bool {
         self.merged == 0
     }

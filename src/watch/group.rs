@@ -49,7 +49,7 @@ pub(super) struct Group<F: Frame> {
     pub(super) log: Mutex<Log<F>>,
     /// Where the writer is told that slots have made room or have gone.
     pub(super) room: Arc<Room>,
-    /// What merges for its readers under COALESCE.
+    /// Merges for its readers under COALESCE.
     pub(super) merger: Arc<Merger<F>>,
 }
 

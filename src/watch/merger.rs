@@ -9,7 +9,7 @@
 //! - Of what the history has forgotten no more is kept than a bound. A reader that needs more expires, and so does one for which
 //!   more has merged than may.
 //!
-//! What was published is of one history: when that is rewritten, the next one has a [`Merger`] of its own, and readers of the last
+//! All of it is of one history: when that is rewritten, the next one has a [`Merger`] of its own, and readers of the last
 //! one are told to its end. No log is locked under the lock of this.
 
 mod state;
@@ -42,7 +42,7 @@ use crate::{
     sync::{AtomicBool, Mutex},
 };
 
-/// What was published to a resource, for its readers under COALESCE.
+/// Batches that were published to a resource, for its readers under COALESCE.
 #[derive(Debug)]
 pub(super) struct Merger<F: Frame> {
     state: Mutex<State<F>>,
@@ -76,7 +76,7 @@ pub(super) struct Reader<F: Frame> {
 
 /// A piece of work, in nanoseconds.
 const SLICE: u64 = 500_000;
-/// What a change costs besides the body of its old state, as in a history.
+/// Bytes that a change costs besides the body of its old state, as in a history.
 const CHANGE_BYTES: usize = 256;
 
 // === impl Merger ===

@@ -65,7 +65,7 @@ pub struct BroadcasterConfig {
     pub selection_share: u32,
 }
 
-/// What a policy does with a cursor.
+/// Effect of a policy on a cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CursorState {
     /// Nothing: it reads its queue.

@@ -64,7 +64,7 @@ pub(in crate::watch) enum Due {
     End(End),
 }
 
-/// What a slot needs of what was published.
+/// Need of a slot for what was published.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::watch) struct Look {
     /// It needs what comes from this offset on.

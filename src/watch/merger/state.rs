@@ -1,4 +1,4 @@
-//! What was published, as far as readers need it, and what there is to do for them.
+//! Batches that were published, as far as readers need them, and the work to be done for readers.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,7 +14,7 @@ use crate::{
     watch::Frame,
 };
 
-/// What a [`Merger`](super::Merger) has under its lock.
+/// State of a [`Merger`](super::Merger), under its lock.
 #[derive(Debug)]
 pub(super) struct State<F: Frame> {
     /// Without holes, as long as there is a group.

@@ -169,7 +169,7 @@ fn least(all: &BTreeSet<Known>) -> BTreeSet<Known> {
     all.iter().filter(|this| is_first(this)).cloned().collect()
 }
 
-/// Whether all that can come from one can come from the other as well.
+/// Returns whether all that can come from the other one can come from this one as well.
 fn is_before(this: &Known, other: &Known) -> bool {
     this.iter().zip(other).all(|(this, other)| {
         let is_since = other.since.is_none_or(|other| this.since.is_some_and(|this| this <= other));

@@ -1,4 +1,4 @@
-//! Where a stream is.
+//! Stages of a stream.
 
 use std::pin::Pin;
 
@@ -11,7 +11,7 @@ use crate::{
     watch::BacklogReader,
 };
 
-/// Where a stream is. Most are live, and for long: the rest has a place of its own.
+/// Stage of a stream. Most are live, and for long: the rest has a place of its own.
 pub(super) enum Stage {
     /// Being given the state at which it joined; then told what has been applied above it, if the state is without that.
     InitialEvents(Box<InitialEvents>, Turn, Option<Backlog>),

@@ -165,7 +165,7 @@ impl Directory {
     }
 }
 
-/// What a directory has that has no other file: without any it counts as unavailable.
+/// The one file of a directory that has no other: without any it counts as unavailable.
 fn new_file() -> Content {
     Content { file: 0, documents: vec![Document { object: 0, is_new: true }], is_list: false }
 }
