@@ -237,6 +237,8 @@ impl Directory {
             How::Slowly(cuts, gap) => {
                 let mut cuts: Vec<usize> = cuts.iter().map(|cut| text.len() * cut / 100).collect();
                 cuts.sort_unstable();
+                // A piece without bytes modifies nothing, and so does not say that the file is being written.
+                cuts.dedup();
                 let mut file = File::create(&target).unwrap();
                 let gap = Duration::from_millis(*gap);
                 let gap = if is_watched { gap } else { gap.min(patience.piece / 2) };
