@@ -9,6 +9,7 @@
 
 use std::{
     collections::VecDeque,
+    future::poll_fn,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -117,6 +118,15 @@ impl Turn {
         self.ticket = Some(ticket);
         self.turns.queued.notify_one();
         Poll::Pending
+    }
+
+    /// Waits for its turn.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost.
+    pub(super) async fn comes(&mut self) {
+        poll_fn(|cx| self.poll(cx)).await;
     }
 
     /// Ends its turn: the piece is made. Who found no room for its piece keeps its turn meanwhile.

@@ -7,6 +7,7 @@
 use std::{collections::HashSet, convert::Infallible};
 
 use bytes::{Buf, Bytes};
+use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use prost::Message;
 use tonic::{Code, Status};
@@ -17,6 +18,7 @@ use super::{
     service::{ServedResource, Service},
     slice::Slice,
     status::Refusal,
+    turns::Turn,
     watch::{self, Caller},
 };
 use crate::{
@@ -63,9 +65,24 @@ pub(super) async fn until(
     let watch = watch::open_with(service, &request, queue, caller).await;
     let mut watch = std::pin::pin!(observer.result(watch)?);
     let mut last = None;
-    // A long history is read without waiting for anything.
-    let mut slice = Slice::begin();
-    while let Some(frame) = watch.frame().await {
+    // One slice of time at each turn: a publish wakes all who wait, and each may have costly conditions.
+    let mut pace: Option<(Turn, Slice)> = None;
+    loop {
+        let ready = watch.frame().now_or_never();
+        let next_frame = if let Some(frame) = ready {
+            frame
+        } else {
+            pace = None;
+            watch.frame().await
+        };
+        let Some(frame) = next_frame else { break };
+        let (turn, slice) = if let Some(pace) = &mut pace {
+            pace
+        } else {
+            let mut turn = service.turns().begin();
+            turn.comes().await;
+            pace.insert((turn, Slice::begin()))
+        };
         let mut messages = match frame?.into_data() {
             Ok(messages) => messages,
             Err(trailers) => {
@@ -75,7 +92,11 @@ pub(super) async fn until(
             }
         };
         while let Some(event) = next(&mut messages) {
-            slice.end().await;
+            if slice.is_over() {
+                turn.spend();
+                turn.comes().await;
+                slice.end().await;
+            }
             if messages.has_remaining() && planted!(UntilSeesTheLastOfAFrame) {
                 continue;
             }
