@@ -30,9 +30,9 @@
 //!
 //! And of every server that it waits for clients under BLOCK no longer than it may, and ends none for what others spent.
 //!
-//! `truth`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` name nothing of the
+//! `truth`, `pod`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` name nothing of the
 //! server but the generated messages, and a test reads them to see that they do not. What is deliberately not here: sockets and flow
-//! control (the other stories), and the payload formats other than RAW and METADATA.
+//! control (the other stories).
 
 mod answers;
 mod ask;
@@ -42,6 +42,7 @@ pub(crate) mod client;
 mod expect;
 mod follow;
 mod harness;
+mod pod;
 mod record;
 mod scenes;
 mod script;
@@ -67,10 +68,11 @@ use self::{
     answers::Answers,
     follow::Tally,
     harness::{FUTURE_WAIT, Run},
+    pod::Key,
     record::{End, Plan, Start},
     script::{BOOKMARK_INTERVAL, Config as ScriptConfig, Script, Step, Whence, any_script},
     selection::Selection,
-    truth::{Bounds, Key, Write},
+    truth::{Bounds, Write},
     verify::Violation,
 };
 
@@ -204,6 +206,7 @@ impl Totals {
             ("page of another server", &answers.foreign_pages),
             ("page of another query", &answers.twisted_pages),
             ("object", &answers.gets),
+            ("values of an index", &answers.values),
             ("answer that was awaited", &answers.awaited),
             ("wait that was met later", &answers.met_later),
             ("wait that was met inside a batch", &answers.met_in_a_batch),
@@ -226,6 +229,7 @@ fn check(script: &Script, totals: &mut Totals) -> Result<(), Violation> {
     for record in &run.records {
         verify::verify(&run.truth, record, FUTURE_WAIT, &mut totals.told, &mut traces)?;
     }
+    verify::histories(&run.records, &run.calls).map_err(Violation::of)?;
     blocking::verify(&run.truth, &run.paces, &traces, &run.limits).map_err(Violation::of)?;
     answers::verify(&run.truth, &run.calls, &mut totals.answers).map_err(Violation::of)
 }
@@ -311,7 +315,7 @@ fn every_planted_bug_is_found() {
 #[test]
 fn a_server_owes_what_came_late_after_it_began() {
     let (age, events) = (Duration::from_secs(1000), 10_000);
-    let bounds = Bounds { age, events };
+    let bounds = Bounds { age, events, bytes: Bounds::ANY_BYTES };
     let config = ScriptConfig {
         has_lineage: false,
         has_stable_bodies: false,
@@ -324,7 +328,7 @@ fn a_server_owes_what_came_late_after_it_began() {
     };
     let plan = Plan {
         selection: Selection::All,
-        has_bodies: true,
+        format: pb::PayloadFormat::Raw,
         policy: pb::FullChannelPolicy::Replay,
         length: 5,
         peer: 1,
@@ -376,6 +380,7 @@ fn the_checker_knows_nothing_of_the_server() {
         ("expect", include_str!("checker/expect.rs")),
         ("follow", include_str!("checker/follow.rs")),
         ("merging", include_str!("checker/follow/merging.rs")),
+        ("pod", include_str!("checker/pod.rs")),
         ("record", include_str!("checker/record.rs")),
         ("selection", include_str!("checker/selection.rs")),
         ("truth", include_str!("checker/truth.rs")),

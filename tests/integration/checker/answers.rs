@@ -3,17 +3,22 @@
 //! The pages of a list are one snapshot: what they say together is the state at the version that the first one announced,
 //! sorted, each object once. A token that is not honoured has to be of another query, or its snapshot has to be gone.
 
-use std::{collections::BTreeSet, rc::Rc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    time::Duration,
+};
 
-use informerd::proto::pb;
+use informerd::proto::pb::{self, PayloadFormat};
 use prost::Message;
 
 use super::{
-    ask::{PageOf, Query, Twist, What},
+    ask::{Index, PageOf, Query, Twist, What},
     expect::object_fields,
+    pod::Held,
     record::{CallRecord, End, Moment, Status},
     selection::Selection,
-    truth::{Held, Truth},
+    truth::Truth,
     untils,
 };
 
@@ -22,6 +27,7 @@ use super::{
 pub(crate) struct Answers {
     pub(crate) lists: u64,
     pub(crate) gets: u64,
+    pub(crate) values: u64,
     /// After the first, and those of a state that has changed since.
     pub(crate) pages: u64,
     pub(crate) past_pages: u64,
@@ -90,7 +96,7 @@ fn answer(
     }
     let page = match &call.ask.what {
         What::List { page, .. } => page.as_ref(),
-        What::Get(_) => None,
+        What::Get(_) | What::Values { .. } => None,
         What::Until { selection, conditions } => {
             return untils::verify(truth, call, (*selection, conditions), tally).map(|()| None);
         }
@@ -124,10 +130,15 @@ fn answer(
             let state = truth.epochs[moment.epoch].state_at(moment.batches, Selection::All);
             let held = state.get(key).ok_or("there is no such object")?;
             announced(truth, &response.resource_version, moment.epoch, moment.safe)?;
-            object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.has_bodies)?;
+            said_of_source(response.source(), call)?;
+            object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.format)?;
             Ok(None)
         }
         What::Until { .. } => Ok(None),
+        What::Values { index, page_size } => {
+            tally.values += 1;
+            values(truth, call, *index, *page_size, &moment)
+        }
         What::List { query, page_size, .. } => {
             let (epoch, batches, sent) = match page {
                 None => (moment.epoch, moment.batches, 0),
@@ -180,9 +191,10 @@ fn list(
         }
         let chunk = pb::ListResponse::decode(message.clone()).map_err(|error| error.to_string())?;
         announced(truth, &chunk.resource_version, epoch, version)?;
+        said_of_source(chunk.source(), call)?;
         for is in &chunk.objects {
             let held = due.next().ok_or("there are more objects than the state or the page has")?;
-            object(truth, epoch, is, held, call.ask.has_bodies)?;
+            object(truth, epoch, is, held, call.ask.format)?;
             end += 1;
         }
         last = Some((!chunk.next_page_token.is_empty(), *moment));
@@ -200,13 +212,50 @@ fn list(
     Ok(Some((end, Some(at).filter(|_| has_token))))
 }
 
+/// The values of an index, from its first on; as a page of what there is.
+fn values(
+    truth: &Truth,
+    call: &CallRecord,
+    index: Index,
+    page_size: u32,
+    moment: &Moment,
+) -> Result<Option<Page>, String> {
+    let Moment { epoch, batches, .. } = *moment;
+    let mut all = BTreeMap::<&str, u64>::new();
+    for held in truth.epochs[epoch].state_at(batches, Selection::All).values() {
+        if let Some(value) = index.value(&held.pod) {
+            *all.entry(value).or_default() += 1;
+        }
+    }
+    let [(message, at)] = &*call.messages else { return Err("it is not one message".to_owned()) };
+    let response = pb::ListIndexValuesResponse::decode(message.clone()).map_err(|error| error.to_string())?;
+    announced(truth, &response.resource_version, epoch, moment.safe)?;
+    let limit = if page_size == 0 { usize::MAX } else { page_size as usize };
+    let is: Vec<_> = response.values.iter().map(|value| (&*value.value, value.objects)).collect();
+    let should: Vec<_> = all.iter().take(limit).map(|(value, objects)| (*value, *objects)).collect();
+    if is != should {
+        return Err(format!("the values are {is:?} instead of {should:?}"));
+    }
+    let has_token = !response.next_page_token.is_empty();
+    if has_token != (should.len() < all.len()) {
+        return Err(format!("{} of {} values were sent, and there is a token: {has_token}", is.len(), all.len()));
+    }
+    let sent = should.len();
+    Ok(Some(Page { epoch, batches, sent, issued: Some(*at).filter(|_| has_token) }))
+}
+
 fn announced(truth: &Truth, is: &str, epoch: usize, version: u64) -> Result<(), String> {
     let should = truth.text(epoch, version);
     if is == should { Ok(()) } else { Err(format!("it is said to be of {is:?} instead of {should:?}")) }
 }
 
-fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, has_bodies: bool) -> Result<(), String> {
-    let fields = object_fields(is, held, &truth.text(epoch, held.version), has_bodies);
+fn said_of_source(is: pb::SyncState, call: &CallRecord) -> Result<(), String> {
+    let should = call.answered.map(|answered| answered.source());
+    if Some(is) == should { Ok(()) } else { Err(format!("the upstream is said to be {is:?} instead of {should:?}")) }
+}
+
+fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, format: PayloadFormat) -> Result<(), String> {
+    let fields = object_fields(is, held, &truth.text(epoch, held.version), format);
     match fields.into_iter().find(|(_, is, should)| is != should) {
         Some((what, is, should)) => Err(format!("an object's {what} is {is:?} instead of {should:?}")),
         None => Ok(()),

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use informerd::proto::pb;
+use informerd::proto::pb::{self, PayloadFormat};
 use prost::Message;
 
 use super::{
+    pod::{Key, Pod},
     selection::Selection,
-    truth::{Key, Pod},
 };
 
 /// One call.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) what: What,
-    pub(crate) has_bodies: bool,
+    pub(crate) format: PayloadFormat,
     /// Not older than this.
     pub(crate) min: Option<String>,
     /// Of the call.
@@ -23,9 +23,29 @@ pub(crate) struct Ask {
 
 #[derive(Debug, Clone)]
 pub(crate) enum What {
-    List { query: Query, page_size: u32, page: Option<PageOf> },
+    List {
+        query: Query,
+        page_size: u32,
+        page: Option<PageOf>,
+    },
     Get(Key),
-    Until { selection: Selection, conditions: Vec<Condition> },
+    Until {
+        selection: Selection,
+        conditions: Vec<Condition>,
+    },
+    /// The values of an index.
+    Values {
+        index: Index,
+        page_size: u32,
+    },
+}
+
+/// What the objects are found by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Index {
+    App,
+    Node,
+    Namespace,
 }
 
 /// Something to wait for.
@@ -84,8 +104,7 @@ pub(crate) enum Twist {
 impl Ask {
     /// Its path, and the request.
     pub(crate) fn encode(&self) -> (&'static str, Vec<u8>) {
-        let format = if self.has_bodies { pb::PayloadFormat::Raw } else { pb::PayloadFormat::Metadata };
-        let (format, resource) = (format.into(), "pods".to_owned());
+        let (format, resource) = (self.format.into(), "pods".to_owned());
         let min_resource_version = self.min.clone().unwrap_or_default();
         match &self.what {
             What::Until { selection, conditions } => {
@@ -93,6 +112,11 @@ impl Ask {
                 selection.ask(&mut watch);
                 let conditions = conditions.iter().map(|condition| condition.text()).collect();
                 ("Until", pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec())
+            }
+            What::Values { index, page_size } => {
+                let (index, page_size, page_token) = (index.name().to_owned(), *page_size, String::new());
+                let request = pb::ListIndexValuesRequest { resource, index, page_size, page_token };
+                ("ListIndexValues", request.encode_to_vec())
             }
             What::Get((namespace, name)) => {
                 let (namespace, name) = ((*namespace).to_owned(), (*name).to_owned());
@@ -124,7 +148,7 @@ impl Ask {
                     namespace: watch.namespace,
                     label_selector: watch.label_selector,
                     field_selector: watch.field_selector,
-                    expression: String::new(),
+                    expression: watch.expression,
                     format,
                     page_size,
                     page_token,
@@ -133,6 +157,17 @@ impl Ask {
                 };
                 ("List", request.encode_to_vec())
             }
+        }
+    }
+}
+
+impl Ask {
+    /// Its selection, if its expression has to be compiled, and its conditions.
+    pub(crate) fn compiled(&self) -> (Option<Selection>, &[Condition]) {
+        match &self.what {
+            What::List { query, .. } => (Some(query.selection), &[]),
+            What::Until { selection, conditions } => (Some(*selection), conditions),
+            What::Get(_) | What::Values { .. } => (None, &[]),
         }
     }
 }
@@ -147,6 +182,25 @@ impl Query {
             Selection::Field => Some(("node", "n1", "")),
             Selection::IndexOfNamespace => Some(("app", "db", "shop")),
             _ => None,
+        }
+    }
+}
+
+impl Index {
+    fn name(self) -> &'static str {
+        match self {
+            Self::App => "app",
+            Self::Node => "node",
+            Self::Namespace => "namespace",
+        }
+    }
+
+    /// Returns the value that an object is found by.
+    pub(crate) fn value(self, pod: &Pod) -> Option<&'static str> {
+        match self {
+            Self::App => pod.app,
+            Self::Node => pod.node,
+            Self::Namespace => Some(pod.key.0),
         }
     }
 }

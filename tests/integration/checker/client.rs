@@ -224,7 +224,6 @@ impl Client {
 }
 
 fn request(plan: &Plan, start: &Start, min: Option<String>) -> pb::WatchRequest {
-    let format = if plan.has_bodies { pb::PayloadFormat::Raw } else { pb::PayloadFormat::Metadata };
     let (version, initial_events) = match start {
         Start::InitialEvents => (String::new(), pb::InitialEvents::Send),
         Start::Bookmark => (String::new(), pb::InitialEvents::None),
@@ -234,7 +233,7 @@ fn request(plan: &Plan, start: &Start, min: Option<String>) -> pb::WatchRequest 
         resource: "pods".to_owned(),
         resource_version: version,
         initial_events: initial_events.into(),
-        format: format.into(),
+        format: plan.format.into(),
         queue: Some(pb::QueueOptions { policy: plan.policy.into(), length: plan.length }),
         bookmark_interval: prost_types::Duration::try_from(plan.bookmark_interval).ok(),
         min_resource_version: min.unwrap_or_default(),

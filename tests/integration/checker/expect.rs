@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeMap, rc::Rc};
 
-use informerd::proto::pb::{self, Cause, EventType};
+use informerd::proto::pb::{self, Cause, EventType, PayloadFormat};
 
 use super::{
+    pod::Held,
     selection::Selection,
-    truth::{Epoch, Held, State},
+    truth::{Epoch, State},
 };
 
 /// One event, as it has to be told.
@@ -173,7 +174,7 @@ impl Expected {
     pub(crate) fn differences(
         &self,
         message: &pb::WatchResponse,
-        has_bodies: bool,
+        format: PayloadFormat,
         version: u64,
         text: impl Fn(u64) -> String,
     ) -> Vec<String> {
@@ -189,7 +190,7 @@ impl Expected {
         compare("open", message.open.to_string(), self.is_open.to_string());
         compare("coalesced", message.coalesced.to_string(), self.coalesced.to_string());
         let object = message.object.clone().unwrap_or_default();
-        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), has_bodies) {
+        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), format) {
             compare(what, is, should);
         }
         wrong
@@ -219,12 +220,17 @@ pub(crate) fn object_fields(
     object: &pb::Object,
     held: &Held,
     version: &str,
-    has_bodies: bool,
+    format: PayloadFormat,
 ) -> Vec<(&'static str, String, String)> {
     let body = match &object.body {
         None => "none".to_owned(),
         Some(pb::object::Body::Raw(raw)) => String::from_utf8_lossy(raw).into_owned(),
-        Some(pb::object::Body::Struct(_)) => "a Struct".to_owned(),
+        Some(pb::object::Body::Struct(value)) => format!("{value:?}"),
+    };
+    let expected = match held.body(format) {
+        None => "none".to_owned(),
+        Some(pb::object::Body::Raw(_)) => held.body.clone(),
+        Some(pb::object::Body::Struct(value)) => format!("{value:?}"),
     };
     let labels = held.pod.app.map(|app| ("app".to_owned(), app.to_owned()));
     let is = |text: &str| text.to_owned();
@@ -237,6 +243,6 @@ pub(crate) fn object_fields(
         ("api_version", object.api_version.clone(), is("v1")),
         ("kind", object.kind.clone(), is("Pod")),
         ("media_type", object.media_type.clone(), is("application/json")),
-        ("body", body, if has_bodies { held.body.clone() } else { is("none") }),
+        ("body", body, expected),
     ]
 }

@@ -9,7 +9,7 @@ mod merging;
 
 use std::collections::VecDeque;
 
-use informerd::proto::pb::{self, EventType};
+use informerd::proto::pb::{self, EventType, PayloadFormat};
 
 use super::{
     expect::{Expected, object_fields},
@@ -147,7 +147,7 @@ impl<'a> Follower<'a> {
             (Stage::InitialEvents(missing), EventType::Added) => {
                 tally.events += 1;
                 let text = |version| self.truth.text(self.epoch_at, version);
-                initial_event(missing, message, self.plan.has_bodies, text)
+                initial_event(missing, message, self.plan.format, text)
             }
             (Stage::InitialEvents(_), _) => Err("the initial events are not complete".to_owned()),
             (Stage::Live, EventType::Dropped) => {
@@ -207,7 +207,7 @@ impl<'a> Follower<'a> {
             return Err("nothing more has happened to the selection".to_owned());
         };
         let version = due.version_after(self.position.unwrap_or_default());
-        let differences = due.differences(message, self.plan.has_bodies, version, text);
+        let differences = due.differences(message, self.plan.format, version, text);
         if differences.is_empty() {
             due.apply(&mut self.held);
             self.position = Some(version);
@@ -230,6 +230,12 @@ impl<'a> Follower<'a> {
         let bookmark = message.bookmark.clone().unwrap_or_default();
         if bookmark.draining && !moment.is_draining {
             return Err("it says draining, and the server is not".to_owned());
+        }
+        // The first one was made when it was answered.
+        let made =
+            [Some(moment), self.segment.answered.as_ref().filter(|_| matches!(self.stage, Stage::FirstBookmark))];
+        if !made.into_iter().flatten().any(|moment| bookmark.source() == moment.source()) {
+            return Err(format!("the upstream is {:?}, and it says {:?}", moment.source(), bookmark.source()));
         }
         let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
         if bookmark.draining && next.is_some_and(|next| next != EventType::Error) {
@@ -475,7 +481,7 @@ impl<'a> Follower<'a> {
 fn initial_event(
     missing: &mut State,
     message: &pb::WatchResponse,
-    has_bodies: bool,
+    format: PayloadFormat,
     text: impl Fn(u64) -> String,
 ) -> Verdict {
     let object = message.object.clone().unwrap_or_default();
@@ -487,7 +493,7 @@ fn initial_event(
         return Err("an initial event has CAUSE_INITIAL and no version".to_owned());
     }
     let version = text(held.version);
-    match object_fields(&object, &held, &version, has_bodies).into_iter().find(|(_, is, should)| is != should) {
+    match object_fields(&object, &held, &version, format).into_iter().find(|(_, is, should)| is != should) {
         Some((what, is, should)) => Err(format!("its {what} is {is:?} instead of {should:?}")),
         None => Ok(()),
     }

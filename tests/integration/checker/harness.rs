@@ -26,9 +26,10 @@ use super::{
     blocking::{Limits, Pace},
     call::Call,
     client::Client,
+    pod::Held,
     record::{CallRecord, Moment, Plan, Record, Start},
     script::{BOOKMARK_INTERVAL, CALLS, Config, PLACES, Script, Step, Whence},
-    truth::{Held, SERVERS, Truth, Upstream, Write},
+    truth::{SERVERS, Truth, Upstream, Write},
 };
 
 /// What a run leaves behind.
@@ -129,7 +130,7 @@ impl Harness {
             self.push(closed).await;
         }
         let epoch = self.truth.epochs.len() - 1;
-        let server = Server::start(&self.config, epoch);
+        let mut server = Server::start(&self.config, epoch);
         server.push(self.delta(self.truth.list())).await;
         self.servers.push(server);
         self.truth.begin_server();
@@ -183,6 +184,7 @@ impl Harness {
                 let list = self.truth.rewind(*back, *keep);
                 self.push(list).await;
             }
+            Step::Lose => self.servers.iter_mut().for_each(Server::lose),
             Step::Wait(milliseconds) => self.wait(Duration::from_millis(*milliseconds)).await,
             Step::Open(place, plan) => {
                 self.leave(*place, 0);
@@ -246,6 +248,7 @@ impl Harness {
     }
 
     async fn open(&mut self, place: usize, mut client: Client, start: Start) {
+        self.servers[self.current].compile(Some(client.record.plan.selection), &[]).await;
         let (asked, min) = (self.moment(self.current), client.record.plan.min.map(|min| self.min_version(min)));
         client.open(&mut self.servers[self.current].routes, start, min, asked);
         self.places[place] = Some(client);
@@ -435,6 +438,7 @@ impl Harness {
             batches,
             safe,
             is_draining,
+            silence: self.servers[server].silence(),
             is_drained,
             turn: self.turn,
         }
@@ -443,7 +447,7 @@ impl Harness {
     /// Says it to all servers.
     async fn push(&mut self, upstream: Upstream) {
         let delta = self.delta(upstream);
-        for server in &self.servers {
+        for server in &mut self.servers {
             server.push(delta.clone()).await;
         }
     }

@@ -5,11 +5,12 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
-use informerd::proto::pb;
+use informerd::proto::pb::{self, PayloadFormat};
 use prost::Message;
 
 use super::{
     ask::{Ask, Min},
+    script::SILENCE,
     selection::Selection,
 };
 
@@ -24,7 +25,7 @@ pub(crate) struct Record {
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) selection: Selection,
-    pub(crate) has_bodies: bool,
+    pub(crate) format: PayloadFormat,
     pub(crate) policy: pb::FullChannelPolicy,
     pub(crate) length: u32,
     /// The host that it connects from.
@@ -95,6 +96,8 @@ pub(crate) struct Moment {
     pub(crate) batches: usize,
     pub(crate) safe: u64,
     pub(crate) is_draining: bool,
+    /// How long the upstream has said nothing; none when it is gone for certain.
+    pub(crate) silence: Option<Duration>,
     /// It drains, and gives nobody any time.
     pub(crate) is_drained: bool,
     /// Counts the times at which everything was at rest.
@@ -102,6 +105,14 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
+    /// What is to be said of the upstream.
+    pub(crate) fn source(&self) -> pb::SyncState {
+        match self.silence {
+            Some(silence) if silence < SILENCE[0] + SILENCE[1] => pb::SyncState::Synced,
+            _ => pb::SyncState::Stale,
+        }
+    }
+
     /// The time since an earlier one.
     pub(crate) fn since(&self, earlier: &Self) -> Duration {
         self.at.saturating_sub(earlier.at)

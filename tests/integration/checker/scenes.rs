@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use informerd::proto::pb::FullChannelPolicy;
+use informerd::proto::pb::{FullChannelPolicy, PayloadFormat};
 use proptest::{collection::vec, prelude::*, sample::select, strategy::BoxedStrategy};
 
 use super::{
@@ -125,7 +125,7 @@ fn parked_past() -> Scene {
 fn torn() -> Scene {
     let scene = (any_place(), any_plan(), vec(any_write(), 4..9), any::<bool>(), say(2..6), say(2..6));
     let scene = scene.prop_map(|(place, plan, writes, is_relist, after, later)| {
-        let plan = Plan { has_bodies: true, ..replays_all(&plan) };
+        let plan = Plan { format: PayloadFormat::Raw, ..replays_all(&plan) };
         let at_once = writes.iter().map(|(write, _)| write.clone()).collect();
         let batch = if is_relist { Step::Relist(writes, 1) } else { Step::SayAtOnce(at_once, 1) };
         let then = [batch, Step::Read(place, 1), after, later, Step::Read(place, 3)];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use informerd::proto::pb::FullChannelPolicy;
+use informerd::proto::pb::{FullChannelPolicy, PayloadFormat};
 use proptest::{
     collection::vec,
     option::{of, weighted},
@@ -11,11 +11,12 @@ use proptest::{
 };
 
 use super::{
-    ask::{Condition, Min, Query, Twist},
+    ask::{Condition, Index, Min, Query, Twist},
+    pod::Key,
     record::Plan,
     scenes::any_scene,
     selection::Selection,
-    truth::{Bounds, Key, Write},
+    truth::{Bounds, Write},
 };
 
 /// One run.
@@ -57,6 +58,8 @@ pub(crate) enum Step {
     /// A list, after what nobody was told of.
     Relist(Vec<(Write, u64)>, u64),
     Rewind(u64, u8),
+    /// It is gone for certain, until it says something.
+    Lose,
     /// A new client, in the place of another.
     Open(usize, Plan),
     /// So many pieces of what there is for it.
@@ -97,7 +100,7 @@ pub(crate) enum Reconnected {
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
     pub(crate) asked: Asked,
-    pub(crate) has_bodies: bool,
+    pub(crate) format: PayloadFormat,
     pub(crate) min: Option<Min>,
     pub(crate) deadline: Option<Duration>,
     /// Whether its answer is looked at only now and then.
@@ -109,6 +112,7 @@ pub(crate) enum Asked {
     List { query: Query, page_size: u32 },
     Get(Key),
     Until { selection: Selection, conditions: Vec<Condition> },
+    Values { index: Index, page_size: u32 },
 }
 
 /// Where a client goes on.
@@ -125,6 +129,8 @@ pub(crate) enum Whence {
     Foreign,
 }
 
+pub(crate) const FORMATS: [PayloadFormat; 4] =
+    [PayloadFormat::Unspecified, PayloadFormat::Struct, PayloadFormat::Raw, PayloadFormat::Metadata];
 pub(super) const KEYS: [Key; 6] =
     [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
 /// Clients at one time.
@@ -144,16 +150,22 @@ fn any_config() -> impl Strategy<Value = Config> {
     let age = prop_oneof![1 => 2_u64..6, 3 => Just(1000)].prop_map(Duration::from_secs);
     let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
     let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
-    let bounds = |(age, events)| Bounds { age, events };
+    let bytes = || weighted(0.2, 1_000_usize..8_000);
+    // Of large bodies there are as many within a bound as of small ones.
+    let bounds = |(age, events), bytes: Option<usize>, padding| {
+        let bytes = bytes.map_or(Bounds::ANY_BYTES, |bytes| bytes * (1 + padding / 400));
+        Bounds { age, events, bytes }
+    };
     let padding = prop_oneof![5 => Just(0), 1 => Just(33_000)];
     let drain_period = prop_oneof![3 => Just(0), 1 => 1_u64..1000].prop_map(Duration::from_millis);
     let versions = (weighted(0.25, Just(())), any::<bool>());
-    (versions, history, retention, 100_u64..2000, drain_period, padding).prop_map(
-        move |((lineage, has_stable_bodies), history, retention, block_ms, drain_period, padding)| Config {
+    (versions, history, retention, (bytes(), bytes()), 100_u64..2000, drain_period, padding).prop_map(
+        move |((lineage, has_stable_bodies), history, retention, bytes, block_ms, drain_period, padding)| Config {
             has_lineage: lineage.is_some(),
             has_stable_bodies,
-            history: bounds(history),
-            retention: bounds(retention),
+            history: bounds(history, bytes.0, padding),
+            // A bound of bytes comes with the history's others, as in the configuration.
+            retention: bounds(if bytes.1.is_some() { history } else { retention }, bytes.1, padding),
             block_timeout: Duration::from_millis(block_ms),
             drain_period,
             has_time: block_ms % 2 == 0,
@@ -211,10 +223,10 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     let timeout = weighted(0.1, 500_u64..5000);
     let is_min = weighted(0.1, any_min());
     let queue = (select(policies), 1_u32..6, 1_u8..4);
-    (any_selection(), weighted(0.8, Just(())), queue, weighted(0.6, Just(())), timeout, is_min).prop_map(
-        |(selection, has_bodies, (policy, length, peer), sends_initial_events, timeout, min)| Plan {
+    (any_selection(), any_format(), queue, weighted(0.6, Just(())), timeout, is_min).prop_map(
+        |(selection, format, (policy, length, peer), sends_initial_events, timeout, min)| Plan {
             selection,
-            has_bodies: has_bodies.is_some(),
+            format,
             policy,
             length,
             peer,
@@ -224,6 +236,11 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
             min,
         },
     )
+}
+
+/// RAW, which is the cheapest, the most often.
+fn any_format() -> impl Strategy<Value = PayloadFormat> {
+    prop_oneof![3 => Just(PayloadFormat::Raw), 2 => select(&FORMATS[..])]
 }
 
 fn any_selection() -> impl Strategy<Value = Selection> {
@@ -258,12 +275,17 @@ pub(super) fn any_until() -> impl Strategy<Value = Question> {
     any_question(asked.prop_map(|(selection, conditions)| Asked::Until { selection, conditions }))
 }
 
+fn any_values() -> impl Strategy<Value = Asked> {
+    let index = select(vec![Index::App, Index::Node, Index::Namespace]);
+    (index, 0_u32..4).prop_map(|(index, page_size)| Asked::Values { index, page_size })
+}
+
 fn any_question(asked: impl Strategy<Value = Asked>) -> impl Strategy<Value = Question> {
     let deadline = weighted(0.5, 200_u64..3000);
-    (asked, any::<bool>(), weighted(0.3, any_min()), deadline, weighted(0.3, Just(()))).prop_map(
-        |(asked, has_bodies, min, deadline, is_slow)| Question {
+    (asked, any_format(), weighted(0.3, any_min()), deadline, weighted(0.3, Just(()))).prop_map(
+        |(asked, format, min, deadline, is_slow)| Question {
             asked,
-            has_bodies,
+            format,
             min,
             deadline: deadline.map(Duration::from_millis),
             is_slow: is_slow.is_some(),
@@ -279,6 +301,8 @@ pub(super) fn any_next_page(place: usize) -> impl Strategy<Value = Step> {
     })
 }
 
+/// A resource whose upstream has said nothing for as long is STALE: that is its heartbeat, and how late it may be.
+pub(crate) const SILENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(3)];
 pub(crate) const BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
 
 pub(super) fn any_step() -> impl Strategy<Value = Step> {
@@ -299,6 +323,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         4 => any_open(),
         1 => any_reconnect(),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
+        1 => Just(Step::Lose),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
         16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),
         3 => (place(), lost).prop_map(|(place, lost)| Step::Leave(place, lost)),
@@ -307,6 +332,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         3 => (0..CALLS, any_list(prop_oneof![Just(0), 1_u32..4])).prop_map(|(place, list)| Step::Ask(place, list)),
         1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(Asked::Get)))
             .prop_map(|(place, get)| Step::Ask(place, get)),
+        1 => (0..CALLS, any_question(any_values())).prop_map(|(place, values)| Step::Ask(place, values)),
         2 => (0..CALLS, any_until()).prop_map(|(place, until)| Step::Ask(place, until)),
         2 => (0..CALLS).prop_map(Step::Poll),
         2 => (0..CALLS).prop_flat_map(any_next_page),

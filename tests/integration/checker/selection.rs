@@ -2,7 +2,7 @@
 
 use informerd::proto::pb;
 
-use super::truth::Pod;
+use super::pod::Pod;
 
 /// One of those below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,10 +18,15 @@ pub(crate) enum Selection {
     Index,
     IndexOfNamespace,
     LabelAndField,
+    NameInNamespace,
+    IndexOfSeveral,
+    Expression,
+    NotExpression,
+    LabelAndExpression,
 }
 
 impl Selection {
-    pub(crate) const EVERY: [Self; 11] = [
+    pub(crate) const EVERY: [Self; 16] = [
         Self::All,
         Self::Namespace,
         Self::Name,
@@ -33,10 +38,15 @@ impl Selection {
         Self::Index,
         Self::IndexOfNamespace,
         Self::LabelAndField,
+        Self::NameInNamespace,
+        Self::IndexOfSeveral,
+        Self::Expression,
+        Self::NotExpression,
+        Self::LabelAndExpression,
     ];
 
     /// Those that a List can have: all but a name.
-    pub(crate) const LISTED: [Self; 10] = [
+    pub(crate) const LISTED: [Self; 14] = [
         Self::All,
         Self::Namespace,
         Self::Label,
@@ -47,7 +57,18 @@ impl Selection {
         Self::Index,
         Self::IndexOfNamespace,
         Self::LabelAndField,
+        Self::IndexOfSeveral,
+        Self::Expression,
+        Self::NotExpression,
+        Self::LabelAndExpression,
     ];
+
+    /// Its expression; empty for none.
+    pub(crate) fn expression(self) -> String {
+        let mut request = pb::WatchRequest::default();
+        self.ask(&mut request);
+        request.expression
+    }
 
     /// Asks for it.
     pub(crate) fn ask(self, request: &mut pb::WatchRequest) {
@@ -73,17 +94,33 @@ impl Selection {
                 "app!=db".clone_into(&mut request.label_selector);
                 "metadata.name!=b,spec.nodeName!=n2".clone_into(&mut request.field_selector);
             }
+            Self::NameInNamespace => {
+                "shop".clone_into(&mut request.namespace);
+                "a".clone_into(&mut request.name);
+            }
+            // One of them twice, and one that no object has.
+            Self::IndexOfSeveral => {
+                request.index = index("node", &["n3", "n1", "nowhere", "n3"]);
+                "app".clone_into(&mut request.label_selector);
+            }
+            Self::Expression => "object.metadata.labels.app == 'web'".clone_into(&mut request.expression),
+            Self::NotExpression => "object.spec.nodeName != 'n1'".clone_into(&mut request.expression),
+            Self::LabelAndExpression => {
+                "app".clone_into(&mut request.label_selector);
+                "object.metadata.name in ['a', 'c']".clone_into(&mut request.expression);
+            }
         }
     }
 
-    /// Whether it chooses the object. What is missing is the empty string to a field selector, and is in no index.
+    /// Whether it chooses the object. What is missing is the empty string to a field selector, is in no index, and meets no
+    /// expression.
     pub(crate) fn matches(self, pod: &Pod) -> bool {
         let (namespace, name) = pod.key;
         match self {
             Self::All => true,
             Self::Namespace => namespace == "shop",
             Self::Name => name == "a",
-            Self::Label => pod.app == Some("web"),
+            Self::Label | Self::Expression => pod.app == Some("web"),
             Self::LabelSet => pod.app == Some("web") || pod.app == Some("db"),
             Self::NoLabel => pod.app.is_none(),
             Self::Field => pod.node == Some("n1"),
@@ -91,6 +128,10 @@ impl Selection {
             Self::Index => pod.node == Some("n1") || pod.node == Some("n2"),
             Self::IndexOfNamespace => pod.app == Some("db") && namespace == "shop",
             Self::LabelAndField => pod.app != Some("db") && name != "b" && pod.node != Some("n2"),
+            Self::NameInNamespace => pod.key == ("shop", "a"),
+            Self::IndexOfSeveral => pod.app.is_some() && (pod.node == Some("n1") || pod.node == Some("n3")),
+            Self::NotExpression => pod.node.is_some() && pod.node != Some("n1"),
+            Self::LabelAndExpression => pod.app.is_some() && (name == "a" || name == "c"),
         }
     }
 }

@@ -14,37 +14,14 @@ use std::{
 use informerd::proto::pb::Cause;
 
 use super::{
+    pod::{Held, Key, Pod},
     record::Moment,
     script::{Config, Reconnected},
     selection::Selection,
 };
 
-/// Namespace and name.
-pub(crate) type Key = (&'static str, &'static str);
 /// A resource at one moment.
 pub(crate) type State = BTreeMap<Key, Rc<Held>>;
-
-/// What the script says of one object.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Pod {
-    pub(crate) key: Key,
-    pub(crate) uid: u32,
-    pub(crate) app: Option<&'static str>,
-    pub(crate) node: Option<&'static str>,
-    /// No two writes have the same body.
-    serial: u32,
-    padding: usize,
-}
-
-/// One state of an object.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Held {
-    pub(crate) pod: Pod,
-    pub(crate) version: u64,
-    pub(crate) body: String,
-    /// Whether it is within the bounds of what can be served.
-    is_served: bool,
-}
 
 /// One change of one object.
 #[derive(Debug)]
@@ -116,11 +93,12 @@ pub(crate) enum Write {
     Repeat,
 }
 
-/// How far a history can be resumed from is configured: by age and by events.
+/// How far a history can be resumed from is configured: by age, by events and by bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) age: Duration,
     pub(crate) events: usize,
+    pub(crate) bytes: usize,
 }
 
 #[derive(Debug)]
@@ -158,21 +136,6 @@ const FIRST_VERSION: u64 = 40;
 const LONG: Duration = Duration::from_secs(1000);
 /// How long an age may be exceeded: expiry is looked for at intervals.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-
-impl Pod {
-    fn body(&self) -> String {
-        let (namespace, name) = self.key;
-        let quoted = |key: &str, value: Option<&str>| value.map(|value| format!(r#""{key}":"{value}""#));
-        let labels = quoted("app", self.app).unwrap_or_default();
-        let node = quoted("nodeName", self.node).map(|node| format!("{node},")).unwrap_or_default();
-        format!(
-            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"{namespace}","name":"{name}","uid":"u{}","labels":{{{labels}}}}},"spec":{{{node}"n":{},"padding":"{}"}}}}"#,
-            self.uid,
-            self.serial,
-            "x".repeat(self.padding)
-        )
-    }
-}
 
 impl Truth {
     /// A history that begins with these objects.
@@ -499,13 +462,20 @@ impl Truth {
         };
         let is_in_gap = epoch.is_in_gap(version, moment.batches);
         let is_before = |bounds| version < epoch.oldest(bounds, (start, first), moment);
-        let lazy = Bounds { age: self.bounds.age + SWEEP_INTERVAL, ..self.bounds };
-        let (mut may_be, mut must_be) = (is_in_gap || is_before(self.bounds), is_in_gap || is_before(lazy));
+        let Bounds { age, bytes, .. } = self.bounds;
+        let tight = Bounds { bytes: bytes - bytes / 10, ..self.bounds };
+        let lazy = Bounds { age: age + SWEEP_INTERVAL, bytes: bytes + bytes / 10, ..self.bounds };
+        let (mut may_be, mut must_be) = (is_in_gap || is_before(tight), is_in_gap || is_before(lazy));
         // What came late keeps what it came after, if that was still there.
         if epoch.batches[first.min(moment.batches)..moment.batches].iter().any(Batch::is_late) {
             (may_be, must_be) = (true, is_in_gap);
         }
         (may_be, must_be)
+    }
+
+    /// Whether there is a bound to the bytes that servers keep for clients that lag.
+    pub(crate) fn keeps_few_bytes(&self) -> bool {
+        self.window.bytes < Bounds::ANY_BYTES
     }
 
     /// Whether a server may forget, or be about to, what came after so many batches: a client that merges and has not taken it
@@ -514,7 +484,9 @@ impl Truth {
         // What is gathered into one step of the server is kept or forgotten together.
         const GATHERED: usize = 64;
         let since: usize = self.epochs[epoch].batches.iter().skip(batches).map(|batch| batch.changes.len()).sum();
-        let is_kept = |Bounds { age, events }: Bounds| age >= LONG && events > 2 * (since + GATHERED);
+        let is_kept = |Bounds { age, events, bytes }: Bounds| {
+            age >= LONG && events > 2 * (since + GATHERED) && bytes == Bounds::ANY_BYTES
+        };
         !(is_kept(self.bounds) && is_kept(self.window))
     }
 
@@ -567,7 +539,18 @@ impl Truth {
     }
 }
 
+impl Bounds {
+    /// No bound of bytes.
+    pub(crate) const ANY_BYTES: usize = 1 << 40;
+}
+
 impl Batch {
+    /// What a history is charged with for it: the states that it replaced, which nobody else keeps, and a little for each change.
+    fn bytes(&self) -> usize {
+        const OF_EACH: usize = 256;
+        self.changes.iter().map(|change| OF_EACH + change.old.as_ref().map_or(0, |old| old.body.len())).sum()
+    }
+
     fn new(before: u64, after: u64, changes: Vec<Change>) -> Self {
         Self { before, after, changes, is_relist: false, is_open: false, applied_at: [None; SERVERS] }
     }
@@ -619,12 +602,13 @@ impl Epoch {
         let mut rest = &kept[..];
         while let Some(batch) = rest.first() {
             let newer: usize = rest.iter().map(|batch| batch.changes.len()).sum();
+            let bytes: usize = rest.iter().map(|batch| batch.bytes()).sum();
             let age = batch.applied_at[moment.server].map_or(Duration::ZERO, |at| moment.at.saturating_sub(at));
             rest = &rest[rest.iter().take_while(|other| other.after == batch.after).count()..];
             let is_newest = rest.is_empty();
             let is_needed = is_newest && batch.after > moment.safe;
             // Only age drops the newest, however large it is.
-            if !is_needed && (age > bounds.age || (!is_newest && newer > bounds.events)) {
+            if !is_needed && (age > bounds.age || (!is_newest && (newer > bounds.events || bytes > bounds.bytes))) {
                 oldest = batch.after;
             }
         }

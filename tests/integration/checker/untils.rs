@@ -5,16 +5,17 @@
 
 use std::{collections::BTreeSet, rc::Rc};
 
-use informerd::proto::pb::{self, EventType};
+use informerd::proto::pb::{self, EventType, PayloadFormat};
 use prost::Message;
 
 use super::{
     answers::{self, Answers},
     ask::Condition,
     expect::{Expected, object_fields},
+    pod::Held,
     record::{CallRecord, End, Moment},
     selection::Selection,
-    truth::{Held, Truth},
+    truth::Truth,
 };
 
 /// What conditions are tested on.
@@ -87,7 +88,7 @@ pub(super) fn verify(
     let response = pb::UntilResponse::decode(message.clone()).map_err(|error| error.to_string())?;
     let event = response.event.ok_or("there is no event")?;
     tally.untils += 1;
-    let wrong = met.differences(&event, joined, call.ask.has_bodies, |version| truth.text(joined.epoch, version));
+    let wrong = met.differences(&event, joined, call.ask.format, |version| truth.text(joined.epoch, version));
     if let Seen::Event(event) = met {
         tally.met_later += 1;
         tally.met_in_a_batch += u64::from(!event.ends);
@@ -150,14 +151,14 @@ impl Seen<'_> {
         &self,
         message: &pb::WatchResponse,
         joined: &Moment,
-        has_bodies: bool,
+        format: PayloadFormat,
         text: impl Fn(u64) -> String,
     ) -> Vec<String> {
         let mut wrong = Vec::new();
         match self {
             Seen::Event(due) => {
                 let version = due.version_after(joined.safe);
-                return due.differences(message, has_bodies, version, text);
+                return due.differences(message, format, version, text);
             }
             Seen::Initial(held) => {
                 if (message.r#type(), message.cause()) != (EventType::Added, pb::Cause::Initial) {
@@ -167,7 +168,7 @@ impl Seen<'_> {
                     wrong.push("it has a version".to_owned());
                 }
                 let object = message.object.clone().unwrap_or_default();
-                let fields = object_fields(&object, held, &text(held.version), has_bodies);
+                let fields = object_fields(&object, held, &text(held.version), format);
                 let different = fields.into_iter().filter(|(_, is, should)| is != should);
                 wrong.extend(different.map(|(what, is, should)| format!("its {what} is {is:?} instead of {should:?}")));
             }

@@ -1,15 +1,23 @@
 //! One logical client: whether each of its connections begins where it should, and whether all of them together add up.
 
-use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+    time::Duration,
+};
 
-use informerd::proto::pb::{self, EventType};
+use informerd::proto::pb::{self, EventType, PayloadFormat};
+use prost::Message;
 
 use super::{
+    ask::What,
     blocking::{Read, Trace},
     expect::Expected,
     follow::{Follower, Tally},
-    record::{End, Moment, Plan, Received, Record, Segment, Start, Status},
-    truth::{Held, State, Truth},
+    pod::Held,
+    record::{CallRecord, End, Moment, Plan, Received, Record, Segment, Start, Status},
+    truth::{State, Truth},
 };
 
 /// What the client holds: uid, version and body by key. None while it cannot know.
@@ -119,7 +127,7 @@ fn follow(
         if let Some((_, moment)) = segment.settled.as_ref().filter(|(settled, _)| *settled == at) {
             follower.settled(moment).map_err(|what| (at, what))?;
             let state = truth.epochs[moment.epoch].state_at(moment.batches, record.plan.selection);
-            joined.converged(truth, &state, record.plan.has_bodies).map_err(|what| (at, what))?;
+            joined.converged(truth, &state, record.plan.format).map_err(|what| (at, what))?;
         }
         if at < count {
             follower.message(at, tally).map_err(|what| (at, what))?;
@@ -227,6 +235,35 @@ fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<()
     Ok(())
 }
 
+/// Verifies that every history of every server has one name, and no other has it.
+pub(crate) fn histories(records: &[Record], calls: &[CallRecord]) -> Result<(), String> {
+    let of_watch = |segment: &Segment| {
+        let bookmarks = segment.messages.iter().filter_map(|received| received.message.bookmark.as_ref());
+        let names: Vec<_> = bookmarks.map(|bookmark| bookmark.history.clone()).collect();
+        segment.answered.map(|answered| (answered, names))
+    };
+    let of_call = |call: &CallRecord| {
+        let names = call.messages.iter().filter_map(|(message, _)| match &call.ask.what {
+            What::List { page: None, .. } => Some(pb::ListResponse::decode(message.clone()).ok()?.history),
+            What::Get(_) => Some(pb::GetResponse::decode(message.clone()).ok()?.history),
+            _ => None,
+        });
+        call.answered.map(|answered| (answered, names.collect()))
+    };
+    let watches = records.iter().flat_map(|record| &record.segments).filter_map(of_watch);
+    let mut found: BTreeMap<(usize, usize), String> = BTreeMap::new();
+    for (answered, names) in watches.chain(calls.iter().filter_map(of_call)) {
+        for name in names {
+            let known = found.entry((answered.server, answered.epoch)).or_insert_with(|| name.clone());
+            if *known != name || name.is_empty() {
+                return Err(format!("a history of one server is {known:?} and {name:?}: {answered:?}"));
+            }
+        }
+    }
+    let names: BTreeSet<_> = found.values().collect();
+    if names.len() < found.len() { Err(format!("several histories have one name: {found:?}")) } else { Ok(()) }
+}
+
 impl Joined {
     fn begin(&mut self, truth: &Truth, segment: &Segment, moment: Moment, record: &Record) {
         let from = match &segment.start {
@@ -238,7 +275,7 @@ impl Joined {
             // Whoever does not want the state has it.
             Start::Bookmark => {
                 let state = truth.epochs[moment.epoch].state_at(moment.batches, record.plan.selection);
-                self.view = Some(view_of(truth, moment.epoch, &state, record.plan.has_bodies));
+                self.view = Some(view_of(truth, moment.epoch, &state, record.plan.format));
                 self.hole_after = None;
                 None
             }
@@ -260,7 +297,7 @@ impl Joined {
         let skipped = Expected::after(&truth.epochs[epoch], plan.selection, batches.start);
         for event in skipped.iter().filter(|event| event.batch <= batches.end) {
             let (event_type, held) = event.told();
-            let (key, content) = entry(truth, epoch, held, plan.has_bodies);
+            let (key, content) = entry(truth, epoch, held, plan.format);
             match event_type {
                 EventType::Deleted => drop(view.remove(&key)),
                 _ => drop(view.insert(key, content)),
@@ -283,9 +320,9 @@ impl Joined {
         }
     }
 
-    fn converged(&self, truth: &Truth, state: &State, has_bodies: bool) -> Result<(), String> {
+    fn converged(&self, truth: &Truth, state: &State, format: PayloadFormat) -> Result<(), String> {
         let Some(view) = self.view.as_ref().filter(|_| self.hole_after.is_none()) else { return Ok(()) };
-        let right = view_of(truth, self.epoch, state, has_bodies);
+        let right = view_of(truth, self.epoch, state, format);
         if *view == right {
             return Ok(());
         }
@@ -296,14 +333,13 @@ impl Joined {
 type Key = (String, String);
 type Content = (String, String, Option<pb::object::Body>);
 
-fn view_of(truth: &Truth, epoch: usize, state: &State, has_bodies: bool) -> BTreeMap<Key, Content> {
-    state.values().map(|held| entry(truth, epoch, held, has_bodies)).collect()
+fn view_of(truth: &Truth, epoch: usize, state: &State, format: PayloadFormat) -> BTreeMap<Key, Content> {
+    state.values().map(|held| entry(truth, epoch, held, format)).collect()
 }
 
-fn entry(truth: &Truth, epoch: usize, held: &Held, has_bodies: bool) -> (Key, Content) {
+fn entry(truth: &Truth, epoch: usize, held: &Held, format: PayloadFormat) -> (Key, Content) {
     let (namespace, name) = held.pod.key;
-    let body = has_bodies.then(|| pb::object::Body::Raw(held.body.clone().into()));
-    let content = (format!("u{}", held.pod.uid), truth.text(epoch, held.version), body);
+    let content = (format!("u{}", held.pod.uid), truth.text(epoch, held.version), held.body(format));
     ((namespace.to_owned(), name.to_owned()), content)
 }
 

@@ -46,9 +46,10 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// A stream may expire: where it merges nothing is lost, unless threads come too late for a selection.
+    /// A stream may expire: where it merges nothing is lost, unless threads come too late for a selection, or what the history has
+    /// forgotten takes more bytes than may be kept of it.
     pub(super) fn expires(&self) -> Verdict {
-        if self.is_coalescing() && self.has_had_all && self.truth.has_time {
+        if self.is_coalescing() && self.has_had_all && self.truth.has_time && !self.truth.keeps_few_bytes() {
             return Err("under COALESCE nothing is lost, however long a client lags".to_owned());
         }
         Ok(())
@@ -94,7 +95,7 @@ impl Follower<'_> {
         let mut events = messages.take_while(|message| message.object.is_some()).zip(1..).zip(merged);
         events.all(|((message, nth), due)| {
             let version = self.version_in_generation(due, nth == merged.len());
-            due.differences(message, self.plan.has_bodies, version, |version| self.text(version)).is_empty()
+            due.differences(message, self.plan.format, version, |version| self.text(version)).is_empty()
         })
     }
 
@@ -119,7 +120,7 @@ impl Follower<'_> {
     pub(super) fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {
         let Some(due) = self.generation.pop_front() else { return Ok(()) };
         let version = self.version_in_generation(&due, self.generation.is_empty());
-        let differences = due.differences(message, self.plan.has_bodies, version, |version| self.text(version));
+        let differences = due.differences(message, self.plan.format, version, |version| self.text(version));
         self.position = Some(version);
         if differences.is_empty() {
             return Ok(());

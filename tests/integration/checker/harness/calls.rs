@@ -8,21 +8,23 @@ use crate::checker::{
     ask::{Ask, Min, PageOf, Query, Twist, What},
     call::Call,
     record::{CallRecord, End},
-    script::{Asked, Question},
+    script::{Asked, FORMATS, Question},
     selection::Selection,
 };
 
 impl Harness {
     /// Asks, in the place of another call.
     pub(super) async fn ask(&mut self, place: usize, question: &Question) {
-        let Question { asked, has_bodies, min, deadline, is_slow } = question.clone();
+        let Question { asked, format, min, deadline, is_slow } = question.clone();
         let what = match asked {
             Asked::List { query, page_size } => What::List { query, page_size, page: None },
             Asked::Get(key) => What::Get(key),
+            Asked::Values { index, page_size } => What::Values { index, page_size },
             Asked::Until { selection, conditions } => What::Until { selection, conditions },
         };
-        let min = min.map(|min| self.min_version(min));
-        self.call(place, Ask { what, has_bodies, min, deadline }, is_slow).await;
+        // Values are those of now.
+        let min = min.filter(|_| !matches!(what, What::Values { .. })).map(|min| self.min_version(min));
+        self.call(place, Ask { what, format, min, deadline }, is_slow).await;
     }
 
     /// Asks for the page after the one that was read in a place, if there is one.
@@ -32,7 +34,10 @@ impl Harness {
         let (What::List { query, .. }, Some(token)) = (&record.ask.what, next_page_token(record)) else { return };
         let (mut query, mut ask) = (*query, record.ask.clone());
         match twist {
-            Twist::OtherQuery(0) => ask.has_bodies = !ask.has_bodies,
+            Twist::OtherQuery(0) => {
+                let at = FORMATS.iter().position(|format| *format == ask.format).unwrap_or_default();
+                ask.format = FORMATS[(at + 1) % FORMATS.len()];
+            }
             Twist::OtherQuery(1) if ask.min.is_none() => ask.min = Some(self.min_version(Min::Near(0))),
             Twist::OtherQuery(1) => ask.min = None,
             Twist::OtherQuery(_) => {
@@ -49,9 +54,8 @@ impl Harness {
 
     async fn call(&mut self, place: usize, ask: Ask, is_slow: bool) {
         self.give_up(place);
-        if let What::Until { conditions, .. } = &ask.what {
-            self.servers[self.current].compile(conditions).await;
-        }
+        let (selection, conditions) = ask.compiled();
+        self.servers[self.current].compile(selection, conditions).await;
         self.rest().await;
         let moment = self.moment(self.current);
         self.calls.push(Call::new(&mut self.servers[self.current].routes, ask, is_slow, moment));

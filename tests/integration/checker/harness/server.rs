@@ -8,12 +8,13 @@ use std::{
 
 use informerd::{
     cache::{Delta, Evidence, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, Snapshot, SourceHealth},
-    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    grpc::{Body, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
     watch::{BroadcasterConfig, BulkThreads, FullChannelPolicy, QueueOptions, Retention},
 };
 use prost::Message;
+use tokio::time::Instant;
 use tonic::Code;
 use tower::Service as _;
 
@@ -21,7 +22,8 @@ use super::FUTURE_WAIT;
 use crate::checker::{
     ask::Condition,
     client::{framed, status},
-    script::{BOOKMARK_INTERVAL, Config},
+    script::{BOOKMARK_INTERVAL, Config, SILENCE},
+    selection::Selection,
     truth::Bounds,
 };
 
@@ -33,10 +35,12 @@ pub(super) struct Server {
     pub(super) first_epoch: usize,
     /// Threads for what its writer has no time for; the harness does their work.
     threads: Arc<BulkThreads>,
-    /// The conditions that it has compiled.
-    compiled: HashSet<String>,
+    /// The expressions and conditions that it has compiled.
+    compiled: HashSet<(&'static str, String)>,
     fifo: Arc<RealFifo>,
     health: SourceHealth,
+    /// When it was last told anything; none when its upstream is gone for certain.
+    heard_at: Option<Instant>,
 }
 
 impl Server {
@@ -49,8 +53,8 @@ impl Server {
             ("app".to_owned(), IndexFunc::Label("app".to_owned())),
         ]);
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-        let health = SourceHealth::new(Duration::from_secs(2), Duration::from_secs(3));
-        let bound = |Bounds { age, events }| Retention { events, size: 1 << 40, age };
+        let health = SourceHealth::new(SILENCE[0], SILENCE[1]);
+        let bound = |Bounds { age, events, bytes }| Retention { events, size: bytes, age };
         let (retention, selection_budget) = (bound(retention), Duration::ZERO);
         let broadcaster =
             BroadcasterConfig { retention, block_timeout, selection_budget, ..BroadcasterConfig::default() };
@@ -102,32 +106,65 @@ impl Server {
         let service = Service::new([resource], config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
         let routes = Routes::new(service.clone());
         drop(tokio::spawn(service.run()));
-        Self { informer, lifecycle, routes, first_epoch, threads, compiled: HashSet::new(), fifo, health }
+        Self {
+            informer,
+            lifecycle,
+            routes,
+            first_epoch,
+            threads,
+            compiled: HashSet::new(),
+            fifo,
+            health,
+            heard_at: None,
+        }
     }
 
-    pub(super) async fn push(&self, delta: Delta) {
+    pub(super) async fn push(&mut self, delta: Delta) {
         self.health.alive();
+        self.heard_at = Some(Instant::now());
         self.fifo.push(delta).await;
     }
 
-    /// Has conditions compiled ahead of the call that has them. That is done on another thread, in its own time, and so a
-    /// call that waits for it would not have come to rest when everything else has.
-    pub(super) async fn compile(&mut self, conditions: &[Condition]) {
+    /// Has the expression of a selection and conditions compiled ahead of the call that has them. That is done on another thread,
+    /// in its own time, and so a call that waits for it would not have come to rest when everything else has.
+    pub(super) async fn compile(&mut self, selection: Option<Selection>, conditions: &[Condition]) {
+        let resource = "pods".to_owned();
+        let expression = selection.map(Selection::expression).unwrap_or_default();
+        if !expression.is_empty() && self.compiled.insert(("expression", expression.clone())) {
+            let message = pb::ListRequest { resource: resource.clone(), expression, ..Default::default() };
+            self.ask("List", &message.encode_to_vec()).await;
+        }
         let texts = conditions.iter().map(|condition| condition.text());
-        let mut conditions: Vec<String> = texts.filter(|text| self.compiled.insert(text.clone())).collect();
+        let mut conditions: Vec<String> =
+            texts.filter(|text| self.compiled.insert(("condition", text.clone()))).collect();
         if conditions.is_empty() {
             return;
         }
         // They are compiled in order, so when this one is refused the others are ready.
         conditions.push("refused(".to_owned());
-        let watch = pb::WatchRequest { resource: "pods".to_owned(), ..Default::default() };
-        let message = pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec();
-        let request = http::Request::post("/informerd.v1.InformerService/Until")
-            .header("content-type", "application/grpc")
-            .body(framed(&message));
-        let Ok(answer) = self.routes.call(request.unwrap()).await;
+        let watch = pb::WatchRequest { resource, ..Default::default() };
+        let answer = self.ask("Until", &pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec()).await;
         let status = status(answer.headers()).expect("it is refused");
         assert_eq!(status.code, Code::InvalidArgument as i32, "{status:?}");
+    }
+
+    async fn ask(&mut self, method: &str, message: &[u8]) -> http::Response<Body> {
+        let request = http::Request::post(format!("/informerd.v1.InformerService/{method}"))
+            .header("content-type", "application/grpc")
+            .body(framed(message));
+        let Ok(answer) = self.routes.call(request.unwrap()).await;
+        answer
+    }
+
+    /// Its upstream is gone for certain.
+    pub(super) fn lose(&mut self) {
+        self.health.lost();
+        self.heard_at = None;
+    }
+
+    /// How long its upstream has said nothing; none when it is gone for certain.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        self.heard_at.map(|heard_at| heard_at.elapsed())
     }
 
     pub(super) fn is_draining(&self) -> bool {
