@@ -26,7 +26,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use crate::grpc::Service;
+use crate::{grpc::Service, transport::pause_after};
 
 /// What the endpoints answer from.
 #[derive(Debug, Clone)]
@@ -43,8 +43,6 @@ const MAX_CONNECTIONS: usize = 32;
 const MAX_TIME: Duration = Duration::from_secs(60);
 /// Bytes of the head of a request, at most.
 const MAX_HEAD: usize = 16 << 10;
-/// Time until the next attempt to accept, when there are no file descriptors left.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 // === impl Admin ===
 
@@ -78,8 +76,9 @@ impl Admin {
                         open.push_back(connections.spawn(self.clone().drive(stream, routes.clone())));
                     }
                     Err(error) => {
+                        self.service.metrics().refused().count("accept_failed");
                         tracing::debug!(%error, "admin connection not accepted");
-                        tokio::time::sleep(ACCEPT_RETRY).await;
+                        pause_after(&error).await;
                     }
                 },
                 Some(_) = connections.join_next() => open.retain(|connection| !connection.is_finished()),

@@ -1,7 +1,7 @@
 //! Connections: accepting them, driving HTTP/2 over each in one task, and ending them. Knows bytes and connections, and none
 //! of our messages.
 //!
-//! - [`Server`] accepts, and owns the task of every connection.
+//! - [`Server`] accepts, and owns the task of every connection; [`pause_after`] is for what could not be accepted.
 //! - `connection` is that task: it polls h2's connection and those streams that the service wants polled beside it, until
 //!   nothing is ready any more, and only then writes. `keepalive` finds the clients that have vanished.
 //! - `exchange` is one stream: the call, and then the response's body, which is asked for no more than can be sent ([`Supply`]).
@@ -32,6 +32,7 @@ mod keepalive;
 mod ledger;
 mod merge;
 mod outgoing;
+mod pause;
 mod quota;
 mod stalled;
 mod streams;
@@ -44,6 +45,7 @@ pub use body::{LastWords, RequestBody, Room, Supplied, Supply, UNKNOWN};
 pub use chunk::Chunk;
 pub use handle::StreamHandle;
 pub use ledger::{Ledger, Waiting};
+pub use pause::pause_after;
 pub use quota::{Exceeded, Origin, Permit, Quota, Refused, share_of};
 pub use tls::{Tls, TlsError, TlsFiles};
 

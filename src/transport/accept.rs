@@ -16,6 +16,7 @@ use super::{
     Exceeded, Ledger, Peer, Permit, Quota, Refused, RequestBody, Supply, Tls,
     connection::{Answers, BoxError, Connection, Io},
     merge::BufferPool,
+    pause_after,
 };
 
 /// Serves HTTP/2 on all connections of one listener.
@@ -84,8 +85,6 @@ struct Throttle {
     held_back: u64,
 }
 
-/// What cannot be accepted now, for want of file descriptors, is tried again after this.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Between two lines of the log about connections that are not accepted.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long connections may take to tell their clients that the streams were reset.
@@ -132,13 +131,11 @@ where
                         accepted.spawn(&mut connections, service, config, shared, permit);
                     }
                     Err(error) => {
-                        // Of a connection that was gone before it was accepted; or there are no descriptors left, which
-                        // asking at once would not change.
                         config.refused.count("accept_failed");
                         if let Some(failed) = errors.poll() {
                             tracing::warn!(%error, failed, "connection not accepted");
                         }
-                        tokio::time::sleep(ACCEPT_RETRY).await;
+                        pause_after(&error).await;
                     }
                 },
                 // Reaps those that have ended.

@@ -22,7 +22,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("grpc", &["model", "watch", "cache", "proto", "transport", "planted"]),
     ("config", &["model", "watch", "cache", "proto"]),
     ("telemetry", &["model", "watch", "cache", "proto", "config", "grpc"]),
-    ("admin", &["model", "watch", "cache", "proto", "config", "grpc"]),
+    ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc"]),
     ("app", &["model", "watch", "cache", "proto", "source", "grpc", "transport", "config", "telemetry", "admin"]),
     ("cli", &["app", "bench", "client", "config", "proto", "telemetry"]),
     ("main", &["cli"]),
