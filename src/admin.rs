@@ -72,6 +72,8 @@ impl Admin {
                         if open.len() == MAX_CONNECTIONS && let Some(oldest) = open.pop_front() {
                             oldest.abort();
                             self.service.metrics().refused().count("admin_connections");
+                            // Its descriptor is free when its task has ended.
+                            while connections.len() >= MAX_CONNECTIONS && connections.join_next().await.is_some() {}
                         }
                         open.push_back(connections.spawn(self.clone().drive(stream, routes.clone())));
                     }
