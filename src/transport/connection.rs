@@ -130,7 +130,8 @@ const HEADER_LIST: u32 = 16 << 10;
 const ERROR_RESETS: usize = 1024;
 /// Bytes that h2 takes of a stream: no bound, because the driver bounds what it gives to h2.
 const SEND_BUFFER: usize = u32::MAX as usize;
-/// Time for the last words of a connection whose streams were all ended because the client takes nothing.
+/// Time for the last words of a connection whose streams were all ended because the client takes nothing, or does not send what it
+/// has begun.
 const DESERTED_TIMEOUT: Duration = Duration::from_secs(1);
 /// After so much, or so many rounds, other connections get their turn.
 const BYTES_PER_POLL: u64 = 1 << 20;
@@ -317,7 +318,7 @@ where
         }
         if !self.is_closing && self.streams.is_deserted() {
             self.is_closing = true;
-            self.http.drain();
+            self.http.close();
             // Or its GOAWAY would wait for the next request.
             self.waker.wake_by_ref();
         }
@@ -361,6 +362,16 @@ impl<T: Io> Http<T> {
         match self {
             Self::Handshake(preface) => preface.is_draining = true,
             Self::Open(open) => open.http.graceful_shutdown(),
+        }
+    }
+
+    /// Accepts no more streams, and ends soon: a client may never answer the PING that HTTP/2 waits for.
+    fn close(&mut self) {
+        self.drain();
+        if let Self::Open(open) = self
+            && let Some(keep_alive) = &mut open.keep_alive
+        {
+            keep_alive.close_after(DESERTED_TIMEOUT);
         }
     }
 }

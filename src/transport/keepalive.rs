@@ -49,6 +49,11 @@ impl KeepAlive {
         }
     }
 
+    /// Closes the connection after this time, unless its client answers a ping meanwhile.
+    pub(super) fn close_after(&mut self, timeout: Duration) {
+        self.wait(timeout, true);
+    }
+
     fn wait(&mut self, period: Duration, is_awaited: bool) {
         self.timer.as_mut().reset(Instant::now() + period);
         self.is_awaited = is_awaited;

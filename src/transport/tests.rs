@@ -389,6 +389,23 @@ async fn a_frame_or_a_header_block_that_is_begun_has_to_be_completed() {
     assert!(!serving.server.is_finished());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_closed_after_its_last_stream_waits_for_no_answer() {
+    let mut serving = serve(1000);
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    // GET http://x/local, the whole of it; its client answers nothing from then on.
+    let request = b"\0\0\x0d\x01\x05\0\0\0\x01\x82\x86\x04\x06/local\x01\x01x";
+    serving.far.write_all(&[&preface[..], request].concat()).await.unwrap();
+    let opened = serving.opened.recv().await.unwrap();
+    opened.handle.close_after_last();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!serving.server.is_finished(), "not before its last stream has ended");
+    let began = Instant::now();
+    drop(opened);
+    serving.server.await.unwrap().unwrap();
+    assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
 #[tokio::test]
 async fn a_request_is_read_and_one_that_is_cut_off_ends() {
     let mut pair = Pair::new(1000).await;
