@@ -1,12 +1,6 @@
 //! Connections and requests that never begin or never end, on raw sockets: they are closed, counted, and in nobody's way.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    net::SocketAddr,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -15,11 +9,16 @@ use informerd::config::ServeFlags;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpSocket, TcpStream},
+    net::TcpStream,
     task::JoinHandle,
 };
 
-use crate::{authority::Authority, sandbox::DEADLINE, served::Served};
+use crate::{
+    authority::Authority,
+    process::{Metrics, Process, connect_from},
+    sandbox::DEADLINE,
+    served::Served,
+};
 
 /// Starts a server over one pod, with these lines of configuration.
 async fn serve(config: &str) -> Served {
@@ -55,9 +54,7 @@ impl Raw {
 
     /// A client at an address of its own; none, if the server closes the connection.
     async fn from(host: [u8; 4], server: SocketAddr) -> Option<Self> {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind((host, 0).into()).unwrap();
-        let (mut sends, connection) = h2::client::handshake(socket.connect(server).await.ok()?).await.ok()?;
+        let (mut sends, connection) = h2::client::handshake(connect_from(host, server).await.ok()?).await.ok()?;
         let connection = tokio::spawn(connection);
         std::future::poll_fn(|cx| sends.poll_ready(cx)).await.ok()?;
         Some(Self { sends, connection })
@@ -93,17 +90,11 @@ fn post(path: &str) -> Request<()> {
     request.header("te", "trailers").body(()).unwrap()
 }
 
-/// The value of a counter in `/metrics`, 0 if nothing was counted.
-fn counted(metrics: &str, reason: &str) -> u64 {
-    let name = format!("informerd_refused_total{{reason=\"{reason}\"}} ");
-    metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |value| value.parse().unwrap())
-}
-
 /// Returns what was refused for a reason, once that is as much as is expected: a client may see its end before it is counted.
 async fn refused(served: &Served, reason: &str, expected: u64) -> u64 {
     let counted = async {
         loop {
-            let counted = counted(&served.get("/metrics").await.1, reason);
+            let counted = Metrics(served.get("/metrics").await.1).refused(reason);
             if counted >= expected {
                 return counted;
             }
@@ -259,83 +250,23 @@ async fn what_is_none_of_grpc_is_answered_so() {
     served.stop().await;
 }
 
-/// A server in a process that may have 256 open files, killed when it is dropped.
-struct Limited {
-    child: Child,
-    grpc: SocketAddr,
-    admin: SocketAddr,
-    _directory: TempDir,
+/// A server in a process that may have 256 open files.
+fn limited(config: &str) -> (Process, TempDir) {
+    let directory = TempDir::new().unwrap();
+    fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
+    let path = directory.path().join("informerd.yml");
+    fs::write(&path, config).unwrap();
+    let files = format!("pods={}@Pod", directory.path().display());
+    (Process::start(&["--config", path.to_str().unwrap(), "--files", &files], Some(256)), directory)
 }
 
-impl Limited {
-    fn start(config: &str) -> Self {
-        let directory = TempDir::new().unwrap();
-        fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
-        let path = directory.path().join("informerd.yml");
-        fs::write(&path, config).unwrap();
-        let files = format!("pods={}@Pod", directory.path().display());
-        let mut child = Command::new("sh")
-            .args(["-c", "ulimit -n 256 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_informerd"), "serve"])
-            .args(["--config", path.to_str().unwrap(), "--files", &files])
-            .args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let mut listens = |what: &str| {
-            let line = log.by_ref().find(|line| line.contains(what)).expect("the server listens");
-            let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
-            SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
-        };
-        let (grpc, admin) = (listens("grpc listening"), listens("admin listening"));
-        // Its log is read, or it would wait for that.
-        std::thread::spawn(move || log.for_each(drop));
-        Self { child, grpc, admin, _directory: directory }
+/// Connects so often from an address, and sends nothing.
+async fn silent(server: SocketAddr, host: [u8; 4], connections: usize) -> Vec<TcpStream> {
+    let mut silent = Vec::new();
+    for _ in 0..connections {
+        silent.push(connect_from(host, server).await.unwrap());
     }
-
-    async fn get(&self, path: &str) -> String {
-        let got = async {
-            let mut stream = TcpStream::connect(self.admin).await.unwrap();
-            stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.unwrap();
-            answer
-        };
-        tokio::time::timeout(DEADLINE, got).await.expect("the admin port answers")
-    }
-
-    /// Returns what was refused for these reasons, once all of it is as much as is expected.
-    async fn refused<const N: usize>(&self, reasons: [&str; N], expected: u64) -> [u64; N] {
-        let counted = async {
-            loop {
-                let metrics = self.get("/metrics").await;
-                let counted = reasons.map(|reason| counted(&metrics, reason));
-                if counted.iter().sum::<u64>() >= expected {
-                    return counted;
-                }
-            }
-        };
-        tokio::time::timeout(DEADLINE, counted).await.expect("it is counted")
-    }
-
-    /// Connects so often from an address, and sends nothing.
-    async fn silent(&self, host: [u8; 4], connections: usize) -> Vec<TcpStream> {
-        let mut silent = Vec::new();
-        for _ in 0..connections {
-            let socket = TcpSocket::new_v4().unwrap();
-            socket.bind((host, 0).into()).unwrap();
-            silent.push(socket.connect(self.grpc).await.unwrap());
-        }
-        silent
-    }
-}
-
-impl Drop for Limited {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
+    silent
 }
 
 const SILENT: usize = 600;
@@ -343,8 +274,8 @@ const SILENT: usize = 600;
 /// The process may have fewer open files than it would need for them all.
 #[tokio::test]
 async fn many_silent_connections_of_one_address_end_and_new_clients_are_served() {
-    let server = Limited::start("limits: { request_timeout: 2s }");
-    let mut silent = server.silent([127, 0, 0, 1], SILENT).await;
+    let (server, _directory) = limited("limits: { request_timeout: 2s }");
+    let mut silent = silent(server.grpc, [127, 0, 0, 1], SILENT).await;
     assert!(server.get("/livez").await.ends_with("ok\n"));
     for stream in &mut silent {
         closed(stream).await;
@@ -359,8 +290,8 @@ async fn many_silent_connections_of_one_address_end_and_new_clients_are_served()
 
 #[tokio::test]
 async fn many_silent_connections_of_one_address_are_in_nobodys_way_at_another() {
-    let server = Limited::start("limits: { request_timeout: 5m }");
-    let _silent = server.silent([127, 0, 0, 1], SILENT).await;
+    let (server, _directory) = limited("limits: { request_timeout: 5m }");
+    let _silent = silent(server.grpc, [127, 0, 0, 1], SILENT).await;
     let client = Raw::from([127, 0, 0, 2], server.grpc).await.expect("it has its share");
     assert_eq!(client.call(post(CALLS[2]), &[0; 5], true).await.grpc.as_deref(), Some("0"));
     assert!(server.get("/livez").await.ends_with("ok\n"));
@@ -369,7 +300,7 @@ async fn many_silent_connections_of_one_address_are_in_nobodys_way_at_another() 
     // Of many addresses, the whole is what is not exceeded: the client, and 46 each of 127.0.0.1, .3 and .4, and 45 of .5.
     let mut more = Vec::new();
     for host in 3..7 {
-        more.extend(server.silent([127, 0, 0, host], 100).await);
+        more.extend(silent(server.grpc, [127, 0, 0, host], 100).await);
     }
     let expected = expected + 400 - 137;
     let refused = server.refused(["peer_connections", "connections"], expected).await;

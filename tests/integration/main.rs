@@ -23,6 +23,7 @@ mod memory;
 mod operators;
 #[path = "../upstreams/port.rs"]
 mod port;
+mod process;
 mod refusals;
 mod relay;
 mod resume;

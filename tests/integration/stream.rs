@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io::Write,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use tonic::{Streaming, transport::Channel};
 
 use crate::{
+    process::Process,
     sandbox::{DEADLINE, fold, next, queue, raw, watch_from_now, watch_pods, words},
     served::{Served, until},
 };
@@ -294,39 +295,11 @@ async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() 
     served.stop().await;
 }
 
-/// The binary with a pipe as its standard input, until it listens.
-fn serve_stdin() -> (Child, String) {
-    use std::io::{BufRead, BufReader};
-    let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INFORMERD")) {
-        command.env_remove(name);
-    }
-    command.args(["serve", "--stream", "pods=-", "--listen", "127.0.0.1:0", "--admin-listen", "none"]);
-    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("grpc listening") {
-        line.clear();
-        assert!(log.read_line(&mut line).unwrap() > 0, "the server has ended");
-    }
-    let port: String = line.split("127.0.0.1:").nth(1).unwrap().chars().take_while(char::is_ascii_digit).collect();
-    // What it says later is read too, so that it never waits for us.
-    std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-    (child, format!("http://127.0.0.1:{port}"))
-}
-
-/// Ends it in order; our connections are closed meanwhile.
-async fn terminate(mut child: Child) {
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    let ended = tokio::task::spawn_blocking(move || child.wait().unwrap()).await.unwrap();
-    assert_eq!(ended.code(), Some(0));
-}
-
 #[tokio::test]
 async fn standard_input_is_live_and_its_end_is_not_the_end_of_the_server() {
-    let (mut child, address) = serve_stdin();
-    let mut stdin = child.stdin.take().unwrap();
-    let mut client = Client::connect(&address).await;
+    let mut process = Process::start(&["--stream", "pods=-"], None);
+    let mut stdin = process.stdin.take().unwrap();
+    let mut client = Client::connect(&process.address()).await;
     client.until(|resource| resource.state() == pb::SyncState::Synced).await;
     let mut watch = client.watch().await;
     let text = event("ADDED", "a", 1);
@@ -339,14 +312,12 @@ async fn standard_input_is_live_and_its_end_is_not_the_end_of_the_server() {
     client.until_stale(1).await;
     assert_eq!(client.list().await, [("a".to_owned(), body("a", 1))].into());
     drop((client, watch));
-    terminate(child).await;
+    assert_eq!(process.terminate().await.code(), Some(0));
 
     // A read of standard input that is under way does not hold the end back.
-    let (mut child, address) = serve_stdin();
-    // Or waiting for the child would close it.
-    let _stdin = child.stdin.take();
-    Client::connect(&address).await.until(|resource| resource.state() == pb::SyncState::Synced).await;
-    terminate(child).await;
+    let process = Process::start(&["--stream", "pods=-"], None);
+    Client::connect(&process.address()).await.until(|resource| resource.state() == pb::SyncState::Synced).await;
+    assert_eq!(process.terminate().await.code(), Some(0));
 }
 
 #[test]

@@ -1,0 +1,157 @@
+//! The binary in a process of its own: where it listens, what it logs, and what the system tells of it.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader},
+    net::SocketAddr,
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
+
+use crate::sandbox::DEADLINE;
+
+/// A server, killed when it is dropped.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) grpc: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    /// Until it is taken.
+    pub(crate) stdin: Option<ChildStdin>,
+    log: Arc<Mutex<String>>,
+}
+
+/// The answer of `/metrics`.
+pub(crate) struct Metrics(pub(crate) String);
+
+/// Connects from an address, such as another one of loopback.
+pub(crate) async fn connect_from(host: [u8; 4], server: SocketAddr) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((host, 0).into())?;
+    socket.connect(server).await
+}
+
+// === impl Process ===
+
+impl Process {
+    /// Starts `informerd serve` with these arguments, on ports of its own, and waits until it listens. With a number of open
+    /// files, it may have no more.
+    pub(crate) fn start(args: &[&str], open_files: Option<usize>) -> Self {
+        let limit = open_files.map_or_else(String::new, |open_files| format!("ulimit -n {open_files} && "));
+        let mut command = Command::new("sh");
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INFORMERD")) {
+            command.env_remove(name);
+        }
+        let mut child = command
+            .args(["-c", &format!("{limit}exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_informerd"), "serve"])
+            .args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let mut listens = |what: &str| {
+            let line = lines.by_ref().find(|line| line.contains(what)).expect("the server listens");
+            let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
+            SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
+        };
+        let (grpc, admin) = (listens("grpc listening"), listens("admin listening"));
+        let log: Arc<Mutex<String>> = Arc::default();
+        let rest = Arc::clone(&log);
+        // Its log is read, or it would wait for that.
+        std::thread::spawn(move || lines.for_each(|line| rest.lock().extend([&line, "\n"])));
+        Self { stdin: child.stdin.take(), child, grpc, admin, log }
+    }
+
+    /// Returns its address as clients write it.
+    pub(crate) fn address(&self) -> String {
+        format!("http://{}", self.grpc)
+    }
+
+    /// Returns its number for the system.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns what it has logged since it listened.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().clone()
+    }
+
+    /// GET from the admin port over HTTP/1.0.
+    pub(crate) async fn get(&self, path: &str) -> String {
+        let got = async {
+            let mut stream = TcpStream::connect(self.admin).await.unwrap();
+            stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        tokio::time::timeout(DEADLINE, got).await.expect("the admin port answers")
+    }
+
+    pub(crate) async fn metrics(&self) -> Metrics {
+        Metrics(self.get("/metrics").await)
+    }
+
+    /// Returns what was refused for these reasons, once all of it is as much as is expected.
+    pub(crate) async fn refused<const N: usize>(&self, reasons: [&str; N], expected: u64) -> [u64; N] {
+        let counted = async {
+            loop {
+                let metrics = self.metrics().await;
+                let counted = reasons.map(|reason| metrics.refused(reason));
+                if counted.iter().sum::<u64>() >= expected {
+                    return counted;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, counted).await.expect("it is counted")
+    }
+
+    /// Returns the number of its open files.
+    pub(crate) fn open_files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count()
+    }
+
+    /// Returns its resident memory, in bytes.
+    pub(crate) fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    /// Ends it in order; our connections are closed meanwhile.
+    pub(crate) async fn terminate(mut self) -> ExitStatus {
+        assert!(Command::new("kill").args(["-TERM", &self.id().to_string()]).status().unwrap().success());
+        tokio::task::spawn_blocking(move || self.child.wait().unwrap()).await.unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    /// Returns the sum of a metric over all labels that begin so, 0 if nothing was counted.
+    pub(crate) fn sum(&self, name: &str) -> f64 {
+        let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{', ',', '}']));
+        let values = self.0.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap());
+        values.map(|value| value.parse::<f64>().unwrap()).sum()
+    }
+
+    /// Returns how often something was refused for a reason.
+    pub(crate) fn refused(&self, reason: &str) -> u64 {
+        self.sum(&format!("informerd_refused_total{{reason=\"{reason}\"")) as u64
+    }
+}
