@@ -1,0 +1,92 @@
+//! Connections of those who attack. They come from an address of their own, so that a share of what peers may have is theirs.
+
+use std::{io, net::SocketAddr};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    sync::mpsc,
+    task::JoinHandle,
+};
+
+use super::frames::{FrameReader, opening};
+use crate::process::connect_from;
+
+/// Addresses of those who attack; the others have 127.0.0.1.
+pub(super) const ATTACKER: [u8; 4] = [127, 0, 0, 2];
+/// The receive buffer of those who do not read, so that the kernel takes little for them.
+const SMALL_BUFFER: u32 = 4096;
+/// Writes that may wait for the socket.
+const UNSENT: usize = 100;
+
+/// A connection that answers PING and SETTINGS as it should, reads all that comes, and opens no window again.
+#[derive(Debug)]
+pub(super) struct Raw {
+    sends: mpsc::Sender<Vec<u8>>,
+    next: u32,
+    task: JoinHandle<()>,
+}
+
+pub(super) async fn connect(server: SocketAddr) -> io::Result<TcpStream> {
+    connect_from(ATTACKER, server).await
+}
+
+/// A connection whose client reads nothing by itself, and has little room.
+pub(super) async fn connect_small(server: SocketAddr) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(SMALL_BUFFER)?;
+    socket.bind((ATTACKER, 0).into())?;
+    socket.connect(server).await
+}
+
+// === impl Raw ===
+
+impl Raw {
+    /// Opens a connection whose streams have this window.
+    pub(super) async fn open(server: SocketAddr, window: u32) -> Self {
+        let mut stream = connect(server).await.unwrap();
+        stream.write_all(&opening(window)).await.unwrap();
+        let (sends, sent) = mpsc::channel(UNSENT);
+        Self { sends, next: 1, task: tokio::spawn(drive(stream, sent)) }
+    }
+
+    /// Sends bytes, unless the server has closed the connection.
+    pub(super) async fn send(&self, bytes: Vec<u8>) {
+        drop(self.sends.send(bytes).await);
+    }
+
+    /// Returns the number of the next stream.
+    pub(super) fn next_stream(&mut self) -> u32 {
+        self.next += 2;
+        self.next - 2
+    }
+
+    /// Waits until the server has closed it.
+    pub(super) async fn closed(&mut self) {
+        (&mut self.task).await.unwrap();
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Writes what is to be sent and answers what has to be answered, until the server closes the connection.
+async fn drive(mut stream: TcpStream, mut sent: mpsc::Receiver<Vec<u8>>) {
+    let (mut frames, mut buffer) = (FrameReader::default(), vec![0; 64 << 10]);
+    loop {
+        let bytes = tokio::select! {
+            Some(bytes) = sent.recv() => bytes,
+            read = stream.read(&mut buffer) => {
+                let Ok(read @ 1..) = read else { return };
+                let frames = frames.read(&buffer[..read]);
+                frames.iter().filter_map(super::frames::Frame::acknowledgement).flatten().collect()
+            }
+        };
+        if stream.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! HTTP/2 and gRPC as bytes: nothing is checked on the way out, so that it can be wrong.
+
+use prost::Message;
+
+/// A frame that was received.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) kind: u8,
+    pub(super) flags: u8,
+    pub(super) payload: Vec<u8>,
+}
+
+/// Cuts frames out of what was received.
+#[derive(Debug, Default)]
+pub(super) struct FrameReader(Vec<u8>);
+
+pub(super) const DATA: u8 = 0;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const PRIORITY: u8 = 2;
+pub(super) const RST_STREAM: u8 = 3;
+pub(super) const SETTINGS: u8 = 4;
+pub(super) const PING: u8 = 6;
+pub(super) const GOAWAY: u8 = 7;
+pub(super) const WINDOW_UPDATE: u8 = 8;
+pub(super) const CONTINUATION: u8 = 9;
+/// A kind that HTTP/2 does not have.
+pub(super) const UNKNOWN: u8 = 200;
+
+/// On SETTINGS and PING.
+pub(super) const ACK: u8 = 1;
+pub(super) const END_STREAM: u8 = 1;
+pub(super) const END_HEADERS: u8 = 4;
+pub(super) const PADDED: u8 = 8;
+
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const MAX_WINDOW: u32 = (1 << 31) - 1;
+/// The largest payload of a frame, and the window of a connection, if nothing else is agreed.
+pub(super) const MAX_PAYLOAD: usize = 16_384;
+const DEFAULT_WINDOW: u32 = 65_535;
+const HEADER_BYTES: usize = 9;
+
+/// The error code CANCEL.
+pub(super) const CANCEL: u32 = 8;
+
+pub(super) const WATCH: &str = "/informerd.v1.InformerService/Watch";
+pub(super) const LIST: &str = "/informerd.v1.InformerService/List";
+pub(super) const UNTIL: &str = "/informerd.v1.InformerService/Until";
+
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    bytes.extend([kind, flags]);
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// The beginning of a connection: any number of bytes may be sent on it, and so many on each stream.
+pub(super) fn opening(window: u32) -> Vec<u8> {
+    [PREFACE, &settings(window), &window_update(0, MAX_WINDOW - DEFAULT_WINDOW)].concat()
+}
+
+/// SETTINGS with the window of each stream.
+pub(super) fn settings(window: u32) -> Vec<u8> {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &window.to_be_bytes()].concat())
+}
+
+pub(super) fn window_update(stream: u32, increment: u32) -> Vec<u8> {
+    frame(WINDOW_UPDATE, 0, stream, &increment.to_be_bytes())
+}
+
+pub(super) fn reset(stream: u32, code: u32) -> Vec<u8> {
+    frame(RST_STREAM, 0, stream, &code.to_be_bytes())
+}
+
+/// A header as a literal that is not indexed.
+pub(super) fn literal(name: &str, value: &str) -> Vec<u8> {
+    [vec![0], string(name), string(value)].concat()
+}
+
+/// A header as a literal that enters the table of the connection.
+pub(super) fn indexed_literal(name: &str, value: &str) -> Vec<u8> {
+    [vec![0x40], string(name), string(value)].concat()
+}
+
+/// A string that is not compressed, after its length in an integer with a prefix of 7 bits (RFC 7541, 5.1).
+fn string(text: &str) -> Vec<u8> {
+    const PREFIX: usize = 127;
+    let mut bytes = Vec::new();
+    if let Some(mut rest) = text.len().checked_sub(PREFIX) {
+        bytes.push(PREFIX as u8);
+        while rest >= 128 {
+            bytes.push((rest % 128) as u8 | 128);
+            rest /= 128;
+        }
+        bytes.push(rest as u8);
+    } else {
+        bytes.push(text.len() as u8);
+    }
+    bytes.extend_from_slice(text.as_bytes());
+    bytes
+}
+
+/// The headers of a call.
+pub(super) fn heads(path: &str) -> Vec<u8> {
+    let heads = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+    ];
+    heads.map(|(name, value)| literal(name, value)).concat()
+}
+
+/// The HEADERS of a call, whose message is still to come.
+pub(super) fn half_call(stream: u32, path: &str) -> Vec<u8> {
+    frame(HEADERS, END_HEADERS, stream, &heads(path))
+}
+
+/// A call with its one message.
+pub(super) fn call(stream: u32, path: &str, message: &[u8]) -> Vec<u8> {
+    let mut body = vec![0];
+    body.extend((message.len() as u32).to_be_bytes());
+    body.extend_from_slice(message);
+    let mut bytes = half_call(stream, path);
+    let mut pieces = body.chunks(MAX_PAYLOAD).peekable();
+    while let Some(piece) = pieces.next() {
+        let flags = if pieces.peek().is_none() { END_STREAM } else { 0 };
+        bytes.extend(frame(DATA, flags, stream, piece));
+    }
+    bytes
+}
+
+/// A call with a message of the proto.
+pub(super) fn call_with(stream: u32, path: &str, message: &impl Message) -> Vec<u8> {
+    call(stream, path, &message.encode_to_vec())
+}
+
+// === impl FrameReader ===
+
+impl FrameReader {
+    /// Returns the frames that these bytes complete.
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Vec<Frame> {
+        self.0.extend_from_slice(bytes);
+        let mut frames = Vec::new();
+        while let Some((&[a, b, c, kind, flags, ..], rest)) = self.0.split_first_chunk::<HEADER_BYTES>()
+            && let length = u32::from_be_bytes([0, a, b, c]) as usize
+            && let Some(payload) = rest.get(..length).map(<[u8]>::to_vec)
+        {
+            frames.push(Frame { kind, flags, payload });
+            self.0.drain(..HEADER_BYTES + length);
+        }
+        frames
+    }
+}
+
+// === impl Frame ===
+
+impl Frame {
+    /// Returns the error code of a GOAWAY.
+    pub(super) fn goaway(&self) -> Option<u32> {
+        let code = self.payload.get(4..8).filter(|_| self.kind == GOAWAY)?;
+        Some(u32::from_be_bytes(code.try_into().unwrap()))
+    }
+
+    /// Returns the answer that HTTP/2 wants, if it wants one.
+    pub(super) fn acknowledgement(&self) -> Option<Vec<u8>> {
+        match self.kind {
+            SETTINGS if self.flags & ACK == 0 => Some(frame(SETTINGS, ACK, 0, &[])),
+            PING if self.flags & ACK == 0 => Some(frame(PING, ACK, 0, &self.payload)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Connections that say nothing, stop in the middle, or go on too slowly, at the gRPC and the admin port and from two addresses;
+//! connections that come and go; and what happens when there are no file descriptors left.
+
+use std::{net::SocketAddr, time::Duration};
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+};
+
+use super::{
+    bed::{Bed, Setup, within},
+    client::ATTACKER,
+    frames::{DATA, HEADERS, MAX_WINDOW, PREFACE, WATCH, frame, half_call, heads, opening},
+    number,
+};
+use crate::process::connect_from;
+
+/// A way to keep a connection without using it.
+struct Idle {
+    name: &'static str,
+    /// Sent at once.
+    first: Vec<u8>,
+    /// Sent again and again, with a pause before each.
+    slowly: &'static [u8],
+    /// Reason for which it is counted.
+    reason: &'static str,
+    is_admin: bool,
+}
+
+/// Between two bytes of a slow connection.
+const PAUSE: Duration = Duration::from_millis(50);
+const ADDRESSES: [[u8; 4]; 2] = [[127, 0, 0, 1], ATTACKER];
+
+fn idle() -> Vec<Idle> {
+    let grpc =
+        |name, first: &[&[u8]], slowly, reason| Idle { name, first: first.concat(), slowly, reason, is_admin: false };
+    let admin = |name, first: &[u8], slowly| Idle {
+        name,
+        first: first.to_vec(),
+        slowly,
+        reason: "admin_timeout",
+        is_admin: true,
+    };
+    let (opened, half) = (opening(MAX_WINDOW), half_call(1, WATCH));
+    let unended = frame(HEADERS, 0, 1, &heads(WATCH));
+    // The head of a frame of 10,000 bytes.
+    let endless = &frame(HEADERS, 0, 1, &[0; 10_000])[..9];
+    // The head of a message of 1,000 bytes.
+    let message = frame(DATA, 0, 1, &[0, 0, 0, 3, 232]);
+    vec![
+        grpc("nothing", &[], b"", "preface_timeout"),
+        grpc("half of a preface", &[&PREFACE[..10]], b"", "preface_timeout"),
+        grpc("half of a frame's head", &[&opened, &[0, 0, 8]], b"", "headers_timeout"),
+        grpc("HEADERS without their end", &[&opened, &unended], b"", "headers_timeout"),
+        grpc("HEADERS a byte at a time", &[&opened, endless], b"\0", "headers_timeout"),
+        grpc("no message", &[&opened, &half], b"", "request_timeout"),
+        grpc("half of a message", &[&opened, &half, &message], b"", "request_timeout"),
+        grpc("a message a byte at a time", &[&opened, &half, &message], b"\0\0\x01\0\0\0\0\0\x01x", "request_timeout"),
+        admin("nothing", b"", b""),
+        admin("half of a head", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-A: ", b""),
+        admin("a head a byte at a time", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-A: ", b"x"),
+    ]
+}
+
+/// Keeps a connection until the server closes it.
+async fn keep(mut stream: TcpStream, first: Vec<u8>, slowly: &'static [u8]) {
+    let (mut reads, mut writes) = stream.split();
+    let writing = async {
+        let mut is_open = writes.write_all(&first).await.is_ok();
+        while is_open && !slowly.is_empty() {
+            tokio::time::sleep(PAUSE).await;
+            is_open = writes.write_all(slowly).await.is_ok();
+        }
+        std::future::pending::<()>().await;
+    };
+    let reading = async {
+        let mut buffer = [0; 1024];
+        while reads.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+    };
+    tokio::select! {
+        () = reading => {}
+        () = writing => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_are_silent_or_slow_are_closed_and_counted() {
+    let bed = Bed::start(Setup { config: "limits: { request_timeout: 1s }", ..Setup::default() }).await;
+    let each = number(2, 500) as usize;
+    // More of them at the admin port close the oldest.
+    let at_admin = 2;
+    let mut kept = JoinSet::new();
+    let mut expected = std::collections::BTreeMap::new();
+    for idle in idle() {
+        let (server, connections) =
+            if idle.is_admin { (bed.process.admin, at_admin) } else { (bed.process.grpc, each) };
+        for host in ADDRESSES {
+            for _ in 0..connections {
+                let stream = connect_from(host, server).await.unwrap_or_else(|error| panic!("{}: {error}", idle.name));
+                kept.spawn(keep(stream, idle.first.clone(), idle.slowly));
+            }
+            *expected.entry(idle.reason).or_default() += connections as u64;
+        }
+    }
+    bed.serves("silent and slow connections").await;
+    within("silent and slow connections", kept.join_all()).await;
+    for (reason, expected) in expected {
+        assert_eq!(bed.process.refused([reason], expected).await, [expected], "{reason}");
+    }
+    bed.recovers("silent and slow connections").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_come_and_go_leave_nothing() {
+    let bed = Bed::start(Setup::default()).await;
+    for (attack, first, is_cut) in [
+        ("connections that are closed", &b""[..], false),
+        ("connections that are reset", b"", true),
+        ("connections that are closed after the preface", &opening(MAX_WINDOW), false),
+    ] {
+        let come_and_go = async {
+            for _ in 0..number(100, 10_000) {
+                let mut stream = connect_from(ATTACKER, bed.process.grpc).await.unwrap();
+                stream.write_all(first).await.unwrap();
+                if is_cut {
+                    socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+                }
+            }
+        };
+        tokio::join!(come_and_go, bed.serves(attack));
+        bed.recovers(attack).await;
+    }
+}
+
+/// Connects so often from an address, and sends nothing.
+async fn silent(server: SocketAddr, host: [u8; 4], connections: usize) -> Vec<TcpStream> {
+    let mut silent = Vec::new();
+    for _ in 0..connections {
+        silent.push(connect_from(host, server).await.unwrap());
+    }
+    silent
+}
+
+/// More connections than the process may have open files, from many addresses and at both ports: what is kept free is enough
+/// for probes, for what is there, and for everything that is not a connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_the_bound_of_connections_there_are_descriptors_left() {
+    const OPEN_FILES: usize = 256;
+    let config = "limits: { request_timeout: 5m, peer_share: 100 }";
+    let bed = Bed::start(Setup { config, open_files: Some(OPEN_FILES), ..Setup::default() }).await;
+    let client = bed.client().await;
+    let mut held = silent(bed.process.grpc, ATTACKER, 600).await;
+    held.extend(silent(bed.process.admin, ATTACKER, 100).await);
+    let refused = bed.process.refused(["connections", "peer_connections"], 400).await;
+    assert!(refused.iter().sum::<u64>() >= 400, "{refused:?}");
+    for _ in 0..10 {
+        assert!(bed.process.get("/livez").await.ends_with("ok\n"));
+        assert!(bed.process.open_files() < OPEN_FILES);
+    }
+    bed.reads("every connection is taken", 100).await;
+    assert_eq!(bed.process.metrics().await.refused("accept_failed"), 0, "none was without a descriptor");
+    drop((held, client));
+    bed.recovers("every connection was taken").await;
+}
+
+/// Takes away the descriptors that a server does not use yet, but for a few, and connects more clients than that to one port.
+async fn exhaust(at_admin: bool) {
+    const LEFT: usize = 6;
+    const CONNECTIONS: usize = 20;
+    let config = "limits: { request_timeout: 500ms }";
+    let bed = Bed::start(Setup { config, open_files: Some(256), ..Setup::default() }).await;
+    let id = Pid::from_raw(bed.process.id().cast_signed());
+    let limit = |open_files: usize| Rlimit { current: Some(open_files as u64), maximum: Some(256) };
+    prlimit(id, Resource::Nofile, limit(bed.process.open_files() + LEFT)).unwrap();
+    let server = if at_admin { bed.process.admin } else { bed.process.grpc };
+    let mut kept = JoinSet::new();
+    for stream in silent(server, ATTACKER, CONNECTIONS).await {
+        kept.spawn(keep(stream, Vec::new(), b""));
+    }
+    // Those who have a connection notice nothing; each of the silent has its turn, and its end.
+    bed.reads("no descriptors", 20).await;
+    within("no descriptors", kept.join_all()).await;
+    bed.serves("no descriptors").await;
+    let metrics = bed.process.metrics().await;
+    assert!(metrics.refused("accept_failed") > 0, "there were none");
+    let reason = if at_admin { "admin_timeout" } else { "preface_timeout" };
+    assert_eq!(metrics.refused(reason), CONNECTIONS as u64, "none is forgotten");
+    prlimit(id, Resource::Nofile, limit(256)).unwrap();
+    bed.recovers("descriptors are back").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_descriptors_accepting_goes_on_as_they_come_back() {
+    exhaust(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_descriptors_probes_are_answered_as_they_come_back() {
+    exhaust(true).await;
+}

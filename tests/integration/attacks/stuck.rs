@@ -1,0 +1,169 @@
+//! Calls of one client, many of one kind at the same time: those that it does not read, and those that cost the server most.
+
+use informerd::proto::pb::{self, FullChannelPolicy};
+use prost::Message;
+
+use super::{
+    bed::{Bed, LARGE, Setup, keys, watch, within},
+    client::Raw,
+    frames::{LIST, MAX_WINDOW, UNTIL, WATCH, call, window_update},
+    number,
+};
+use crate::sandbox::queue;
+
+/// Calls of one kind, on as few connections as have room for them.
+struct Calls {
+    name: &'static str,
+    number: u64,
+    /// Window of each stream.
+    window: u32,
+    path: &'static str,
+    request: fn(u64) -> Vec<u8>,
+}
+
+/// Calls of one connection: the server takes 1,024.
+const PER_CONNECTION: u64 = 1000;
+/// Kept for clients that still have to read it, at most.
+const WINDOW_BYTES: u64 = 1 << 20;
+/// What lies in a log when it is looked at, and could not be thrown away yet.
+const SLACK_BYTES: u64 = 256 << 10;
+
+fn calls(name: &'static str, number: u64, path: &'static str, request: fn(u64) -> Vec<u8>) -> Calls {
+    Calls { name, number, window: MAX_WINDOW, path, request }
+}
+
+/// Calls that are given a window, which never opens again.
+fn stuck(window: u32, mut calls: Calls) -> Calls {
+    calls.window = window;
+    calls
+}
+
+/// An expression that takes all the steps that it may, of which none is the same as another.
+fn costly(at: u64) -> String {
+    let list = format!("[{}]", (0..40).map(|number| number.to_string()).collect::<Vec<_>>().join(","));
+    format!("{list}.all(a, {list}.all(b, {list}.all(c, a + b + c + {at} >= 0)))")
+}
+
+fn list() -> pb::ListRequest {
+    pb::ListRequest { resource: "s".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
+}
+
+/// Runs calls until others have read so many events meanwhile, and cancels them by closing their connections.
+async fn attack(bed: &Bed, calls: &Calls) {
+    let attack = calls.name;
+    let started = bed.process.metrics().await.sum("grpc_server_started_total") as u64;
+    let mut connections: Vec<Raw> = Vec::new();
+    for at in 0..calls.number {
+        if at % PER_CONNECTION == 0 {
+            connections.push(Raw::open(bed.process.grpc, calls.window).await);
+        }
+        let connection = connections.last_mut().unwrap();
+        let stream = connection.next_stream();
+        connection.send(call(stream, calls.path, &(calls.request)(at))).await;
+    }
+    let is_begun = async {
+        while (bed.process.metrics().await.sum("grpc_server_started_total") as u64) < started + calls.number {
+            bed.reads(attack, 1).await;
+        }
+    };
+    within(attack, is_begun).await;
+    bed.serves(attack).await;
+    // A list by an expression that nobody has used.
+    let expression = format!("object.seq >= 0 && '{attack}' != ''");
+    let listed = within(attack, bed.list(pb::ListRequest { expression, ..Default::default() })).await;
+    assert_eq!(listed, keys() / 10, "{attack}");
+    bed.reads(attack, number(50, 10_000)).await;
+    bed.serves(attack).await;
+    let counts = bed.counts().await;
+    assert!(counts.retained <= WINDOW_BYTES + SLACK_BYTES, "{attack}: {counts:?}");
+    drop(connections);
+    bed.recovers(attack).await;
+}
+
+#[rustfmt::skip]
+fn kinds() -> Vec<Calls> {
+    vec![
+        stuck(0, calls("Watches without a window, each with its own selection", number(50, 1000), WATCH, |at| pb::WatchRequest { label_selector: format!("app!=z{at}"), ..watch() }.encode_to_vec())),
+        stuck(0, calls("Watches without a window under COALESCE", number(50, 10_000), WATCH, |_| pb::WatchRequest { queue: Some(queue(FullChannelPolicy::Coalesce, 1)), ..watch() }.encode_to_vec())),
+        stuck(0, calls("Lists without a window", number(50, 10_000), LIST, |_| list().encode_to_vec())),
+        stuck(1, calls("Lists with a window of a byte, once", number(50, 10_000), LIST, |_| list().encode_to_vec())),
+        stuck(1, calls("Lists with a window of a byte, twice", number(50, 10_000), LIST, |_| list().encode_to_vec())),
+        stuck(1, calls("Lists with a window of a byte, three times", number(50, 10_000), LIST, |_| list().encode_to_vec())),
+        calls("Watches with their own selections", number(50, 10_000), WATCH, |at| pb::WatchRequest { field_selector: format!("seq=-{}", at + 1), ..watch() }.encode_to_vec()),
+        calls("Watches of 64 labels", number(20, 1000), WATCH, |at| pb::WatchRequest { label_selector: (0..64).map(|label| format!("!k{label}x{at}")).collect::<Vec<_>>().join(","), ..watch() }.encode_to_vec()),
+        calls("a Watch with a costly expression", 1, WATCH, |at| pb::WatchRequest { expression: costly(at), ..watch() }.encode_to_vec()),
+        calls("Watches with costly expressions", number(5, 1000), WATCH, |at| pb::WatchRequest { expression: costly(at + 1), ..watch() }.encode_to_vec()),
+        calls("Untils with costly conditions", number(4, 1000), UNTIL, |at| pb::UntilRequest { watch: Some(pb::WatchRequest { initial_events: 0, ..watch() }), conditions: vec![format!("{} && false", costly(at))] }.encode_to_vec()),
+        calls("Lists with costly expressions", number(4, 1000), LIST, |at| pb::ListRequest { expression: format!("{} && false", costly(at)), ..list() }.encode_to_vec()),
+        calls("expressions to be compiled", number(30, 2000), LIST, |at| pb::ListRequest { expression: (0..100).map(|number| format!("object.seq == {}", at * 200 + number)).collect::<Vec<_>>().join(" || "), ..list() }.encode_to_vec()),
+        calls("Lists by 256 values", 16, LIST, |_| pb::ListRequest { index: Some(pb::IndexMatch { name: "name".to_owned(), values: (0..256).map(|at| format!("k{at}")).collect() }), ..list() }.encode_to_vec()),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_calls_of_one_client_cost_the_others_nothing() {
+    let config = "history: { events: 10000 }\nwatch: { window_bytes: 1MiB }\nlimits: { memory: 64MiB }";
+    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    for calls in kinds() {
+        attack(&bed, &calls).await;
+    }
+}
+
+/// More than the memory for clients would have room for, if each call had its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_objects_wait_for_windows_of_one_byte_one_after_the_other() {
+    let large = number(1 << 20, 2900 << 10);
+    let config = "history: { events: 10000 }\nwatch: { window_bytes: 1MiB }\nlimits: { memory: 64MiB }";
+    let bed = Bed::start(Setup { config, large: large as usize, ..Setup::default() }).await;
+    let with_all = |watch| pb::WatchRequest { initial_events: pb::InitialEvents::Send.into(), ..watch };
+    for (name, path, request) in [
+        ("Watches of large objects", WATCH, with_all(watch()).encode_to_vec()),
+        ("Lists of large objects", LIST, list().encode_to_vec()),
+    ] {
+        let mut connection = Raw::open(bed.process.grpc, 1).await;
+        for _ in 0..number(20 * LARGE as u64, 1000) {
+            let stream = connection.next_stream();
+            connection.send(call(stream, path, &request)).await;
+        }
+        bed.until(name, |counts| counts.waiting >= large).await;
+        bed.reads(name, number(50, 10_000)).await;
+        bed.serves(name).await;
+        let waiting = bed.counts().await.waiting;
+        // One object, and 1 MiB of what fits.
+        assert!(waiting <= large + (1 << 20) + SLACK_BYTES, "{name}: {waiting}");
+        drop(connection);
+        bed.recovers(name).await;
+    }
+}
+
+/// One more List again and again, on one connection whose other streams hold it open: each is reset, with the state that it keeps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stuck_lists_are_reset_though_their_connection_stays() {
+    let config = "history: { events: 100 }\nwatch: { progress_timeout: 1s }";
+    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    let attack = "one more stuck List again and again";
+    let mut connection = Raw::open(bed.process.grpc, 0).await;
+    let lists = number(10, 60);
+    // It has room for all that it is to be sent, which are bookmarks, so that it is never reset.
+    let idle = connection.next_stream();
+    let nothing = pb::WatchRequest { name: "none".to_owned(), namespace: "d".to_owned(), ..watch() };
+    connection.send([call(idle, WATCH, &nothing.encode_to_vec()), window_update(idle, 10_000)].concat()).await;
+    bed.until(attack, |counts| counts.watchers == 2).await;
+    for _ in 0..lists {
+        let stream = connection.next_stream();
+        connection.send(call(stream, LIST, &list().encode_to_vec())).await;
+        // All that it has seen has changed.
+        bed.reads(attack, keys()).await;
+    }
+    let is_reset = async {
+        while bed.process.metrics().await.sum("informerd_streams_stalled_total") < lists as f64 {
+            bed.reads(attack, 1).await;
+        }
+    };
+    within(attack, is_reset).await;
+    let counts = bed.until(attack, |counts| counts.waiting == 0).await;
+    assert_eq!((counts.watchers, counts.calls), (2, 2), "the idle one stays");
+    bed.serves(attack).await;
+    drop(connection);
+    bed.recovers(attack).await;
+}

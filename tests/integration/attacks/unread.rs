@@ -1,0 +1,133 @@
+//! Clients that never read, under each policy: they are closed, and give back what they have while their sockets stay open.
+
+use std::time::Duration;
+
+use informerd::proto::pb::{self, FullChannelPolicy};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    task::JoinSet,
+    time::Instant,
+};
+
+use super::{
+    bed::{Bed, Setup, watch, within},
+    client::{Raw, connect_small},
+    frames::{CANCEL, MAX_WINDOW, WATCH, call_with, opening, reset},
+    number,
+};
+use crate::sandbox::queue;
+
+/// How a client does not read.
+#[derive(Debug, Clone, Copy)]
+enum Mode {
+    /// Its socket.
+    Socket,
+    /// All but a byte now and then, which does not open the window of TCP.
+    Trickle,
+    /// The window of HTTP/2 is shut.
+    Window,
+}
+
+const POLICIES: [FullChannelPolicy; 4] =
+    [FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay, FullChannelPolicy::Coalesce];
+/// Time between two bytes.
+const TRICKLE: Duration = Duration::from_millis(200);
+const BLOCK_TIMEOUT: Duration = Duration::from_millis(500);
+
+fn request(policy: FullChannelPolicy, length: u32) -> pb::WatchRequest {
+    pb::WatchRequest { queue: Some(queue(policy, length)), ..watch() }
+}
+
+/// Returns the number of Watches that were ever opened.
+async fn watches(bed: &Bed) -> u64 {
+    let name = "grpc_server_started_total{grpc_service=\"informerd.v1.InformerService\",grpc_method=\"Watch\"";
+    bed.process.metrics().await.sum(name) as u64
+}
+
+/// Opens connections with a Watch each, which do not read what they are sent as long as the set is there.
+async fn open(bed: &Bed, mode: Mode, policy: FullChannelPolicy, clients: u64) -> JoinSet<()> {
+    let mut open = JoinSet::new();
+    let call = call_with(1, WATCH, &request(policy, 16));
+    for _ in 0..clients {
+        if let Mode::Window = mode {
+            let mut raw = Raw::open(bed.process.grpc, 0).await;
+            raw.send(call.clone()).await;
+            open.spawn(async move { raw.closed().await });
+            continue;
+        }
+        let mut stream = connect_small(bed.process.grpc).await.unwrap();
+        stream.write_all(&[opening(MAX_WINDOW), call.clone()].concat()).await.unwrap();
+        open.spawn(async move {
+            if let Mode::Trickle = mode {
+                let mut byte = [0; 1];
+                while stream.read(&mut byte).await.is_ok_and(|read| read > 0) {
+                    tokio::time::sleep(TRICKLE).await;
+                }
+            }
+            // It stays open.
+            std::future::pending::<()>().await;
+            drop(stream);
+        });
+    }
+    open
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_never_read_are_closed_under_every_policy() {
+    let config =
+        "history: { events: 10000 }\nwatch: { progress_timeout: 1s, block_timeout: 500ms, window_bytes: 1MiB }";
+    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    let clients = number(3, 1000);
+    for mode in [Mode::Socket, Mode::Trickle, Mode::Window] {
+        // In the nightly one policy after the other.
+        let rounds: Vec<&[FullChannelPolicy]> =
+            if clients > 3 { POLICIES.chunks(1).collect() } else { vec![&POLICIES] };
+        for policies in rounds {
+            let attack = format!("clients that do not read ({mode:?}) under {policies:?}");
+            let (before, mut held) = (watches(&bed).await, Vec::new());
+            for policy in policies {
+                held.push(open(&bed, mode, *policy, clients).await);
+            }
+            let expected = before + clients * policies.len() as u64;
+            let is_begun = async {
+                while watches(&bed).await < expected {
+                    bed.reads(&attack, 1).await;
+                }
+            };
+            within(&attack, is_begun).await;
+            bed.serves(&attack).await;
+            bed.recovers(&attack).await;
+            // Only now.
+            drop(held);
+        }
+    }
+}
+
+/// Each reads as many events as its queue is long, so that it may hold the resource up, and then no more; it is cancelled, and
+/// others are there instead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_under_block_that_come_again_and_again_hold_the_resource_for_their_budget() {
+    let attack = "BLOCK again and again";
+    let config = "watch: { block_timeout: 500ms }\nhistory: { events: 10000 }";
+    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    let began = Instant::now();
+    // Room for a bookmark and an event, and not for a second one.
+    let mut connection = Raw::open(bed.process.grpc, 1500).await;
+    let mut open = std::collections::VecDeque::new();
+    for _ in 0..number(40, 1200) {
+        let stream = connection.next_stream();
+        connection.send(call_with(stream, WATCH, &request(FullChannelPolicy::Block, 1))).await;
+        open.push_back(stream);
+        if open.len() > 20 {
+            connection.send(reset(open.pop_front().unwrap(), CANCEL)).await;
+        }
+        bed.reads(attack, 5).await;
+    }
+    let blocked = Duration::from_secs_f64(bed.process.metrics().await.sum("informerd_watch_blocked_seconds_total"));
+    assert!(blocked > Duration::ZERO, "they were waited for");
+    // A timer that comes late takes time too.
+    assert!(blocked < 2 * BLOCK_TIMEOUT + began.elapsed() / 10, "{blocked:?} of {:?}", began.elapsed());
+    bed.serves(attack).await;
+    drop(connection);
+    bed.recovers(attack).await;
+}
