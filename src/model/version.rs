@@ -38,6 +38,16 @@ impl ResourceVersion {
         Self { lineage: Some(lineage), number: halves(number) }
     }
 
+    /// Reads a version of an upstream that counts by itself.
+    ///
+    /// # Errors
+    ///
+    /// When it is no decimal.
+    pub fn parse_decimal(text: &str) -> Result<Self, VersionError> {
+        let version: Self = text.parse()?;
+        if version.lineage.is_some() { Err(VersionError::of(text)) } else { Ok(version) }
+    }
+
     /// The lineage, for sources without versions of their own.
     pub fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
@@ -111,7 +121,7 @@ impl FromStr for ResourceVersion {
     type Err = VersionError;
 
     fn from_str(text: &str) -> Result<Self, VersionError> {
-        let error = || VersionError { text: text.chars().take(64).collect() };
+        let error = || VersionError::of(text);
         let (lineage, digits) = match text.split_once('.') {
             Some((lineage, digits)) if is_lineage(lineage) => (Some(Lineage::from(lineage)), digits),
             Some(_) => return Err(error()),
@@ -127,6 +137,14 @@ impl FromStr for ResourceVersion {
             return Err(error());
         }
         Ok(Self { lineage, number: halves(digits.parse().map_err(|_| error())?) })
+    }
+}
+
+// === impl VersionError ===
+
+impl VersionError {
+    fn of(text: &str) -> Self {
+        Self { text: text.chars().take(64).collect() }
     }
 }
 
@@ -192,6 +210,12 @@ mod tests {
             assert!(text.parse::<ResourceVersion>().is_err(), "{text:?}");
         }
         assert!("9".repeat(40).parse::<ResourceVersion>().is_err());
+    }
+
+    #[test]
+    fn an_upstream_that_counts_by_itself_has_no_lineage() {
+        assert_eq!(ResourceVersion::parse_decimal("12"), Ok(version("12")));
+        assert!(ResourceVersion::parse_decimal("abc.12").is_err() && ResourceVersion::parse_decimal("x").is_err());
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Shared {
 impl Answer<'_> {
     /// Returns the version of the cluster, if it is a decimal.
     fn version(&self) -> Option<ResourceVersion> {
-        self.metadata.resource_version.as_deref()?.parse().ok()
+        ResourceVersion::parse_decimal(self.metadata.resource_version.as_deref()?).ok()
     }
 }
 

@@ -236,7 +236,7 @@ impl Known {
 
     /// The version of a change, which is another one than that before.
     pub(super) fn change(&mut self, text: &str) -> Result<ResourceVersion, VersionError> {
-        let Some(place) = &mut self.lineage else { return text.parse() };
+        let Some(place) = &mut self.lineage else { return ResourceVersion::parse_decimal(text) };
         let version = place.advance(text);
         if !place.is_repeated {
             text.clone_into(&mut place.changed);
@@ -250,7 +250,7 @@ impl Known {
         match &mut self.lineage {
             Some(place) if place.text == text && !text.is_empty() => Ok(place.version.clone()),
             Some(place) => Ok(place.advance(text)),
-            None => text.parse(),
+            None => ResourceVersion::parse_decimal(text),
         }
     }
 

@@ -171,7 +171,7 @@ impl Namespaces {
             all.problems.extend(problems);
             all.version = version;
         }
-        if !all.version.parse::<ResourceVersion>().is_ok_and(|version| version.lineage().is_none()) {
+        if ResourceVersion::parse_decimal(&all.version).is_err() {
             return Err(not_decimal());
         }
         let mut list = self.whole.settle(all, at)?;

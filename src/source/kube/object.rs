@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::value::RawValue;
 
 use super::KubeConfig;
@@ -54,15 +54,17 @@ pub(super) struct Bookmark {
     pub(super) ends_initial_events: bool,
 }
 
-/// apimachinery's.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct TypeMeta<'a> {
-    #[serde(borrow)]
-    api_version: Option<JsonText<'a>>,
-    #[serde(borrow)]
-    kind: Option<JsonText<'a>>,
+/// apimachinery's: whether its fields are written, with any value.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct TypeMeta {
+    api_version: Written,
+    kind: Written,
 }
+
+/// A field, and whether it is written.
+#[derive(Default)]
+struct Written(bool);
 
 /// The part of an object that a `PartialObjectMetadata` has.
 #[derive(Deserialize)]
@@ -118,9 +120,8 @@ impl<'a> ItemReader<'a> {
             return self.read(body);
         }
         let body = self.cut.apply(body);
-        let TypeMeta { api_version, kind } = serde_json::from_slice(&body)?;
-        let is_typed = [api_version, kind].iter().flatten().any(|text| !text.is_empty());
-        let body = if is_typed || listed.kind.is_empty() { body } else { typed(&body, listed) };
+        let TypeMeta { api_version: Written(has_version), kind: Written(has_kind) } = serde_json::from_slice(&body)?;
+        let body = if has_version || has_kind || listed.kind.is_empty() { body } else { typed(&body, listed) };
         self.read_cut(&body)
     }
 
@@ -128,7 +129,7 @@ impl<'a> ItemReader<'a> {
         let mut text = String::new();
         let version = |found: &str| {
             if self.is_decimal {
-                return found.parse();
+                return ResourceVersion::parse_decimal(found);
             }
             found.clone_into(&mut text);
             Ok(UNCOUNTED)
@@ -144,13 +145,21 @@ impl<'a> ItemReader<'a> {
     fn bare(self, body: &[u8], error: &ObjectError) -> Result<Item, ObjectError> {
         let Bare { metadata } = serde_json::from_slice(body)?;
         let text = metadata.resource_version.as_deref().unwrap_or_default();
-        let version = if self.is_decimal { text.parse()? } else { UNCOUNTED };
+        let version = if self.is_decimal { ResourceVersion::parse_decimal(text)? } else { UNCOUNTED };
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         let key = ObjectKey::new(namespace, metadata.name.as_deref().unwrap_or_default())?;
         let problem = Problem::new(ProblemReason::ObjectTooLarge, subject_of(&key), error.to_string());
         let uid = metadata.uid.as_deref().unwrap_or_default().to_owned();
         let object = Object::new(ObjectParts { uid, ..ObjectParts::bare(key, version) });
         Ok(Item { object, text: text.to_owned(), problem: Some(problem) })
+    }
+}
+
+// === impl Written ===
+
+impl<'de> Deserialize<'de> for Written {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(json).map(|_| Self(true))
     }
 }
 
@@ -203,6 +212,8 @@ mod tests {
         assert_eq!(listed.object, told.object);
         let typed = br#"{"kind":"X","metadata":{"name":"a","resourceVersion":"5"}}"#;
         assert_eq!(reader(&cut).read_listed(typed, LISTED).unwrap().object.body(), typed, "as it came");
+        let without = br#"{"kind":"","apiVersion":null,"metadata":{"name":"a","resourceVersion":"5"}}"#;
+        assert_eq!(reader(&cut).read_listed(without, LISTED).unwrap().object.body(), without, "as it came");
     }
 
     /// The first is as the API server of Kubernetes writes it, and the others as an API that does not know the type.
@@ -247,6 +258,8 @@ mod tests {
         let cut = FieldCut::default();
         let body = br#"{"metadata":{"name":"a","resourceVersion":"x-1"}}"#;
         assert!(matches!(reader(&cut).read(body), Err(ObjectError::Version(_))));
+        let like_ours = br#"{"metadata":{"name":"a","resourceVersion":"abc.7"}}"#;
+        assert!(matches!(reader(&cut).read(like_ours), Err(ObjectError::Version(_))));
         assert_eq!(ItemReader { is_decimal: false, ..reader(&cut) }.read(body).unwrap().text, "x-1");
     }
 

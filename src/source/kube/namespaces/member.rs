@@ -132,7 +132,7 @@ impl Member {
                 let received = live.line().await.ok()??;
                 match live.decode(&received).ok()? {
                     Said::Bookmark(object) => {
-                        let version: ResourceVersion = Bookmark::read(object).ok()?.version.parse().ok()?;
+                        let version = ResourceVersion::parse_decimal(&Bookmark::read(object).ok()?.version).ok()?;
                         if version > *from {
                             return Some(version);
                         }

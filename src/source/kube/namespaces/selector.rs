@@ -48,7 +48,7 @@ impl Selector {
     pub(super) async fn list(&self) -> Result<(Vec<String>, String), SourceError> {
         let shared = &self.member.shared;
         let reading = list::read(shared, &ListVersion::MostRecent).await.map_err(super::into_error)?;
-        let version: ResourceVersion = reading.version.parse().map_err(|_| super::not_decimal())?;
+        let version = ResourceVersion::parse_decimal(&reading.version).map_err(|_| super::not_decimal())?;
         let mut names: Vec<String> = reading.objects.iter().map(|object| object.key().name().to_owned()).collect();
         names.sort();
         if names.len() > MAX_NAMESPACES {
