@@ -44,6 +44,8 @@ pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
 pub use provenance::Provenance;
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
+#[cfg(any(test, fuzzing))]
+pub(crate) use snapshot_file::fuzzing;
 pub use snapshot_file::{
     SavedState, SnapshotDirectory, SnapshotDirectoryError, SnapshotFile, SnapshotFileError, SnapshotFileStats,
 };

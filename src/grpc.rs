@@ -35,5 +35,7 @@ mod watchers;
 
 pub use frame::{WireArena, WireFrame};
 pub use metrics::RpcMetrics;
+#[cfg(any(test, fuzzing))]
+pub(crate) use page::fuzzing;
 pub use routes::{Body, Routes};
 pub use service::{Lifecycle, ServedResource, Service, ServiceConfig};

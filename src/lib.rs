@@ -45,6 +45,8 @@ pub mod census;
 pub mod cli;
 pub mod client;
 pub mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod grpc;
 pub mod model;
 pub mod planted;

@@ -19,6 +19,8 @@
 //! The checksum shows damage. It is no signature: whoever can write to the directory can write a state.
 
 mod directory;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -178,6 +180,14 @@ impl SnapshotFile {
     }
 
     fn write_to(&self, path: &Path, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<u64> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let file = self.encode(BufWriter::with_capacity(BUFFER_BYTES, file), checkpoint, seen_at)?;
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.sync_all()?;
+        Ok(file.metadata()?.len())
+    }
+
+    fn encode<W: Write>(&self, out: W, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<W> {
         let Checkpoint { snapshot, proof, .. } = checkpoint;
         let header = Header {
             resource: self.resource.clone(),
@@ -186,8 +196,7 @@ impl SnapshotFile {
             objects: snapshot.len() as u64,
             seen_at_ms: seen_at.map(since_1970_ms),
         };
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        let mut out = Sum::new(BufWriter::with_capacity(BUFFER_BYTES, file));
+        let mut out = Sum::new(out);
         out.write_all(MAGIC)?;
         out.write_all(&FORMAT.to_le_bytes())?;
         out.piece(&serde_json::to_vec(&header)?)?;
@@ -203,9 +212,7 @@ impl SnapshotFile {
         }
         let Sum { mut file, sum } = out;
         file.write_all(sum.finish().as_ref())?;
-        let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.sync_all()?;
-        Ok(file.metadata()?.len())
+        Ok(file)
     }
 
     /// Reads the state that is there; `None` when there is none. Blocks.
@@ -219,7 +226,11 @@ impl SnapshotFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let mut input = Sum::new(BufReader::with_capacity(BUFFER_BYTES, file));
+        self.decode(BufReader::with_capacity(BUFFER_BYTES, file)).map(Some)
+    }
+
+    fn decode(&self, file: impl Read) -> Result<SavedState, SnapshotFileError> {
+        let mut input = Sum::new(file);
         let mut start = [0; MAGIC.len() + size_of::<u32>()];
         input.fill(&mut start)?;
         if start != *[&MAGIC[..], &FORMAT.to_le_bytes()].concat() {
@@ -244,7 +255,7 @@ impl SnapshotFile {
             return Err(SnapshotFileError::Foreign { found, expected });
         }
         let seen_at = header.seen_at_ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
-        Ok(Some(SavedState { list: List::new(objects, version), proof, seen_at }))
+        Ok(SavedState { list: List::new(objects, version), proof, seen_at })
     }
 }
 
@@ -293,8 +304,13 @@ impl<F: Read> Sum<F> {
         if len > MAX_PIECE_BYTES {
             return Err(SnapshotFileError::Damaged("a piece is too large"));
         }
-        piece.resize(len, 0);
-        self.fill(piece)
+        piece.clear();
+        // As large as what there is, whatever a damaged length says.
+        if (&mut self.file).take(len as u64).read_to_end(piece)? < len {
+            return Err(ends_too_early());
+        }
+        self.sum.update(piece);
+        Ok(())
     }
 
     /// The end is where it should be, and the checksum is right.
@@ -313,9 +329,13 @@ impl<F: Read> Sum<F> {
 
 fn read_exact(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {
     file.read_exact(bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => SnapshotFileError::Damaged("it ends too early"),
+        io::ErrorKind::UnexpectedEof => ends_too_early(),
         _ => SnapshotFileError::Io(error),
     })
+}
+
+fn ends_too_early() -> SnapshotFileError {
+    SnapshotFileError::Damaged("it ends too early")
 }
 
 #[cfg(test)]

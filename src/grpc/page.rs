@@ -3,6 +3,9 @@
 //! A token names the snapshot, the query and the last key. It is bound to this process: after a restart, on another replica
 //! or when its snapshot has been let go, it is expired, and the list begins again.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+
 use std::{
     collections::{VecDeque, hash_map::DefaultHasher, hash_map::RandomState},
     hash::{BuildHasher, Hash, Hasher},

@@ -35,6 +35,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::watch::fuzzing;
 use self::{
     connection::{Connection, Connections},
     object::{Prefix, version},

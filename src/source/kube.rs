@@ -48,6 +48,9 @@ mod client;
 mod connection;
 #[cfg(feature = "kube")]
 mod exec;
+#[cfg(any(test, fuzzing))]
+#[cfg(feature = "kube")]
+pub(crate) mod fuzzing;
 #[cfg(feature = "kube")]
 mod head;
 #[cfg(feature = "kube")]

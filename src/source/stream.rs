@@ -22,6 +22,8 @@
 
 mod decode;
 mod framing;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod input;
 mod known;
 mod reader;

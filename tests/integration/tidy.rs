@@ -25,6 +25,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc"]),
     ("app", &["model", "watch", "cache", "proto", "source", "grpc", "transport", "config", "telemetry", "admin"]),
     ("cli", &["app", "bench", "client", "config", "proto", "telemetry"]),
+    ("fuzzing", &["model", "cache", "grpc", "source"]),
     ("main", &["cli"]),
     ("lib", &[]),
 ];

@@ -57,9 +57,21 @@ impl Object {
         let (body_len, text) = (fields.number()?, fields.bytes()?);
         let (uid, api_version, kind) = (fields.span(text)?, fields.span(text)?, fields.span(text)?);
         let labels = fields.number()?;
-        let labels = (0..labels).map(|_| Some((fields.span(text)?, fields.span(text)?))).collect::<Option<_>>()?;
+        let labels: Box<[_]> =
+            (0..labels).map(|_| Some((fields.span(text)?, fields.span(text)?))).collect::<Option<_>>()?;
+        let is_sorted = labels.is_sorted_by(|(a, _), (b, _)| a.of(text) < b.of(text));
         let is_whole = fields.0.is_empty() && body_len <= text.len();
-        is_whole.then(|| Self { key, version, text: text.into(), body_len, media_type, uid, api_version, kind, labels })
+        (is_whole && is_sorted).then(|| Self {
+            key,
+            version,
+            text: text.into(),
+            body_len,
+            media_type,
+            uid,
+            api_version,
+            kind,
+            labels,
+        })
     }
 }
 

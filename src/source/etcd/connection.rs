@@ -163,6 +163,14 @@ impl Connections {
 // === impl Connection ===
 
 impl Connection {
+    /// A connection that is never made; needs a runtime.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn idle(id: u64, answer_timeout: Duration) -> Self {
+        let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        let (endpoint, metadata) = ("http://127.0.0.1:1".into(), MetadataMap::new());
+        Self { id, tells_progress: true, endpoint, channel, metadata, answer_timeout }
+    }
+
     /// One page of keys, or with a limit of 0 all of them.
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
         let max_bytes = if request.limit == 0 { usize::MAX } else { MAX_MESSAGE_BYTES };

@@ -13,6 +13,9 @@
 //!   known to be the same, nor is the upstream alive. So that this takes no longer than it must, etcd is asked at once.
 //! - A server that says nothing when it is asked is given up.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+
 use std::{
     cmp::Ordering,
     collections::VecDeque,

@@ -88,15 +88,20 @@ async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
 /// Reads one page, and gives the token of the next.
 async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) -> Result<Option<String>, Stop> {
     let bytes = shared.api.list(&shared.target(query)).await?;
+    let reader = ItemReader::new(&shared.config, shared.known.lock().is_decimal());
+    decode(&bytes, reader, reading)
+}
+
+/// Adds the objects of a page, and gives the token of the next.
+pub(super) fn decode(bytes: &[u8], reader: ItemReader<'_>, reading: &mut Reading) -> Result<Option<String>, Stop> {
     let unreadable = |problem: String| Stop::Source(SourceError::Undecodable(problem));
     let page: Page<'_> =
-        serde_json::from_slice(&bytes).map_err(|error| unreadable(one_line(&format!("a list: {error}"))))?;
+        serde_json::from_slice(bytes).map_err(|error| unreadable(one_line(&format!("a list: {error}"))))?;
     let Page { kind, api_version, metadata, items } = page;
     if reading.version.is_empty() {
         metadata.resource_version.as_deref().unwrap_or_default().clone_into(&mut reading.version);
     }
     let listed = ItemType::of_list(kind.as_deref(), api_version.as_deref());
-    let reader = ItemReader::new(&shared.config, shared.known.lock().is_decimal());
     for item in items.unwrap_or_default() {
         let item = match reader.read_listed(item.get().as_bytes(), listed) {
             Ok(item) => item,

@@ -1,56 +1,7 @@
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::*;
-
-/// What is found, in words: an event by its text, anything else by where it is.
-fn words(framer: &Framer, found: Found) -> String {
-    let place = |position: Position| format!("{}:{}", position.line, position.offset);
-    match found {
-        Found::Event(begin) => format!("{} {}", place(begin), String::from_utf8_lossy(framer.event())),
-        Found::TooLarge(begin) => format!("{} too large", place(begin)),
-        Found::TooDeep(begin) => format!("{} too deep", place(begin)),
-        Found::Garbage(begin) => format!("{} garbage", place(begin)),
-        Found::Broken(begin, end) => format!("{} broken at {}", place(begin), place(end)),
-    }
-}
-
-fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
-    let mut framer = Framer::new();
-    let mut all = Vec::new();
-    for piece in pieces {
-        let mut rest = piece;
-        while !rest.is_empty() {
-            let (used, found) = framer.feed(rest);
-            assert!(framer.event.len() <= MAX_EVENT_BYTES);
-            rest = &rest[used..];
-            all.extend(found.map(|found| words(&framer, found)));
-        }
-    }
-    all.extend(framer.end().map(|begin| format!("{}:{} cut", begin.line, begin.offset)));
-    all
-}
-
-/// The same, of one piece; whoever reads it takes the lines that are JSON.
-fn frames_by_lines(bytes: &[u8]) -> Vec<String> {
-    let mut framer = Framer::new();
-    let mut all = Vec::new();
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        if let Some(line) = framer.line(rest)
-            && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
-        {
-            let (used, begin) = framer.pass(line);
-            rest = &rest[used..];
-            all.push(format!("{}:{} {}", begin.line, begin.offset, String::from_utf8_lossy(line.trim_ascii_end())));
-            continue;
-        }
-        let (used, found) = framer.feed(rest);
-        rest = &rest[used..];
-        all.extend(found.map(|found| words(&framer, found)));
-    }
-    all.extend(framer.end().map(|begin| format!("{}:{} cut", begin.line, begin.offset)));
-    all
-}
+use crate::source::stream::fuzzing::{frames, frames_by_lines};
 
 fn framed(text: &str) -> Vec<String> {
     frames([text.as_bytes()])

@@ -1,0 +1,301 @@
+//! What an API server answers, against the trees that `serde_json` makes of it.
+
+use std::{collections::BTreeMap, convert::Infallible, sync::LazyLock};
+
+use bytes::Bytes;
+use futures_util::{FutureExt, stream};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use serde_json::{Map, Value};
+
+use super::{
+    KubeConfig,
+    lines::{Lines, NoLine},
+    list::decode,
+    object::{Bookmark, Item, ItemReader},
+    reading::Reading,
+    status::Status,
+};
+use crate::{
+    model::{EventType, FieldCut, Object, Path, ResourceVersion},
+    source::watch_event::{self, INITIAL_EVENTS_END, Said},
+};
+
+/// An object, as far as it is compared.
+#[derive(Debug, PartialEq, Eq)]
+struct Expected {
+    /// Namespace, name, uid, version, API version and kind.
+    texts: [String; 6],
+    labels: BTreeMap<String, String>,
+    body: Value,
+}
+
+/// Why there is nothing to compare with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unlike {
+    /// It cannot be read.
+    Refused,
+    /// serde reads a list as the fields of a struct as well.
+    NotCompared,
+}
+
+/// Words of an error, and what it says besides.
+const MAX_ERROR_BYTES: usize = 2 << 10;
+
+static WHOLE: LazyLock<KubeConfig> = LazyLock::new(|| KubeConfig::new("pods", "", "v1", "pods"));
+static CUT: LazyLock<KubeConfig> = LazyLock::new(|| {
+    let managed = Path::parse(".metadata.managedFields").expect("a path");
+    KubeConfig { drop_fields: FieldCut::new([managed]).expect("a field"), ..WHOLE.clone() }
+});
+static PARTIAL: LazyLock<KubeConfig> = LazyLock::new(|| KubeConfig { is_metadata_only: true, ..CUT.clone() });
+
+/// Reads one page of a list.
+pub(crate) fn list(data: &[u8]) {
+    let page = page(data, &WHOLE, true);
+    for (config, is_decimal) in [(&CUT, true), (&PARTIAL, true), (&WHOLE, false)] {
+        let other = self::page(data, config, is_decimal);
+        if let (Ok((page, _)), Ok((other, _))) = (&page, &other) {
+            assert!(keys(page).eq(keys(other)), "the same objects");
+        }
+        assert!(page.is_err() || other.is_ok(), "what is read whole is read in part");
+    }
+    compare_page(data, false);
+    if let Some(tree) = tree(data) {
+        compare_page(tree.to_string().as_bytes(), true);
+    }
+}
+
+/// Compares a page with its tree. Without the second one of two equal keys it is read if its tree can be.
+fn compare_page(text: &[u8], has_each_key_once: bool) {
+    let Some(expected) = tree(text).map(|tree| expected_page(&tree)) else { return };
+    match (page(text, &WHOLE, true), expected) {
+        (Ok((page, next)), Ok(expected)) => {
+            let found = page.objects.iter().map(|object| found(object)).collect();
+            assert_eq!((page.version, next, found), expected);
+        }
+        (_, Err(Unlike::NotCompared)) | (Err(()), Err(Unlike::Refused)) => {}
+        (Err(()), Ok(expected)) => assert!(!has_each_key_once, "refused: {expected:?}"),
+        (Ok(_), Err(Unlike::Refused)) => panic!("{} is no list", text.escape_ascii()),
+    }
+}
+
+/// Reads one line: as an event of a watch, as the object of a bookmark and as that of an error.
+pub(crate) fn line(line: &[u8]) {
+    let said = read_line(line, &WHOLE);
+    if let Some(rest) = line.strip_prefix(b"{") {
+        let spaced = [b"{ ", rest].concat();
+        assert_eq!(format!("{said:?}"), format!("{:?}", read_line(&spaced, &WHOLE)), "however it is spaced");
+    }
+    for config in [&CUT, &PARTIAL] {
+        let other = read_line(line, config);
+        if let (Ok(Said::Change(_, item)), Ok(Said::Change(_, other))) = (&said, &other) {
+            assert_eq!(item.object.key(), other.object.key());
+        }
+        assert!(said.is_err() || other.is_ok(), "what is read whole is read in part");
+    }
+    match said {
+        Ok(Said::Change(..)) => {}
+        Ok(Said::Bookmark(object)) => bookmark(object),
+        Ok(Said::Failure(status)) => failure(status),
+        Err(problem) => check_text(&problem),
+    }
+    compare_line(line, false);
+    if let Some(tree) = tree(line) {
+        compare_line(tree.to_string().as_bytes(), true);
+    }
+    if let Ok(text) = str::from_utf8(line) {
+        bookmark(text);
+        failure(text);
+    }
+}
+
+/// Compares a change with its tree.
+fn compare_line(line: &[u8], has_each_key_once: bool) {
+    let Some(expected) = tree(line).map(|tree| expected_change(&tree)) else { return };
+    match (read_line(line, &WHOLE), expected) {
+        (Ok(Said::Change(event_type, item)), Ok(expected)) => assert_eq!((event_type, found(&item.object)), expected),
+        (Ok(Said::Change(..)), Err(unlike)) => assert_eq!(unlike, Unlike::NotCompared),
+        (said, Ok(expected)) => assert!(!has_each_key_once && said.is_err(), "{said:?} instead of {expected:?}"),
+        (_, Err(_)) => {}
+    }
+}
+
+/// Reads the lines of an answer that comes in these pieces, in each way.
+pub(crate) fn lines(data: &[u8], ways: &[Vec<&[u8]>]) {
+    let mut expected: Vec<&[u8]> = data.split(|byte| *byte == b'\n').collect();
+    let torn = expected.pop().unwrap_or_default();
+    for pieces in ways {
+        let frames: Vec<_> =
+            pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece)))).collect();
+        let mut lines = Lines::new(StreamBody::new(stream::iter(frames)));
+        let mut next = || lines.next().now_or_never().expect("it has come");
+        for line in &expected {
+            assert_eq!(next(), Ok(Some(Bytes::copy_from_slice(line))));
+        }
+        match next() {
+            Ok(end) => assert!(end.is_none() && torn.is_empty()),
+            Err(no_line) => assert!(matches!(no_line, NoLine::Broken(_)) && !torn.is_empty()),
+        }
+    }
+}
+
+fn page(data: &[u8], config: &KubeConfig, is_decimal: bool) -> Result<(Reading, Option<String>), ()> {
+    let mut reading = Reading::default();
+    match decode(data, ItemReader::new(config, is_decimal), &mut reading) {
+        Ok(next) => Ok((reading, next)),
+        Err(stop) => {
+            check_text(&stop.into_error().to_string());
+            Err(())
+        }
+    }
+}
+
+fn keys(reading: &Reading) -> impl Iterator<Item = String> {
+    reading.objects.iter().map(|object| object.key().to_string())
+}
+
+fn read_line<'a>(line: &'a [u8], config: &KubeConfig) -> Result<Said<'a, Item>, String> {
+    let reader = ItemReader::new(config, true);
+    watch_event::decode(line, |object| reader.read(object.as_bytes()))
+}
+
+fn bookmark(object: &str) {
+    let Some(tree) = tree(object.as_bytes()) else { return };
+    let expected = expected_bookmark(&tree);
+    let read = |text: &str| Bookmark::read(text).ok().map(|read| (read.version, read.ends_initial_events));
+    match expected {
+        Ok(expected) => {
+            assert_eq!(read(&tree.to_string()).as_ref(), Some(&expected));
+            assert!(read(object).is_none_or(|read| read == expected));
+        }
+        Err(Unlike::Refused) => assert_eq!(read(object), None),
+        Err(Unlike::NotCompared) => {}
+    }
+}
+
+fn failure(text: &str) {
+    let status = Status::read(text);
+    for code in [status.code().unwrap_or_default(), 200, 410, 504] {
+        check_text(&status.error(code, "https://api:6443/", text).to_string());
+    }
+    let _patience = status.retry_after();
+}
+
+/// Checks that a text is fit for one line of a log.
+fn check_text(text: &str) {
+    assert!(!text.contains(char::is_control) && text.len() <= MAX_ERROR_BYTES, "{text}");
+}
+
+fn found(object: &Object) -> Expected {
+    assert!(object.version().lineage().is_none(), "versions of an API are decimals");
+    let texts = [object.key().namespace(), object.key().name(), object.uid(), &*object.version().to_string()]
+        .map(str::to_owned)
+        .into_iter()
+        .chain([object.api_version(), object.kind()].map(str::to_owned));
+    Expected {
+        texts: texts.collect::<Vec<_>>().try_into().expect("six"),
+        labels: object.labels().iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+        body: serde_json::from_slice(object.body()).expect("JSON"),
+    }
+}
+
+/// Reads a JSON text as a tree; not one that has the name under which `serde_json` hides a raw value.
+fn tree(json: &[u8]) -> Option<Value> {
+    let is_hidden = memchr::memmem::find(json, b"serde_json::private").is_some();
+    serde_json::from_slice(json).ok().filter(|_| !is_hidden)
+}
+
+fn expected_page(tree: &Value) -> Result<(String, Option<String>, Vec<Expected>), Unlike> {
+    let page = record(Some(tree))?;
+    let (kind, api_version) = (text(page, "kind")?, text(page, "apiVersion")?);
+    let metadata = record(page.get("metadata"))?;
+    let (version, next) = (text(metadata, "resourceVersion")?, text(metadata, "continue")?);
+    let items = match page.get("items") {
+        None | Some(Value::Null) => &[][..],
+        Some(Value::Array(items)) => items,
+        Some(_) => return Err(Unlike::Refused),
+    };
+    let kind = kind.strip_suffix("List").unwrap_or_default();
+    let items: Vec<_> = items.iter().map(|item| expected_item(item, Some((&*api_version, kind)))).collect();
+    // One that is refused decides, wherever it is.
+    if items.iter().any(|item| matches!(item, Err(Unlike::Refused))) {
+        return Err(Unlike::Refused);
+    }
+    Ok((version, Some(next).filter(|next| !next.is_empty()), items.into_iter().collect::<Result<_, _>>()?))
+}
+
+fn expected_change(tree: &Value) -> Result<(EventType, Expected), Unlike> {
+    let event = record(Some(tree))?;
+    let event_type = match &*text(event, "type")? {
+        "ADDED" => EventType::Added,
+        "MODIFIED" => EventType::Modified,
+        "DELETED" => EventType::Deleted,
+        _ => return Err(Unlike::Refused),
+    };
+    Ok((event_type, expected_item(event.get("object").ok_or(Unlike::Refused)?, None)?))
+}
+
+fn expected_item(item: &Value, listed: Option<(&str, &str)>) -> Result<Expected, Unlike> {
+    let Value::Object(fields) = item else { return Err(Unlike::Refused) };
+    let empty = Map::new();
+    let metadata = match fields.get("metadata") {
+        None | Some(Value::Null) => &empty,
+        metadata => record(metadata)?,
+    };
+    let [namespace, name, uid, version] =
+        ["namespace", "name", "uid", "resourceVersion"].map(|key| text(metadata, key));
+    let (namespace, name, uid, version) = (namespace?, name?, uid?, version?);
+    let labels = texts(metadata, "labels")?;
+    let (mut api_version, mut kind, mut body) = (text(fields, "apiVersion")?, text(fields, "kind")?, item.clone());
+    if name.is_empty() || name.contains('\0') || namespace.contains('\0') {
+        return Err(Unlike::Refused);
+    }
+    if version.contains('.') || version.parse::<ResourceVersion>().is_err() {
+        return Err(Unlike::Refused);
+    }
+    let is_typed = ["apiVersion", "kind"].iter().any(|key| fields.contains_key(*key));
+    if let Some((of_list, listed)) = listed.filter(|(_, kind)| !kind.is_empty() && !is_typed) {
+        (api_version, kind) = (of_list.to_owned(), listed.to_owned());
+        body["apiVersion"] = api_version.clone().into();
+        body["kind"] = kind.clone().into();
+    }
+    Ok(Expected { texts: [namespace, name, uid, version, api_version, kind], labels, body })
+}
+
+fn expected_bookmark(tree: &Value) -> Result<(String, bool), Unlike> {
+    let metadata = record(record(Some(tree))?.get("metadata"))?;
+    for key in ["namespace", "name", "uid"] {
+        text(metadata, key)?;
+    }
+    let annotations = texts(metadata, "annotations")?;
+    let ends = annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true");
+    Ok((text(metadata, "resourceVersion")?, ends))
+}
+
+fn record(value: Option<&Value>) -> Result<&Map<String, Value>, Unlike> {
+    match value {
+        Some(Value::Object(map)) => Ok(map),
+        Some(Value::Array(_)) => Err(Unlike::NotCompared),
+        _ => Err(Unlike::Refused),
+    }
+}
+
+/// Returns a text, which is empty where it is null or missing.
+fn text(map: &Map<String, Value>, key: &str) -> Result<String, Unlike> {
+    match map.get(key) {
+        None | Some(Value::Null) => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(_) => Err(Unlike::Refused),
+    }
+}
+
+fn texts(map: &Map<String, Value>, key: &str) -> Result<BTreeMap<String, String>, Unlike> {
+    match map.get(key) {
+        None | Some(Value::Null) => Ok(BTreeMap::new()),
+        Some(Value::Object(map)) => map
+            .iter()
+            .map(|(key, value)| Ok((key.clone(), value.as_str().ok_or(Unlike::Refused)?.to_owned())))
+            .collect(),
+        Some(_) => Err(Unlike::Refused),
+    }
+}

@@ -1,0 +1,115 @@
+//! The events of a stream: the same wherever the bytes are cut, and those that `serde_json` finds.
+
+use serde::de::IgnoredAny;
+use serde_json::{Deserializer, value::RawValue};
+
+use super::{
+    decode::decode,
+    framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
+};
+use crate::model::ResourceVersion;
+
+/// Finds the events of a stream that comes in these pieces, in each way.
+pub(crate) fn events(data: &[u8], ways: &[Vec<&[u8]>]) {
+    let found = frames_by_lines(data);
+    for pieces in ways {
+        assert_eq!(frames(pieces.iter().copied()), found);
+    }
+    if let Some(expected) = expected(data) {
+        assert_eq!(found, expected);
+    }
+    for_each([data], |framer, found| {
+        if let Found::Event(Position { offset, .. }) = found {
+            let (event, at) = (framer.event(), offset as usize);
+            assert_eq!(data.get(at..at + event.len()), Some(event), "its bytes are those at its place");
+            check_decoded(event);
+        }
+    });
+}
+
+/// Returns what is found in pieces, in words.
+pub(super) fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+    let mut all = Vec::new();
+    let cut = for_each(pieces, |framer, found| all.push(words(framer, found)));
+    all.extend(cut.map(cut_at));
+    all
+}
+
+/// Returns the same of one piece, of which whoever reads it takes the lines that are JSON.
+pub(super) fn frames_by_lines(bytes: &[u8]) -> Vec<String> {
+    let (mut framer, mut all, mut rest) = (Framer::new(), Vec::new(), bytes);
+    while !rest.is_empty() {
+        if let Some(line) = framer.line(rest)
+            && serde_json::from_slice::<IgnoredAny>(line).is_ok()
+        {
+            let (used, begin) = framer.pass(line);
+            rest = &rest[used..];
+            all.push(format!("{} {}", place(begin), String::from_utf8_lossy(line.trim_ascii_end())));
+            continue;
+        }
+        let (used, found) = framer.feed(rest);
+        rest = &rest[used..];
+        all.extend(found.map(|found| words(&framer, found)));
+    }
+    all.extend(framer.end().map(cut_at));
+    all
+}
+
+/// Puts what is found into words: an event by its text, anything else by where it is.
+fn words(framer: &Framer, found: Found) -> String {
+    match found {
+        Found::Event(begin) => format!("{} {}", place(begin), String::from_utf8_lossy(framer.event())),
+        Found::TooLarge(begin) => format!("{} too large", place(begin)),
+        Found::TooDeep(begin) => format!("{} too deep", place(begin)),
+        Found::Garbage(begin) => format!("{} garbage", place(begin)),
+        Found::Broken(begin, end) => format!("{} broken at {}", place(begin), place(end)),
+    }
+}
+
+fn cut_at(begin: Position) -> String {
+    format!("{} cut", place(begin))
+}
+
+fn place(Position { line, offset }: Position) -> String {
+    format!("{line}:{offset}")
+}
+
+/// Checks that an event means the same however it is spaced.
+fn check_decoded(event: &[u8]) {
+    let version = ResourceVersion::decimal(7);
+    let spaced = [b"{ ", &event[1..]].concat();
+    let decoded = decode(event, &version);
+    assert_eq!(decoded, decode(&spaced, &version));
+    if let Err(problem) = decoded {
+        assert!(!problem.contains(char::is_control) && problem.len() <= 4 * 400, "{problem}");
+    }
+}
+
+/// Returns the events of a stream that is JSON from end to end.
+fn expected(data: &[u8]) -> Option<Vec<String>> {
+    // What nests deeper than events may is longer.
+    let text = str::from_utf8(data).ok().filter(|text| text.len() < 2 * MAX_DEPTH)?;
+    let events = Deserializer::from_str(text).into_iter::<&RawValue>();
+    let words = |event: &str| {
+        let offset = event.as_ptr().addr() - text.as_ptr().addr();
+        format!("{}:{offset} {event}", 1 + text[..offset].matches('\n').count())
+    };
+    events.map(|event| Some(event.ok()?.get()).filter(|event| event.starts_with('{')).map(words)).collect()
+}
+
+/// Calls for everything that is found, and returns where the last event is cut off.
+fn for_each<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, mut then: impl FnMut(&Framer, Found)) -> Option<Position> {
+    let mut framer = Framer::new();
+    for piece in pieces {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let (used, found) = framer.feed(rest);
+            assert!(framer.event().len() <= MAX_EVENT_BYTES);
+            rest = &rest[used..];
+            if let Some(found) = found {
+                then(&framer, found);
+            }
+        }
+    }
+    framer.end()
+}
