@@ -27,7 +27,7 @@
 //! - [`mod@bench`]: a publisher, a load client, and what the server between them costs.
 //! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
 //! - [`app`] and [`cli`]: everything connected, and the command line.
-//! - [`planted`]: bugs for tests to plant; [`census`]: what is alive; nothing of both is left in a release. `sync`: locks whose order a test can explore.
+//! - [`census`]: what is alive, of which nothing is left in a release. `sync`: locks whose order a test can explore.
 //!
 //! Imports point inward, and a test reads the sources to enforce it:
 //! `main → cli → {app, client, bench}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
@@ -49,7 +49,6 @@ pub mod config;
 pub mod fuzzing;
 pub mod grpc;
 pub mod model;
-pub mod planted;
 pub mod proto;
 pub mod source;
 mod sync;

@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use crate::{
     census::{Alive, Kind},
     model::{Batch, Cause, Change, Object, Reached, ResourceVersion},
-    planted::planted,
     watch::Retention,
 };
 
@@ -164,12 +163,11 @@ impl History {
             // More may come at it, or whoever resumes from it gets it again.
             let has_to_stay = self.current.version != self.applied || newest.what.is_late();
             let is_needed = is_newest && *newest.what.after() == self.applied && has_to_stay;
-            if is_needed && !planted!(OldestInsideAnOpenVersion) {
+            if is_needed {
                 break;
             }
             let mut version = oldest.what.after().clone();
             let count = self.batches.partition_point(|recorded| *recorded.what.after() <= version);
-            let count = if planted!(OldestInsideAnOpenVersion) { 1 } else { count };
             let end = self.batches[count - 1].end();
             let ahead = self.ahead.partition_point(|(offset, _)| *offset < end);
             let ahead_of = ahead.checked_sub(1).map(|last| &self.ahead[last].1);
@@ -177,18 +175,13 @@ impl History {
                 break;
             }
             let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
-            let is_full = self.events == self.bounds.events && planted!(HistoryEvictsTooEarly);
-            let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size || is_full;
-            if !is_old && (!is_over || is_newest && !planted!(OldestInsideAnOpenVersion)) {
+            let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size;
+            if !is_old && (!is_over || is_newest) {
                 break;
-            }
-            if oldest.what.events() > 1 && planted!(HistoryEvictsHalfABatch) {
-                self.lose_first_event();
-                continue;
             }
             for recorded in self.batches.drain(..count) {
                 self.events -= recorded.what.events();
-                self.bytes -= if planted!(EvictedHistoryIsCharged) { 0 } else { recorded.what.bytes() };
+                self.bytes -= recorded.what.bytes();
                 self.oldest.offset = recorded.end();
                 if recorded.what.events() == 0 {
                     let version = recorded.what.after().clone();
@@ -206,14 +199,6 @@ impl History {
             let relist = self.batches.front().and_then(|next| next.what.relist_from_before(&version));
             self.oldest.version = relist.map_or(version, |relist| relist.after.clone());
         }
-    }
-
-    /// What [`Bug::HistoryEvictsHalfABatch`](crate::planted::Bug) does.
-    fn lose_first_event(&mut self) {
-        let Some(Recorded { what: What::Batch(batch), .. }) = self.batches.front_mut() else { return };
-        let lost = Arc::make_mut(batch).changes.remove(0);
-        self.events -= 1;
-        self.bytes -= bytes_of(lost.old.as_ref());
     }
 
     /// Returns the changes after an offset: the continuation for a reader that has reached this place.
@@ -234,43 +219,22 @@ impl History {
     /// What came strictly after `version`, from its beginning on.
     pub fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
         let (oldest, current) = (&self.oldest.version, &self.applied);
-        if !version.same_lineage(current) && !planted!(LineageIsIgnored) {
+        if !version.same_lineage(current) {
             return Err(NotInHistory::Expired);
-        }
-        if *version > *current && planted!(FutureIsServed) {
-            return Ok(self.backlog(self.batches.len()));
         }
         if *version > *current {
             return Err(NotInHistory::Future);
         }
-        if *version == *oldest && planted!(ResumeRefusedAtTheOldest) {
+        if *version < *oldest {
             return Err(NotInHistory::Expired);
         }
-        if *version < *oldest && !planted!(ResumeBeforeTheOldest) {
-            return Err(NotInHistory::Expired);
-        }
-        let is_passed = |what: &What| {
-            what.after() < version || what.after() == version && (!what.is_late() || planted!(LateChangesAreForgotten))
-        };
-        let mut first = self.batches.partition_point(|recorded| is_passed(&recorded.what));
-        if planted!(ResumeMissesTheRestOfAVersion)
-            && version.next() == self.applied
-            && self.applied != self.current.version
-        {
-            first = self.batches.len();
-        }
+        let is_passed = |what: &What| what.after() < version || what.after() == version && !what.is_late();
+        let first = self.batches.partition_point(|recorded| is_passed(&recorded.what));
         let in_gap = |recorded: &Recorded| recorded.what.relist_from_before(version).is_some();
-        if self.batches.get(first).is_some_and(in_gap) && !planted!(ResumeInsideGap) {
+        if self.batches.get(first).is_some_and(in_gap) {
             return Err(NotInHistory::Expired);
         }
-        first = first.min(self.first_ahead_of(version));
-        if first < self.batches.len() && planted!(ResumeTooLate) {
-            first += 1;
-        }
-        if planted!(ResumeFromNow) {
-            first = self.batches.len();
-        }
-        Ok(self.backlog(first))
+        Ok(self.backlog(first.min(self.first_ahead_of(version))))
     }
 
     /// The place of the first batch with changes above `version`, though it came before that was complete. What the client

@@ -19,10 +19,7 @@ use super::{
     Evidence, List,
     history::{CHANGE_BYTES, bytes_of},
 };
-use crate::{
-    model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion},
-    planted::planted,
-};
+use crate::model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion};
 
 /// The exclusive writer of a resource's store and indexes (client-go's `Indexer`; [`Snapshot`] is what it hands out).
 #[derive(Debug)]
@@ -169,7 +166,7 @@ impl Indexer {
                 Event::NotServed(new) => {
                     let old = self.state.objects.get(new.key()).cloned();
                     changes.extend(old.and_then(|old| {
-                        let cause = if is_replaced(&old, &new) { deletion } else { not_served() };
+                        let cause = if is_replaced(&old, &new) { deletion } else { Cause::NotServed };
                         self.delete(&old, &after, cause)
                     }));
                 }
@@ -196,21 +193,20 @@ impl Indexer {
 
         let held = self.state.objects.clone();
         let vanished = held.values().filter(|old| !listed.contains(old.key()));
-        let vanished = vanished.filter(|_| !planted!(RelistLosesADeletion));
         let replaced = objects.iter().filter_map(|new| held.get(new.key()).filter(|old| is_replaced(old, new)));
         let mut changes = Vec::new();
         for old in vanished.chain(replaced) {
             let still_exists = existing.get(old.key()).is_some_and(|new| !is_replaced(old, new));
             let cause = match still_exists {
-                true => not_served(),
-                false if is_behind || planted!(InferredIsDeleted) => Cause::Change,
+                true => Cause::NotServed,
+                false if is_behind => Cause::Change,
                 false => Cause::Inferred,
             };
             changes.extend(self.delete(old, &after, cause));
         }
         for new in objects {
             let old = self.state.objects.get(new.key()).cloned();
-            if old.as_ref().is_none_or(|old| !is_unchanged(old, &new) || planted!(RelistRepeatsTheUnchanged)) {
+            if old.as_ref().is_none_or(|old| !is_unchanged(old, &new)) {
                 changes.push(self.upsert(old, new));
             }
         }
@@ -250,7 +246,6 @@ impl Indexer {
         let old = self.state.objects.remove(old.key())?;
         self.state.body_bytes -= old.body().len();
         self.reindex(Some(&old), None);
-        let version = if planted!(DeletionHasTheOldVersion) { old.version() } else { version };
         Some(Change { version: version.clone(), old: Some(old), new: None, cause })
     }
 
@@ -274,9 +269,6 @@ impl Indexer {
             for value in old_values.iter().filter(|value| !new_values.contains(value)) {
                 old.and_then(|old| index.remove(&Place { value, key: Some(old.key()) }));
             }
-            if planted!(IndexIsStale) {
-                continue;
-            }
             for value in new_values.iter().filter(|value| !old_values.contains(value)) {
                 new.and_then(|new| index.insert(IndexEntry { value: shared(index, value), key: new.key().clone() }));
             }
@@ -287,11 +279,6 @@ impl Indexer {
 /// Returns the bytes that these changes cost in the history.
 fn cost(changes: &[Change]) -> u64 {
     changes.iter().map(|change| bytes_of(change.old.as_ref()) as u64).sum()
-}
-
-/// The cause of a DELETED of what still exists.
-fn not_served() -> Cause {
-    if planted!(NotServedIsDeleted) { Cause::Change } else { Cause::NotServed }
 }
 
 /// The text of a value as its other entries have it.
@@ -319,12 +306,12 @@ fn is_same(old: &Object, new: &Object) -> bool {
 fn is_unchanged(old: &Object, new: &Object) -> bool {
     let is_equal = || old.body() == new.body() && old.kind() == new.kind() && old.api_version() == new.api_version();
     let has_version = old.version() == new.version() || new.version().lineage().is_some();
-    has_version && !is_replaced(old, new) && (is_equal() || planted!(BodiesAreNotCompared))
+    has_version && !is_replaced(old, new) && is_equal()
 }
 
 /// Another object under the same key. A source that has no uids cannot show it.
 fn is_replaced(old: &Object, new: &Object) -> bool {
-    old.uid() != new.uid() && !old.uid().is_empty() && !new.uid().is_empty() && !planted!(AnotherUidIsModified)
+    old.uid() != new.uid() && !old.uid().is_empty() && !new.uid().is_empty()
 }
 
 // === impl Snapshot ===
@@ -354,7 +341,7 @@ impl Snapshot {
     /// counts by itself, whatever the list has from before the last version that is complete is held as it is, as far as that
     /// is [evidence](Evidence); and a list at that very version has whatever is held. A source that counts for it proves nothing.
     pub fn contradiction<'a>(&'a self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
-        let known = if planted!(OpenVersionIsComplete) { self.version() } else { self.safe_version() };
+        let known = self.safe_version();
         let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
         let is_old =
             |object: &Object| object.version() <= known && object.version().lineage().is_none() && !is_new(object);

@@ -36,7 +36,6 @@ use super::{
 };
 use crate::{
     model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
-    planted::planted,
     sync::{self, ArcSwap, ArcSwapOption},
     watch::{
         Backfill, Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe,
@@ -308,12 +307,7 @@ impl<F: Frame> Writer<F> {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
                 Delta::Rewind(list) => self.restart(list, "the upstream says so"),
-                Delta::Changes { events, closes } if planted!(TransactionIsSplit) => {
-                    batches.extend(events.into_iter().filter_map(|event| self.change([event], closes, now)));
-                }
-                Delta::Changes { events, closes } => {
-                    batches.extend(self.change(events, closes || planted!(OpenVersionIsComplete), now));
-                }
+                Delta::Changes { events, closes } => batches.extend(self.change(events, closes, now)),
                 Delta::Checkpoint(proof) => {
                     // A later start has no history, and what came ahead of the version has to come again.
                     let checkpoint = self.live.as_ref().map(|live| {
@@ -364,7 +358,7 @@ impl<F: Frame> Writer<F> {
         match &mut self.live {
             Some(live) if live.is_complete_in(&list) => {
                 let mut ahead = live.history.ahead();
-                ahead.retain(|change| change.version > list.version && !planted!(ListTakesBackAnOpenVersion));
+                ahead.retain(|change| change.version > list.version);
                 let known = live.indexer.snapshot_before(&ahead);
                 if let Some(key) = known.contradiction(&list, self.config.evidence) {
                     let proof = format!("{key} is not what it was at its version");
@@ -430,9 +424,7 @@ impl<F: Frame> Writer<F> {
             "upstream history changed: every watch of the resource ends"
         );
         self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
-        if !planted!(RewindIsUntoldWithoutACursor) {
-            self.shared.epoch.fetch_add(1, Ordering::AcqRel);
-        }
+        self.shared.epoch.fetch_add(1, Ordering::AcqRel);
         self.begin_again(list, &End::HistoryChanged);
     }
 
@@ -445,7 +437,7 @@ impl<F: Frame> Writer<F> {
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).in_epoch(epoch);
         // None that a watch which is parked has reached.
-        let offset = if planted!(ParkedGoesOnInAnotherHistory) { 0 } else { live.history.current().offset + 1 };
+        let offset = live.history.current().offset + 1;
         live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
         live.broadcaster.restart(end, version);
     }
@@ -456,9 +448,7 @@ impl<F: Frame> Writer<F> {
 impl<F: Frame> Live<F> {
     /// Returns whether a list is not older than the last version that is complete.
     fn is_complete_in(&self, list: &List) -> bool {
-        let is_rewound = planted!(RewoundBeforeAnOpenVersion);
-        let complete = if is_rewound { self.indexer.version() } else { &self.history.current().version };
-        *complete <= list.version
+        self.history.current().version <= list.version
     }
 }
 

@@ -33,7 +33,6 @@ use super::{
 use crate::{
     cache::{HealthReport, Snapshot},
     model::{ObjectKey, Selection},
-    planted::planted,
     proto::{self, EncodedObject, PayloadFormat, pb},
     transport::{Chunk, LastWords, Origin, Peer, Room, Supplied, Supply},
 };
@@ -197,10 +196,7 @@ async fn start(
     if page_token.is_empty() {
         return Ok((service.snapshot(resource, min_version, wait).await?, None));
     }
-    let Continued { mut snapshot, after } = service.pages().resume(page_token, query)?;
-    if let Some(now) = resource.informer.snapshot().filter(|_| planted!(PageFromTheStateOfNow)) {
-        snapshot = now;
-    }
+    let Continued { snapshot, after } = service.pages().resume(page_token, query)?;
     let key = after.split_once('\0').and_then(|(namespace, name)| ObjectKey::new(namespace, name).ok());
     // Tokens are made below, of a key; that of an object without one cannot be had.
     Ok((snapshot, Some(key.ok_or(Refusal::PageTokenExpired)?)))
@@ -229,9 +225,7 @@ impl ListBody {
             };
             if self.selection.matches(object) {
                 if self.room == Some(0) {
-                    if !planted!(PageForgetsThatThereIsMore) {
-                        self.next_page_token = self.next_page_token();
-                    }
+                    self.next_page_token = self.next_page_token();
                     filled = Filled::All;
                     break;
                 }
@@ -246,9 +240,7 @@ impl ListBody {
                 self.objects.reserve(length);
                 encoded.write(frame::OBJECTS, &mut self.objects);
                 self.room = self.room.map(|room| room - 1);
-                if self.sent.is_none() || self.room != Some(0) || !planted!(PageRepeatsTheLastObject) {
-                    self.sent = Some(object.key().clone());
-                }
+                self.sent = Some(object.key().clone());
             }
             last = Some(object.key().clone());
             if self.objects.len() >= CHUNK_BYTES.min(room.bytes) {

@@ -20,7 +20,6 @@ use tokio::time::Instant;
 use super::status::Refusal;
 use crate::{
     cache::Snapshot,
-    planted::planted,
     transport::{Origin, Refused, share_of},
 };
 
@@ -99,7 +98,7 @@ impl Pages {
             return Err(malformed());
         };
         let after = parts.next().ok_or_else(malformed)?.to_owned();
-        if of_query != query && !planted!(PageOfAnotherQuery) {
+        if of_query != query {
             return Err(invalid("the token belongs to another query; only page_size may change between pages"));
         }
         if process != self.process {
@@ -118,17 +117,12 @@ impl Pages {
         retained.expire(now);
         let known = retained.snapshots.iter().position(|known| Arc::ptr_eq(&known.snapshot, snapshot));
         // Its newest token may be used for as long as any other.
-        let (id, mut holders) = match known.and_then(|at| retained.snapshots.remove(at)) {
-            Some(oldest) if planted!(PageIsKeptFromItsFirstToken) => {
-                let id = oldest.id;
-                retained.snapshots.push_back(oldest);
-                return id;
-            }
-            Some(RetainedSnapshot { id, holders, .. }) => (id, holders),
-            None => {
-                retained.next_id += 1;
-                (retained.next_id, VecDeque::new())
-            }
+        let known = known.and_then(|at| retained.snapshots.remove(at));
+        let (id, mut holders) = if let Some(RetainedSnapshot { id, holders, .. }) = known {
+            (id, holders)
+        } else {
+            retained.next_id += 1;
+            (retained.next_id, VecDeque::new())
         };
         holders.retain(|holder| *holder != origin);
         holders.push_back(origin);
@@ -142,8 +136,7 @@ impl Pages {
             retained.let_go(origin);
             self.refused.count("peer_page_snapshots");
         }
-        let bound = if planted!(PageIsForgottenEarly) { self.all / 2 } else { self.all };
-        while retained.snapshots.len() > bound {
+        while retained.snapshots.len() > self.all {
             let most = retained.most();
             retained.let_go(most);
             self.refused.count("page_snapshots");
@@ -156,8 +149,7 @@ impl Pages {
 
 impl Retained {
     fn expire(&mut self, now: Instant) {
-        let is_kept = |retained: &RetainedSnapshot| now.saturating_duration_since(retained.since) <= MAX_AGE;
-        self.snapshots.retain(|retained| is_kept(retained) || planted!(PageNeverExpires));
+        self.snapshots.retain(|retained| now.saturating_duration_since(retained.since) <= MAX_AGE);
     }
 
     /// Returns how many are kept for a peer.

@@ -31,7 +31,6 @@ use super::{
     watch::{self, WatchBody},
 };
 use crate::{
-    planted::planted,
     proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
     transport::{Chunk, LastWords, Room, StreamHandle, Supplied, Supply},
 };
@@ -136,8 +135,7 @@ where
             *response.status_mut() = status;
             return Box::pin(std::future::ready(Ok(response)));
         }
-        let timeout = timeout_of(request.headers()).filter(|_| !planted!(DeadlineIsIgnored));
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
         let service = self.service.clone();
         let stream = request.extensions().get::<StreamHandle>().cloned();
         let bounds = RequestBounds {

@@ -29,7 +29,6 @@ use crate::{
     cache::{InformerHandle, Snapshot},
     grpc::WireFrame,
     model::{Condition, Expression, ResourceVersion, excerpt},
-    planted::planted,
     proto::{self, Structs, pb},
     transport::{Ledger, Quota},
     watch::{FullChannelPolicy, QueueOptions},
@@ -265,7 +264,6 @@ impl Service {
         min_version: Option<&ResourceVersion>,
         wait: Duration,
     ) -> Result<Arc<Snapshot>, Refusal> {
-        let min_version = min_version.filter(|_| !planted!(MinVersionIsIgnored));
         let snapshot = self.reached(resource, min_version, wait).await?;
         if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
             let message = format!(
@@ -289,11 +287,8 @@ impl Service {
         version: Option<&ResourceVersion>,
         wait: Duration,
     ) -> Result<Arc<Snapshot>, Refusal> {
-        let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| {
-            !at.same_lineage(wanted) || if planted!(MinVersionIsToBePassed) { at > wanted } else { at >= wanted }
-        };
+        let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| !at.same_lineage(wanted) || at >= wanted;
         let is_enough = |snapshot: &Snapshot| version.is_none_or(|wanted| is_there(snapshot.version(), wanted));
-        let wait = if planted!(MinVersionIsNotAwaited) { Duration::ZERO } else { wait };
         tokio::select! {
             // What can be answered is answered, also while the server drains.
             biased;

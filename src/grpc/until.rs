@@ -23,7 +23,6 @@ use super::{
 };
 use crate::{
     model::{Condition, EventView},
-    planted::planted,
     proto::{self, PayloadFormat, pb},
     transport::{Chunk, Peer},
     watch::{FullChannelPolicy, QueueOptions, Until},
@@ -97,9 +96,6 @@ pub(super) async fn until(
                 turn.comes().await;
                 slice.end().await;
             }
-            if messages.has_remaining() && planted!(UntilSeesTheLastOfAFrame) {
-                continue;
-            }
             if waiting.see(&event) {
                 observer.ends(Code::Ok);
                 return Ok(pb::UntilResponse { event: Some(in_format(event, format)) });
@@ -129,12 +125,9 @@ impl Waiting {
             }
             pb::EventType::Modified => EventView::MODIFIED,
             // It still exists.
-            pb::EventType::Deleted if event.cause() == pb::Cause::NotServed && !planted!(UntilCountsNoNotServed) => {
+            pb::EventType::Deleted if event.cause() == pb::Cause::NotServed => {
                 self.not_served.extend(key());
                 return false;
-            }
-            pb::EventType::Deleted if event.cause() == pb::Cause::LeftSelection && planted!(UntilCountsWhatLeft) => {
-                EventView::DELETED
             }
             pb::EventType::Deleted => {
                 self.count = self.count.saturating_sub(1);
@@ -148,8 +141,7 @@ impl Waiting {
             Some(pb::object::Body::Raw(bytes)) => Some(Bytes::copy_from_slice(bytes)),
             _ => None,
         });
-        let is_known = self.is_synced || planted!(UntilCountsTooEarly);
-        let count = is_known.then_some(self.count);
+        let count = self.is_synced.then_some(self.count);
         let view = EventView { event_type, body: body.as_ref(), count };
         let Ok(is_last) = self.conditions.see(|condition| Ok::<_, Infallible>(condition.is_met(view)));
         is_last

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use super::{Cause, Change, EventType, Expression, FieldSelector, IndexMatch, LabelSelector, Object};
-use crate::planted::planted;
 
 /// A choice among the objects of a resource: those that meet every part. The default chooses all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -69,11 +68,8 @@ impl Selection {
         let matches = |object: &Object| self.matches(object);
         let (event_type, cause) = match (change.old.as_deref().map(matches), change.new.as_deref().map(matches)) {
             (None, Some(true)) => (EventType::Added, Cause::Change),
-            (Some(false), Some(true)) if planted!(EnteredIsModified) => (EventType::Modified, Cause::Change),
             (Some(false), Some(true)) => (EventType::Added, Cause::EnteredSelection),
             (Some(true), Some(true)) => (EventType::Modified, Cause::Change),
-            (Some(true), Some(false)) if planted!(LeftIsDeleted) => (EventType::Deleted, Cause::Change),
-            (Some(true), Some(false)) if planted!(LeavingIsUntold) => return None,
             (Some(true), Some(false)) => (EventType::Deleted, Cause::LeftSelection),
             (Some(true), None) => (EventType::Deleted, change.cause),
             (None | Some(false), None | Some(false)) => return None,

@@ -47,7 +47,6 @@ use self::{
 use crate::{
     cache::{Evidence, List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
-    planted::planted,
     source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
 
@@ -272,7 +271,7 @@ impl Shared {
     async fn check_head(&self, connection: &Connection, revision: i64) -> Result<(), SourceError> {
         let header = connection.head(self.prefix.first()).await.map_err(|status| connection.error(&status))?;
         self.check_identity(&header)?;
-        if header.revision < revision && !planted!(LowerRevisionIsFollowed) {
+        if header.revision < revision {
             self.known.lock().position = None;
             let (endpoint, at) = (connection.endpoint(), header.revision);
             return Err(SourceError::HistoryChanged(format!("{endpoint}: at revision {at}, and {revision} was known")));

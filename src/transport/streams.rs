@@ -242,7 +242,7 @@ mod tests {
         let [reset, kept, panics] = [(); 3].map(|()| streams.handle());
         streams.insert(counted(&reset, &polls, &wakers, 0), &reset);
         streams.insert(counted(&kept, &polls, &wakers, 0), &kept);
-        streams.insert(async { panic!("planted") }.boxed(), &panics);
+        streams.insert(async { panic!("of a stream") }.boxed(), &panics);
         run(&mut streams);
         assert_eq!((polls.load(Ordering::Relaxed), streams.len()), (2, 2));
         reset.reset();

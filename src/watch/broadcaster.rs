@@ -26,10 +26,7 @@ use super::{
     routes::Routes,
     window::Window,
 };
-use crate::{
-    model::{Batch, Reached, ResourceVersion, Selection},
-    planted::planted,
-};
+use crate::model::{Batch, Reached, ResourceVersion, Selection};
 
 /// Distributes batches to cursors. One task owns it: what it publishes, every cursor that subscribed before gets, and no
 /// cursor that subscribes later.
@@ -198,8 +195,7 @@ impl<F: Frame> Broadcaster<F> {
             }
             log.end.clone_from(&self.stopped);
             let slot = log.subscribe(self.next_slot_id, queue, phase, budget, self.reached.offset);
-            let version = has.filter(|_| !planted!(OpenVersionIsSentAgain));
-            log.leave_out(slot, self.reached.offset, version);
+            log.leave_out(slot, self.reached.offset, has);
             drop(log);
             break (group, slot);
         };
@@ -313,10 +309,6 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Ends every cursor as [`Self::stop`] does, and goes on for later subscribers, from `version`.
     pub fn restart(&mut self, end: &End, version: ResourceVersion) {
-        if planted!(RewindEndsNobody) {
-            self.reached.version = version;
-            return;
-        }
         self.end_all(end);
         // What is left of their queues can be read, and holds nobody back.
         let now = Instant::now();
@@ -380,7 +372,7 @@ impl<F: Frame> Broadcaster<F> {
                 }
                 is_over
             };
-            if self.groups.get(id).is_some_and(is_over) && !planted!(VacantGroupIsKept) {
+            if self.groups.get(id).is_some_and(is_over) {
                 self.remove(id);
             }
         }
@@ -395,10 +387,7 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Returns until when the writer waits; `None` when nobody holds it back. At the end of that time it lets go of everybody.
     fn block_deadline(&mut self, now: Instant) -> Option<Instant> {
-        let mut deadline = self.room.deadline()?;
-        if planted!(BlockBudgetIsOfEachClient) {
-            deadline += self.config.block_timeout * self.blocked.len().saturating_sub(1) as u32;
-        }
+        let deadline = self.room.deadline()?;
         if now < deadline {
             return Some(deadline);
         }

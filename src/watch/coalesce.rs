@@ -16,7 +16,6 @@ use super::{Frame, Notice};
 use crate::{
     census::{Alive, Kind},
     model::{Batch, Cause, Change, EventType, Object, ObjectKey, Reached, ResourceVersion, Transition},
-    planted::planted,
 };
 
 /// Changes merged by key.
@@ -134,17 +133,12 @@ impl Generation {
                 if had.is_some_and(|(had, old)| is_same(had, old)) {
                     pending.gone = (change.version.clone(), transition.cause);
                 }
-                if pending.had.is_some() && planted!(CoalescedDeletionHasTheLastState) {
-                    pending.had.clone_from(&change.old);
-                }
             }
         }
         self.now = self.now + size_of_body(now.as_ref()) - size_of_body(pending.now.as_ref());
         pending.now = now;
         pending.events = pending.events.saturating_add(1);
-        if !planted!(GenerationIsByTheFirstChange) {
-            pending.place = place;
-        }
+        pending.place = place;
         if pending.had.is_none() && pending.now.is_none() {
             self.vanished = self.vanished.saturating_add(entry.remove().events);
         }
@@ -160,9 +154,7 @@ impl Generation {
         for pending in pending {
             vanished = vanished.saturating_add(pending.tell(&mut told));
         }
-        if let Some(Told { coalesced, .. }) =
-            told.back_mut().filter(|_| vanished == 0 || !planted!(VanishedIsNotCounted))
-        {
+        if let Some(Told { coalesced, .. }) = told.back_mut() {
             *coalesced = coalesced.saturating_add(vanished);
         }
         let bodies = |is_counted: fn(&&Told) -> bool| {
@@ -201,19 +193,14 @@ impl Pending {
         match (had, now) {
             (None, None) => {}
             (None, Some(now)) => told.push_back(upserted(EventType::Added, now, came)),
-            (Some(_), None) if planted!(CoalescingLosesADeletion) => {}
             (Some(had), None) => told.push_back(deleted(had)),
             // Left and entered again as it was, or changed back: nothing is new to the client.
             (Some(had), Some(now)) if Arc::ptr_eq(&had, &now) => {}
-            (Some(had), Some(now)) if is_same(&had, &now) || planted!(CoalescingMergesAcrossUids) => {
+            (Some(had), Some(now)) if is_same(&had, &now) => {
                 told.push_back(upserted(EventType::Modified, now, Cause::Change));
             }
             (Some(had), Some(now)) => {
-                let mut deleted = deleted(had);
-                if planted!(ReplacedIsDeletedAtTheNewVersion) {
-                    deleted.object_version.clone_from(now.version());
-                }
-                told.push_back(deleted);
+                told.push_back(deleted(had));
                 told.push_back(upserted(EventType::Added, now, came));
             }
         }
@@ -221,7 +208,7 @@ impl Pending {
         let further = events.saturating_sub(told_now);
         match told.back_mut().filter(|_| told_now > 0) {
             Some(last) => {
-                last.coalesced = if further > 0 && planted!(CoalescedIsMiscounted) { further + 1 } else { further };
+                last.coalesced = further;
                 0
             }
             None => events,
@@ -240,11 +227,6 @@ impl Telling {
     /// Whether everything has been told.
     pub(super) fn is_done(&self) -> bool {
         self.told.is_empty()
-    }
-
-    /// Forgets what is to be told.
-    pub(super) fn clear(&mut self) {
-        self.told.clear();
     }
 
     /// Returns what a client reaches that was here before, when everything has been told.
@@ -268,8 +250,7 @@ impl Telling {
         let (before, after) = (&before.version, &self.after(before).version);
         while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
             let is_last = self.told.is_empty();
-            let is_complete = is_last && !planted!(GenerationEndsWithoutItsVersion);
-            let version = if is_complete || !is_last && planted!(VersionInsideAGeneration) { after } else { before };
+            let version = if is_last { after } else { before };
             // Merged changes are not for who has to know of gaps and open versions.
             let (relisted, open) = (false, false);
             let (object, object_version) = (&object, &object_version);

@@ -18,10 +18,7 @@ use super::{
     group::{Due, Group, Log, Phase, Slot},
     merger::Reader,
 };
-use crate::{
-    model::{Reached, ResourceVersion, Selection},
-    planted::planted,
-};
+use crate::model::{Reached, ResourceVersion, Selection};
 
 /// One client's queue. Dropping it unsubscribes.
 pub struct Cursor<F: Frame> {
@@ -121,12 +118,8 @@ impl<F: Frame> Cursor<F> {
         // Looked at together with the head: as soon as more is filled, there is something to be taken first.
         let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
         drop(log);
-        let lags = |filled: &Reached| {
-            distributed.is_some_and(|distributed| filled.offset < distributed.offset) && !planted!(BookmarkAboveFilled)
-        };
-        if let Some(reached) =
-            filled.as_ref().filter(|filled| lags(filled) || planted!(DeferredBookmarkIsBehind)).or(distributed)
-        {
+        let lags = |filled: &&Reached| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
+        if let Some(reached) = filled.as_ref().filter(lags).or(distributed) {
             self.advance(reached);
         }
         true
@@ -159,7 +152,7 @@ impl<F: Frame> Cursor<F> {
     fn is_at_head_of(&self, log: &Log<F>) -> bool {
         let slot = &log.slots[self.slot];
         if slot.evicted {
-            return planted!(EvictionIsUntold);
+            return false;
         }
         let has_all = slot.position == log.head && !slot.is_merging() && self.telling.is_none();
         has_all && log.end.is_none()
@@ -185,11 +178,7 @@ impl<F: Frame> Cursor<F> {
     /// once the cursor has caught up with its queue for the first time, so that a long snapshot costs nobody its queue.
     pub fn go_live(&mut self) {
         let mut log = self.group.log.lock();
-        let (head, head_size) = (log.head, log.head_size);
         let slot = &mut log.slots[self.slot];
-        if slot.position < head && planted!(HoleAfterTheSnapshot) {
-            (slot.position, slot.position_size) = (head, head_size);
-        }
         if slot.phase == Phase::Initial {
             slot.phase = Phase::CatchingUp;
         }
@@ -270,10 +259,6 @@ impl<F: Frame> Cursor<F> {
                 }
                 break Poll::Ready(Ok(taken));
             }
-            if planted!(ParksAfterLooking) {
-                drop(log);
-                log = self.group.log.lock();
-            }
             displaced = log.park(self.slot, cx.waker());
             break Poll::Pending;
         };
@@ -297,7 +282,7 @@ impl<F: Frame> Cursor<F> {
             Taken::Frames(smallvec![frame])
         });
         // Reached also when everything in it has vanished.
-        if telling.is_done() || planted!(GenerationIsReachedWithItsFirstPart) {
+        if telling.is_done() {
             self.reached = telling.after(&self.reached);
         }
         self.telling = Some(telling).filter(|telling| !telling.is_done());
@@ -387,9 +372,6 @@ fn take<F: Frame>(
 ) -> Option<Taken<F>> {
     let (head, head_size, is_gone) = (log.head, log.head_size, log.slots[index].position < log.tail());
     let Slot { position, position_size, queue, evicted, .. } = log.slots[index];
-    if evicted && planted!(EvictionIsUntold) {
-        return None;
-    }
     if evicted {
         return Some(Taken::Ended(End::SlowConsumer));
     }
@@ -406,11 +388,6 @@ fn take<F: Frame>(
         }
     }
     let drops = log.slots[index].phase == Phase::Live && queue.policy == FullChannelPolicy::Drop;
-    if is_gone && queue.policy == FullChannelPolicy::Block && planted!(BlockedQueueIsForgotten) {
-        let slot = &mut log.slots[index];
-        (slot.position, slot.position_size) = (head, head_size);
-        return None;
-    }
     if is_gone && !drops {
         return Some(Taken::Parked);
     }
@@ -422,14 +399,7 @@ fn take<F: Frame>(
     if is_gone || frozen_at == Some(position) {
         let slot = &mut log.slots[index];
         (slot.position, slot.position_size, slot.frozen_at) = (head, head_size, None);
-        let mut after = std::mem::replace(reached, log.head_reached.clone()).version;
-        if planted!(DropIsUntold) {
-            return None;
-        }
-        if planted!(DropBeginsAtItsEnd) {
-            after.clone_from(&reached.version);
-        }
-        let lag = if planted!(DropIsMiscounted) { lag - 1 } else { lag };
+        let after = std::mem::replace(reached, log.head_reached.clone()).version;
         return Some(Taken::Dropped { count: lag, after });
     }
     if lag == 0 {

@@ -3,10 +3,7 @@
 use std::{borrow::Borrow, collections::HashMap};
 
 use super::{Frame, Notice};
-use crate::{
-    model::{Batch, Cause, Change, ResourceVersion, Transition},
-    planted::planted,
-};
+use crate::model::{Batch, Cause, Change, ResourceVersion, Transition};
 
 /// The arenas of one wake, and where in them each event lies.
 pub(super) struct Encoding<'a, F: Frame> {
@@ -78,7 +75,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
         let (mut changes, mut relisted) = (Vec::new(), Vec::new());
         for batch in batches.iter().map(Borrow::borrow) {
             // One that does not move the version leaves no gap.
-            *is_gap |= batch.is_relist && batch.before != batch.after && !planted!(RelistIsUntold);
+            *is_gap |= batch.is_relist && batch.before != batch.after;
             let first = changes.len();
             changes.extend(batch.changes.iter().map(|change| (batch, change)));
             if *is_gap {
@@ -110,7 +107,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             let (batch, change) = all[at];
             let is_last = selected.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
             let closes = is_last && !batch.is_open;
-            let version = if closes || planted!(VersionInsideABatch) { &batch.after } else { &batch.before };
+            let version = if closes { &batch.after } else { &batch.before };
             let Some(notice) = Notice::new(change, transition, version) else { continue };
             let relisted = relisted.get(at).is_some_and(|relisted| *relisted);
             let notice = Notice { relisted, open: batch.is_open, ..notice };

@@ -39,7 +39,6 @@ use super::{
 };
 use crate::{
     model::{Batch, Reached, ResourceVersion, Transition, in_one_wake},
-    planted::planted,
     sync::{AtomicBool, Mutex},
 };
 
@@ -296,16 +295,11 @@ impl<F: Frame> Filler<F> {
                 let is_here = |filled_to: &Reached| filled_to.offset == first;
                 let may_fill =
                     log.deferred.as_ref().is_some_and(|other| other.id == filled.id && is_here(&other.filled));
-                if !may_fill && !planted!(GroupIsFilledByBoth) {
+                if !may_fill {
                     continue;
                 }
-                if let Some(deferred) = log.deferred.as_mut().filter(|_| planted!(FilledBeforeTheRun)) {
-                    deferred.filled.clone_from(&end);
-                    drop(log);
-                    log = filled.group.log.lock();
-                }
                 log.append(&part, share, &mut full, &mut wakers);
-                if let Some(deferred) = log.deferred.as_mut().filter(|_| !planted!(FilledStaysBehind)) {
+                if let Some(deferred) = log.deferred.as_mut() {
                     deferred.filled.clone_from(&end);
                 }
                 // The writer is ahead of it, and waits for none of its readers.
@@ -314,7 +308,7 @@ impl<F: Frame> Filler<F> {
                 }
             }
             left.push(Filled { at: end.offset, ..filled });
-            for waker in wakers.drain(..).filter(|_| !planted!(DeferredIsNotWoken)) {
+            for waker in wakers.drain(..) {
                 waker.wake();
             }
         }
@@ -347,16 +341,11 @@ impl<F: Frame> Filler<F> {
 impl<F: Frame> Work for Filler<F> {
     fn run(self: Arc<Self>) {
         // Before it looks for work, so that what is published from now on is not missed.
-        if !planted!(NoticeIsLost) {
-            self.is_queued.store(false, Ordering::Release);
-        }
+        self.is_queued.store(false, Ordering::Release);
         if let Some((mut job, epoch)) = self.next() {
             let is_done = job.evaluate(self.clock());
             let left = if is_done { Ok(self.fill(job)) } else { Err(job) };
             self.put_back(left, epoch);
-        }
-        if planted!(NoticeIsLost) {
-            self.is_queued.store(false, Ordering::Release);
         }
     }
 }

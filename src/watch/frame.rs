@@ -2,10 +2,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use crate::{
-    model::{Cause, Change, EventType, Object, ResourceVersion, Transition},
-    planted::planted,
-};
+use crate::model::{Cause, Change, EventType, Object, ResourceVersion, Transition};
 
 /// A piece of a frozen arena: the encoded form of one or more events, one after the other. A clone is a reference count.
 ///
@@ -85,9 +82,6 @@ impl<'a> Notice<'a> {
     pub fn new(change: &'a Change, transition: Transition, version: &'a ResourceVersion) -> Option<Self> {
         let Transition { event_type, cause } = transition;
         let (object, object_version) = match event_type {
-            EventType::Deleted if change.new.is_some() && planted!(DeletedHasTheNewState) => {
-                (change.new.as_ref()?, &change.version)
-            }
             EventType::Deleted => (change.old.as_ref()?, &change.version),
             EventType::Added | EventType::Modified => {
                 let new = change.new.as_ref()?;

@@ -32,7 +32,6 @@ use super::{
 use crate::{
     census::{Alive, Kind},
     model::{Reached, ResourceVersion, Selection},
-    planted::planted,
     sync::Mutex,
 };
 
@@ -187,7 +186,7 @@ impl<F: Frame> Log<F> {
         budget: Option<Arc<SharedBudget>>,
         since: u64,
     ) -> usize {
-        let mut slot = Slot {
+        let slot = Slot {
             id,
             position: self.head,
             position_size: self.head_size,
@@ -201,15 +200,8 @@ impl<F: Frame> Log<F> {
             budget,
             waker: None,
         };
-        if let Some(run) = self.runs.back()
-            && planted!(OverlapWithTheSnapshot)
-        {
-            (slot.position, slot.position_size) = (run.first, run.size_before);
-        }
         let index = self.slots.insert(slot);
-        if !planted!(NewClientBlocksAtOnce) {
-            self.slots[index].lose_block();
-        }
+        self.slots[index].lose_block();
         if phase == Phase::Live {
             self.go_live(index);
         }
@@ -306,7 +298,6 @@ impl<F: Frame> Log<F> {
         match &slot.waker {
             Some(parked) if parked.will_wake(waker) => None,
             Some(_) => slot.waker.replace(waker.clone()),
-            None if planted!(WakeIsLost) => None,
             None => {
                 slot.waker = Some(waker.clone());
                 self.parked.push(index);
@@ -374,7 +365,7 @@ impl<F: Frame> Log<F> {
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
             let is_full = self.head - slot.position >= low.length.max(1)
                 || self.head_size - slot.position_size >= queue_size as u64;
-            if (is_full || planted!(EvictedWithoutBeingFull)) && !slot.is_blocking {
+            if is_full && !slot.is_blocking {
                 full.push(index);
             }
         }

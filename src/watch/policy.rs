@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{model::ResourceVersion, planted::planted};
+use crate::model::ResourceVersion;
 
 /// What the Broadcaster does when a client's queue is full (apimachinery's `FullChannelBehavior`, and one better).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -115,7 +115,6 @@ pub(super) enum OnFull {
 pub(super) fn on_full(resource: Duration, client: Duration) -> OnFull {
     match (resource.is_zero(), client.is_zero()) {
         (_, true) => OnFull::End,
-        (true, false) if planted!(EndedForWhatOthersSpent) => OnFull::End,
         (true, false) => OnFull::Replay,
         (false, false) => OnFull::Block,
     }

@@ -6,10 +6,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{Frame, Notice};
-use crate::{
-    model::{Batch, Reached, ResourceVersion, Selection, Transition},
-    planted::planted,
-};
+use crate::model::{Batch, Reached, ResourceVersion, Selection, Transition};
 
 /// Batches that are still to be told, and how far the client has been told.
 #[derive(Debug)]
@@ -100,11 +97,9 @@ impl Replay {
             if F::size(arena) >= max_size || steps > 0 && is_enough(steps) {
                 break;
             }
-            let leaves_gap = batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
-            self.is_gap |= leaves_gap && !planted!(ReplayedRelistIsUntold);
+            self.is_gap |= batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
             let Some(change) = batch.changes.get(self.at) else {
-                let end = if planted!(ReplayedOpenVersionIsComplete) { &batch.after } else { batch.safe() };
-                let end = self.not_before(end);
+                let end = self.not_before(batch.safe());
                 let told = self.tell::<F>(&batch, &end, format, arena);
                 self.is_gap &= told == 0;
                 encoded += told;
@@ -131,8 +126,7 @@ impl Replay {
 
     /// A version, unless the client is past it: it may come back in between the versions of two batches, and never goes back.
     fn not_before(&self, version: &ResourceVersion) -> ResourceVersion {
-        let is_past = *version < self.version && !planted!(ReplayGoesBack);
-        if is_past { self.version.clone() } else { version.clone() }
+        if *version < self.version { self.version.clone() } else { version.clone() }
     }
 
     /// Encodes the event that was held back, at a version.
@@ -145,14 +139,8 @@ impl Replay {
     ) -> u64 {
         let Some((at, transition)) = self.held.take() else { return 0 };
         let Some(notice) = Notice::new(&batch.changes[at], transition, version) else { return 0 };
-        if *version == batch.after && planted!(ReplayForgetsTheLast) {
-            return 0;
-        }
         let notice = Notice { relisted: self.is_gap, open: batch.is_open, ..notice };
         F::encode(arena, format, &notice);
-        if planted!(ReplayRepeats) {
-            F::encode(arena, format, &notice);
-        }
         self.version.clone_from(version);
         1
     }

@@ -10,10 +10,7 @@ use std::{
     hash::Hash,
 };
 
-use crate::{
-    model::{Change, IndexFunc, IndexMatch, Object, Path, Selection},
-    planted::planted,
-};
+use crate::model::{Change, IndexFunc, IndexMatch, Object, Path, Selection};
 
 /// Groups by what routes to them; a group is a number.
 #[derive(Debug, Default)]
@@ -97,8 +94,7 @@ impl Routes {
         let key = change.object().key();
         groups.extend(self.names.get(key.name()).into_iter().flatten());
         groups.extend(self.namespaces.get(key.namespace()).into_iter().flatten());
-        let old = change.old.iter().filter(|_| change.new.is_none() || !planted!(RoutedByTheNewState));
-        for object in old.chain(&change.new).map(AsRef::<Object>::as_ref) {
+        for object in change.old.iter().chain(&change.new).map(AsRef::<Object>::as_ref) {
             for (func, values) in &self.indexes {
                 for value in func.values(object) {
                     groups.extend(values.get(&value).into_iter().flatten());

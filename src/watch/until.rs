@@ -4,8 +4,6 @@
 //! event for who has it. The present condition is tested on each event. When it is met, the next one is tested on the same
 //! event, and so on: one event may meet several.
 
-use crate::planted::planted;
-
 /// Conditions, and how many of them have been met.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Until<C> {
@@ -39,18 +37,9 @@ impl<C> Until<C> {
     pub fn see<E>(&mut self, mut test: impl FnMut(&C) -> Result<bool, E>) -> Result<bool, E> {
         while let Some(condition) = self.conditions.get(self.met) {
             if !test(condition)? {
-                if self.met > 0 && planted!(UntilBeginsAnew) {
-                    self.met = 0;
-                }
                 return Ok(false);
             }
             self.met += 1;
-            if !self.is_met() && planted!(UntilMeetsOneWithEachEvent) {
-                return Ok(false);
-            }
-            if !self.is_met() && planted!(UntilSkipsACondition) {
-                self.met += 1;
-            }
         }
         Ok(true)
     }

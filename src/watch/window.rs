@@ -11,10 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
-use crate::{
-    planted::planted,
-    sync::{AtomicU64, Mutex},
-};
+use crate::sync::{AtomicU64, Mutex};
 
 /// The wakes that are retained.
 #[derive(Debug)]
@@ -128,7 +125,7 @@ impl<F: Frame> Retained<F> {
                 break;
             }
             self.events -= oldest.events;
-            self.size -= if planted!(ForgottenWakeIsCharged) { 0 } else { oldest.size };
+            self.size -= oldest.size;
             groups.extend(self.wakes.pop_front().into_iter().flat_map(|oldest| oldest.groups));
         }
         if self.wakes.capacity() > 4 * self.wakes.len() + MIN_WAKES {

@@ -38,8 +38,6 @@ mod history;
 #[cfg(feature = "kube")]
 mod kube;
 mod live;
-#[cfg(debug_assertions)]
-mod mutants;
 mod parallel;
 mod proxy;
 mod relay;
@@ -75,40 +73,6 @@ fn files_are_followed_under_drawn_faults() {
 #[test]
 fn a_stream_is_followed_under_drawn_faults() {
     stream::check();
-}
-
-/// The source checker is checked: it finds every bug that is planted, in histories that are always the same.
-#[test]
-#[cfg(debug_assertions)]
-fn every_planted_bug_of_etcd_is_found() {
-    mutants::find_all_paused::<etcd::Etcd>("etcd", 500);
-}
-
-#[test]
-#[cfg(all(debug_assertions, feature = "kube"))]
-#[ignore = "takes minutes: run by .ci/nightly"]
-fn every_planted_bug_of_kube_is_found() {
-    mutants::find_all_paused::<kube::Kube>("kube", 500);
-}
-
-#[test]
-#[cfg(debug_assertions)]
-fn every_planted_bug_of_relays_is_found() {
-    mutants::find_all_paused::<relay::Relay>("relay", 200);
-}
-
-/// One of the bugs takes more than a minute.
-#[test]
-#[cfg(debug_assertions)]
-#[ignore = "takes minutes: run by .ci/nightly"]
-fn every_planted_bug_of_files_is_found() {
-    mutants::find_all("files", 1000, parallel::THREADS, files::run_case);
-}
-
-#[test]
-#[cfg(debug_assertions)]
-fn every_planted_bug_of_a_stream_is_found() {
-    mutants::find_all("stream", 300, parallel::THREADS, stream::run_case);
 }
 
 /// A truth that is computed by the server would be right about nothing.

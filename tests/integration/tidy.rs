@@ -8,18 +8,17 @@ use std::{
 
 /// What each room may name of the crate (ARCHITECTURE.md §1); a room may always name itself.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("planted", &[]),
     ("census", &[]),
     ("sync", &[]),
-    ("model", &["planted"]),
-    ("watch", &["model", "planted", "census", "sync"]),
-    ("cache", &["model", "watch", "planted", "census", "sync"]),
+    ("model", &[]),
+    ("watch", &["model", "census", "sync"]),
+    ("cache", &["model", "watch", "census", "sync"]),
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto"]),
     ("bench", &["model", "proto"]),
-    ("source", &["model", "watch", "cache", "proto", "client", "planted"]),
+    ("source", &["model", "watch", "cache", "proto", "client"]),
     ("transport", &[]),
-    ("grpc", &["model", "watch", "cache", "proto", "transport", "planted"]),
+    ("grpc", &["model", "watch", "cache", "proto", "transport"]),
     ("config", &["model", "watch", "cache", "proto"]),
     ("telemetry", &["model", "watch", "cache", "proto", "config", "grpc"]),
     ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc"]),

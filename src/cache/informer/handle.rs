@@ -11,7 +11,6 @@ use super::{Command, InformerStats, JoinError, Joined, Shared, Start, Stopped};
 use crate::{
     cache::{Snapshot, SourceHealth},
     model::{Indexers, Reached, ResourceVersion},
-    planted::planted,
     watch::{Backfill, BroadcasterStats, Frame, Subscribe},
 };
 
@@ -100,12 +99,9 @@ impl<F: Frame> InformerHandle<F> {
         let mut waiting = None;
         loop {
             // Registered before looking, so that what is applied in between is not missed.
-            let mut waiter = self.shared.waiters.wait(number);
+            let waiter = self.shared.waiters.wait(number);
             if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
                 return snapshot;
-            }
-            if planted!(WaitsAfterLooking) {
-                waiter = self.shared.waiters.wait(number);
             }
             waiting.get_or_insert_with(|| self.shared.health.demand().wait());
             waiter.woken().await;

@@ -8,7 +8,6 @@ use super::{Shared, Writer};
 use crate::{
     cache::History,
     model::{Batch, Cause, Change},
-    planted::planted,
     watch::Frame,
 };
 
@@ -24,16 +23,8 @@ impl<F: Frame> Writer<F> {
         let is_first = self.shared.snapshot.load().as_ref().is_none_or(|last| last.epoch() != snapshot.epoch());
         // A version of another history may never be reached.
         let reached = if is_first { u128::MAX } else { snapshot.version().number() };
-        if planted!(DistributedBeforeTheLogs) {
-            self.shared.distributed.store(Some(Arc::clone(&distributed)));
-        }
-        if !planted!(SnapshotAfterTheLogs) {
-            self.shared.snapshot.store(Some(Arc::clone(&snapshot)));
-        }
+        self.shared.snapshot.store(Some(snapshot));
         live.broadcaster.publish(batches);
-        if planted!(SnapshotAfterTheLogs) {
-            self.shared.snapshot.store(Some(snapshot));
-        }
         live.broadcaster.forget_before(live.history.begin());
         self.shared.note_gap(batches);
         self.shared.distributed.store(Some(distributed));

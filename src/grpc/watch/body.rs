@@ -42,7 +42,6 @@ use super::{
 use crate::{
     cache::{Joined, Start, SyncState, Waiting},
     model::{Reached, ResourceVersion, Selection},
-    planted::planted,
     proto::{self, PayloadFormat, pb},
     transport::{Chunk, Room, UNKNOWN},
     watch::{BacklogReader, Client, Cursor, QueueOptions, Subscribe, Taken, TooLarge},
@@ -198,26 +197,11 @@ impl WatchBody {
             self.send(&[frame::error(None, refusal.to_proto())]);
         } else {
             let is_draining = *refusal == Refusal::Draining;
-            if let (Some(cursor), Some(head)) = (&mut self.cursor, self.resource.informer.distributed())
-                && is_draining
-                && planted!(DrainSkipsTheQueue)
-            {
-                cursor.advance(&head);
-            }
-            let mut bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
-            if let Some(head) =
-                self.resource.informer.distributed().filter(|_| is_draining && planted!(DrainingAtTheHead))
-            {
-                bookmark.resource_version = head.version.to_string();
-            }
+            let bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
             let error = frame::error(self.position(), refusal.to_proto());
-            if is_draining && planted!(DrainIsUntold) {
-                self.send(&[error]);
-            } else {
-                self.send(&[bookmark, error]);
-            }
+            self.send(&[bookmark, error]);
         }
-        self.end = Some(if planted!(EndsWellAlways) { Status::ok("") } else { refusal.to_status() });
+        self.end = Some(refusal.to_status());
         tracing::debug!(resource = self.resource.name, ?refusal, "watch ended");
     }
 
@@ -241,7 +225,7 @@ impl WatchBody {
 
     /// Whether something from outside ends the stream now.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
-        if self.drain_at.is_none() && self.poll_drained(cx) && !planted!(DrainIsIgnored) {
+        if self.drain_at.is_none() && self.poll_drained(cx) {
             self.drain_at =
                 Some(Box::pin(tokio::time::sleep(self.watcher.drain_delay(self.service.config().drain_period))));
         }
@@ -298,11 +282,7 @@ impl WatchBody {
                 None => self.go_live(),
             }
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
-            let mut end = self.bookmark(end);
-            if let Some(now) = self.resource.informer.distributed().filter(|_| planted!(SnapshotVersionOfNow)) {
-                end.resource_version = now.version.to_string();
-            }
-            frame::append(&mut buffer, &end);
+            frame::append(&mut buffer, &self.bookmark(end));
         }
         self.hand_out(buffer, cx)
     }
@@ -344,13 +324,10 @@ impl WatchBody {
         let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(Made::Some) };
         match ready!(joining.as_mut().poll(cx)) {
             // The version may have a meaning in the new history too, and it is another one.
-            Ok(Joined { epoch, .. }) if epoch != self.epoch && !planted!(ParkedGoesOnInAnotherHistory) => {
+            Ok(Joined { epoch, .. }) if epoch != self.epoch => {
                 self.end_with(&Refusal::HistoryChanged);
             }
             Ok(Joined { backlog, cursor, .. }) => {
-                if planted!(ParkedInsideABatchRepeatsIt) {
-                    reached.offset = backlog.first;
-                }
                 let is_gap = backlog.is_after_gap;
                 let backlog = BacklogReader::new(backlog.batches, backlog.first, reached.clone(), is_gap);
                 self.enter(Stage::Replay(Box::new(backlog)));
@@ -367,9 +344,6 @@ impl WatchBody {
 
     fn poll_live(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(Made::Some) };
-        if let Some(distributed) = planted!(BookmarkAhead).then(|| self.resource.informer.distributed()).flatten() {
-            cursor.advance(&distributed);
-        }
         let taken = cursor.taken();
         let bytes = CHUNK_BYTES.min(room.bytes);
         let polled = if room.is_strict {
@@ -392,10 +366,7 @@ impl WatchBody {
                 self.send(&[dropped]);
             }
             Poll::Ready(Taken::Parked) => {
-                let mut reached = cursor.reached().clone();
-                if let Some(head) = self.resource.informer.distributed().filter(|_| planted!(ParkedGoesOnAtTheHead)) {
-                    reached.clone_from(&head);
-                }
+                let reached = cursor.reached().clone();
                 self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
                 self.join_after(reached);
             }
@@ -423,12 +394,11 @@ impl WatchBody {
         let distributed = self.resource.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         let told = cursor.version().clone();
-        if !cursor.advance_at_head(distributed.as_deref().filter(|_| !planted!(BookmarkBehind))) {
+        if !cursor.advance_at_head(distributed.as_deref()) {
             // What merges for it, or has come since, wakes it.
             return Poll::Pending;
         }
         let relisted = self.resource.informer.is_relisted_between(&told, cursor.version());
-        let relisted = relisted && !planted!(BookmarkHidesARelist);
         let bookmark = self.bookmark(pb::Bookmark::default());
         self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
         self.bookmarks.begin_anew();

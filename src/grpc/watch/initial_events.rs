@@ -9,7 +9,6 @@ use super::{
 use crate::{
     cache::Snapshot,
     model::{Cause, EventType, ObjectKey, Selection},
-    planted::planted,
     proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
     transport::Room,
 };
@@ -62,7 +61,7 @@ impl InitialEvents {
         let slice = Slice::begin();
         loop {
             let Some(object) = objects.next() else { return (buffer, events, Went::ToTheEnd) };
-            if selection.matches(object) || planted!(InitialEventsAreNotSelected) {
+            if selection.matches(object) {
                 let object = EncodedObject::shared(object, object.version(), format, structs);
                 let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
                 let length = buffer.len() + frame::event_len(&event);
@@ -77,11 +76,6 @@ impl InitialEvents {
             }
             self.looked_at = Some(object.key().clone());
             if buffer.len() >= CHUNK_BYTES.min(room.bytes) {
-                if planted!(SkippedAtAChunkBoundary)
-                    && let Some(skipped) = objects.next()
-                {
-                    self.looked_at = Some(skipped.key().clone());
-                }
                 break;
             }
             if slice.is_over() {

@@ -14,7 +14,6 @@ use super::pb::KeyValue;
 use crate::{
     cache::{Problem, ProblemReason},
     model::{MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
-    planted::planted,
     source::{problems::subject_of, text::escaped},
 };
 
@@ -64,10 +63,7 @@ impl Prefix {
             return Ok(object);
         }
         // Whatever its fields are, JSON is JSON; what is not UTF-8 is not.
-        let is_json = match str::from_utf8(&value) {
-            Ok(text) => serde_json::from_str::<IgnoredAny>(text).is_ok(),
-            Err(_) => planted!(AnyBytesAreJson) && serde_json::from_slice::<IgnoredAny>(&value).is_ok(),
-        };
+        let is_json = str::from_utf8(&value).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
         let media_type = if is_json { JSON } else { BYTES };
         let body = Bytes::from(value);
         Ok(Object::new(ObjectParts { uid, media_type, body, ..ObjectParts::bare(key, version) }))

@@ -18,7 +18,6 @@ use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 
 use super::pb::{Event, EventType, KeyValue, ResponseHeader};
-use crate::planted::planted;
 
 /// The cluster id and the raft term of the last answer that the whole cluster stands behind.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,9 +59,6 @@ impl Identity {
         let ResponseHeader { cluster_id, raft_term, .. } = *header;
         match self.0.replace((cluster_id, raft_term)) {
             Some((known, _)) if known != cluster_id => Err(format!("the cluster was {known:x}, and is {cluster_id:x}")),
-            Some((_, known)) if known > raft_term && planted!(LowerTermIsAnotherHistory) => {
-                Err(format!("the raft term was {known}, and is {raft_term}"))
-            }
             Some((_, known)) if known > raft_term => {
                 tracing::info!(known, raft_term, "etcd raft term lower");
                 Ok(())

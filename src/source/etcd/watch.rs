@@ -40,7 +40,6 @@ use super::{
 use crate::{
     cache::{Delta, SourceError},
     model::Event,
-    planted::planted,
 };
 
 /// An open watch.
@@ -91,15 +90,13 @@ impl Live {
         if is_after_break {
             shared.check_head(&connection, from.revision).await?;
             match from.mark.clone() {
-                Some(_) if planted!(BreakNeedsNoProof) => {}
                 Some(mark) => unproved = Some(Unproved { mark, is_repeated: false }),
                 None => shared.check_empty(&connection, from.revision).await?,
             }
         }
         // Never the next revision: etcd answers progress requests only from the start revision on (`progressIfSync`), and
         // where nobody writes would not answer at all.
-        let listed = if planted!(WatchBeginsAfterTheRevision) { from.revision + 1 } else { from.revision };
-        let start = unproved.as_ref().map_or(listed, |unproved| unproved.mark.revision());
+        let start = unproved.as_ref().map_or(from.revision, |unproved| unproved.mark.revision());
         let (requests, receiver) = mpsc::channel(REQUEST_QUEUE);
         let create = WatchCreateRequest {
             key: shared.prefix.first(),
@@ -382,8 +379,7 @@ impl Shared {
                     }
                     Err(problem) => {
                         self.problems.set_object(&problem);
-                        let event = if planted!(TooLargeIsADeletion) { Event::Deleted } else { Event::NotServed };
-                        told.extend(bare.map(event));
+                        told.extend(bare.map(Event::NotServed));
                     }
                 },
                 EventType::Delete => {

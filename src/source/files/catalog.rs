@@ -25,10 +25,7 @@ use std::{
 use foldhash::fast::RandomState;
 
 use super::root::FileId;
-use crate::{
-    model::{Event, Lineage, Object, ObjectKey, ResourceVersion},
-    planted::planted,
-};
+use crate::model::{Event, Lineage, Object, ObjectKey, ResourceVersion};
 
 /// The state of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
 #[derive(Debug)]
@@ -294,7 +291,6 @@ impl Catalog {
             Content::Same => Ok(None),
             Content::Blank if has_objects => Err(BLANK.to_owned()),
             Content::Blank => Ok(Some(Vec::new())),
-            Content::Unusable(_) if planted!(UnusableIsEmpty) => Ok(Some(Vec::new())),
             Content::Unusable(reason) => Err(reason),
         };
         let record = self.files.entry(path.clone()).or_default();

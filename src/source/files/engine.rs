@@ -41,7 +41,6 @@ use super::{
 use crate::{
     cache::{List, Problem, ProblemReason, SourceHealth},
     model::{Event, Lineage, ObjectKey, ResourceVersion},
-    planted::planted,
     source::problems::Problems,
 };
 
@@ -323,7 +322,7 @@ impl Engine {
     }
 
     fn is_settled(&self, root: &Root) -> bool {
-        self.settled.is_none_or(|settled| settled == root.id) || planted!(AnotherRootIsTheSame)
+        self.settled.is_none_or(|settled| settled == root.id)
     }
 
     fn patience(&self, is_other: bool) -> Patience {
@@ -377,10 +376,8 @@ impl Engine {
     /// The patience with objects that no file has any more.
     fn patience_for_objects(&self, patience: Patience) -> Patience {
         let longest = self.config.rescan.saturating_mul(MAX_RESCANS);
-        let is_all_read = self.is_all_read() || planted!(UnfinishedFileIsNotAwaited);
-        let unchanged = if is_all_read { patience.unchanged } else { longest };
-        let patience = Patience { unchanged, at_most: longest };
-        patience.or_none(planted!(LostObjectIsNotAwaited))
+        let unchanged = if self.is_all_read() { patience.unchanged } else { longest };
+        Patience { unchanged, at_most: longest }
     }
 
     /// Reports a directory that has had no manifest since the start: perhaps its volume is mounted later.

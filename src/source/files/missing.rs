@@ -35,15 +35,6 @@ pub(super) struct Patience {
     pub(super) at_most: Duration,
 }
 
-// === impl Patience ===
-
-impl Patience {
-    /// No patience at all, if so.
-    pub(super) fn or_none(self, is_none: bool) -> Self {
-        if is_none { Self { unchanged: Duration::ZERO, at_most: Duration::ZERO } } else { self }
-    }
-}
-
 // === impl Missing ===
 
 impl<K> Default for Missing<K> {

@@ -31,7 +31,7 @@ use super::{
     text::escaped,
     unfinished::Signs,
 };
-use crate::{model::ResourceVersion, planted::planted};
+use crate::model::ResourceVersion;
 
 /// How many directories deep files are looked for.
 const MAX_DEPTH: usize = 32;
@@ -196,7 +196,6 @@ impl<'a> Scanner<'a> {
             Ok(entries) => entries,
             Err(error) if relative.is_empty() => return Err(ScanError::Root(error)),
             Err(error) if is_absent(&error) => return Ok(()),
-            Err(_) if planted!(UnreadableIsEmpty) => return Ok(()),
             Err(error) => {
                 self.unknown(relative, &format!("the directory cannot be read: {error}"));
                 return Ok(());

@@ -26,7 +26,6 @@ use super::{
     catalog::Stamp,
     notices::{DirtySet, Noticed},
 };
-use crate::planted::planted;
 
 /// How long a sign counts, in rescans.
 pub(super) const MAX_RESCANS: u32 = 6;
@@ -73,13 +72,13 @@ impl Signs<'_> {
     fn lasts(&self, noticed: Noticed) -> Option<Duration> {
         let begin = noticed.written_since?;
         let lasts = self.now.saturating_duration_since(begin);
-        (lasts < self.longest() && !planted!(HalfAFileIsRead)).then_some(lasts)
+        (lasts < self.longest()).then_some(lasts)
     }
 
     /// When a file with this stamp will have been left alone, if it had not been yet before it was read.
     pub(super) fn left_alone_at(&self, stamp: &Stamp) -> Option<Instant> {
         self.notices?;
-        let modified = modified(stamp).filter(|_| !planted!(UnnoticedFileIsRead))?;
+        let modified = modified(stamp)?;
         // A time in the future was set by hand, or by another clock.
         let is_past = modified <= SystemTime::now();
         let age = self.clock.duration_since(modified).unwrap_or_default();
@@ -100,7 +99,7 @@ impl Signs<'_> {
 
     /// Whether a file with fewer objects than before has to be found with them once more.
     pub(super) fn has_just_shrunk(&self, path: &str, stamp: &Stamp) -> bool {
-        let Some(sight) = self.shrunk.files.get(path) else { return !planted!(FewerObjectsCountAtOnce) };
+        let Some(sight) = self.shrunk.files.get(path) else { return true };
         let since = |begin: Instant| self.now.saturating_duration_since(begin);
         let is_unchanged = sight.stamp == *stamp && since(sight.since) >= self.rescan;
         !is_unchanged && since(sight.begin) < self.longest()

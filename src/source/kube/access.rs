@@ -24,7 +24,7 @@ use super::{
     proxy::Proxy,
     tls::Trust,
 };
-use crate::{cache::SourceError, planted::planted};
+use crate::cache::SourceError;
 
 /// Everything for requests to one API server, until something of it changes.
 pub(super) struct Access {
@@ -413,9 +413,6 @@ impl Bearer {
             Self::Fixed(token) => return Ok(token.clone()),
             Self::File { path, last } => (path, last),
         };
-        if let Some(token) = last.lock().as_ref().filter(|_| planted!(TokenIsReadOnce)) {
-            return Ok(Some(token.clone()));
-        }
         let reading = path.clone();
         let read = tokio::task::spawn_blocking(move || read_token(&reading));
         let read = match timeout(READ_TIMEOUT, read).await {
@@ -446,7 +443,7 @@ impl Stamp {
 /// As client-go: without the white space around it, such as the end of a line.
 fn read_token(path: &Path) -> Result<HeaderValue, String> {
     let text = read_text(path).map_err(|problem| format!("the token file {problem}"))?;
-    let token = if planted!(TokenIsNotTrimmed) { &*text } else { text.trim() };
+    let token = text.trim();
     if token.is_empty() {
         return Err(format!("the token file {} is empty; write a token into it", path.display()));
     }

@@ -17,10 +17,7 @@ use super::{
     kubeconfig::RestConfig,
     status::Status,
 };
-use crate::{
-    cache::{SourceError, SourceHealth, random_fraction},
-    planted::planted,
-};
+use crate::cache::{SourceError, SourceHealth, random_fraction};
 
 /// Requests of one resource.
 #[derive(Debug)]
@@ -144,7 +141,6 @@ impl Api {
         let error = status.error(code, url, text);
         if let (SourceError::Busy(_) | SourceError::Incomplete(_), Some(patience)) =
             (&error, patience.or_else(|| status.retry_after()))
-            && !planted!(RetryAfterIsIgnored)
         {
             let patience = patience.clamp(MIN_PATIENCE, MAX_PATIENCE).mul_f64(1.0 + random_fraction() / 4.0);
             self.state.lock().not_before = Some(Instant::now() + patience);

@@ -28,7 +28,6 @@ use super::{
 use crate::{
     cache::SourceError,
     model::{JsonText, ResourceVersion},
-    planted::planted,
 };
 
 /// What the answer shows, if it is of the known history.
@@ -80,10 +79,6 @@ impl Shared {
         let name = mark.map(|mark| format!("metadata.name={}", escaped(mark.key().name())));
         let namespace = mark.map_or("", |mark| mark.key().namespace());
         let target = self.target_in(namespace, name.as_deref(), &[("limit", "1")]);
-        let target = match target.split_once('?') {
-            Some((path, _)) if planted!(HeadIgnoresTheSelectors) => format!("{path}?limit=1"),
-            _ => target,
-        };
         let Some(answer) = self.request_head(&target).await? else { return Ok(Head::Unknown) };
         let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&answer) else { return Ok(Head::Unknown) };
         let reader = ItemReader::new(&self.config, true);

@@ -17,7 +17,6 @@ use super::{
 use crate::{
     cache::{ListVersion, SourceError},
     model::EventType,
-    planted::planted,
     source::watch_event::Said,
 };
 
@@ -68,10 +67,8 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
     let mut live = Live::open(shared, &query).await?;
     let deadline = live.deadline;
     let patience = shared.config.initial_events_timeout;
-    if !planted!(InitialEventsHaveNoBound) {
-        live.lines.end_after(Some(patience));
-        live.deadline = Instant::now() + patience;
-    }
+    live.lines.end_after(Some(patience));
+    live.deadline = Instant::now() + patience;
     let (mut objects, mut problems) = (HashMap::new(), HashMap::new());
     let mut has_changes = false;
     loop {
@@ -96,7 +93,7 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
                 let key = object.key().clone();
                 let is_known = objects.remove(&key).is_some() | problems.remove(&key).is_some();
                 has_changes |= is_known || event_type != EventType::Added;
-                if !has_changes && !planted!(InitialEventsHaveNoBound) {
+                if !has_changes {
                     live.deadline = Instant::now() + patience;
                 }
                 match problem {

@@ -7,7 +7,6 @@ use tokio::time::Instant;
 use super::{proof::Mark, replay::Replay};
 use crate::{
     model::{Event, ResourceVersion, VersionError},
-    planted::planted,
     source::lineage::new_lineage,
 };
 
@@ -119,8 +118,7 @@ impl Place {
 impl Position {
     /// Returns the version that a watch goes on from: nothing more comes at it.
     pub(super) fn safe(&self) -> ResourceVersion {
-        let is_open = self.is_open() && !planted!(OpenVersionIsResumedAfter);
-        if is_open { self.version.previous() } else { self.version.clone() }
+        if self.is_open() { self.version.previous() } else { self.version.clone() }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -130,7 +128,7 @@ impl Position {
     /// Returns the last change, to be recognised.
     pub(super) fn mark(&self) -> Option<Mark> {
         let mark = self.mark.clone()?;
-        Some(if self.is_open() && !planted!(OpenVersionHasNoMore) { mark.open() } else { mark })
+        Some(if self.is_open() { mark.open() } else { mark })
     }
 }
 
@@ -139,7 +137,7 @@ impl Position {
 impl Origin {
     /// Returns whether the API that answers now is the one that has just closed the watch: it is of the same history.
     pub(super) fn is_just_closed(self) -> bool {
-        matches!(self, Self::Closed(at) if at.elapsed() < RESTORE || planted!(CloseIsAlwaysAProof))
+        matches!(self, Self::Closed(at) if at.elapsed() < RESTORE)
     }
 
     /// Returns whether the API that answers now is the one that has just been listed.
@@ -297,9 +295,9 @@ impl Known {
             self.leave_open(event.version());
         }
         let openness = match (&change, at_version) {
-            (Some(_), _) if is_deletion && !planted!(DeletionClosesItsVersion) || self.leaves_open => Openness::Open,
+            (Some(_), _) if is_deletion || self.leaves_open => Openness::Open,
             (Some(_), _) | (None, Openness::Changed) => Openness::Changed,
-            (None, Openness::Open) if !planted!(FirstBookmarkClosesAVersion) => Openness::Bookmarked,
+            (None, Openness::Open) => Openness::Bookmarked,
             (None, _) => Openness::Closed,
         };
         let changes = changes + usize::from(change.is_some());

@@ -15,7 +15,6 @@ use super::{
 use crate::{
     cache::{ListVersion, SourceError},
     model::{JsonText, ObjectError},
-    planted::planted,
     source::{text::one_line, watch_event::describe},
 };
 
@@ -73,7 +72,6 @@ async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
         let mut query = vec![("continue", &*token)];
         query.extend(limit.as_deref().map(|limit| ("limit", limit)));
         next = match take(shared, &query, &mut reading).await {
-            Err(Stop::Source(SourceError::Expired(_))) if planted!(ExpiredPageEndsTheList) => None,
             Err(Stop::Source(SourceError::Expired(why))) => {
                 tracing::warn!(why, "a page has expired: the list is read at once");
                 reading = Reading::default();

@@ -27,7 +27,6 @@ use super::{
 use crate::{
     cache::{Evidence, List, ListVersion, ListerWatcher, Problem, SourceError, SourceHealth, WarmStart, Watch},
     model::{Object, ResourceVersion},
-    planted::planted,
     source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
 
@@ -216,9 +215,6 @@ impl ListerWatcher for KubeSource {
     }
 
     fn evidence(&self) -> Evidence {
-        if planted!(AnotherSelectionIsAnotherHistory) {
-            return Evidence::Listed;
-        }
         let fields = self.shared.config.field_selector.split(',').filter(|field| !field.is_empty());
         let of_metadata = |field: &str| field.trim_start().starts_with("metadata.");
         if fields.into_iter().all(of_metadata) { Evidence::Listed } else { Evidence::Held }
@@ -255,7 +251,7 @@ impl WarmStart for KubeSource {
         };
         // What is counted here counts anew at each start.
         let version = position.version.lineage().is_none().then(|| position.safe().to_string())?;
-        let is_open = position.is_open() && !planted!(SavedVersionIsComplete);
+        let is_open = position.is_open();
         let mark = position.mark().as_ref().map(Mark::keep);
         let kept = Kept { cluster, version, is_open, leaves_open, mark, problems: self.shared.problems.keep() };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
@@ -356,7 +352,7 @@ impl Shared {
         }
         self.check_cluster().await?;
         let is_counted = version.lineage().is_some();
-        if is_counted && (origin.is_just_closed() || planted!(CountedVersionNeedsNoProof)) {
+        if is_counted && origin.is_just_closed() {
             return watch::open(self, &from, None).await;
         }
         if is_counted {
@@ -367,7 +363,6 @@ impl Shared {
         let head = self.head(&version, mark.as_ref()).await?;
         let is_known = match (origin, &mark) {
             _ if origin.is_just_closed() => true,
-            (Origin::Watch, _) if planted!(BrokenWatchNeedsNoProof) => true,
             (Origin::List(_) | Origin::Watch | Origin::Closed(_), None) => head == Head::Empty,
             (Origin::List(_) | Origin::Watch | Origin::Closed(_), Some(mark)) => {
                 head == Head::HasMark && *mark.version() == version

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::{cache::SourceError, planted::planted, source::watch_event::status_text};
+use crate::{cache::SourceError, source::watch_event::status_text};
 
 /// The part of `metav1.Status` that is for programs.
 #[derive(Debug, Default, Deserialize)]
@@ -63,7 +63,6 @@ impl Status {
             (410, _) | (_, "Expired" | "Gone") => SourceError::Expired(told("")),
             // What is in front of the API, or the API while it begins or ends, says nothing of the version.
             (408 | 429 | 502 | 503, _) | (_, "TooManyRequests") => SourceError::Busy(told("")),
-            (504, _) if planted!(IncompleteListIsNotPaged) => SourceError::Busy(told("")),
             (504, _) => SourceError::Incomplete(told("")),
             (401, _) => SourceError::Refused(told("; correct the credentials of the kubeconfig or the token")),
             (403, _) => SourceError::Refused(told("; `informerd rbac` prints the role that is needed")),

@@ -28,7 +28,6 @@ use super::{
 use crate::{
     cache::{Delta, SourceError, SyncState},
     model::{Cause, Event, ResourceVersion},
-    planted::planted,
     proto::pb::{self, Bookmark, EventType, WatchResponse},
 };
 
@@ -159,7 +158,7 @@ impl Live {
             return Ok(None);
         }
         let version = message.resource_version.clone();
-        self.is_relisted |= message.relisted && !planted!(RelistIsAChange);
+        self.is_relisted |= message.relisted;
         match message.r#type() {
             EventType::Added | EventType::Modified | EventType::Deleted => {
                 let version = self.not_before(&version)?;
@@ -167,11 +166,6 @@ impl Live {
                 let event = message::event(message)?;
                 if is_open {
                     return self.take_open(version, event, is_inferred).map(Some);
-                }
-                if *event.version() > version && planted!(EventCompletesItsVersion) {
-                    let version = event.version().clone();
-                    self.gather(event, is_inferred);
-                    return Ok(Some(self.complete(version)));
                 }
                 // What is at a later version than the message is in a batch that goes on.
                 if *event.version() <= version && version != self.position.version {
@@ -239,7 +233,7 @@ impl Live {
 
     fn gather(&mut self, event: Event, is_inferred: bool) {
         self.gathered.push(event);
-        if is_inferred && !planted!(RelistIsAChange) {
+        if is_inferred {
             // At a relist, whether the upstream is new enough to say so or not.
             (self.deletion, self.is_relisted) = (Cause::Inferred, true);
         }

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use crate::{
     cache::{SourceError, SourceHealth, SyncState},
     model::{Event, MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
-    planted::planted,
     proto::pb::{self, Cause, EventType, WatchResponse},
 };
 
@@ -46,7 +45,6 @@ pub(super) fn version(text: &str) -> Result<ResourceVersion, SourceError> {
 /// Passes on what a bookmark says of the origin, and returns the origin's state.
 pub(super) fn tell_origin(bookmark: &pb::Bookmark, health: &SourceHealth) -> SyncState {
     let state = match bookmark.source() {
-        _ if planted!(OriginIsAlwaysSynced) => SyncState::Synced,
         pb::SyncState::Stale | pb::SyncState::Syncing => SyncState::Stale,
         pb::SyncState::Synced | pb::SyncState::Unspecified => SyncState::Synced,
     };

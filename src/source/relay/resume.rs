@@ -9,7 +9,7 @@ use super::{
     proof::{Found, Mark, ResumeCheck, unclear},
     upstream::{Messages, Start},
 };
-use crate::{cache::SourceError, model::ResourceVersion, planted::planted, proto::pb::SyncState};
+use crate::{cache::SourceError, model::ResourceVersion, proto::pb::SyncState};
 
 /// The server that has answered last.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Position {
         let (origin, _) = self.history.split_once('.').unwrap_or((&*self.history, ""));
         // A lineage is of one run of the server that reads the source.
         let is_its_own = self.version.lineage().is_some() || origin.is_empty() || server.is_empty();
-        is_its_own || origin == server || planted!(AnyServerVouches)
+        is_its_own || origin == server
     }
 
     /// Returns whether a server has named another history since.
@@ -116,9 +116,6 @@ impl Shared {
             Found::AsKnown => Ok((mark.version().clone(), ResumeCheck::after(mark, position.version.clone()))),
             Found::OtherBody => Err(unclear("the last known change has other bytes")),
             Found::OtherHistory(why) => Err(SourceError::HistoryChanged(why)),
-            Found::Later if planted!(LaterChangeIsAProof) => {
-                Ok((position.version.clone(), ResumeCheck::after(mark, position.version.clone())))
-            }
             Found::Later | Found::Behind => {
                 let before = mark.before().ok_or_else(|| unclear("nothing comes before the last known change"))?;
                 Ok((before, ResumeCheck::from(mark, position.version.clone())))
@@ -183,7 +180,7 @@ impl Shared {
             state.behind.insert(0, Behind { server, since: Instant::now() });
             return SourceError::Busy(text);
         };
-        if since.elapsed() < limit || planted!(BehindIsAwaitedForEver) {
+        if since.elapsed() < limit {
             return SourceError::Busy(text);
         }
         SourceError::HistoryChanged(format!("another server is synced, and has been behind for {limit:?}: {text}"))

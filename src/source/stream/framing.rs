@@ -14,7 +14,7 @@
 //!
 //! Not here: whether a scalar is a good one and what the event says (`decode`).
 
-use crate::{model::MAX_OBJECT_BYTES, planted::planted};
+use crate::model::MAX_OBJECT_BYTES;
 
 /// The largest event: an object of the largest size, and what stands around it.
 pub(super) const MAX_EVENT_BYTES: usize = MAX_OBJECT_BYTES + (64 << 10);
@@ -263,7 +263,6 @@ impl Framer {
                 }
                 State::Text { is_key } if byte == b'\\' => Some(State::Escape { is_key }),
                 State::Text { is_key } if byte == b'"' => Some(if is_key { State::Colon } else { State::AfterValue }),
-                State::Text { .. } if byte == b'\n' && planted!(TornEventTakesTheNext) => Some(self.state),
                 State::Text { .. } => None,
                 State::Escape { is_key } => (byte >= b' ').then_some(State::Text { is_key }),
                 State::Scalar if is_scalar(byte) => Some(State::Scalar),

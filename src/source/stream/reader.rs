@@ -31,7 +31,6 @@ use super::{
 use crate::{
     cache::{Delta, Problem, ProblemReason, SourceHealth},
     model::{Cause, Event},
-    planted::planted,
     source::problems::Problems,
     watch::{DecodeError, Decoder},
 };
@@ -256,9 +255,9 @@ impl Reader {
             let known = self.known.lock();
             (known.count_silent_since(since), known.version.number())
         };
-        let is_due = self.input.has_next_writer() && count > 0 && !planted!(ObjectsNeedNoConfirmation);
+        let is_due = self.input.has_next_writer() && count > 0;
         let Some(confirm_after) = self.confirm_after.filter(|_| is_due) else { return };
-        let has_begun = version > since || planted!(SilentWriterConfirms);
+        let has_begun = version > since;
         self.unconfirmed = Some(Unconfirmed { since, count, has_begun, waited: Duration::ZERO });
         self.health.set_unconfirmed(true);
         let message = format!(
@@ -287,28 +286,23 @@ impl Reader {
         let unconfirmed = self.unconfirmed.take()?;
         self.health.set_unconfirmed(false);
         self.health.clear_problem(ProblemReason::ObjectsUnconfirmed, "");
-        if planted!(UnconfirmedIsKept) {
-            return None;
-        }
         let deletions = self.known.lock().remove_silent_since(unconfirmed.since);
         tracing::info!(deleted = deletions.len(), "objects confirmed by the next writer");
         (!deletions.is_empty()).then(|| Delta::Relist(deletions, Cause::Inferred))
     }
 
     fn end(&mut self) -> DecodeError {
-        let cut = if planted!(TornEventIsContinued) { None } else { self.framer.end() };
+        let cut = self.framer.end();
         if let Some(begin) = cut {
             self.skipped(begin, "the stream has ended within the event");
         }
         if !std::mem::replace(&mut self.is_lost, true) {
             tracing::info!("the stream has ended");
         }
-        if !planted!(EndIsNotStale) {
-            if !self.health.has_failed() {
-                self.health.failed("the stream has ended");
-            }
-            self.health.lost();
+        if !self.health.has_failed() {
+            self.health.failed("the stream has ended");
         }
+        self.health.lost();
         let since = self.known.lock().version.number();
         self.expect_confirmation(since);
         if cut.is_some() { DecodeError::UnexpectedEnd } else { DecodeError::End }

@@ -15,7 +15,6 @@ use std::{
 use super::Broadcaster;
 use crate::{
     model::{Batch, Change, Reached, Selection, Transition},
-    planted::planted,
     watch::{
         BulkThreads, Frame,
         encoding::{Encoding, Share},
@@ -214,7 +213,7 @@ impl<F: Frame> Broadcaster<F> {
             let Some(other) = log.deferred.as_ref().filter(|other| other.id == time) else { continue };
             looked_at += 1;
             // Everything before the cycle is in the log, and no thread has what comes then.
-            if fits && (other.filled.offset == offset || planted!(GroupIsTakenBackTooEarly)) {
+            if fits && other.filled.offset == offset {
                 log.deferred = None;
                 drop(log);
                 stats.deferred.fetch_sub(1, Ordering::Relaxed);
@@ -241,15 +240,14 @@ impl<F: Frame> Broadcaster<F> {
     ) {
         let Some(deferral) = &mut self.deferral else { return };
         let now = deferral.filler.clock().now();
-        let first = if planted!(DeferredMissesItsFirstCycle) { &self.reached } else { before };
         let mut deferred = Vec::with_capacity(groups.len());
         for id in groups {
             let group = Arc::clone(&self.groups[*id]);
             self.routes.remove(&group.selection, *id);
             deferral.next_id += 1;
-            group.log.lock().deferred = Some(Deferred { id: deferral.next_id, filled: first.clone() });
+            group.log.lock().deferred = Some(Deferred { id: deferral.next_id, filled: before.clone() });
             deferral.deferred.push_back((*id, deferral.next_id, now));
-            deferred.push(Filled { group, id: deferral.next_id, at: first.offset });
+            deferred.push(Filled { group, id: deferral.next_id, at: before.offset });
         }
         self.stats.deferred.fetch_add(groups.len() as u64, Ordering::Relaxed);
         self.stats.deferrals.fetch_add(groups.len() as u64, Ordering::Relaxed);
@@ -271,7 +269,7 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Ends a deferral: nobody fills the group any more.
     pub(super) fn end_deferral(&self, log: &mut Log<F>) {
-        if log.deferred.take().is_some() && !planted!(EndedDeferralCounts) {
+        if log.deferred.take().is_some() {
             self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -5,7 +5,6 @@ use std::task::Waker;
 use super::Log;
 use crate::{
     model::{Batch, Change, Reached, ResourceVersion},
-    planted::planted,
     watch::{
         Frame,
         encoding::{Share, Span},
@@ -92,8 +91,7 @@ impl<F: Frame> Log<F> {
 
     /// Makes one run of what lies together.
     fn push_runs(&mut self, part: &Part<'_, F>, share: Vec<Share>) {
-        let skipped = usize::from(share.len() > 1 && planted!(HoleInAWake));
-        let mut share = share.into_iter().skip(skipped).peekable();
+        let mut share = share.into_iter().peekable();
         while let Some(first) = share.next() {
             let Span { arena, start, mut end } = first.span;
             let mut marks = vec![Mark { end: (end - start) as u32, changes: 1, version: first.version }];

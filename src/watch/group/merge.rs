@@ -10,7 +10,6 @@ use std::task::Waker;
 use super::{Log, Phase, Slot};
 use crate::{
     model::Reached,
-    planted::planted,
     watch::{
         End, Frame,
         coalesce::{Generation, Size, Telling},
@@ -105,25 +104,18 @@ impl<F: Frame> Log<F> {
         if let Some(end) = coalescing.end.clone() {
             return Due::End(end);
         }
-        if let Some(mut telling) = coalescing.ready.take() {
+        if let Some(telling) = coalescing.ready.take() {
             coalescing.sizes.told = std::mem::take(&mut coalescing.sizes.ready);
-            if planted!(GenerationIsForgotten) {
-                telling.clear();
-            }
             return Due::Tell(telling);
         }
         let Some(merging) = &mut coalescing.merging else {
             let lag = head - slot.position;
             let is_over = lag > slot.queue.length.max(1) as u64 || head_size - slot.position_size > queue_size as u64;
             let is_gone = lag > 0 && unread.is_none();
-            let is_full = is_over && !planted!(QueueIsToldWhenFull) || lag > 0 && planted!(CoalescesWithoutBeingFull);
-            if !is_full && !is_gone {
+            if !is_over && !is_gone {
                 return Due::Log;
             }
             coalescing.since = coalescing.since.max(reached.offset).max(unread.unwrap_or_default());
-            if planted!(QueueIsForgottenWhenMerging) {
-                coalescing.since = head_offset;
-            }
             coalescing.merging = Some(Merging::new(true));
             return Due::Merge;
         };

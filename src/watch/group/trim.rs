@@ -1,7 +1,7 @@
 //! What a log forgets, and the memory that it gives back.
 
 use super::{Log, MIN_TRIM_RUNS, Slot};
-use crate::{planted::planted, watch::Frame};
+use crate::watch::Frame;
 
 /// A list with room for so many more than it has is not worth the time to make it smaller.
 const MIN_CAPACITY: usize = 8;
@@ -11,7 +11,7 @@ const MIN_CAPACITY: usize = 8;
 impl<F: Frame> Log<F> {
     /// Forgets what every slot has read, when it has become worth looking.
     pub(in crate::watch) fn trim_read(&mut self) {
-        if self.trim_after > 0 || planted!(LogIsNeverTrimmed) {
+        if self.trim_after > 0 {
             return;
         }
         // Slots that have been passed, or will read nothing more, keep nothing.
@@ -28,7 +28,7 @@ impl<F: Frame> Log<F> {
 
     /// Forgets what is no longer retained, read or not.
     pub(in crate::watch) fn trim_below(&mut self, floor: u64) {
-        while self.runs.front().is_some_and(|run| run.wake < floor && !planted!(LogIsNeverTrimmed)) {
+        while self.runs.front().is_some_and(|run| run.wake < floor) {
             self.runs.pop_front();
         }
         self.shrink_runs(0);

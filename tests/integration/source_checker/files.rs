@@ -231,9 +231,3 @@ const CHECKER: Checker = Checker { name: "files", cases: 150, required: REQUIRED
 pub(crate) fn check() {
     CHECKER.check(any_script, run);
 }
-
-/// Runs one history of a seed.
-#[cfg(debug_assertions)]
-pub(crate) fn run_case(seed: u64, case: u64) -> Result<(), String> {
-    CHECKER.run_case(any_script, run, seed, case)
-}

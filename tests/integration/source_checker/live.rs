@@ -27,7 +27,6 @@ use tower::{ServiceExt, util::BoxCloneService};
 
 use super::{
     parallel::Counts,
-    runner,
     served::Served,
     timeline::{Objects, Seen, Timeline},
 };
@@ -83,9 +82,6 @@ type Client = InformerServiceClient<BoxCloneService<http::Request<Body>, http::R
 /// The longest that anything here may take.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The same while a bug is planted, which is looked for and not judged.
-const DEADLINE_WITH_A_BUG: Duration = Duration::from_secs(4);
-
 /// How often a client requests a bookmark.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(110);
 
@@ -111,7 +107,7 @@ impl Live {
         let served = Served::start_with(source, health, Path::new(""), config);
         let client = in_process(served.routes.clone());
         let mut tasks = JoinSet::new();
-        let deadline = slower * if runner::has_bug() { DEADLINE_WITH_A_BUG } else { DEADLINE };
+        let deadline = slower * DEADLINE;
         let observers: Vec<Arc<Observer>> = (0..2).map(|_| Arc::default()).collect();
         for (at, observer) in observers.iter().enumerate() {
             let hops = (at > 0).then_some(seed | 1);

@@ -38,7 +38,7 @@ pub(crate) enum Stop {
 }
 
 /// Histories at one time, unless `INFORMERD_SOURCE_CHECKER_THREADS` has another number.
-pub(crate) const THREADS: usize = 16;
+const THREADS: usize = 16;
 /// The periods of a source are so much longer than the shortest ones: a history that was too slow for them runs again with
 /// longer ones, so that a busy machine costs time and not verdicts.
 const SLOWER: [u32; 4] = [1, 3, 10, 30];
@@ -163,19 +163,6 @@ impl Checker {
         // Of a new seed a rare kind may not be among them.
         let is_fixed = setting("INFORMERD_CHECKER_SEED").is_none() && only.is_none();
         assert!(!is_fixed || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
-    }
-
-    /// Runs one history of a seed.
-    #[cfg(debug_assertions)]
-    pub(crate) fn run_case<S: Strategy>(
-        &self,
-        strategy: impl Fn() -> S,
-        run: impl Fn(&S::Value, &Excluded, u32, &mut Counts) -> Result<(), Stop>,
-        seed: u64,
-        case: u64,
-    ) -> Result<(), String> {
-        let script = strategy().new_tree(&mut runner(seed, case)).unwrap().current();
-        judge(&script, &self.excluded(), &mut Counts::default(), &run)
     }
 
     fn excluded(&self) -> Excluded {

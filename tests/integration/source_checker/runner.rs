@@ -79,39 +79,23 @@ pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
 /// # Errors
 ///
 /// The violation.
-pub(crate) fn run_case<U: Upstream>(seed: u64, case: u64, totals: &mut Totals) -> Result<(), String> {
+fn run_case<U: Upstream>(seed: u64, case: u64, totals: &mut Totals) -> Result<(), String> {
     let script = any_script::<U>().new_tree(&mut runner(seed, case)).unwrap().current();
     run_script(&script, totals)
 }
 
 /// How many histories run beside each other: one on each processor.
-pub(crate) fn threads() -> usize {
+fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Whether a bug is planted on this thread.
-pub(crate) fn has_bug() -> bool {
-    #[cfg(debug_assertions)]
-    return super::mutants::has_bug();
-    #[cfg(not(debug_assertions))]
-    false
 }
 
 /// Makes a runtime for a history in real time: the script blocks the thread that it is on, and the server has another one.
 pub(crate) fn real_time() -> Runtime {
-    with_bugs(&mut Builder::new_multi_thread()).worker_threads(1).enable_all().build().unwrap()
-}
-
-/// Has the threads of a history's runtime do what is planted on its own.
-fn with_bugs(builder: &mut Builder) -> &mut Builder {
-    #[cfg(debug_assertions)]
-    super::mutants::inherit(builder);
-    builder
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
 fn run_script<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
-    let mut builder = Builder::new_current_thread();
-    let runtime = with_bugs(&mut builder).enable_all().start_paused(true).build().unwrap();
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let ran = catch_unwind(AssertUnwindSafe(|| runtime.block_on(history::run(script, totals))));
     runtime.shutdown_background();
     ran.unwrap_or_else(|panic| {

@@ -244,9 +244,3 @@ const CHECKER: Checker = Checker { name: "stream", cases: 200, required: REQUIRE
 pub(crate) fn check() {
     CHECKER.check(any_script, run);
 }
-
-/// Runs one history of a seed.
-#[cfg(debug_assertions)]
-pub(crate) fn run_case(seed: u64, case: u64) -> Result<(), String> {
-    CHECKER.run_case(any_script, run, seed, case)
-}

@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 use super::{Engine, Failure};
 use crate::{
     cache::{Problem, ProblemReason},
-    planted::planted,
     source::files::{
         lookup::{Lookup, look_up},
         notices::Notices,
@@ -74,7 +73,7 @@ impl Engine {
             Err(error) => return Err(outage(error.to_string())),
         }
         let is_emptied = scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root);
-        if is_emptied && !planted!(EmptyRootIsADeletion) {
+        if is_emptied {
             return Err(outage(format!(
                 "the directory {} was replaced by one without manifests, as when a volume is unmounted: mount it or \
                  create the files again; if they were deleted on purpose, restart informerd",
