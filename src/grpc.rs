@@ -15,6 +15,7 @@
 mod call;
 mod compiler;
 mod discovery;
+mod fair;
 mod frame;
 mod get;
 mod kept;

@@ -179,7 +179,7 @@ async fn answer(
         origin: call.peer.as_ref().map(Peer::origin),
         has_answered: false,
         stage: Stage::Objects,
-        turn: service.turns().begin(),
+        turn: service.turns().begin(call.peer),
         observer,
     })
 }

@@ -2,13 +2,13 @@
 //!
 //! A thousand clients that begin to watch together are given a snapshot each. If each of their connections had its next
 //! piece made as soon as it has room, a live event would have to get past a thousand pieces in the runtime's queue, at every
-//! step on its way. So only a few of them are in that queue at a time: the others wait here, in order, and are called one
-//! after the other by a task that yields to everything else.
+//! step on its way. So only a few of them are in that queue at a time: the others wait here, and are called one after the
+//! other by a task that yields to everything else. Origins take turns, and the connections of each, so that whoever has few
+//! calls does not wait for all calls of those who have many.
 //!
 //! Being called obliges to nothing: a client that shuts its window while it waits holds nobody up.
 
 use std::{
-    collections::VecDeque,
     future::poll_fn,
     sync::{
         Arc,
@@ -20,13 +20,15 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::fair::{Connection, Fair};
+
 /// All who are sent much at once.
 #[derive(Debug)]
 pub(super) struct Turns {
     /// How many are called at a time; as long as there are no more than that, nobody waits.
     at_once: usize,
     count: AtomicUsize,
-    waiting: Mutex<VecDeque<Arc<Ticket>>>,
+    waiting: Mutex<Fair<Arc<Ticket>>>,
     queued: Notify,
 }
 
@@ -34,6 +36,7 @@ pub(super) struct Turns {
 #[derive(Debug)]
 pub(super) struct Turn {
     turns: Arc<Turns>,
+    connection: Connection,
     ticket: Option<Arc<Ticket>>,
     /// Until it has made its piece.
     is_called: bool,
@@ -50,10 +53,10 @@ impl Turns {
         Arc::new(Self { at_once, count, waiting, queued: Notify::new() })
     }
 
-    /// One more.
-    pub(super) fn begin(self: &Arc<Self>) -> Turn {
+    /// One more, of a connection.
+    pub(super) fn begin(self: &Arc<Self>, connection: Connection) -> Turn {
         self.count.fetch_add(1, Ordering::Relaxed);
-        Turn { turns: Arc::clone(self), ticket: None, is_called: false }
+        Turn { turns: Arc::clone(self), connection, ticket: None, is_called: false }
     }
 
     /// Calls those who wait, for ever.
@@ -75,7 +78,7 @@ impl Turns {
     /// The first who still waits.
     fn next(&self) -> Option<Waker> {
         loop {
-            let ticket = self.waiting.lock().pop_front()?;
+            let ticket = self.waiting.lock().pop()?;
             // Bound to a name, so that the ticket is free when it is woken or dropped.
             let waker = ticket.lock().take();
             if waker.is_some() {
@@ -114,7 +117,7 @@ impl Turn {
             return Poll::Ready(());
         }
         let ticket = Arc::new(Mutex::new(Some(cx.waker().clone())));
-        self.turns.waiting.lock().push_back(Arc::clone(&ticket));
+        self.turns.waiting.lock().push(self.connection, Arc::clone(&ticket));
         self.ticket = Some(ticket);
         self.turns.queued.notify_one();
         Poll::Pending
@@ -148,9 +151,10 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready, task};
 
     use super::*;
+    use crate::transport::Peer;
 
     fn turns(turns: &Arc<Turns>, count: usize) -> Vec<task::Spawn<Turn>> {
-        (0..count).map(|_| task::spawn(turns.begin())).collect()
+        (0..count).map(|_| task::spawn(turns.begin(None))).collect()
     }
 
     /// Makes a piece if it is its turn.
@@ -167,6 +171,20 @@ mod tests {
             (0..3).for_each(|_| assert_ready!(poll(turn)));
         }
         assert!(turns_of_two.waiting.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_has_few_calls_does_not_wait_for_all_of_those_who_have_many() {
+        let turns = Turns::new(1);
+        let at = |port| Some(Peer::Tcp(([127, 0, 0, 1], port).into()));
+        let mut some: Vec<_> = (0..1000).map(|_| task::spawn(turns.begin(at(1)))).collect();
+        some.push(task::spawn(turns.begin(at(2))));
+        for turn in &mut some {
+            assert_pending!(poll(turn));
+        }
+        let mut calls = task::spawn(turns.call());
+        (0..2).for_each(|_| assert_pending!(calls.poll()));
+        assert!(some[0].is_woken() && some[1000].is_woken() && !some[1].is_woken());
     }
 
     #[tokio::test]

@@ -47,7 +47,7 @@ pub(super) async fn until(
     request: pb::UntilRequest,
     caller: Caller,
 ) -> Result<pb::UntilResponse, Status> {
-    let observer = caller.observer.clone();
+    let (observer, peer) = (caller.observer.clone(), caller.peer);
     let pb::UntilRequest { watch: request, conditions } = request;
     let request = request.unwrap_or_default();
     let checked = async {
@@ -78,7 +78,7 @@ pub(super) async fn until(
         let (turn, slice) = if let Some(pace) = &mut pace {
             pace
         } else {
-            let mut turn = service.turns().begin();
+            let mut turn = service.turns().begin(peer);
             turn.comes().await;
             pace.insert((turn, Slice::begin()))
         };

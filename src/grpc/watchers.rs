@@ -212,6 +212,11 @@ impl Watchers {
 // === impl WatcherEntry ===
 
 impl WatcherEntry {
+    /// Returns the connection that it is of.
+    pub(super) fn peer(&self) -> Option<Peer> {
+        self.watcher.info.peer
+    }
+
     /// So many events were handed to the transport, up to this version.
     pub(super) fn sent(&self, events: u64, version: Option<&ResourceVersion>) {
         self.watcher.sent.fetch_add(events, Ordering::Relaxed);

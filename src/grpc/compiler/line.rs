@@ -1,15 +1,11 @@
 //! One turn at a time, which peers take one after the other, and the connections of each of them, however many calls wait.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    hash::Hash,
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::transport::{Origin, Peer};
+use super::super::fair::{Connection, Fair};
 
 /// The calls that wait for the turn.
 #[derive(Debug, Default)]
@@ -22,21 +18,8 @@ pub(super) struct Turn(Option<Arc<Line>>);
 #[derive(Debug, Default)]
 struct State {
     is_taken: bool,
-    waiting: Ring<Option<Origin>, Ring<Connection, Calls>>,
+    waiting: Fair<oneshot::Sender<Turn>>,
 }
-
-type Calls = VecDeque<oneshot::Sender<Turn>>;
-
-/// Those who wait, by what they take turns by.
-#[derive(Debug)]
-struct Ring<K, V> {
-    /// Each that waits once: the next one first.
-    order: VecDeque<K>,
-    waiting: HashMap<K, V>,
-}
-
-/// A client at a port is a connection; unix sockets of one user, and callers that no transport knows, are one together.
-type Connection = Option<Peer>;
 
 // === impl Line ===
 
@@ -53,8 +36,7 @@ impl Line {
                 return Turn(Some(Arc::clone(self)));
             }
             let (sender, turn) = oneshot::channel();
-            let origin = connection.as_ref().map(Peer::origin);
-            state.waiting.of(origin).of(connection).push_back(sender);
+            state.waiting.push(connection, sender);
             turn
         };
         // The line outlives those who wait in it, and forgets none of them.
@@ -74,44 +56,9 @@ impl Line {
 
 impl State {
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
-        let next = self.waiting.next(|connections| {
-            let next = connections.next(|calls| (calls.pop_front(), calls.is_empty())).flatten();
-            (next, connections.order.is_empty())
-        });
-        let next = next.flatten();
+        let next = self.waiting.pop();
         self.is_taken = next.is_some();
         next
-    }
-}
-
-// === impl Ring ===
-
-impl<K: Copy + Eq + Hash, V: Default> Ring<K, V> {
-    /// Returns what waits under a key, which comes last if nothing did.
-    fn of(&mut self, key: K) -> &mut V {
-        let order = &mut self.order;
-        self.waiting.entry(key).or_insert_with(|| {
-            order.push_back(key);
-            V::default()
-        })
-    }
-
-    /// Takes something of the next key, which comes last then if it has more.
-    fn next<T>(&mut self, take: impl FnOnce(&mut V) -> (T, bool)) -> Option<T> {
-        let key = self.order.pop_front()?;
-        let (taken, is_empty) = take(self.waiting.get_mut(&key)?);
-        if is_empty {
-            self.waiting.remove(&key);
-        } else {
-            self.order.push_back(key);
-        }
-        Some(taken)
-    }
-}
-
-impl<K, V> Default for Ring<K, V> {
-    fn default() -> Self {
-        Self { order: VecDeque::new(), waiting: HashMap::new() }
     }
 }
 
@@ -130,6 +77,7 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready, task};
 
     use super::*;
+    use crate::transport::Peer;
 
     fn at(port: u16) -> Peer {
         Peer::Tcp(([127, 0, 0, 1], port).into())
@@ -199,6 +147,6 @@ mod tests {
         assert!(chosen.is_woken());
         drop(chosen);
         drop(assert_ready!(other.poll()));
-        assert!(line.0.lock().waiting.order.is_empty());
+        assert!(line.0.lock().waiting.is_empty());
     }
 }

@@ -113,7 +113,7 @@ impl WatchBody {
                     is_ahead.then(|| Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)));
                 let held = opened.service.snapshots(&opened.resource).hold(&snapshot, opened.watcher.stream());
                 let initial = Box::new(InitialEvents::new(snapshot, &opened.selection).holding(held));
-                Stage::InitialEvents(initial, opened.service.turns().begin(), then)
+                Stage::InitialEvents(initial, opened.service.turns().begin(opened.watcher.peer()), then)
             }
             Begin::After(version) => {
                 let reached = Reached { version, offset: backlog.first };
