@@ -9,6 +9,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
@@ -29,6 +30,12 @@ pub(crate) struct Process {
 /// The answer of `/metrics`.
 pub(crate) struct Metrics(pub(crate) String);
 
+/// Gives this process, and those that it starts, as many open files as the system allows: some tests have many clients.
+fn raise_open_files() {
+    let limits = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits }).unwrap();
+}
+
 /// Connects from an address, such as another one of loopback.
 pub(crate) async fn connect_from(host: [u8; 4], server: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
@@ -42,6 +49,7 @@ impl Process {
     /// Starts `informerd serve` with these arguments, on ports of its own, and waits until it listens. With a number of open
     /// files, it may have no more.
     pub(crate) fn start(args: &[&str], open_files: Option<usize>) -> Self {
+        raise_open_files();
         let limit = open_files.map_or_else(String::new, |open_files| format!("ulimit -n {open_files} && "));
         let mut command = Command::new("sh");
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INFORMERD")) {
