@@ -138,7 +138,7 @@ const BYTES_PER_POLL: u64 = 1 << 20;
 const ROUNDS_PER_POLL: usize = 32;
 /// What the kernel holds back for one stream before the socket counts as full: what lies there, no policy of a queue can act
 /// on. It grows with the number of streams, which share the socket, up to what the kernel takes by itself.
-const UNSENT_PER_STREAM: usize = 128 << 10;
+const UNSENT_PER_STREAM: usize = 64 << 10;
 const MAX_UNSENT: usize = 4 << 20;
 
 // === impl Connection ===
