@@ -6,6 +6,7 @@
 //!
 //! Deliberately not here: the targets of what only a module can name (`fuzzing` there).
 
+#[cfg(feature = "cel")]
 mod expressions;
 mod field_cut;
 mod naive;
