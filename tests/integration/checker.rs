@@ -65,7 +65,7 @@ use self::{
     harness::{FUTURE_WAIT, Run},
     pod::Key,
     record::{End, Plan, Start},
-    script::{BOOKMARK_INTERVAL, Config as ScriptConfig, Script, Step, Whence, any_script},
+    script::{Config as ScriptConfig, Script, Step, Whence, any_script},
     selection::Selection,
     truth::{Bounds, Write},
     verify::Violation,
@@ -275,12 +275,11 @@ fn every_stream_of_every_history_is_true() {
     assert!(totals.missing().is_empty(), "a run without any {:?}", totals.missing());
 }
 
-/// A late change is told again at a server that saw it come, and not at one that began with it, whether the client has it or not.
-#[test]
-fn a_server_owes_what_came_late_after_it_began() {
+/// Bounds that no script meets.
+fn wide_config() -> ScriptConfig {
     let (age, events) = (Duration::from_secs(1000), 10_000);
     let bounds = Bounds { age, events, bytes: Bounds::ANY_BYTES };
-    let config = ScriptConfig {
+    ScriptConfig {
         has_lineage: false,
         has_stable_bodies: false,
         history: bounds,
@@ -289,18 +288,44 @@ fn a_server_owes_what_came_late_after_it_began() {
         drain_period: Duration::ZERO,
         has_time: true,
         padding: 0,
-    };
-    let plan = Plan {
+    }
+}
+
+fn plain_plan() -> Plan {
+    Plan {
         selection: Selection::All,
         format: pb::PayloadFormat::Raw,
         policy: pb::FullChannelPolicy::Replay,
         length: 5,
         peer: 1,
         sends_initial_events: true,
-        bookmark_interval: BOOKMARK_INTERVAL,
+        bookmark_interval: None,
         timeout: None,
         min: None,
-    };
+    }
+}
+
+/// Under COALESCE a client merges without its group, and goes on when threads have not kept that up with the history.
+#[test]
+fn a_client_that_merges_goes_on_without_its_group() {
+    let few = |events| Bounds { events, ..wide_config().history };
+    // Of large bodies each cycle of the writer has two.
+    let config = ScriptConfig { has_time: false, padding: 33_000, history: few(3), retention: few(1), ..wide_config() };
+    let (policy, selection) = (pb::FullChannelPolicy::Coalesce, Selection::Expression);
+    let plan = Plan { policy, selection, length: 1, sends_initial_events: false, ..plain_plan() };
+    let say = |count: usize| Step::Say((0..count).map(|_| (put(("shop", "a")), 1)).collect());
+    let steps = [Step::Open(0, plan), Step::Read(0, 9), say(2), say(12), say(1), Step::Read(0, 9)];
+    let script = Script { config, first: Vec::new(), steps: steps.into(), settles: true };
+    check(&script, &mut Totals::default()).unwrap();
+    let run = harness::run(&script);
+    let [segment] = &*run.records[0].segments else { panic!("it has come back") };
+    assert!(matches!(&segment.end, End::Status(status, _) if status.reason == "DRAINING"), "{:?}", segment.end);
+}
+
+/// A late change is told again at a server that saw it come, and not at one that began with it, whether the client has it or not.
+#[test]
+fn a_server_owes_what_came_late_after_it_began() {
+    let (config, plan) = (wide_config(), plain_plan());
     let keys @ [before, after, later] = [("shop", "a"), ("shop", "b"), ("shop", "c")];
     let late = |key| Step::Relist(vec![(Write::Convert(key), 0)], 0);
     let reads = || Step::Read(0, 9);
@@ -336,6 +361,7 @@ fn the_checker_knows_nothing_of_the_server() {
         ("blocking", include_str!("checker/blocking.rs")),
         ("expect", include_str!("checker/expect.rs")),
         ("follow", include_str!("checker/follow.rs")),
+        ("bookmarks", include_str!("checker/follow/bookmarks.rs")),
         ("merging", include_str!("checker/follow/merging.rs")),
         ("pod", include_str!("checker/pod.rs")),
         ("record", include_str!("checker/record.rs")),

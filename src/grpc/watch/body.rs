@@ -44,7 +44,7 @@ use crate::{
     model::{Reached, ResourceVersion, Selection},
     proto::{self, PayloadFormat, pb},
     transport::{Chunk, Room, UNKNOWN},
-    watch::{BacklogReader, Client, Cursor, QueueOptions, Subscribe, Taken, TooLarge},
+    watch::{BacklogReader, Client, Cursor, End, QueueOptions, Subscribe, Taken, TooLarge},
 };
 
 /// One watch.
@@ -368,6 +368,12 @@ impl WatchBody {
             Poll::Ready(Taken::Parked) => {
                 let reached = cursor.reached().clone();
                 self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
+                self.join_after(reached);
+            }
+            // Its group has not kept up with the history. Under COALESCE it may be ahead of its group, where the history has
+            // what comes next.
+            Poll::Ready(Taken::Ended(End::Expired { oldest })) if *cursor.version() >= oldest => {
+                let reached = cursor.reached().clone();
                 self.join_after(reached);
             }
             Poll::Ready(Taken::Ended(end)) => {

@@ -11,6 +11,7 @@ use std::{
 
 use informerd::proto::pb::{self, PayloadFormat};
 use prost::Message;
+use prost_types::Timestamp;
 
 use super::{
     ask::{Index, PageOf, Query, Twist, What},
@@ -130,7 +131,7 @@ fn answer(
             let state = truth.epochs[moment.epoch].state_at(moment.batches, Selection::All);
             let held = state.get(key).ok_or("there is no such object")?;
             announced(truth, &response.resource_version, moment.epoch, moment.safe)?;
-            said_of_source(response.source(), call)?;
+            said_of_source(response.source(), response.source_seen_at, call)?;
             object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.format)?;
             Ok(None)
         }
@@ -191,7 +192,7 @@ fn list(
         }
         let chunk = pb::ListResponse::decode(message.clone()).map_err(|error| error.to_string())?;
         announced(truth, &chunk.resource_version, epoch, version)?;
-        said_of_source(chunk.source(), call)?;
+        said_of_source(chunk.source(), chunk.source_seen_at, call)?;
         for is in &chunk.objects {
             let held = due.next().ok_or("there are more objects than the state or the page has")?;
             object(truth, epoch, is, held, call.ask.format)?;
@@ -249,9 +250,12 @@ fn announced(truth: &Truth, is: &str, epoch: usize, version: u64) -> Result<(), 
     if is == should { Ok(()) } else { Err(format!("it is said to be of {is:?} instead of {should:?}")) }
 }
 
-fn said_of_source(is: pb::SyncState, call: &CallRecord) -> Result<(), String> {
-    let should = call.answered.map(|answered| answered.source());
-    if Some(is) == should { Ok(()) } else { Err(format!("the upstream is said to be {is:?} instead of {should:?}")) }
+fn said_of_source(is: pb::SyncState, seen_at: Option<Timestamp>, call: &CallRecord) -> Result<(), String> {
+    let should = call.answered.as_ref().map(|answered| (answered.source(), answered.seen_at));
+    if Some((is, seen_at)) == should {
+        return Ok(());
+    }
+    Err(format!("the upstream is said to be {is:?}, seen at {seen_at:?}, instead of {should:?}"))
 }
 
 fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, format: PayloadFormat) -> Result<(), String> {

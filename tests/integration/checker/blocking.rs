@@ -4,6 +4,7 @@
 //!
 //! - It waits only for a client that has read its queue, and whose queue is full and was not half empty since.
 //! - Of any time it waits for no more than `block_timeout` and a tenth.
+//! - It goes on without a client that holds it back only when that is spent.
 //! - A client is ended only when all its watches together have had it wait for as long: what others spent does not count.
 //!
 //! Clients do not see for whom the server waits, so that is bounded from above: where it may wait for a client.
@@ -107,7 +108,8 @@ pub(crate) fn verify(truth: &Truth, paces: &[Pace], traces: &[Trace], limits: &L
 
 /// For whom a server waits, and for how long.
 fn waits(paces: &[Pace], courses: &[(&Trace, Course)], limits: &Limits) -> Result<(), String> {
-    let mut bucket = Bucket::new(limits.block_timeout);
+    // What it has left at most, and at least.
+    let [mut bucket, mut least] = [Bucket::new(limits.block_timeout); 2];
     for (at, pace) in paces.iter().enumerate() {
         if pace.is_behind && !courses.iter().any(|(_, course)| course.may[at]) {
             let known: Vec<_> = courses.iter().map(|(trace, course)| (trace, &course.may[..=at])).collect();
@@ -118,6 +120,14 @@ fn waits(paces: &[Pace], courses: &[(&Trace, Course)], limits: &Limits) -> Resul
         bucket.pass(next.moment.since(&pace.moment), pace.is_behind && next.is_behind, true);
         if bucket.level < -TOLERANCE {
             return Err(format!("it has waited {} ns more than it may: {:?}", -bucket.level, next.moment));
+        }
+        let time = next.moment.since(&pace.moment);
+        let is_charged = pace.is_behind || courses.iter().any(|(_, course)| course.may[at]);
+        least.pass(time, is_charged, !is_charged);
+        // While time passes no client does anything.
+        let goes_on = !next.is_behind || next.batches() > pace.batches();
+        if pace.is_behind && goes_on && !time.is_zero() && least.level > TOLERANCE {
+            return Err(format!("it might have waited {} ns longer, and goes on: {:?}", least.level, next.moment));
         }
     }
     Ok(())

@@ -235,7 +235,7 @@ fn request(plan: &Plan, start: &Start, min: Option<String>) -> pb::WatchRequest 
         initial_events: initial_events.into(),
         format: plan.format.into(),
         queue: Some(pb::QueueOptions { policy: plan.policy.into(), length: plan.length }),
-        bookmark_interval: prost_types::Duration::try_from(plan.bookmark_interval).ok(),
+        bookmark_interval: plan.bookmark_interval.and_then(|interval| prost_types::Duration::try_from(interval).ok()),
         min_resource_version: min.unwrap_or_default(),
         timeout: plan.timeout.and_then(|timeout| prost_types::Duration::try_from(timeout).ok()),
         ..Default::default()

@@ -5,9 +5,10 @@
 //! contents, so every one of them is a point to resume from; that it is honoured is seen where clients come back. Under
 //! COALESCE all that a full queue holds is told as what is left of it ([`Expected::merged`]).
 
+mod bookmarks;
 mod merging;
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use informerd::proto::pb::{self, EventType, PayloadFormat};
 
@@ -59,6 +60,10 @@ pub(crate) struct Follower<'a> {
     has_had_all: bool,
     /// Whether a queue of the client's length would have been full, and not half empty since.
     is_full: bool,
+    /// The state of the upstream that the client was told last.
+    told_source: pb::SyncState,
+    /// While there is nothing else: when the next bookmark may come, and when the client has it.
+    bookmarks: Range<Duration>,
     stage: Stage,
 }
 
@@ -97,6 +102,8 @@ impl<'a> Follower<'a> {
             merges: false,
             has_had_all: false,
             is_full: false,
+            told_source: joined.source(),
+            bookmarks: bookmarks::due(plan, joined.at),
             stage,
         }
     }
@@ -130,7 +137,7 @@ impl<'a> Follower<'a> {
         {
             return Err("it has not the fields of its type".to_owned());
         }
-        if !was_woken && event_type != EventType::Bookmark {
+        if !was_woken {
             return Err("the client waited for it and was not woken".to_owned());
         }
         match (&mut self.stage, event_type) {
@@ -223,107 +230,6 @@ impl<'a> Follower<'a> {
             _ => differences.join("; "),
         };
         Err(format!("{diagnosis}. Due is {}", due.words()))
-    }
-
-    fn bookmark(&mut self, at: usize, moment: &Moment, tally: &mut Tally) -> Verdict {
-        let message = &self.segment.messages[at].message;
-        let bookmark = message.bookmark.clone().unwrap_or_default();
-        if bookmark.draining && !moment.is_draining {
-            return Err("it says draining, and the server is not".to_owned());
-        }
-        // The first one was made when it was answered.
-        let made =
-            [Some(moment), self.segment.answered.as_ref().filter(|_| matches!(self.stage, Stage::FirstBookmark))];
-        if !made.into_iter().flatten().any(|moment| bookmark.source() == moment.source()) {
-            return Err(format!("the upstream is {:?}, and it says {:?}", moment.source(), bookmark.source()));
-        }
-        let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
-        if bookmark.draining && next.is_some_and(|next| next != EventType::Error) {
-            return Err("it says draining, and the stream goes on".to_owned());
-        }
-        let is_closing = self.is_closing(at, moment) || bookmark.draining;
-        match &self.stage {
-            Stage::InitialEvents(missing) if bookmark.initial_events_end => {
-                if let Some((namespace, name)) = missing.keys().next() {
-                    return Err(format!("{namespace}/{name} and in all {} initial events are missing", missing.len()));
-                }
-                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.safe);
-                self.stage = Stage::Live;
-                self.expect_version(message, joined, "of the state that was sent")?;
-                self.position = Some(joined);
-                Ok(())
-            }
-            _ if bookmark.initial_events_end => Err("the initial events had ended, or never began".to_owned()),
-            Stage::InitialEvents(_) if is_closing && message.resource_version.is_empty() => Ok(()),
-            Stage::InitialEvents(_) => Err("the initial events are not complete".to_owned()),
-            Stage::FirstBookmark => {
-                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.safe);
-                self.stage = Stage::Live;
-                self.expect_version(message, joined, "at which it joined")?;
-                self.position = Some(joined);
-                Ok(())
-            }
-            Stage::Live | Stage::Over => self.progress(message, moment, is_closing, tally),
-        }
-    }
-
-    /// A bookmark in the middle of a stream, or at its end: nothing up to it may be missing.
-    fn progress(
-        &mut self,
-        message: &pb::WatchResponse,
-        moment: &Moment,
-        is_closing: bool,
-        tally: &mut Tally,
-    ) -> Verdict {
-        let Some(version) = self.truth.number(self.epoch_at, &message.resource_version) else {
-            return Err("its version is none of this history".to_owned());
-        };
-        let position = self.position.unwrap_or_default();
-        let is_past = self.epoch_at != moment.epoch;
-        if version < position {
-            return Err(format!("it goes back behind {}", self.position_text()));
-        }
-        if !is_past && version > moment.safe.max(position) {
-            return Err(format!("it is ahead of what is complete, {}", self.text(moment.safe)));
-        }
-        if !self.generation.is_empty() && version != position {
-            return Err("it lies inside a generation".to_owned());
-        }
-        // One that tells of a relist comes wherever that was.
-        if is_closing || message.relisted {
-            self.closes(version, tally);
-        } else {
-            self.waits(moment, tally)?;
-        }
-        if let Some(due) = self.expected.get(self.next) {
-            if version >= due.after && !due.is_late() {
-                return Err(format!("it is ahead of an event that was not told: {}", due.words()));
-            }
-            if !due.opens && version != position && self.next > 0 {
-                return Err(format!("it lies inside a batch: due is {}", due.words()));
-            }
-        }
-        let inside = |batch: &&super::truth::Batch| {
-            batch.before < version && version < batch.after && (batch.is_relist || !batch.changes.is_empty())
-        };
-        if let Some(batch) = self.epoch.batches.iter().find(inside).filter(|_| version != position) {
-            return Err(format!("it lies inside the batch {}..{}", batch.before, batch.after));
-        }
-        if !is_closing && is_past {
-            return Err("the history has changed, and the stream goes on".to_owned());
-        }
-        if !is_closing && !message.relisted && version != moment.safe.max(position) {
-            return Err(format!("nothing is missing up to {}, and it says less", self.text(moment.safe)));
-        }
-        self.position = Some(version);
-        Ok(())
-    }
-
-    /// Whether the bookmark may be the one before an end.
-    fn is_closing(&self, at: usize, moment: &Moment) -> bool {
-        let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
-        let has_timed_out = self.plan.timeout.is_some_and(|timeout| moment.at >= self.segment.asked.at + timeout);
-        next == Some(EventType::Error) || has_timed_out
     }
 
     fn dropped(&mut self, message: &pb::WatchResponse, moment: &Moment) -> Verdict {

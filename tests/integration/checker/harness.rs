@@ -28,7 +28,7 @@ use super::{
     client::Client,
     pod::Held,
     record::{CallRecord, Moment, Plan, Record, Start},
-    script::{BOOKMARK_INTERVAL, CALLS, Config, PLACES, Script, Step, Whence},
+    script::{CALLS, Config, MAX_BOOKMARK_INTERVAL, PLACES, Script, Step, Whence},
     truth::{SERVERS, Truth, Upstream, Write},
 };
 
@@ -309,7 +309,7 @@ impl Harness {
     /// Everybody reads, until nobody is told anything but that nothing is missing.
     async fn settle(&mut self) -> Option<String> {
         // Long enough for whoever awaits the future, and at last for a bookmark.
-        for time in [FUTURE_WAIT / 2, FUTURE_WAIT / 2, BOOKMARK_INTERVAL] {
+        for time in [FUTURE_WAIT / 2, FUTURE_WAIT / 2, MAX_BOOKMARK_INTERVAL] {
             for _ in 0..3 {
                 for place in 0..PLACES {
                     self.read(place, MANY).await;
@@ -439,6 +439,7 @@ impl Harness {
             safe,
             is_draining,
             silence: self.servers[server].silence(),
+            seen_at: self.servers[server].seen_at(),
             is_drained,
             turn: self.turn,
         }

@@ -7,12 +7,16 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use informerd::proto::pb::{self, PayloadFormat};
 use prost::Message;
+use prost_types::Timestamp;
 
 use super::{
     ask::{Ask, Min},
-    script::SILENCE,
+    script::{DEFAULT_BOOKMARK_INTERVAL, SILENCE},
     selection::Selection,
 };
+
+/// No client is sent bookmarks more often.
+const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Everything that one run of a script left behind.
 #[derive(Debug)]
@@ -32,10 +36,18 @@ pub(crate) struct Plan {
     pub(crate) peer: u8,
     /// Where it begins when it has no version.
     pub(crate) sends_initial_events: bool,
-    pub(crate) bookmark_interval: Duration,
+    /// None for the server's default.
+    pub(crate) bookmark_interval: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
     /// From which state on, at each of its connections.
     pub(crate) min: Option<Min>,
+}
+
+impl Plan {
+    /// How often it is sent a bookmark while there is nothing else.
+    pub(crate) fn bookmark_interval(&self) -> Duration {
+        self.bookmark_interval.unwrap_or(DEFAULT_BOOKMARK_INTERVAL).max(MIN_BOOKMARK_INTERVAL)
+    }
 }
 
 /// One connection.
@@ -98,6 +110,8 @@ pub(crate) struct Moment {
     pub(crate) is_draining: bool,
     /// How long the upstream has said nothing; none when it is gone for certain.
     pub(crate) silence: Option<Duration>,
+    /// When the upstream was seen last, by the clock on the wall.
+    pub(crate) seen_at: Option<Timestamp>,
     /// It drains, and gives nobody any time.
     pub(crate) is_drained: bool,
     /// Counts the times at which everything was at rest.

@@ -223,15 +223,18 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     let timeout = weighted(0.1, 500_u64..5000);
     let is_min = weighted(0.1, any_min());
     let queue = (select(policies), 1_u32..6, 1_u8..4);
-    (any_selection(), any_format(), queue, weighted(0.6, Just(())), timeout, is_min).prop_map(
-        |(selection, format, (policy, length, peer), sends_initial_events, timeout, min)| Plan {
+    // The shortest is less than a server allows.
+    let interval = (30_u64..=MAX_BOOKMARK_INTERVAL.as_millis() as u64).prop_map(Duration::from_millis);
+    let times = (timeout, weighted(0.3, interval));
+    (any_selection(), any_format(), queue, weighted(0.6, Just(())), times, is_min).prop_map(
+        |(selection, format, (policy, length, peer), sends_initial_events, (timeout, bookmark_interval), min)| Plan {
             selection,
             format,
             policy,
             length,
             peer,
             sends_initial_events: sends_initial_events.is_some(),
-            bookmark_interval: BOOKMARK_INTERVAL,
+            bookmark_interval,
             timeout: timeout.map(Duration::from_millis),
             min,
         },
@@ -303,7 +306,9 @@ pub(super) fn any_next_page(place: usize) -> impl Strategy<Value = Step> {
 
 /// A resource whose upstream has said nothing for as long is STALE: that is its heartbeat, and how late it may be.
 pub(crate) const SILENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(3)];
-pub(crate) const BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
+/// Of the server, and the longest that a client asks for.
+pub(crate) const DEFAULT_BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
+pub(crate) const MAX_BOOKMARK_INTERVAL: Duration = Duration::from_millis(1500);
 
 pub(super) fn any_step() -> impl Strategy<Value = Step> {
     let place = || 0..PLACES;

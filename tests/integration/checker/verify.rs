@@ -122,7 +122,8 @@ fn follow(
     let mut events = 0;
     for at in 0..=count {
         for (_, moment) in segment.waits.iter().filter(|(waits, _)| *waits == at) {
-            follower.waits(moment, tally).map_err(|what| (at, what))?;
+            let waits = follower.waits(moment, tally).and_then(|()| follower.is_told_in_time(moment));
+            waits.map_err(|what| (at, what))?;
         }
         if let Some((_, moment)) = segment.settled.as_ref().filter(|(settled, _)| *settled == at) {
             follower.settled(moment).map_err(|what| (at, what))?;

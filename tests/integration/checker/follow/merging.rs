@@ -66,8 +66,8 @@ impl Follower<'_> {
     }
 
     /// A generation begins here if this and the following messages are one, as far as the client has read them. It holds
-    /// what had happened when its first message was taken; in a stream that expires, or whose history changes, perhaps less, to the
-    /// end of a batch: threads that fill its group come too late for the rest.
+    /// what had happened when its first message was taken, or less, to the end of a batch, when threads that fill its group come too
+    /// late for the rest: the stream expires then, its history changes, or it is told the rest from the history.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
         let untold = self.untold(moment);
         if !self.may_merge(untold, moment) {
@@ -77,11 +77,15 @@ impl Follower<'_> {
             End::Status(status, _) => matches!(&*status.reason, "RESOURCE_VERSION_EXPIRED" | "HISTORY_CHANGED"),
             _ => false,
         };
-        let earlier = (1..untold.len()).rev().filter(|end| is_cut_short && untold[*end].opens);
+        let first = untold.first().map_or(moment.batches, |first| first.batch - 1);
+        let may_lose_group = !self.truth.has_time && self.truth.may_be_forgotten(self.epoch_at, first);
+        let earlier = (1..untold.len()).rev().filter(|end| (is_cut_short || may_lose_group) && untold[*end].opens);
         let ends = [untold.len()].into_iter().chain(earlier);
         let told = ends.map(|end| (end, self.merged_of(&untold[..end]).unwrap_or_default()));
         let told = told.filter(|(_, merged)| !merged.is_empty()).find(|(_, merged)| self.is_told(at, merged));
         if let Some((end, merged)) = told {
+            // From the history all is told one by one.
+            self.has_had_all &= end == untold.len();
             tally.generations += 1;
             tally.long_generations += u64::from(merged.len() > 1);
             tally.merged += (end - merged.len()) as u64;

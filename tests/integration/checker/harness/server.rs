@@ -14,6 +14,7 @@ use informerd::{
     watch::{BroadcasterConfig, BulkThreads, FullChannelPolicy, QueueOptions, Retention},
 };
 use prost::Message;
+use prost_types::Timestamp;
 use tokio::time::Instant;
 use tonic::Code;
 use tower::Service as _;
@@ -22,7 +23,7 @@ use super::FUTURE_WAIT;
 use crate::checker::{
     ask::Condition,
     client::{framed, status},
-    script::{BOOKMARK_INTERVAL, Config, SILENCE},
+    script::{Config, DEFAULT_BOOKMARK_INTERVAL, SILENCE},
     selection::Selection,
     truth::Bounds,
 };
@@ -87,7 +88,7 @@ impl Server {
                 FullChannelPolicy::Coalesce,
             ],
             max_queue_length: 65_536,
-            bookmark_interval: BOOKMARK_INTERVAL,
+            bookmark_interval: DEFAULT_BOOKMARK_INTERVAL,
             drain_period,
             evicted_grace: Duration::from_secs(5),
             future_wait: FUTURE_WAIT,
@@ -165,6 +166,11 @@ impl Server {
     /// How long its upstream has said nothing; none when it is gone for certain.
     pub(super) fn silence(&self) -> Option<Duration> {
         self.heard_at.map(|heard_at| heard_at.elapsed())
+    }
+
+    /// When its upstream was heard of last, by the clock on the wall.
+    pub(super) fn seen_at(&self) -> Option<Timestamp> {
+        self.health.report().seen_at.map(Timestamp::from)
     }
 
     pub(super) fn is_draining(&self) -> bool {

@@ -1,0 +1,159 @@
+//! Bookmarks: what each of them may say, and when it comes.
+//!
+//! While there is nothing else to send, one comes at each interval that the client asked for, and a further one only with news of
+//! the upstream, at the end of the stream, or over a relist that nothing else tells of.
+
+use std::{ops::Range, time::Duration};
+
+use informerd::proto::pb::{self, EventType};
+
+use super::{Follower, Stage, Tally, Verdict};
+use crate::checker::{
+    record::{Moment, Plan},
+    truth::Batch,
+};
+
+/// The resolution of timers.
+const RESOLUTION: Duration = Duration::from_millis(1);
+
+/// When the bookmark after one at this time may come, and when it has come.
+pub(super) fn due(plan: &Plan, after: Duration) -> Range<Duration> {
+    let due = after + plan.bookmark_interval();
+    due..due + RESOLUTION
+}
+
+impl Follower<'_> {
+    pub(super) fn bookmark(&mut self, at: usize, moment: &Moment, tally: &mut Tally) -> Verdict {
+        let message = &self.segment.messages[at].message;
+        let bookmark = message.bookmark.clone().unwrap_or_default();
+        if bookmark.draining && !moment.is_draining {
+            return Err("it says draining, and the server is not".to_owned());
+        }
+        // The first one was made when it was answered.
+        let first = self.segment.answered.as_ref().filter(|_| matches!(self.stage, Stage::FirstBookmark));
+        if ![Some(moment), first].into_iter().flatten().any(|moment| bookmark.source() == moment.source()) {
+            return Err(format!("the upstream is {:?}, and it says {:?}", moment.source(), bookmark.source()));
+        }
+        let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
+        if bookmark.draining && next.is_some_and(|next| next != EventType::Error) {
+            return Err("it says draining, and the stream goes on".to_owned());
+        }
+        if bookmark.source_seen_at != moment.seen_at && bookmark.source_seen_at != first.and_then(|first| first.seen_at)
+        {
+            return Err(format!(
+                "the upstream was seen at {:?}, and it says {:?}",
+                moment.seen_at, bookmark.source_seen_at
+            ));
+        }
+        let is_closing = self.is_closing(at, moment) || bookmark.draining;
+        if matches!(self.stage, Stage::Live) {
+            self.is_in_time(message, moment, is_closing)?;
+        }
+        self.told_source = bookmark.source();
+        match &self.stage {
+            Stage::InitialEvents(missing) if bookmark.initial_events_end => {
+                if let Some((namespace, name)) = missing.keys().next() {
+                    return Err(format!("{namespace}/{name} and in all {} initial events are missing", missing.len()));
+                }
+                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.safe);
+                self.stage = Stage::Live;
+                self.expect_version(message, joined, "of the state that was sent")?;
+                self.position = Some(joined);
+                Ok(())
+            }
+            _ if bookmark.initial_events_end => Err("the initial events had ended, or never began".to_owned()),
+            Stage::InitialEvents(_) if is_closing && message.resource_version.is_empty() => Ok(()),
+            Stage::InitialEvents(_) => Err("the initial events are not complete".to_owned()),
+            Stage::FirstBookmark => {
+                let joined = self.segment.answered.as_ref().map_or(0, |joined| joined.safe);
+                self.stage = Stage::Live;
+                self.expect_version(message, joined, "at which it joined")?;
+                self.position = Some(joined);
+                Ok(())
+            }
+            Stage::Live | Stage::Over => self.progress(message, moment, is_closing, tally),
+        }
+    }
+
+    /// A bookmark in the middle of a stream, or at its end: nothing up to it may be missing.
+    fn progress(
+        &mut self,
+        message: &pb::WatchResponse,
+        moment: &Moment,
+        is_closing: bool,
+        tally: &mut Tally,
+    ) -> Verdict {
+        let Some(version) = self.truth.number(self.epoch_at, &message.resource_version) else {
+            return Err("its version is none of this history".to_owned());
+        };
+        let position = self.position.unwrap_or_default();
+        let is_past = self.epoch_at != moment.epoch;
+        if version < position {
+            return Err(format!("it goes back behind {}", self.position_text()));
+        }
+        if !is_past && version > moment.safe.max(position) {
+            return Err(format!("it is ahead of what is complete, {}", self.text(moment.safe)));
+        }
+        if !self.generation.is_empty() && version != position {
+            return Err("it lies inside a generation".to_owned());
+        }
+        // One that tells of a relist comes wherever that was.
+        if is_closing || message.relisted {
+            self.closes(version, tally);
+        } else {
+            self.waits(moment, tally)?;
+        }
+        if let Some(due) = self.expected.get(self.next) {
+            if version >= due.after && !due.is_late() {
+                return Err(format!("it is ahead of an event that was not told: {}", due.words()));
+            }
+            if !due.opens && version != position && self.next > 0 {
+                return Err(format!("it lies inside a batch: due is {}", due.words()));
+            }
+        }
+        let inside = |batch: &&Batch| {
+            batch.before < version && version < batch.after && (batch.is_relist || !batch.changes.is_empty())
+        };
+        if let Some(batch) = self.epoch.batches.iter().find(inside).filter(|_| version != position) {
+            return Err(format!("it lies inside the batch {}..{}", batch.before, batch.after));
+        }
+        if !is_closing && is_past {
+            return Err("the history has changed, and the stream goes on".to_owned());
+        }
+        if !is_closing && !message.relisted && version != moment.safe.max(position) {
+            return Err(format!("nothing is missing up to {}, and it says less", self.text(moment.safe)));
+        }
+        self.position = Some(version);
+        Ok(())
+    }
+
+    /// Whether the bookmark may be the one before an end.
+    pub(super) fn is_closing(&self, at: usize, moment: &Moment) -> bool {
+        let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
+        let has_timed_out = self.plan.timeout.is_some_and(|timeout| moment.at >= self.segment.asked.at + timeout);
+        next == Some(EventType::Error) || has_timed_out
+    }
+
+    /// Verifies that a bookmark in the middle of the stream does not come before its time.
+    fn is_in_time(&mut self, message: &pb::WatchResponse, moment: &Moment, is_closing: bool) -> Verdict {
+        let next = due(self.plan, moment.at);
+        let source = message.bookmark.as_ref().map(pb::Bookmark::source);
+        if message.relisted || is_closing {
+            // It may have come for another reason.
+            self.bookmarks.end = next.end;
+        } else if source == Some(self.told_source) && moment.at < self.bookmarks.start {
+            return Err(format!("nothing is new, and the next bookmark is due at {:?}", self.bookmarks.start));
+        } else {
+            self.bookmarks = next;
+        }
+        Ok(())
+    }
+
+    /// Verifies that a client that waits was sent a bookmark in time.
+    pub(crate) fn is_told_in_time(&self, moment: &Moment) -> Verdict {
+        if moment.at < self.bookmarks.end {
+            return Ok(());
+        }
+        Err(format!("the client waits at {:?}, and had to be sent a bookmark at {:?}", moment.at, self.bookmarks.start))
+    }
+}
