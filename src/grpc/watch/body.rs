@@ -370,9 +370,9 @@ impl WatchBody {
                 self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
                 self.join_after(reached);
             }
-            // Its group has not kept up with the history. Under COALESCE it may be ahead of its group, where the history has
-            // what comes next.
-            Poll::Ready(Taken::Ended(End::Expired { oldest })) if *cursor.version() >= oldest => {
+            // The cursor is not served from what was published any more. The history may still have what comes after it: under
+            // COALESCE it may be ahead of its group.
+            Poll::Ready(Taken::Ended(End::Expired { .. })) => {
                 let reached = cursor.reached().clone();
                 self.join_after(reached);
             }

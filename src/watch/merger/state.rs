@@ -93,7 +93,8 @@ impl<F: Frame> State<F> {
         let has = self.head.saturating_sub(self.oldest.offset);
         let by_what_it_has = if has_forgotten { self.oldest.offset + has / part } else { 0 };
         let by_events = self.head.saturating_sub(self.depth - self.depth / part);
-        self.aged.max(by_what_it_has).max(by_events)
+        // The history goes on without groups, when those of readers that do not read have ended.
+        self.aged.max(by_what_it_has).max(by_events).min(self.head)
     }
 
     /// Returns some of what comes at an offset: nothing if there is nothing yet, `None` if it is not there any more.
