@@ -28,7 +28,9 @@
 //! as promised, that no state is older than was asked for, that a wait ends with the event that met its last condition; and
 //! that the answer comes as soon as it can be given.
 //!
-//! And of every server that it waits for clients under BLOCK no longer than it may, and ends none for what others spent.
+//! And of every resource of every server that it waits for clients under BLOCK no longer than it may, and as long, and ends none
+//! for what others spent. A server has one resource or two: the objects, histories, sources and page tokens of one are never those
+//! of the other, and what happens to one is no reason for anything that happens to clients of the other.
 //!
 //! `truth`, `pod`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` name nothing of the
 //! server but the generated messages, and a test reads them to see that they do not. What is deliberately not here: sockets and flow
@@ -76,6 +78,9 @@ use self::{
 struct Totals {
     servers: u64,
     clients: u64,
+    /// Of another resource than the first, and of one that no server has.
+    others: u64,
+    unknown: u64,
     connections: u64,
     resumes: u64,
     /// At another server than the last connection.
@@ -110,7 +115,7 @@ impl Totals {
         let refused = |reason: &str, segment: &record::Segment| {
             segment.is_refused && matches!(&segment.end, End::Status(status, _) if status.reason == reason)
         };
-        let batches = || run.truth.epochs.iter().flat_map(|epoch| &epoch.batches);
+        let batches = || run.truths.iter().flat_map(|truth| &truth.epochs).flat_map(|epoch| &epoch.batches);
         self.clients += run.records.len() as u64;
         self.connections += segments().count() as u64;
         self.resumes += count(&|segment| {
@@ -131,7 +136,11 @@ impl Totals {
         let open = || batches().filter(|batch| batch.is_open && !batch.changes.is_empty());
         self.open_changes += open().filter(|batch| !batch.is_late()).count() as u64;
         self.late_changes += open().filter(|batch| batch.is_late()).count() as u64;
-        self.rewinds += run.truth.epochs.len() as u64 - 1;
+        self.rewinds += run.truths.iter().map(|truth| truth.epochs.len() as u64 - 1).sum::<u64>();
+        let others = run.records.iter().filter(|record| record.resource > 0);
+        let (unknown, others): (Vec<_>, Vec<_>) = others.partition(|record| record.resource >= run.truths.len());
+        self.others += others.len() as u64;
+        self.unknown += unknown.len() as u64;
         for batch in batches() {
             let not_served = batch.changes.iter().filter(|change| change.cause == pb::Cause::NotServed).count() as u64;
             *(if batch.is_relist { &mut self.not_listed } else { &mut self.not_served }) += not_served;
@@ -151,6 +160,8 @@ impl Totals {
     /// What did not happen, and has to in a run that is worth its name.
     fn missing(&self) -> Vec<&'static str> {
         let Self {
+            others,
+            unknown,
             resumes,
             moves,
             drained,
@@ -171,6 +182,10 @@ impl Totals {
             ..
         } = self;
         let counted = [
+            ("client of a second resource", others),
+            ("client of a resource that is not there", unknown),
+            ("call for a resource that is not there", &answers.unknown),
+            ("page of another resource", &answers.other_resources),
             ("resume", resumes),
             ("resume at another server", moves),
             ("resume after a drain", drained),
@@ -222,11 +237,14 @@ fn check(script: &Script, totals: &mut Totals) -> Result<(), Violation> {
     }
     let mut traces = Vec::new();
     for record in &run.records {
-        verify::verify(&run.truth, record, FUTURE_WAIT, &mut totals.told, &mut traces)?;
+        match run.truths.get(record.resource) {
+            Some(truth) => verify::verify(truth, record, FUTURE_WAIT, &mut totals.told, &mut traces)?,
+            None => verify::unknown(record)?,
+        }
     }
     verify::histories(&run.records, &run.calls).map_err(Violation::of)?;
-    blocking::verify(&run.truth, &run.paces, &traces, &run.limits).map_err(Violation::of)?;
-    answers::verify(&run.truth, &run.calls, &mut totals.answers).map_err(Violation::of)
+    blocking::verify(&run.truths, &run.paces, &traces, &run.limits).map_err(Violation::of)?;
+    answers::verify(&run.truths, &run.calls, &mut totals.answers).map_err(Violation::of)
 }
 
 /// A script, a line for each step.
@@ -280,6 +298,7 @@ fn wide_config() -> ScriptConfig {
     let (age, events) = (Duration::from_secs(1000), 10_000);
     let bounds = Bounds { age, events, bytes: Bounds::ANY_BYTES };
     ScriptConfig {
+        resources: 1,
         has_lineage: false,
         has_stable_bodies: false,
         history: bounds,

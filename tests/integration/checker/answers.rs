@@ -35,6 +35,8 @@ pub(crate) struct Answers {
     pub(crate) expired_pages: u64,
     pub(crate) foreign_pages: u64,
     pub(crate) twisted_pages: u64,
+    /// Of those the ones whose tokens are of another resource.
+    pub(crate) other_resources: u64,
     /// Answers that had to wait for a version, and those that did not come in time.
     pub(crate) awaited: u64,
     pub(crate) not_reached: u64,
@@ -45,11 +47,14 @@ pub(crate) struct Answers {
     pub(crate) met_slowly: u64,
     /// Those that ended with an error.
     pub(crate) ended_untils: u64,
+    /// For a resource that no server has.
+    pub(crate) unknown: u64,
 }
 
 /// A page that was read to its end.
 #[derive(Debug, Clone, Copy)]
 struct Page {
+    resource: usize,
     epoch: usize,
     /// How many of its batches the snapshot has.
     batches: usize,
@@ -66,16 +71,28 @@ const KEPT_FOR: Duration = Duration::from_secs(300);
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// Checks all answers of one run.
-pub(crate) fn verify(truth: &Truth, calls: &[CallRecord], tally: &mut Answers) -> Result<(), String> {
+pub(crate) fn verify(truths: &[Truth], calls: &[CallRecord], tally: &mut Answers) -> Result<(), String> {
     let mut pages: Vec<Option<Page>> = Vec::new();
     for call in calls {
-        let page = answer(truth, call, &pages, tally).map_err(|what| words(&what, call))?;
-        pages.push(page);
+        let page = match truths.get(call.ask.resource) {
+            Some(truth) => answer(truth, call, &pages, tally),
+            None => unknown(call, tally).map(|()| None),
+        };
+        pages.push(page.map_err(|what| words(&what, call))?);
     }
     for call in calls {
         tokens(call, &pages, tally).map_err(|what| words(&what, call))?;
     }
     Ok(())
+}
+
+/// A call for a resource that no server has.
+fn unknown(call: &CallRecord, tally: &mut Answers) -> Result<(), String> {
+    tally.unknown += 1;
+    match &call.end {
+        End::Status(status, _) if (&*status.reason, status.code) == ("RESOURCE_NOT_FOUND", 5) => Ok(()),
+        _ => Err("there is no such resource".to_owned()),
+    }
 }
 
 fn words(what: &str, call: &CallRecord) -> String {
@@ -153,7 +170,7 @@ fn answer(
             };
             tally.lists += u64::from(page.is_none());
             let sent = list(truth, call, *query, *page_size, (epoch, batches, sent))?;
-            Ok(sent.map(|(sent, issued)| Page { epoch, batches, sent, issued }))
+            Ok(sent.map(|(sent, issued)| Page { resource: call.ask.resource, epoch, batches, sent, issued }))
         }
     }
 }
@@ -242,7 +259,7 @@ fn values(
         return Err(format!("{} of {} values were sent, and there is a token: {has_token}", is.len(), all.len()));
     }
     let sent = should.len();
-    Ok(Some(Page { epoch, batches, sent, issued: Some(*at).filter(|_| has_token) }))
+    Ok(Some(Page { resource: call.ask.resource, epoch, batches, sent, issued: Some(*at).filter(|_| has_token) }))
 }
 
 fn announced(truth: &Truth, is: &str, epoch: usize, version: u64) -> Result<(), String> {
@@ -291,6 +308,7 @@ pub(super) fn refusal(
     let is_right = match (status.reason.as_str(), status.code) {
         ("PAGE_TOKEN_INVALID", 3) => {
             tally.twisted_pages += 1;
+            tally.other_resources += u64::from(twist == Some(Twist::OtherQuery(2)));
             matches!(twist, Some(Twist::OtherQuery(_) | Twist::Garbage))
         }
         // Whether it is gone, the tokens of all calls show.
@@ -324,10 +342,10 @@ fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Res
     let (Some(used), Some(of)) = (call.answered, pages[*previous]) else { return Ok(()) };
     let is_expired = matches!(&call.end, End::Status(status, _) if status.reason == "PAGE_TOKEN_EXPIRED");
     tally.expired_pages += u64::from(is_expired);
-    let snapshot = |page: &Page| (page.epoch, page.batches);
+    let snapshot = |page: &Page| (page.resource, page.epoch, page.batches);
     let issued =
         |page: &Page| page.issued.filter(|issued| issued.turn < used.turn).map(|issued| (issued, snapshot(page)));
-    let issued: Vec<(Moment, (usize, usize))> = pages.iter().flatten().filter_map(issued).collect();
+    let issued: Vec<(Moment, (usize, usize, usize))> = pages.iter().flatten().filter_map(issued).collect();
     let token = of.issued.ok_or("it has no token")?;
     if token.server != used.server {
         tally.foreign_pages += 1;

@@ -10,9 +10,14 @@ use super::{
     selection::Selection,
 };
 
+/// Resources: a server has the first, or the first two.
+pub(crate) const RESOURCES: [&str; 3] = ["pods", "jobs", "nodes"];
+
 /// One call.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
+    /// The index of its resource.
+    pub(crate) resource: usize,
     pub(crate) what: What,
     pub(crate) format: PayloadFormat,
     /// Not older than this.
@@ -95,7 +100,7 @@ pub(crate) enum Min {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Twist {
     None,
-    /// It is used with another format (0), another `min_resource_version` (1), or another selection.
+    /// It is used with another format (0), another `min_resource_version` (1), another resource (2), or another selection.
     OtherQuery(u8),
     /// It is no token.
     Garbage,
@@ -104,7 +109,7 @@ pub(crate) enum Twist {
 impl Ask {
     /// Its path, and the request.
     pub(crate) fn encode(&self) -> (&'static str, Vec<u8>) {
-        let (format, resource) = (self.format.into(), "pods".to_owned());
+        let (format, resource) = (self.format.into(), RESOURCES[self.resource].to_owned());
         let min_resource_version = self.min.clone().unwrap_or_default();
         match &self.what {
             What::Until { selection, conditions } => {

@@ -1,4 +1,4 @@
-//! BLOCK over all clients of a server: for whom it may wait, for how long, and who may be ended for it.
+//! BLOCK over all clients of a resource of a server: for whom it may wait, for how long, and who may be ended for it.
 //!
 //! A server that is at rest and has not applied what was said is held back. What is verified of that:
 //!
@@ -9,7 +9,7 @@
 //!
 //! Clients do not see for whom the server waits, so that is bounded from above: where it may wait for a client.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{record::Moment, truth::Truth};
 
@@ -25,6 +25,7 @@ pub(crate) struct Pace {
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     pub(crate) server: usize,
+    pub(crate) resource: usize,
     pub(crate) peer: u8,
     pub(crate) length: usize,
     pub(crate) epoch: usize,
@@ -88,14 +89,16 @@ impl Pace {
     }
 }
 
-/// Checks what all connections of a run under BLOCK have seen together.
-pub(crate) fn verify(truth: &Truth, paces: &[Pace], traces: &[Trace], limits: &Limits) -> Result<(), String> {
-    let servers = paces.iter().map(|pace| pace.moment.server + 1).max().unwrap_or_default();
-    for server in 0..servers {
-        let paces: Vec<Pace> = paces.iter().filter(|pace| pace.moment.server == server).copied().collect();
-        let of_server = traces.iter().filter(|trace| trace.server == server);
-        let courses: Vec<(&Trace, Course)> = of_server.map(|trace| (trace, trace.course(truth, &paces))).collect();
-        waits(&paces, &courses, limits).map_err(|what| format!("server {server}: {what}"))?;
+/// Checks what all connections of a run under BLOCK have seen together. No resource waits for the clients of another.
+pub(crate) fn verify(truths: &[Truth], paces: &[Pace], traces: &[Trace], limits: &Limits) -> Result<(), String> {
+    let served: BTreeSet<_> = paces.iter().map(|pace| (pace.moment.server, pace.moment.resource)).collect();
+    for (server, resource) in served {
+        let is_its = |pace: &&Pace| (pace.moment.server, pace.moment.resource) == (server, resource);
+        let paces: Vec<Pace> = paces.iter().filter(is_its).copied().collect();
+        let its = traces.iter().filter(|trace| (trace.server, trace.resource) == (server, resource));
+        let truth = &truths[resource];
+        let courses: Vec<(&Trace, Course)> = its.map(|trace| (trace, trace.course(truth, &paces))).collect();
+        waits(&paces, &courses, limits).map_err(|what| format!("resource {resource} of server {server}: {what}"))?;
         for (trace, _) in &courses {
             let told = |turn: u64| paces.partition_point(|pace| pace.moment.turn <= turn);
             if let Some(turn) = trace.is_slow {

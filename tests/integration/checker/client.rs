@@ -20,7 +20,10 @@ use prost::Message;
 use tonic::body::Body;
 use tower::Service;
 
-use super::record::{End, Moment, Plan, Received, Record, Segment, Start, Status};
+use super::{
+    ask::RESOURCES,
+    record::{End, Moment, Plan, Received, Record, Segment, Served, Start, Status},
+};
 
 pub(crate) struct Client {
     pub(crate) record: Record,
@@ -61,13 +64,13 @@ impl Flag {
 }
 
 impl Client {
-    pub(crate) fn new(plan: Plan) -> Self {
-        let record = Record { plan, segments: Vec::new() };
+    pub(crate) fn new(plan: Plan, resource: usize) -> Self {
+        let record = Record { plan, resource, segments: Vec::new() };
         Self { record, connection: Connection::None, flag: Arc::default(), waits: false, last_piece: 0 }
     }
 
     pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, min: Option<String>, asked: Moment) {
-        let message = request(&self.record.plan, &start, min.clone()).encode_to_vec();
+        let message = request(&self.record, &start, min.clone()).encode_to_vec();
         let mut request = http::Request::post("/informerd.v1.InformerService/Watch")
             .header("content-type", "application/grpc")
             .body(framed(&message))
@@ -91,9 +94,10 @@ impl Client {
         });
     }
 
-    /// Which one it asked last.
-    pub(crate) fn server(&self) -> usize {
-        self.record.segments.last().map_or(0, |segment| segment.asked.server)
+    /// Which server it asked last, and for what.
+    pub(crate) fn served(&self) -> Served {
+        let server = self.record.segments.last().map_or(0, |segment| segment.asked.server);
+        Served { server, resource: self.record.resource }
     }
 
     /// The version that a client keeps.
@@ -223,14 +227,15 @@ impl Client {
     }
 }
 
-fn request(plan: &Plan, start: &Start, min: Option<String>) -> pb::WatchRequest {
+fn request(record: &Record, start: &Start, min: Option<String>) -> pb::WatchRequest {
+    let Record { plan, resource, .. } = record;
     let (version, initial_events) = match start {
         Start::InitialEvents => (String::new(), pb::InitialEvents::Send),
         Start::Bookmark => (String::new(), pb::InitialEvents::None),
         Start::After(version) => (version.clone(), pb::InitialEvents::Unspecified),
     };
     let mut request = pb::WatchRequest {
-        resource: "pods".to_owned(),
+        resource: RESOURCES[*resource].to_owned(),
         resource_version: version,
         initial_events: initial_events.into(),
         format: plan.format.into(),

@@ -3,38 +3,35 @@
 //! client reads, when it leaves and what the server had applied by then are exactly known.
 
 mod calls;
+mod delta;
+mod moments;
 mod retained;
 mod server;
 
 use std::{
     rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-use informerd::{
-    cache::{Delta, InformerStats, List},
-    model::{Event, Object, ResourceVersion},
-};
+use informerd::cache::{InformerHandle, InformerStats};
 use tokio::time::Instant;
 
 use self::{retained::Before, server::Server};
 use super::{
+    ask::RESOURCES,
     blocking::{Limits, Pace},
     call::Call,
     client::Client,
-    pod::Held,
-    record::{CallRecord, Moment, Plan, Record, Start},
+    record::{CallRecord, Plan, Record, Served, Start},
     script::{CALLS, Config, MAX_BOOKMARK_INTERVAL, PLACES, Script, Step, Whence},
     truth::{SERVERS, Truth, Upstream, Write},
 };
 
 /// What a run leaves behind.
 pub(crate) struct Run {
-    pub(crate) truth: Truth,
+    /// Of each resource.
+    pub(crate) truths: Vec<Truth>,
     pub(crate) records: Vec<Record>,
     pub(crate) calls: Vec<CallRecord>,
     pub(crate) paces: Vec<Pace>,
@@ -50,10 +47,13 @@ pub(crate) struct Run {
 }
 
 struct Harness {
-    truth: Truth,
+    /// Of each resource.
+    truths: Vec<Truth>,
     config: Config,
-    /// All over one upstream.
+    /// All over the same upstreams.
     servers: Vec<Server>,
+    /// What is written, watched and asked for: from [`Config::resources`] on one that no server has.
+    resource: usize,
     /// Where new calls go.
     current: usize,
     began: Instant,
@@ -103,9 +103,10 @@ pub(crate) fn run(script: &Script) -> Run {
 impl Harness {
     async fn start(script: &Script, before: Rc<Before>) -> Self {
         let mut harness = Self {
-            truth: Truth::new(&script.config, &script.first),
+            truths: (0..script.config.resources).map(|at| Truth::new(&script.config, &script.first, at)).collect(),
             config: script.config.clone(),
             servers: Vec::new(),
+            resource: 0,
             current: 0,
             began: Instant::now(),
             waited: Duration::ZERO,
@@ -124,16 +125,23 @@ impl Harness {
 
     /// Starts one more server: it knows the present, and is told what comes.
     async fn start_server(&mut self) {
-        if self.truth.is_open() {
-            // A list is of a version that is complete.
-            let closed = self.truth.say(&Write::Close, 0);
-            self.push(closed).await;
+        let written = self.resource;
+        for at in 0..self.truths.len() {
+            self.resource = at;
+            if self.truth().is_open() {
+                // A list is of a version that is complete.
+                let closed = self.truth_mut().say(&Write::Close, 0);
+                self.push(closed).await;
+            }
         }
-        let epoch = self.truth.epochs.len() - 1;
-        let mut server = Server::start(&self.config, epoch);
-        server.push(self.delta(self.truth.list())).await;
+        self.resource = written;
+        let first_epochs: Vec<usize> = self.truths.iter().map(|truth| truth.epochs.len() - 1).collect();
+        let mut server = Server::start(&self.config, &first_epochs);
+        for (at, truth) in self.truths.iter_mut().enumerate() {
+            server.resources[at].push(delta::delta(truth, truth.list())).await;
+            truth.begin_server();
+        }
         self.servers.push(server);
-        self.truth.begin_server();
         self.rest().await;
     }
 
@@ -153,48 +161,62 @@ impl Harness {
         match step {
             Step::Say(writes) => {
                 for (write, step) in writes {
-                    let upstream = self.truth.say(write, *step);
+                    let upstream = self.truth_mut().say(write, *step);
                     self.push(upstream).await;
                 }
             }
             Step::SayAtOnce(writes, step) => {
-                let upstream = self.truth.say_at_once(writes, *step);
+                let upstream = self.truth_mut().say_at_once(writes, *step);
                 self.push(upstream).await;
             }
             Step::SayOpen(writes, step) => {
                 for write in writes {
-                    if let Some(upstream) = self.truth.say_open(write, *step) {
+                    if let Some(upstream) = self.truth_mut().say_open(write, *step) {
                         self.push(upstream).await;
                     }
                 }
             }
             Step::Reconnect(first) => {
-                for upstream in self.truth.say_again(*first) {
+                for upstream in self.truth().say_again(*first) {
                     self.push(upstream).await;
                 }
             }
             Step::Relist(unseen, step) => {
                 for (write, step) in unseen {
-                    self.truth.write(write, *step);
+                    self.truth_mut().write(write, *step);
                 }
-                let list = self.truth.relist(*step);
+                let list = self.truth_mut().relist(*step);
                 self.push(list).await;
             }
             Step::Rewind(back, keep) => {
-                let list = self.truth.rewind(*back, *keep);
+                let list = self.truth_mut().rewind(*back, *keep);
                 self.push(list).await;
             }
-            Step::Lose => self.servers.iter_mut().for_each(Server::lose),
+            Step::Lose => {
+                let written = self.written();
+                self.servers.iter_mut().for_each(|server| server.resources[written].lose());
+            }
+            Step::Use(resource) => self.resource = *resource % self.truths.len(),
+            Step::UseUnknown => self.resource = RESOURCES.len() - 1,
+            Step::Beside(writes) => {
+                let used = self.resource;
+                self.resource = 1 - self.written();
+                for (write, step) in writes {
+                    let upstream = self.truth_mut().say(write, *step);
+                    self.push(upstream).await;
+                }
+                self.resource = used;
+            }
             Step::Wait(milliseconds) => self.wait(Duration::from_millis(*milliseconds)).await,
             Step::Open(place, plan) => {
                 self.leave(*place, 0);
                 self.rest().await;
                 let start = first_start(plan);
-                self.open(*place, Client::new(plan.clone()), start).await;
+                self.open(*place, Client::new(plan.clone(), self.resource), start).await;
             }
             Step::Read(place, pieces) => self.read(*place, *pieces).await,
             Step::Leave(place, lost) => {
-                let Some(moment) = self.places[*place].as_ref().map(|client| self.moment(client.server())) else {
+                let Some(moment) = self.places[*place].as_ref().map(|client| self.moment(client.served())) else {
                     return;
                 };
                 if let Some(client) = &mut self.places[*place] {
@@ -203,7 +225,7 @@ impl Harness {
             }
             Step::Resume(place, from) => {
                 let Some(mut client) = self.places[*place].take() else { return };
-                client.leave(0, self.moment(client.server()));
+                client.leave(0, self.moment(client.served()));
                 self.rest().await;
                 let start = self.resume_at(&client, from);
                 self.open(*place, client, start).await;
@@ -227,14 +249,16 @@ impl Harness {
 
     /// Where a client goes on: from where it asks to, if it has such a version; without any version it begins anew.
     fn resume_at(&self, client: &Client, from: &Whence) -> Start {
-        let (epoch, newest) = (self.truth.epochs.len() - 1, self.moment(self.current).applied);
-        let text = |version| Start::After(self.truth.text(epoch, version));
+        let resource = client.record.resource;
+        let truth = self.truth_of(resource);
+        let newest = self.moment(Served { server: self.current, resource }).applied;
+        let text = |version| Start::After(truth.text(truth.epochs.len() - 1, version));
         match from {
             Whence::Last => client.last_version().map_or(first_start(&client.record.plan), Start::After),
             Whence::Hole => client.last_hole().map_or_else(|| self.resume_at(client, &Whence::Last), Start::After),
             Whence::Old(back) => text(newest.saturating_sub(*back).max(1)),
             Whence::Batch(pick) => {
-                let batches = self.truth.current().batches.iter();
+                let batches = truth.current().batches.iter();
                 let batches = batches.filter(|batch| batch.is_relist || batch.changes.len() > 1);
                 let inside: Vec<u64> = batches.flat_map(|batch| batch.before..=batch.after).collect();
                 match inside.get(pick % inside.len().max(1)) {
@@ -249,7 +273,8 @@ impl Harness {
 
     async fn open(&mut self, place: usize, mut client: Client, start: Start) {
         self.servers[self.current].compile(Some(client.record.plan.selection), &[]).await;
-        let (asked, min) = (self.moment(self.current), client.record.plan.min.map(|min| self.min_version(min)));
+        let served = Served { server: self.current, resource: client.record.resource };
+        let (asked, min) = (self.moment(served), client.record.plan.min.map(|min| self.min_version(served, min)));
         client.open(&mut self.servers[self.current].routes, start, min, asked);
         self.places[place] = Some(client);
         self.answer().await;
@@ -260,7 +285,7 @@ impl Harness {
         self.poll_calls(false).await;
         for place in 0..PLACES {
             for _ in 0..MANY {
-                let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.server())) else {
+                let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.served())) else {
                     break;
                 };
                 let Some(client) = &mut self.places[place] else { break };
@@ -279,7 +304,7 @@ impl Harness {
     async fn read(&mut self, place: usize, pieces: usize) {
         let mut left = pieces;
         for _ in 0..MANY {
-            let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.server())) else { return };
+            let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.served())) else { return };
             let reads = |client: &&mut Client| left > 0 && client.is_open();
             let Some(client) = self.places[place].as_mut().filter(reads) else { return };
             let was_piece = client.poll_piece(moment);
@@ -301,7 +326,7 @@ impl Harness {
 
     fn leave(&mut self, place: usize, lost: usize) {
         if let Some(mut client) = self.places[place].take() {
-            client.leave(lost, self.moment(client.server()));
+            client.leave(lost, self.moment(client.served()));
             self.records.push(client.record);
         }
     }
@@ -322,14 +347,15 @@ impl Harness {
         for place in 0..PLACES {
             self.read(place, MANY).await;
         }
-        let said = self.said();
-        for (at, server) in self.servers.iter().enumerate() {
-            if server.applied() != said {
-                return Some(format!("everybody has read everything, {said:?} was said, and {:?}", self.moment(at)));
+        for served in self.all() {
+            let said = self.said(served.resource);
+            if self.applied(served) != said {
+                let moment = self.moment(served);
+                return Some(format!("everybody has read everything, {said:?} was said, and {moment:?}"));
             }
         }
         for place in 0..PLACES {
-            let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.server())) else { continue };
+            let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.served())) else { continue };
             if let Some(client) = &mut self.places[place] {
                 client.settled(moment);
             }
@@ -352,7 +378,7 @@ impl Harness {
         }
         self.records.extend(self.places.iter_mut().filter_map(Option::take).map(|client| client.record));
         self.leave_behind().await;
-        let stats = || self.servers.iter().map(|server| server.informer.stats());
+        let stats = || self.servers.iter().flat_map(Server::informers).map(InformerHandle::stats);
         let sum = |counter: fn(&InformerStats) -> &AtomicU64| {
             stats().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
         };
@@ -364,121 +390,33 @@ impl Harness {
             deferrals: self.servers.iter().map(Server::deferrals).sum(),
             paces: self.paces,
             limits: Limits { block_timeout: self.config.block_timeout },
-            truth: self.truth,
+            truths: self.truths,
             records: self.records,
             calls: self.calls.into_iter().map(|call| call.record).collect(),
             stuck: stuck.or(self.leaked),
         }
     }
 
-    async fn wait(&mut self, time: Duration) {
-        self.rest().await;
-        let mut left = time;
-        loop {
-            // Of one that is held back it is seen for how long.
-            let is_behind = self.servers.iter().any(|server| server.applied() != self.said());
-            let step = if is_behind { left.min(SLICE) } else { left };
-            tokio::time::advance(step).await;
-            self.waited += step;
-            left -= step;
-            self.rest().await;
-            if left.is_zero() {
-                return;
-            }
-        }
-    }
-
-    /// The history and the versions that servers get to at last.
-    fn said(&self) -> (usize, u64, u64) {
-        (self.truth.epochs.len() - 1, self.truth.seen_version(), self.truth.safe_version())
-    }
-
-    /// Lets every task come to rest, and takes note of how far the server has got.
-    async fn rest(&mut self) {
-        for _ in 0..TURNS {
-            tokio::task::yield_now().await;
-            self.servers.iter().for_each(Server::fill);
-        }
-        tokio::task::yield_now().await;
-        self.turn += 1;
-        assert_eq!(self.began.elapsed(), self.waited, "only the script moves the clock");
-        for at in 0..self.servers.len() {
-            let (epoch, ..) = self.applied(at);
-            let batches = self.batches(at);
-            self.truth.applied(at, epoch, batches, self.waited);
-            let is_behind = self.servers[at].applied() != self.said();
-            self.paces.push(Pace { moment: self.moment(at), is_behind });
-        }
-        self.look(Before::verify_charges);
-    }
-
-    /// The history and the versions that a server has got to. One that never was is found by what clients are told of it.
-    fn applied(&self, at: usize) -> (usize, u64, u64) {
-        let (epoch, applied, safe) = self.servers[at].applied();
-        (epoch.min(self.truth.epochs.len() - 1), applied, safe)
-    }
-
-    /// How many batches of its history a server has applied.
-    fn batches(&self, at: usize) -> usize {
-        let (epoch, applied, safe) = self.applied(at);
-        self.truth.batches_at(at, epoch, (applied, safe, self.servers[at].changes()))
-    }
-
-    fn moment(&self, server: usize) -> Moment {
-        let (epoch, applied, _) = self.applied(server);
-        let batches = self.batches(server);
-        let safe = self.truth.epochs[epoch].safe_at(batches);
-        let is_draining = self.servers[server].is_draining();
-        let is_drained = is_draining && self.config.drain_period.is_zero();
-        Moment {
-            at: self.began.elapsed(),
-            server,
-            epoch,
-            applied,
-            batches,
-            safe,
-            is_draining,
-            silence: self.servers[server].silence(),
-            seen_at: self.servers[server].seen_at(),
-            is_drained,
-            turn: self.turn,
-        }
-    }
-
     /// Says it to all servers.
     async fn push(&mut self, upstream: Upstream) {
-        let delta = self.delta(upstream);
+        let (delta, written) = (delta::delta(self.truth(), upstream), self.written());
         for server in &mut self.servers {
-            server.push(delta.clone()).await;
+            server.resources[written].push(delta.clone()).await;
         }
     }
 
-    fn delta(&self, upstream: Upstream) -> Delta {
-        let epoch = self.truth.epochs.len() - 1;
-        let version = |number| self.truth.text(epoch, number).parse::<ResourceVersion>().unwrap();
-        let object = |held: &Held, at| {
-            let body = bytes::Bytes::from(held.body.clone());
-            Arc::new(Object::from_json(body, "unnamed", version(at)).unwrap())
-        };
-        let event = |upstream| match upstream {
-            Upstream::Put(held) => Event::Modified(object(&held, held.version)),
-            Upstream::Deleted(held, at) => Event::Deleted(object(&held, at)),
-            Upstream::NotServed(held) => Event::NotServed(object(&held, held.version)),
-            Upstream::Bookmark(at) => Event::Bookmark(version(at)),
-            Upstream::Transaction(_) | Upstream::Open(_) | Upstream::List(..) => unreachable!("it is not one event"),
-        };
-        match upstream {
-            Upstream::Put(_) | Upstream::Deleted(..) | Upstream::NotServed(_) | Upstream::Bookmark(_) => {
-                Delta::event(event(upstream))
-            }
-            Upstream::Open(said) => Delta::Changes { events: [event(*said)].into_iter().collect(), closes: false },
-            Upstream::Transaction(told) => Delta::transaction(told.into_iter().map(event)),
-            Upstream::List(held, not_served, at) => {
-                let objects = |held: Vec<Rc<Held>>| held.iter().map(|held| object(held, held.version)).collect();
-                let (objects, not_served) = (objects(held), objects(not_served));
-                Delta::Replace(List { not_served, ..List::new(objects, version(at)) })
-            }
-        }
+    /// The resource that upstream messages are of.
+    fn written(&self) -> usize {
+        if self.resource < self.truths.len() { self.resource } else { 0 }
+    }
+
+    fn truth(&self) -> &Truth {
+        &self.truths[self.written()]
+    }
+
+    fn truth_mut(&mut self) -> &mut Truth {
+        let written = self.written();
+        &mut self.truths[written]
     }
 }
 

@@ -22,6 +22,8 @@ const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) plan: Plan,
+    /// The index of its resource in [`RESOURCES`](super::ask::RESOURCES).
+    pub(crate) resource: usize,
     pub(crate) segments: Vec<Segment>,
 }
 
@@ -97,11 +99,19 @@ pub(crate) struct CallRecord {
     pub(crate) end: End,
 }
 
-/// What a server had applied at one time. Nothing happens while a client reads, so this is exact.
+/// One resource of one server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Served {
+    pub(crate) server: usize,
+    pub(crate) resource: usize,
+}
+
+/// What a server had applied of a resource at one time. Nothing happens while a client reads, so this is exact.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     pub(crate) at: Duration,
     pub(crate) server: usize,
+    pub(crate) resource: usize,
     pub(crate) epoch: usize,
     pub(crate) applied: u64,
     /// How many batches of its history, and the last version that is complete.

@@ -38,6 +38,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         30 => paged(),
         20 => awaited(),
         10 => drained(),
+        3 => unknown(),
         3 => crowded(),
         5 => long(),
     ]
@@ -270,6 +271,15 @@ fn awaited() -> Scene {
         let polls = |is_polled: bool| is_polled.then_some(Step::Poll(place));
         let then = writes.into_iter().flat_map(|(write, is_polled)| [write].into_iter().chain(polls(is_polled)));
         [Step::Ask(place, until)].into_iter().chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// Clients and calls of a resource that no server has.
+fn unknown() -> Scene {
+    let asks = prop_oneof![any_list(Just(1)), any_until()];
+    let scene = (any_place(), any_plan(), 0..CALLS, asks, 0_usize..2).prop_map(|(place, plan, call, asks, then)| {
+        vec![Step::UseUnknown, Step::Open(place, plan), Step::Ask(call, asks), Step::Use(then)]
     });
     scene.boxed()
 }

@@ -7,11 +7,11 @@ use proptest::{
     collection::vec,
     option::{of, weighted},
     prelude::*,
-    sample::select,
+    sample::{Index, select},
 };
 
 use super::{
-    ask::{Condition, Index, Min, Query, Twist},
+    ask::{self, Condition, Min, Query, Twist},
     pod::Key,
     record::Plan,
     scenes::any_scene,
@@ -32,6 +32,8 @@ pub(crate) struct Script {
 /// Small bounds, so that all of them are met.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
+    /// How many resources a server has.
+    pub(crate) resources: usize,
     pub(crate) has_lineage: bool,
     /// Of the upstream: an object has the same bytes at each list.
     pub(crate) has_stable_bodies: bool,
@@ -81,7 +83,13 @@ pub(crate) enum Step {
     Poll(usize),
     /// From now on clients go to the other server; at first it is started.
     Elsewhere,
-    /// The same, and the one where they were drains.
+    /// From now on upstream messages, clients and calls are of this resource; of the first, where there is no second.
+    Use(usize),
+    /// From now on clients and calls are of a resource that no server has.
+    UseUnknown,
+    /// Said of the other resource, if there is one.
+    Beside(Vec<(Write, u64)>),
+    /// From now on clients go to the other server, and the one where they were drains.
     Drain,
 }
 
@@ -112,7 +120,7 @@ pub(crate) enum Asked {
     List { query: Query, page_size: u32 },
     Get(Key),
     Until { selection: Selection, conditions: Vec<Condition> },
-    Values { index: Index, page_size: u32 },
+    Values { index: ask::Index, page_size: u32 },
 }
 
 /// Where a client goes on.
@@ -141,9 +149,25 @@ pub(crate) const CALLS: usize = 3;
 pub(crate) fn any_script() -> impl Strategy<Value = Script> {
     let first = vec((select(&KEYS[..]), any_app(), any_node()), 0..6);
     let first = first.prop_map(|puts| puts.into_iter().map(|(key, app, node)| Write::Put(key, app, node)).collect());
-    (any_config(), first, vec(any_scene(), 6..40), weighted(0.7, Just(()))).prop_map(
-        |(config, first, scenes, settles)| Script { config, first, steps: scenes.concat(), settles: settles.is_some() },
-    )
+    let scene = (any_scene(), weighted(0.3, any_write_beside()));
+    (any_config(), first, vec(scene, 6..40), weighted(0.7, Just(()))).prop_map(|(config, first, scenes, settles)| {
+        let is_one = config.resources == 1;
+        let scenes = scenes.into_iter().map(|(mut scene, beside)| {
+            if let Some((at, steps)) = beside.filter(|_| !is_one) {
+                let at = at.index(scene.len() + 1);
+                scene.splice(at..at, steps);
+            }
+            scene
+        });
+        Script { config, first, steps: scenes.flatten().collect(), settles: settles.is_some() }
+    })
+}
+
+/// What happens to the other resource meanwhile, somewhere in a scene; or what comes is of one of the two.
+fn any_write_beside() -> impl Strategy<Value = (Index, Vec<Step>)> {
+    let say = vec(any_write(), 1..4).prop_map(Step::Beside);
+    let step = prop_oneof![2 => say, 3 => (0_usize..2).prop_map(Step::Use)];
+    (any::<Index>(), step.prop_map(|step| vec![step]))
 }
 
 fn any_config() -> impl Strategy<Value = Config> {
@@ -158,18 +182,21 @@ fn any_config() -> impl Strategy<Value = Config> {
     };
     let padding = prop_oneof![5 => Just(0), 1 => Just(33_000)];
     let drain_period = prop_oneof![3 => Just(0), 1 => 1_u64..1000].prop_map(Duration::from_millis);
-    let versions = (weighted(0.25, Just(())), any::<bool>());
+    let versions = (weighted(0.25, Just(())), any::<bool>(), prop_oneof![3 => Just(1_usize), 1 => Just(2)]);
     (versions, history, retention, (bytes(), bytes()), 100_u64..2000, drain_period, padding).prop_map(
-        move |((lineage, has_stable_bodies), history, retention, bytes, block_ms, drain_period, padding)| Config {
-            has_lineage: lineage.is_some(),
-            has_stable_bodies,
-            history: bounds(history, bytes.0, padding),
-            // A bound of bytes comes with the history's others, as in the configuration.
-            retention: bounds(if bytes.1.is_some() { history } else { retention }, bytes.1, padding),
-            block_timeout: Duration::from_millis(block_ms),
-            drain_period,
-            has_time: block_ms % 2 == 0,
-            padding,
+        move |((lineage, has_stable_bodies, resources), history, retention, bytes, block_ms, drain_period, padding)| {
+            Config {
+                resources,
+                has_lineage: lineage.is_some(),
+                has_stable_bodies,
+                history: bounds(history, bytes.0, padding),
+                // A bound of bytes comes with the history's others, as in the configuration.
+                retention: bounds(if bytes.1.is_some() { history } else { retention }, bytes.1, padding),
+                block_timeout: Duration::from_millis(block_ms),
+                drain_period,
+                has_time: block_ms % 2 == 0,
+                padding,
+            }
         },
     )
 }
@@ -279,7 +306,7 @@ pub(super) fn any_until() -> impl Strategy<Value = Question> {
 }
 
 fn any_values() -> impl Strategy<Value = Asked> {
-    let index = select(vec![Index::App, Index::Node, Index::Namespace]);
+    let index = select(vec![ask::Index::App, ask::Index::Node, ask::Index::Namespace]);
     (index, 0_u32..4).prop_map(|(index, page_size)| Asked::Values { index, page_size })
 }
 
@@ -298,7 +325,7 @@ fn any_question(asked: impl Strategy<Value = Asked>) -> impl Strategy<Value = Qu
 
 pub(super) fn any_next_page(place: usize) -> impl Strategy<Value = Step> {
     let twist =
-        prop_oneof![12 => Just(Twist::None), 3 => (0_u8..3).prop_map(Twist::OtherQuery), 1 => Just(Twist::Garbage)];
+        prop_oneof![12 => Just(Twist::None), 4 => (0_u8..4).prop_map(Twist::OtherQuery), 1 => Just(Twist::Garbage)];
     (twist, select(vec![1_u32, 1, 2, 3, 0]), weighted(0.2, Just(()))).prop_map(move |(twist, page_size, is_slow)| {
         Step::NextPage { place, twist, page_size, is_slow: is_slow.is_some() }
     })

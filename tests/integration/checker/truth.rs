@@ -138,8 +138,8 @@ const LONG: Duration = Duration::from_secs(1000);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Truth {
-    /// A history that begins with these objects.
-    pub(crate) fn new(config: &Config, first: &[Write]) -> Self {
+    /// A history of a resource that begins with these objects.
+    pub(crate) fn new(config: &Config, first: &[Write], resource: usize) -> Self {
         let Config { has_lineage, has_stable_bodies, history: bounds, retention: window, has_time, padding, .. } =
             *config;
         let mut truth = Self {
@@ -154,8 +154,9 @@ impl Truth {
             seen: State::new(),
             last: Upstream::Bookmark(FIRST_VERSION),
             open: Vec::new(),
-            serial: 0,
-            uid: 0,
+            // No two objects are the same, whatever their resources; their versions may be.
+            serial: resource as u32 * 1_000_000,
+            uid: resource as u32 * 1_000_000,
             padding,
             has_stable_bodies,
         };

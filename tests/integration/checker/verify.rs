@@ -77,6 +77,20 @@ pub(crate) fn verify(
     Ok(())
 }
 
+/// Checks a client of a resource that no server has.
+pub(crate) fn unknown(record: &Record) -> Result<(), Violation> {
+    for segment in &record.segments {
+        let is_right = match &segment.end {
+            End::Status(status, _) => segment.is_refused && (&*status.reason, status.code) == ("RESOURCE_NOT_FOUND", 5),
+            _ => false,
+        };
+        if !is_right {
+            return Err(Violation(format!("there is no such resource: {segment:?}")));
+        }
+    }
+    Ok(())
+}
+
 /// Makes the trace of a connection under BLOCK, to be judged beside others.
 fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower<'_>, mut reads: Vec<Read>) -> Trace {
     let (mut events, mut next) = reads.last().map_or((0, 0), |read| (read.events, read.next));
@@ -86,6 +100,7 @@ fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower
     }
     Trace {
         server: joined.server,
+        resource: joined.resource,
         peer: record.plan.peer,
         length: record.plan.length as usize,
         epoch: joined.epoch,
@@ -236,7 +251,7 @@ fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<()
     Ok(())
 }
 
-/// Verifies that every history of every server has one name, and no other has it.
+/// Verifies that every history of every resource of every server has one name, and no other has it.
 pub(crate) fn histories(records: &[Record], calls: &[CallRecord]) -> Result<(), String> {
     let of_watch = |segment: &Segment| {
         let bookmarks = segment.messages.iter().filter_map(|received| received.message.bookmark.as_ref());
@@ -252,10 +267,11 @@ pub(crate) fn histories(records: &[Record], calls: &[CallRecord]) -> Result<(), 
         call.answered.map(|answered| (answered, names.collect()))
     };
     let watches = records.iter().flat_map(|record| &record.segments).filter_map(of_watch);
-    let mut found: BTreeMap<(usize, usize), String> = BTreeMap::new();
+    let mut found: BTreeMap<(usize, usize, usize), String> = BTreeMap::new();
     for (answered, names) in watches.chain(calls.iter().filter_map(of_call)) {
         for name in names {
-            let known = found.entry((answered.server, answered.epoch)).or_insert_with(|| name.clone());
+            let known =
+                found.entry((answered.server, answered.resource, answered.epoch)).or_insert_with(|| name.clone());
             if *known != name || name.is_empty() {
                 return Err(format!("a history of one server is {known:?} and {name:?}: {answered:?}"));
             }

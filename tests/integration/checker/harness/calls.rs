@@ -7,7 +7,7 @@ use super::{Harness, MANY};
 use crate::checker::{
     ask::{Ask, Min, PageOf, Query, Twist, What},
     call::Call,
-    record::{CallRecord, End},
+    record::{CallRecord, End, Served},
     script::{Asked, FORMATS, Question},
     selection::Selection,
 };
@@ -23,8 +23,9 @@ impl Harness {
             Asked::Until { selection, conditions } => What::Until { selection, conditions },
         };
         // Values are those of now.
-        let min = min.filter(|_| !matches!(what, What::Values { .. })).map(|min| self.min_version(min));
-        self.call(place, Ask { what, format, min, deadline }, is_slow).await;
+        let served = Served { server: self.current, resource: self.resource };
+        let min = min.filter(|_| !matches!(what, What::Values { .. })).map(|min| self.min_version(served, min));
+        self.call(place, Ask { resource: self.resource, what, format, min, deadline }, is_slow).await;
     }
 
     /// Asks for the page after the one that was read in a place, if there is one.
@@ -33,13 +34,21 @@ impl Harness {
         let record = &self.calls[previous].record;
         let (What::List { query, .. }, Some(token)) = (&record.ask.what, next_page_token(record)) else { return };
         let (mut query, mut ask) = (*query, record.ask.clone());
+        let twist = match twist {
+            Twist::OtherQuery(2..) => Twist::OtherQuery(if self.truths.len() > 1 { 2 } else { 3 }),
+            twist => twist,
+        };
         match twist {
             Twist::OtherQuery(0) => {
                 let at = FORMATS.iter().position(|format| *format == ask.format).unwrap_or_default();
                 ask.format = FORMATS[(at + 1) % FORMATS.len()];
             }
-            Twist::OtherQuery(1) if ask.min.is_none() => ask.min = Some(self.min_version(Min::Near(0))),
+            Twist::OtherQuery(1) if ask.min.is_none() => {
+                let served = Served { server: self.current, resource: ask.resource };
+                ask.min = Some(self.min_version(served, Min::Near(0)));
+            }
             Twist::OtherQuery(1) => ask.min = None,
+            Twist::OtherQuery(2) => ask.resource = 1 - ask.resource,
             Twist::OtherQuery(_) => {
                 let at = Selection::LISTED.iter().position(|listed| *listed == query.selection).unwrap_or_default();
                 query = Query { selection: Selection::LISTED[(at + 1) % Selection::LISTED.len()], ..query };
@@ -57,7 +66,7 @@ impl Harness {
         let (selection, conditions) = ask.compiled();
         self.servers[self.current].compile(selection, conditions).await;
         self.rest().await;
-        let moment = self.moment(self.current);
+        let moment = self.moment(Served { server: self.current, resource: ask.resource });
         self.calls.push(Call::new(&mut self.servers[self.current].routes, ask, is_slow, moment));
         let at = self.calls.len() - 1;
         self.asking[place] = Some(at);
@@ -94,7 +103,8 @@ impl Harness {
             if left == 0 || self.calls[at].is_over() {
                 return;
             }
-            let moment = self.moment(self.calls[at].record.asked.server);
+            let CallRecord { ask, asked, .. } = &self.calls[at].record;
+            let moment = self.moment(Served { server: asked.server, resource: ask.resource });
             let was_something = self.calls[at].poll(moment);
             left -= usize::from(was_something);
             self.rest().await;
@@ -106,11 +116,12 @@ impl Harness {
     }
 
     /// A version that a state is to be as new as.
-    pub(super) fn min_version(&self, min: Min) -> String {
+    pub(super) fn min_version(&self, served: Served, min: Min) -> String {
         match min {
             Min::Near(distance) => {
-                let near = self.moment(self.current).applied.saturating_add_signed(distance).max(1);
-                self.truth.text(self.truth.epochs.len() - 1, near)
+                let near = self.moment(served).applied.saturating_add_signed(distance).max(1);
+                let truth = self.truth_of(served.resource);
+                truth.text(truth.epochs.len() - 1, near)
             }
             Min::Foreign => "elsewhere.7".to_owned(),
         }

@@ -10,7 +10,9 @@ use std::{
 };
 
 use informerd::{
+    cache::InformerHandle,
     census::{Count, Kind, alive},
+    grpc::WireFrame,
     watch::BroadcasterStats,
 };
 
@@ -40,7 +42,7 @@ impl Before {
 
     /// Compares what the servers are charged with and what they hold.
     pub(super) fn verify_charges(&self, servers: &[Server]) -> Result<(), String> {
-        let charged = servers.iter().map(|server| server.informer.stats().history_bytes.load(Ordering::Relaxed));
+        let charged = informers(servers).map(|informer| informer.stats().history_bytes.load(Ordering::Relaxed));
         let (charged, [runs, _, records]) = (charged.sum::<u64>(), self.since());
         if cfg!(debug_assertions) && i64::try_from(charged) != Ok(records.size) {
             return Err(format!("the histories are charged with {charged} bytes, and hold {records:?}"));
@@ -111,6 +113,10 @@ impl Harness {
 }
 
 fn sum(servers: &[Server], gauge: fn(&BroadcasterStats) -> &AtomicU64) -> u64 {
-    let stats = servers.iter().filter_map(|server| server.informer.watch_stats());
+    let stats = informers(servers).filter_map(InformerHandle::watch_stats);
     stats.map(|stats| gauge(&stats).load(Ordering::Relaxed)).sum()
+}
+
+fn informers(servers: &[Server]) -> impl Iterator<Item = &InformerHandle<WireFrame>> {
+    servers.iter().flat_map(Server::informers)
 }

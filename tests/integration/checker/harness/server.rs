@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -11,7 +14,7 @@ use informerd::{
     grpc::{Body, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
-    watch::{BroadcasterConfig, BulkThreads, FullChannelPolicy, QueueOptions, Retention},
+    watch::{BroadcasterConfig, BroadcasterStats, BulkThreads, FullChannelPolicy, QueueOptions, Retention},
 };
 use prost::Message;
 use prost_types::Timestamp;
@@ -21,23 +24,31 @@ use tower::Service as _;
 
 use super::FUTURE_WAIT;
 use crate::checker::{
-    ask::Condition,
+    ask::{Condition, RESOURCES},
     client::{framed, status},
     script::{Config, DEFAULT_BOOKMARK_INTERVAL, SILENCE},
     selection::Selection,
     truth::Bounds,
 };
 
+/// More pieces of work than there ever are at one time.
+const MANY_PIECES: usize = 100_000;
+
 pub(super) struct Server {
-    pub(super) informer: InformerHandle<WireFrame>,
+    pub(super) resources: Vec<Resource>,
     pub(super) lifecycle: Lifecycle,
     pub(super) routes: Routes,
-    /// The history in which it began.
-    pub(super) first_epoch: usize,
-    /// Threads for what its writer has no time for; the harness does their work.
+    /// Threads for what its writers have no time for; the harness does their work.
     threads: Arc<BulkThreads>,
     /// The expressions and conditions that it has compiled.
     compiled: HashSet<(&'static str, String)>,
+}
+
+/// One resource of a server.
+pub(super) struct Resource {
+    informer: InformerHandle<WireFrame>,
+    /// The history in which it began.
+    first_epoch: usize,
     fifo: Arc<RealFifo>,
     health: SourceHealth,
     /// When it was last told anything; none when its upstream is gone for certain.
@@ -45,91 +56,34 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// One that has not been told anything yet.
-    pub(super) fn start(config: &Config, first_epoch: usize) -> Self {
-        let Config { has_stable_bodies, has_time, history, retention, block_timeout, drain_period, .. } = *config;
-        let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
-        let indexers = Indexers::new([
-            ("node".to_owned(), path(".spec.nodeName")),
-            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
-        ]);
-        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-        let health = SourceHealth::new(SILENCE[0], SILENCE[1]);
-        let bound = |Bounds { age, events, bytes }| Retention { events, size: bytes, age };
-        let (retention, selection_budget) = (bound(retention), Duration::ZERO);
-        let broadcaster =
-            BroadcasterConfig { retention, block_timeout, selection_budget, ..BroadcasterConfig::default() };
-        let config = InformerConfig {
-            indexers: Arc::new(indexers.unwrap()),
-            broadcaster,
-            history: bound(history),
-            evidence: if has_stable_bodies { Evidence::Bytes } else { Evidence::Listed },
-            batch_window: Duration::ZERO,
-        };
-        let (mut task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
+    /// One that has not been told anything yet. Each of its resources begins in a history.
+    pub(super) fn start(config: &Config, first_epochs: &[usize]) -> Self {
         let threads = Arc::new(BulkThreads::start(0).unwrap());
-        if !has_time {
-            task = task.deferring_to(&threads);
-        }
-        drop(tokio::spawn(task.run()));
-
-        let resource = ServedResource {
-            name: "pods".to_owned(),
+        let start = |first_epoch: &usize| Resource::start(config, *first_epoch, &threads);
+        let resources: Vec<Resource> = first_epochs.iter().map(start).collect();
+        let served = resources.iter().zip(RESOURCES).map(|(resource, name)| ServedResource {
+            name: name.to_owned(),
             source: "test",
             optional: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
-            informer: informer.clone(),
-        };
-        let config = ServiceConfig {
-            allowed_policies: vec![
-                FullChannelPolicy::Drop,
-                FullChannelPolicy::Block,
-                FullChannelPolicy::Replay,
-                FullChannelPolicy::Coalesce,
-            ],
-            max_queue_length: 65_536,
-            bookmark_interval: DEFAULT_BOOKMARK_INTERVAL,
-            drain_period,
-            evicted_grace: Duration::from_secs(5),
-            future_wait: FUTURE_WAIT,
-            max_watchers: 1000,
-            compilations: 4096,
-            page_snapshots: 16,
-            peer_share: 100,
-            request_bytes: 64 << 10,
-            request_timeout: Duration::from_secs(10),
-            bulk_streams: 1,
-            struct_bytes: 1 << 20,
-            memory: 1 << 30,
-            expression_steps: 10_000,
-        };
+            informer: resource.informer.clone(),
+        });
+        let config = service_config(config.drain_period);
         let lifecycle = Lifecycle::default();
-        let service = Service::new([resource], config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
+        let service = Service::new(served, config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
         let routes = Routes::new(service.clone());
         drop(tokio::spawn(service.run()));
-        Self {
-            informer,
-            lifecycle,
-            routes,
-            first_epoch,
-            threads,
-            compiled: HashSet::new(),
-            fifo,
-            health,
-            heard_at: None,
-        }
+        Self { resources, lifecycle, routes, threads, compiled: HashSet::new() }
     }
 
-    pub(super) async fn push(&mut self, delta: Delta) {
-        self.health.alive();
-        self.heard_at = Some(Instant::now());
-        self.fifo.push(delta).await;
+    pub(super) fn informers(&self) -> impl Iterator<Item = &InformerHandle<WireFrame>> {
+        self.resources.iter().map(|resource| &resource.informer)
     }
 
     /// Has the expression of a selection and conditions compiled ahead of the call that has them. That is done on another thread,
     /// in its own time, and so a call that waits for it would not have come to rest when everything else has.
     pub(super) async fn compile(&mut self, selection: Option<Selection>, conditions: &[Condition]) {
-        let resource = "pods".to_owned();
+        let resource = RESOURCES[0].to_owned();
         let expression = selection.map(Selection::expression).unwrap_or_default();
         if !expression.is_empty() && self.compiled.insert(("expression", expression.clone())) {
             let message = pb::ListRequest { resource: resource.clone(), expression, ..Default::default() };
@@ -157,6 +111,67 @@ impl Server {
         answer
     }
 
+    pub(super) fn is_draining(&self) -> bool {
+        self.lifecycle.draining.is_cancelled()
+    }
+
+    /// Does what its writer has no time for.
+    pub(super) fn fill(&self) {
+        let pieces = (0..MANY_PIECES).take_while(|_| self.threads.run_one()).count();
+        assert!(pieces < MANY_PIECES, "threads never come to rest");
+    }
+
+    /// Returns the number of times that it had no time for a group.
+    pub(super) fn deferrals(&self) -> u64 {
+        self.sum(|stats| &stats.deferrals)
+    }
+
+    /// Full queues under BLOCK that nobody waited for.
+    pub(super) fn denied(&self) -> u64 {
+        self.sum(|stats| &stats.denied)
+    }
+
+    fn sum(&self, counter: fn(&BroadcasterStats) -> &AtomicU64) -> u64 {
+        let stats = self.informers().filter_map(InformerHandle::watch_stats);
+        stats.map(|stats| counter(&stats).load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Resource {
+    fn start(config: &Config, first_epoch: usize, threads: &Arc<BulkThreads>) -> Self {
+        let Config { has_stable_bodies, has_time, history, retention, block_timeout, .. } = *config;
+        let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
+        let indexers = Indexers::new([
+            ("node".to_owned(), path(".spec.nodeName")),
+            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
+        ]);
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let health = SourceHealth::new(SILENCE[0], SILENCE[1]);
+        let bound = |Bounds { age, events, bytes }| Retention { events, size: bytes, age };
+        let (retention, selection_budget) = (bound(retention), Duration::ZERO);
+        let broadcaster =
+            BroadcasterConfig { retention, block_timeout, selection_budget, ..BroadcasterConfig::default() };
+        let config = InformerConfig {
+            indexers: Arc::new(indexers.unwrap()),
+            broadcaster,
+            history: bound(history),
+            evidence: if has_stable_bodies { Evidence::Bytes } else { Evidence::Listed },
+            batch_window: Duration::ZERO,
+        };
+        let (mut task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
+        if !has_time {
+            task = task.deferring_to(threads);
+        }
+        drop(tokio::spawn(task.run()));
+        Self { informer, first_epoch, fifo, health, heard_at: None }
+    }
+
+    pub(super) async fn push(&mut self, delta: Delta) {
+        self.health.alive();
+        self.heard_at = Some(Instant::now());
+        self.fifo.push(delta).await;
+    }
+
     /// Its upstream is gone for certain.
     pub(super) fn lose(&mut self) {
         self.health.lost();
@@ -173,10 +188,6 @@ impl Server {
         self.health.report().seen_at.map(Timestamp::from)
     }
 
-    pub(super) fn is_draining(&self) -> bool {
-        self.lifecycle.draining.is_cancelled()
-    }
-
     /// The history and the version that it has got to, and the one that it would have others resume from.
     pub(super) fn applied(&self) -> (usize, u64, u64) {
         let number = |version: &ResourceVersion| u64::try_from(version.number()).unwrap();
@@ -186,23 +197,35 @@ impl Server {
         (self.first_epoch + rewinds, version, safe)
     }
 
-    /// Does what its writer has no time for.
-    pub(super) fn fill(&self) {
-        while self.threads.run_one() {}
-    }
-
-    /// Returns the number of times that it had no time for a group.
-    pub(super) fn deferrals(&self) -> u64 {
-        self.informer.watch_stats().map_or(0, |stats| stats.deferrals.load(Ordering::Relaxed))
-    }
-
     /// How many changes it has applied.
     pub(super) fn changes(&self) -> u64 {
         self.informer.stats().changes.load(Ordering::Relaxed)
     }
+}
 
-    /// Full queues under BLOCK that nobody waited for.
-    pub(super) fn denied(&self) -> u64 {
-        self.informer.watch_stats().map_or(0, |stats| stats.denied.load(Ordering::Relaxed))
+/// As the program has it by default, but for what takes long there.
+fn service_config(drain_period: Duration) -> ServiceConfig {
+    ServiceConfig {
+        allowed_policies: vec![
+            FullChannelPolicy::Drop,
+            FullChannelPolicy::Block,
+            FullChannelPolicy::Replay,
+            FullChannelPolicy::Coalesce,
+        ],
+        max_queue_length: 65_536,
+        bookmark_interval: DEFAULT_BOOKMARK_INTERVAL,
+        drain_period,
+        evicted_grace: Duration::from_secs(5),
+        future_wait: FUTURE_WAIT,
+        max_watchers: 1000,
+        compilations: 4096,
+        page_snapshots: 16,
+        peer_share: 100,
+        request_bytes: 64 << 10,
+        request_timeout: Duration::from_secs(10),
+        bulk_streams: 1,
+        struct_bytes: 1 << 20,
+        memory: 1 << 30,
+        expression_steps: 10_000,
     }
 }
