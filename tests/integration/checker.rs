@@ -101,6 +101,8 @@ struct Totals {
     future_versions: u64,
     settled: u64,
     rewinds: u64,
+    /// Clients that came back with a version that they had said to be of a history that was given up.
+    other_histories: u64,
     /// Objects that could no longer be served, live and at a relist.
     not_served: u64,
     not_listed: u64,
@@ -154,6 +156,7 @@ impl Totals {
             refused("RESOURCE_VERSION_TOO_LARGE", segment)
                 || segment.answered.is_some_and(|answered| answered.at > segment.asked.at)
         });
+        self.other_histories += count(&|segment| refused("HISTORY_CHANGED", segment));
         self.settled += count(&|segment| segment.settled.is_some());
     }
 
@@ -175,6 +178,7 @@ impl Totals {
             deferrals,
             expired_versions,
             rewinds,
+            other_histories,
             not_served,
             not_listed,
             told,
@@ -199,6 +203,7 @@ impl Totals {
             ("group that the writer had no time for", deferrals),
             ("expired version", expired_versions),
             ("rewind", rewinds),
+            ("version of another history", other_histories),
             ("stream that was told of a rewind", &told.rewinds),
             ("object that can no longer be served", not_served),
             ("object that can no longer be served, found at a relist", not_listed),
@@ -318,27 +323,42 @@ fn plain_plan() -> Plan {
         length: 5,
         peer: 1,
         sends_initial_events: true,
+        tells_history: false,
         bookmark_interval: None,
         timeout: None,
         min: None,
     }
 }
 
-/// Under COALESCE a client merges without its group, and goes on when threads have not kept that up with the history.
-#[test]
-fn a_client_that_merges_goes_on_without_its_group() {
+/// One client under COALESCE that does not read, for whose group threads come too late when much is written at once. Before it reads
+/// there are so many more writes.
+fn outlives_its_group(more: usize) -> Script {
     let few = |events| Bounds { events, ..wide_config().history };
     // Of large bodies each cycle of the writer has two.
     let config = ScriptConfig { has_time: false, padding: 33_000, history: few(3), retention: few(1), ..wide_config() };
     let (policy, selection) = (pb::FullChannelPolicy::Coalesce, Selection::Expression);
     let plan = Plan { policy, selection, length: 1, sends_initial_events: false, ..plain_plan() };
     let say = |count: usize| Step::Say((0..count).map(|_| (put(("shop", "a")), 1)).collect());
-    let steps = [Step::Open(0, plan), Step::Read(0, 9), say(2), say(12), say(1), Step::Read(0, 9)];
-    let script = Script { config, first: Vec::new(), steps: steps.into(), settles: true };
+    let steps = [Step::Open(0, plan), Step::Read(0, 9), say(2), say(12), say(more), Step::Read(0, 9)];
+    Script { config, first: Vec::new(), steps: steps.into(), settles: true }
+}
+
+/// Under COALESCE a client merges without its group, and goes on when threads have not kept that up with the history.
+#[test]
+fn a_client_that_merges_goes_on_without_its_group() {
+    let script = outlives_its_group(1);
     check(&script, &mut Totals::default()).unwrap();
     let run = harness::run(&script);
     let [segment] = &*run.records[0].segments else { panic!("it has come back") };
     assert!(matches!(&segment.end, End::Status(status, _) if status.reason == "DRAINING"), "{:?}", segment.end);
+}
+
+/// The history goes on when nothing is published any more, because the only group has ended.
+#[test]
+fn threads_that_merge_rest_when_all_groups_have_ended() {
+    for more in 2..20 {
+        check(&outlives_its_group(more), &mut Totals::default()).unwrap();
+    }
 }
 
 /// A late change is told again at a server that saw it come, and not at one that began with it, whether the client has it or not.

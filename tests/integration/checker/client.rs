@@ -22,7 +22,7 @@ use tower::Service;
 
 use super::{
     ask::RESOURCES,
-    record::{End, Moment, Plan, Received, Record, Segment, Served, Start, Status},
+    record::{End, History, Moment, Plan, Received, Record, Segment, Served, Start, Status},
 };
 
 pub(crate) struct Client {
@@ -70,7 +70,11 @@ impl Client {
     }
 
     pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, min: Option<String>, asked: Moment) {
-        let message = request(&self.record, &start, min.clone()).encode_to_vec();
+        let history =
+            self.last_history().filter(|_| matches!(start, Start::After(_)) && self.record.plan.tells_history);
+        let mut message = request(&self.record, &start, min.clone());
+        message.history = history.as_ref().map(|history| history.name.clone()).unwrap_or_default();
+        let message = message.encode_to_vec();
         let mut request = http::Request::post("/informerd.v1.InformerService/Watch")
             .header("content-type", "application/grpc")
             .body(framed(&message))
@@ -81,6 +85,7 @@ impl Client {
         self.record.segments.push(Segment {
             start,
             min,
+            history,
             asked,
             waited: None,
             answered: None,
@@ -112,6 +117,14 @@ impl Client {
             }
             _ => told.into_iter().find(|version| !version.is_empty()).cloned(),
         }
+    }
+
+    /// The history that its last connection was told of.
+    fn last_history(&self) -> Option<History> {
+        let last = self.record.segments.last()?;
+        let Moment { server, epoch, .. } = last.answered?;
+        let mut told = last.messages.iter().filter_map(|received| received.message.bookmark.as_ref());
+        told.next_back().map(|bookmark| History { name: bookmark.history.clone(), server, epoch })
     }
 
     pub(crate) fn last_hole(&self) -> Option<String> {

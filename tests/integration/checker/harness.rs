@@ -192,6 +192,17 @@ impl Harness {
                 let list = self.truth_mut().rewind(*back, *keep);
                 self.push(list).await;
             }
+            Step::Relisted(unseen, step) => {
+                for (write, step) in unseen {
+                    self.truth_mut().write(write, *step);
+                }
+                let told = self.truth_mut().relisted(*step);
+                self.push(told).await;
+            }
+            Step::Rewrite(ahead, keep, is_said) => {
+                let list = self.truth_mut().rewrite(*ahead, *keep, *is_said);
+                self.push(list).await;
+            }
             Step::Lose => {
                 let written = self.written();
                 self.servers.iter_mut().for_each(|server| server.resources[written].lose());

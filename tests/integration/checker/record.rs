@@ -41,6 +41,8 @@ pub(crate) struct Plan {
     /// None for the server's default.
     pub(crate) bookmark_interval: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
+    /// When it comes back, it says of which history its version is.
+    pub(crate) tells_history: bool,
     /// From which state on, at each of its connections.
     pub(crate) min: Option<Min>,
 }
@@ -58,6 +60,8 @@ pub(crate) struct Segment {
     pub(crate) start: Start,
     /// Not before this.
     pub(crate) min: Option<String>,
+    /// What it says of the history of its version.
+    pub(crate) history: Option<History>,
     pub(crate) asked: Moment,
     /// When it was seen, last, that there is no answer yet.
     pub(crate) waited: Option<Moment>,
@@ -75,6 +79,14 @@ pub(crate) struct Segment {
     pub(crate) end: End,
     /// How many messages had come when writes had stopped and everything had been read.
     pub(crate) settled: Option<(usize, Moment)>,
+}
+
+/// A history, as a server has named it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct History {
+    pub(crate) name: String,
+    pub(crate) server: usize,
+    pub(crate) epoch: usize,
 }
 
 #[derive(Debug, Clone, PartialEq)]

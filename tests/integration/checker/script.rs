@@ -60,6 +60,10 @@ pub(crate) enum Step {
     /// A list, after what nobody was told of.
     Relist(Vec<(Write, u64)>, u64),
     Rewind(u64, u8),
+    /// A list of the upstream's own, after what nobody was told of, as a relay is told it.
+    Relisted(Vec<(Write, u64)>, u64),
+    /// Another history, so many versions ahead: with which objects, and whether the upstream says so or its list shows it.
+    Rewrite(i64, u8, bool),
     /// It is gone for certain, until it says something.
     Lose,
     /// A new client, in the place of another.
@@ -261,6 +265,7 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
             length,
             peer,
             sends_initial_events: sends_initial_events.is_some(),
+            tells_history: peer == 1,
             bookmark_interval,
             timeout: timeout.map(Duration::from_millis),
             min,
@@ -355,6 +360,8 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         4 => any_open(),
         1 => any_reconnect(),
         1 => (prop_oneof![1_u64..4, 1..20_u64], any::<u8>()).prop_map(|(back, keep)| Step::Rewind(back, keep)),
+        2 => (vec(any_write(), 0..5), 0_u64..4).prop_map(|(unseen, step)| Step::Relisted(unseen, step)),
+        1 => (-12_i64..12, any::<u8>(), any::<bool>()).prop_map(|(ahead, keep, says)| Step::Rewrite(ahead, keep, says)),
         1 => Just(Step::Lose),
         6 => (place(), any_plan()).prop_map(|(place, plan)| Step::Open(place, plan)),
         16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),

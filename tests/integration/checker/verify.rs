@@ -16,7 +16,7 @@ use super::{
     expect::Expected,
     follow::{Follower, Tally},
     pod::Held,
-    record::{CallRecord, End, Moment, Plan, Received, Record, Segment, Start, Status},
+    record::{CallRecord, End, History, Moment, Plan, Received, Record, Segment, Start, Status},
     truth::{State, Truth},
 };
 
@@ -173,6 +173,9 @@ fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Opt
         _ => None,
     };
     let Some(refusal) = refusal else {
+        if is_of_another_history(segment, moment) {
+            return Err("it was joined, and its version is of another history".to_owned());
+        }
         match min_reached(truth, segment, moment).and_then(|()| should_begin(truth, segment, moment)) {
             Ok(()) => return Ok(Some(moment)),
             Err(reason) => return Err(format!("it was joined, and had to be refused: {reason}")),
@@ -181,6 +184,7 @@ fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Opt
     let waited = moment.since(&segment.asked);
     let is_right = match refusal.reason.as_str() {
         "DRAINING" => moment.is_draining && refusal.code == 14,
+        "HISTORY_CHANGED" => is_of_another_history(segment, moment) && refusal.code == 11,
         "RESOURCE_VERSION_EXPIRED" => {
             expired_details(truth, refusal, moment)?;
             may_be_expired(truth, segment, moment) && refusal.code == 11
@@ -199,6 +203,12 @@ fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Opt
     if is_right { Ok(None) } else { Err(format!("it was refused: {refusal:?}, {moment:?}, after {waited:?}")) }
 }
 
+/// Returns whether the server has told the client itself that its version is of a history that has been given up.
+fn is_of_another_history(segment: &Segment, moment: Moment) -> bool {
+    let is_another = |history: &History| history.server == moment.server && history.epoch != moment.epoch;
+    segment.history.as_ref().is_some_and(is_another)
+}
+
 /// How long the state that a watch is not to start before is awaited.
 const MIN_WAIT: Duration = Duration::from_secs(10);
 
@@ -214,6 +224,10 @@ fn min_reached(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &
 
 /// Whether nothing has to be awaited any more.
 fn may_be_answered(truth: &Truth, segment: &Segment, moment: Moment, future_wait: Duration) -> bool {
+    // A rewrite in the time for which a version is awaited is noticed when that ends.
+    if is_of_another_history(segment, segment.asked) {
+        return true;
+    }
     let waited = moment.since(&segment.asked);
     let too_large = Err("RESOURCE_VERSION_TOO_LARGE");
     if min_reached(truth, segment, moment) == too_large {

@@ -4,7 +4,7 @@ use std::{rc::Rc, sync::Arc};
 
 use informerd::{
     cache::{Delta, List},
-    model::{Event, Object, ResourceVersion},
+    model::{Cause, Event, Object, ResourceVersion},
 };
 
 use crate::checker::{
@@ -20,12 +20,16 @@ pub(super) fn delta(truth: &Truth, upstream: Upstream) -> Delta {
         let body = bytes::Bytes::from(held.body.clone());
         Arc::new(Object::from_json(body, "unnamed", version(at)).unwrap())
     };
+    let list = |held: Vec<Rc<Held>>, not_served: Vec<Rc<Held>>, at| {
+        let objects = |held: Vec<Rc<Held>>| held.iter().map(|held| object(held, held.version)).collect();
+        List { not_served: objects(not_served), ..List::new(objects(held), version(at)) }
+    };
     let event = |upstream| match upstream {
         Upstream::Put(held) => Event::Modified(object(&held, held.version)),
         Upstream::Deleted(held, at) => Event::Deleted(object(&held, at)),
         Upstream::NotServed(held) => Event::NotServed(object(&held, held.version)),
         Upstream::Bookmark(at) => Event::Bookmark(version(at)),
-        Upstream::Transaction(_) | Upstream::Open(_) | Upstream::List(..) => unreachable!("it is not one event"),
+        _ => unreachable!("it is not one event"),
     };
     match upstream {
         Upstream::Put(_) | Upstream::Deleted(..) | Upstream::NotServed(_) | Upstream::Bookmark(_) => {
@@ -33,10 +37,8 @@ pub(super) fn delta(truth: &Truth, upstream: Upstream) -> Delta {
         }
         Upstream::Open(said) => Delta::Changes { events: [event(*said)].into_iter().collect(), closes: false },
         Upstream::Transaction(told) => Delta::transaction(told.into_iter().map(event)),
-        Upstream::List(held, not_served, at) => {
-            let objects = |held: Vec<Rc<Held>>| held.iter().map(|held| object(held, held.version)).collect();
-            let (objects, not_served) = (objects(held), objects(not_served));
-            Delta::Replace(List { not_served, ..List::new(objects, version(at)) })
-        }
+        Upstream::List(held, not_served, at) => Delta::Replace(list(held, not_served, at)),
+        Upstream::Rewritten(held, not_served, at) => Delta::Rewind(list(held, not_served, at)),
+        Upstream::Relisted(told) => Delta::Relist(told.into_iter().map(event).collect(), Cause::Inferred),
     }
 }
