@@ -406,6 +406,8 @@ fn the_checker_knows_nothing_of_the_server() {
         ("record", include_str!("checker/record.rs")),
         ("selection", include_str!("checker/selection.rs")),
         ("truth", include_str!("checker/truth.rs")),
+        ("epoch", include_str!("checker/truth/epoch.rs")),
+        ("lists", include_str!("checker/truth/lists.rs")),
         ("untils", include_str!("checker/untils.rs")),
         ("verify", include_str!("checker/verify.rs")),
     ];

@@ -1,0 +1,84 @@
+//! One history: its batches, the states after them, and how far back a server keeps them.
+
+use std::{rc::Rc, time::Duration};
+
+use super::{Batch, Bounds, Change, Epoch, SERVERS, State};
+use crate::checker::{record::Moment, selection::Selection};
+
+impl Batch {
+    /// What a history is charged with for it: the states that it replaced, which nobody else keeps, and a little for each change.
+    fn bytes(&self) -> usize {
+        const OF_EACH: usize = 256;
+        self.changes.iter().map(|change| OF_EACH + change.old.as_ref().map_or(0, |old| old.body.len())).sum()
+    }
+
+    pub(super) fn new(before: u64, after: u64, changes: Vec<Change>) -> Self {
+        Self { before, after, changes, is_relist: false, is_open: false, applied_at: [None; SERVERS] }
+    }
+
+    /// Where one resumes who has seen all of it.
+    pub(crate) fn safe(&self) -> u64 {
+        if self.is_open { self.before } else { self.after }
+    }
+
+    /// It came at a version that was complete before.
+    pub(crate) fn is_late(&self) -> bool {
+        self.before == self.after && !self.changes.is_empty()
+    }
+}
+
+impl Epoch {
+    /// How many batches somebody has who was told everything up to a version. What came late may be missing.
+    pub(super) fn passed(&self, version: u64) -> usize {
+        let is_passed = |batch: &Batch| batch.after < version || batch.after == version && !batch.is_late();
+        self.batches.iter().take_while(|batch| is_passed(batch)).count()
+    }
+
+    /// The last version that is complete after so many batches.
+    pub(crate) fn safe_at(&self, batches: usize) -> u64 {
+        batches.checked_sub(1).map_or(self.start, |last| self.batches[last].safe())
+    }
+
+    /// The state after so many batches, restricted to a selection.
+    pub(crate) fn state_at(&self, batches: usize, selection: Selection) -> State {
+        let mut state = self.state.clone();
+        for change in self.batches[..batches].iter().flat_map(|batch| &batch.changes) {
+            match (&change.old, &change.new) {
+                (_, Some(new)) => drop(state.insert(new.pod.key, Rc::clone(new))),
+                (Some(old), None) => drop(state.remove(&old.pod.key)),
+                (None, None) => {}
+            }
+        }
+        state.retain(|_, held| selection.matches(&held.pod));
+        state
+    }
+
+    /// The oldest version that is kept by the letter of the bounds by a server that began at `start`, after the `first`
+    /// batches. All of one version goes together, and one at which more may come stays.
+    pub(super) fn oldest(&self, bounds: Bounds, (start, first): (u64, usize), moment: &Moment) -> u64 {
+        let is_kept = |batch: &&Batch| !batch.changes.is_empty() || (batch.is_relist && batch.before != batch.after);
+        let kept: Vec<&Batch> =
+            self.batches[first.min(moment.batches)..moment.batches].iter().filter(is_kept).collect();
+        let mut oldest = start;
+        let mut rest = &kept[..];
+        while let Some(batch) = rest.first() {
+            let newer: usize = rest.iter().map(|batch| batch.changes.len()).sum();
+            let bytes: usize = rest.iter().map(|batch| batch.bytes()).sum();
+            let age = batch.applied_at[moment.server].map_or(Duration::ZERO, |at| moment.at.saturating_sub(at));
+            rest = &rest[rest.iter().take_while(|other| other.after == batch.after).count()..];
+            let is_newest = rest.is_empty();
+            let is_needed = is_newest && batch.after > moment.safe;
+            // Only age drops the newest, however large it is.
+            if !is_needed && (age > bounds.age || (!is_newest && (newer > bounds.events || bytes > bounds.bytes))) {
+                oldest = batch.after;
+            }
+        }
+        oldest
+    }
+
+    /// Strictly inside a relist: an object that was created and deleted there is in neither state.
+    pub(super) fn is_in_gap(&self, version: u64, batches: usize) -> bool {
+        let is_around = |batch: &Batch| batch.is_relist && batch.before < version && version < batch.after;
+        self.batches[..batches].iter().any(is_around)
+    }
+}

@@ -1,0 +1,140 @@
+//! Lists of the upstream: those that go on with its history, and those that begin another one.
+
+use std::rc::Rc;
+
+use informerd::proto::pb::Cause;
+
+use super::{Batch, Change, Truth, Upstream};
+use crate::checker::pod::{Held, Pod};
+
+impl Truth {
+    /// Lists, after what nobody was told of.
+    pub(crate) fn relist(&mut self, step: u64) -> Upstream {
+        let (before, after) = (self.safe_version(), self.version + step);
+        self.version = after;
+        let existing = |old: &Rc<Held>| self.world.get(&old.pod.key).filter(|new| new.pod.uid == old.pod.uid);
+        let deletion = |old: &Rc<Held>| {
+            let cause = if existing(old).is_some() { Cause::NotServed } else { Cause::Inferred };
+            Change { old: Some(Rc::clone(old)), new: None, version: after, cause }
+        };
+        let is_listed = |old: &Rc<Held>| self.world.get(&old.pod.key).is_some_and(|new| new.is_served);
+        let vanished = self.seen.values().filter(|old| !is_listed(old));
+        let replaced = self.seen.values().filter(|old| is_listed(old) && existing(old).is_none());
+        let mut changes: Vec<Change> = vanished.chain(replaced).map(deletion).collect();
+        let (mut listed, not_served) = (Vec::new(), self.not_served());
+        for new in self.world.values_mut().filter(|new| new.is_served) {
+            let old = self.seen.get(&new.pod.key);
+            let is_unchanged = old.is_some_and(|old| old.body == new.body);
+            if self.has_lineage {
+                // Such a source has no versions of objects: everything is as old as its list.
+                let at_list = Rc::new(Held { version: after, ..Held::clone(new) });
+                listed.push(Rc::clone(&at_list));
+                *new = if is_unchanged { Rc::clone(old.expect("it is the same")) } else { at_list };
+            } else {
+                listed.push(Rc::clone(new));
+            }
+            if !is_unchanged {
+                let old = old.filter(|old| old.pod.uid == new.pod.uid).cloned();
+                changes.push(Change {
+                    old,
+                    new: Some(Rc::clone(new)),
+                    version: new.version,
+                    cause: Cause::Unspecified,
+                });
+            }
+        }
+        self.seen = self.served();
+        // Without a version of its own it comes at one that was complete before.
+        self.push(Batch { is_relist: true, is_open: before == after, ..Batch::new(before, after, changes) });
+        self.open.clear();
+        self.last = Upstream::Bookmark(after);
+        Upstream::List(listed, not_served, after)
+    }
+
+    /// Says the result of a list of the upstream's own, as a relay is told it, after what nobody was told of.
+    pub(crate) fn relisted(&mut self, step: u64) -> Upstream {
+        let (before, after) = (self.safe_version(), self.version + step);
+        self.version = after;
+        let (mut told, mut changes) = (Vec::new(), Vec::new());
+        let gone = |old: &Rc<Held>, version, cause| Change { old: Some(Rc::clone(old)), new: None, version, cause };
+        for old in self.seen.values() {
+            match self.world.get(&old.pod.key) {
+                None => {
+                    told.push(Upstream::Deleted(Rc::clone(old), after));
+                    changes.push(gone(old, after, Cause::Inferred));
+                }
+                Some(new) if !new.is_served => {
+                    let is_same = new.pod.uid == old.pod.uid;
+                    told.push(Upstream::NotServed(Rc::clone(new)));
+                    changes.push(gone(old, new.version, if is_same { Cause::NotServed } else { Cause::Inferred }));
+                }
+                Some(_) => {}
+            }
+        }
+        for new in self.world.values_mut().filter(|new| new.is_served) {
+            let old = self.seen.get(&new.pod.key);
+            if old.is_some_and(|old| old.body == new.body) {
+                continue;
+            }
+            if self.has_lineage {
+                Rc::make_mut(new).version = after;
+            }
+            let (is_replaced, version) = (old.is_some_and(|old| old.pod.uid != new.pod.uid), new.version);
+            changes.extend(old.filter(|_| is_replaced).map(|old| gone(old, version, Cause::Inferred)));
+            let (old, new) = (old.filter(|_| !is_replaced).cloned(), Rc::clone(new));
+            told.push(Upstream::Put(Rc::clone(&new)));
+            changes.push(Change { old, new: Some(new), version, cause: Cause::Unspecified });
+        }
+        told.push(Upstream::Bookmark(after));
+        self.seen = self.served();
+        self.push(Batch { is_relist: true, is_open: before == after, ..Batch::new(before, after, changes) });
+        self.open.clear();
+        self.last = Upstream::Bookmark(after);
+        Upstream::Relisted(told)
+    }
+
+    /// Another history at any version, with some of the objects as they were and others changed: an older state was restored, and
+    /// perhaps written to since, or the upstream is another one. Either it says so, or its list shows it: an object has another
+    /// version than at a version that was complete.
+    pub(crate) fn rewrite(&mut self, ahead: i64, keep: u8, is_said: bool) -> Upstream {
+        let (known, safe) = (self.seen_version(), self.safe_version());
+        let version = if self.has_lineage { 3 } else { known.saturating_add_signed(ahead).max(2) };
+        let is_known = |held: &Rc<Held>| held.version > 1 && held.version <= safe;
+        let other = self.seen.values().find(|held| is_known(held)).map(|held| held.pod.key);
+        let is_shown = !self.has_lineage && version >= known && other.is_some();
+        let kept = std::mem::take(&mut self.world).into_values().enumerate();
+        for (at, mut held) in kept {
+            let is_other = Some(held.pod.key) == other;
+            if !is_other && keep >> (at % 8) & 1 == 0 {
+                continue;
+            }
+            let at = if is_other { held.version.min(safe) - 1 } else { held.version };
+            Rc::make_mut(&mut held).version = if self.has_lineage { version } else { at.min(version) };
+            self.world.insert(held.pod.key, held);
+        }
+        self.version = version;
+        self.begin();
+        match self.list() {
+            Upstream::List(held, not_served, at) if is_said || !is_shown => Upstream::Rewritten(held, not_served, at),
+            list => list,
+        }
+    }
+
+    /// Goes back in time: the upstream is another, with some of the objects, each changed.
+    pub(crate) fn rewind(&mut self, back: u64, keep: u8) -> Upstream {
+        let version = if self.has_lineage { 3 } else { self.seen_version().saturating_sub(back) };
+        if version == 0 {
+            return self.relist(0);
+        }
+        let kept = std::mem::take(&mut self.world).into_values().enumerate();
+        let kept: Vec<_> = kept.filter(|(at, _)| keep >> (at % 8) & 1 == 1).map(|(_, held)| held).collect();
+        self.version = version;
+        for held in kept {
+            self.serial += 1;
+            let Pod { key, uid, app, node, .. } = held.pod;
+            self.put(key, Some(uid), app, node);
+        }
+        self.begin();
+        self.list()
+    }
+}
