@@ -247,7 +247,7 @@ impl Accepted {
         *peer
     }
 
-    /// Serves it until it ends, and then gives back its permit.
+    /// Serves it in a task of its own until it ends.
     fn spawn<S, B>(
         self,
         connections: &mut JoinSet<()>,
@@ -259,38 +259,49 @@ impl Accepted {
         S: Answers<Response = Response<B>>,
         B: Supply,
     {
-        connections.spawn(async move {
-            let _permit = permit;
-            match self {
-                Self::Tcp(stream, peer) => drive(stream, peer, service, config, shared).await,
-                Self::Tls(stream, peer, tls) => match tls.accept(stream, config.request_timeout).await {
-                    Ok(stream) => drive(stream, peer, service, config, shared).await,
+        // Each kind is a task of its own, because a task has the size of the largest: that of a handshake of TLS is three times
+        // that of a plain connection.
+        match self {
+            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, &config, shared, permit)),
+            Self::Tls(stream, peer, tls) => connections.spawn(async move {
+                match Box::pin(tls.accept(stream, config.request_timeout)).await {
+                    Ok(stream) => drive(stream, peer, service, &config, shared, permit).await,
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
                             shared.refused.count("handshake_timeout");
                         }
                         tracing::debug!(%peer, %error, "TLS handshake failed");
                     }
-                },
-                Self::Unix(stream, peer) => drive(stream, peer, service, config, shared).await,
-            }
-        });
+                }
+            }),
+            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, service, &config, shared, permit)),
+        };
     }
 }
 
-/// Drives one connection to its end.
-async fn drive<T, S, B>(io: T, peer: Peer, service: S, config: ServerConfig, shared: Arc<Shared>)
+/// Drives one connection to its end, and then gives back its permit.
+fn drive<T, S, B>(
+    io: T,
+    peer: Peer,
+    service: S,
+    config: &ServerConfig,
+    shared: Arc<Shared>,
+    permit: Permit,
+) -> impl Future<Output = ()> + Send + use<T, S, B>
 where
     T: Io,
     S: Answers<Response = Response<B>>,
     B: Supply,
 {
-    let connection = Connection::new(io, peer, service, &config, &shared);
-    if let Err(error) = connection.instrument(debug_span!("connection", %peer)).await {
-        if let Some(reason) = error.refused_for() {
-            shared.refused.count(reason);
+    let connection = Connection::new(io, peer, service, config, &shared).instrument(debug_span!("connection", %peer));
+    async move {
+        let _permit = permit;
+        if let Err(error) = connection.await {
+            if let Some(reason) = error.refused_for() {
+                shared.refused.count(reason);
+            }
+            tracing::debug!(%peer, %error, "connection ended");
         }
-        tracing::debug!(%peer, %error, "connection ended");
     }
 }
 

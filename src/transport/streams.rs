@@ -13,7 +13,8 @@ use super::handle::{CONNECTION, POLLING, RESTING, SPAWNED, StreamHandle, StreamW
 
 /// The streams of one connection that its task polls.
 pub(super) struct Streams<F> {
-    slab: Slab<Stream<F>>,
+    /// Boxed, because the first of them makes room for four, and most connections have one.
+    slab: Slab<Box<Stream<F>>>,
     wakes: Arc<Wakes>,
     /// Being polled; kept for its memory.
     ready: Vec<usize>,
@@ -58,7 +59,7 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
     /// Takes a stream into the connection's task, to be polled next.
     pub(super) fn insert(&mut self, future: F, handle: &StreamHandle) {
         let waker = Waker::from(Arc::clone(&handle.0));
-        let key = self.slab.insert(Stream { future, handle: handle.clone(), waker });
+        let key = self.slab.insert(Box::new(Stream { future, handle: handle.clone(), waker }));
         handle.0.key.store(key, Ordering::Release);
         handle.0.wake_by_ref();
     }
