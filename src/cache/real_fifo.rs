@@ -412,5 +412,14 @@ mod tests {
         assert!(push.is_woken());
         assert_ready!(push.poll());
         assert_eq!(versions(&fifo.pop_batch(9, 9).await.unwrap()), ["3"]);
+
+        let fifo = RealFifo::new(FifoBounds { events: 9, bytes: 14 });
+        for version in 1..=2 {
+            fifo.push(Delta::event(Event::Added(object("of 7 bytes", version)))).await;
+        }
+        let mut push = spawn(fifo.push(replace(3)));
+        assert_pending!(push.poll());
+        assert_eq!(versions(&fifo.pop_batch(1, 9).await.unwrap()), ["1"]);
+        assert_ready!(push.poll());
     }
 }

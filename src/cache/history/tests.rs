@@ -245,6 +245,21 @@ async fn a_long_backlog_comes_in_parts() {
     }
     assert_eq!(seen, (1..=3000).collect::<Vec<_>>());
     assert_eq!(parts, 3);
+
+    let large = |at: u128| {
+        let body = format!("{:?}", "x".repeat(BACKLOG_BYTES / 2));
+        let object = Arc::new(Object::from_json(body, "large", version(at + 1)).unwrap());
+        let change = Change { old: None, new: Some(object), version: version(at + 1), cause: Cause::Change };
+        Arc::new(Batch { changes: vec![change], ..Batch::clone(&batch(at, at + 1, 0)) })
+    };
+    for at in 3000..3005 {
+        history.record(large(at), now);
+    }
+    let parts = [3000, 3002, 3004].map(|from| {
+        let backlog = history.after(&version(from)).unwrap();
+        (backlog.batches.len(), backlog.has_more)
+    });
+    assert_eq!(parts, [(2, true), (2, true), (1, false)], "by bytes: with the batch that exceeds them");
 }
 
 fn changes() -> impl Strategy<Value = (Vec<u8>, bool)> {
@@ -285,6 +300,9 @@ proptest! {
             prop_assert_eq!((&found.after, &found.changes), (&expected.after, &expected.changes));
             prop_assert!(found.before <= expected.before);
         }
+        let changes = || kept.iter().flat_map(|batch| &batch.changes);
+        let cost = |change: &Change| CHANGE_BYTES + change.old.as_ref().map_or(0, |old| old.body().len());
+        prop_assert_eq!((history.events(), history.bytes()), (changes().count(), changes().map(cost).sum()));
         history.forget_old(now + BOUNDS.age + BOUNDS.age);
         prop_assert_eq!((history.events(), history.bytes()), (0, 0));
     }

@@ -51,7 +51,9 @@ fn naive_index(store: &Store, func: &IndexFunc) -> BTreeMap<String, Vec<ObjectKe
 fn check(snapshot: &Snapshot, store: &Store) {
     assert_eq!(snapshot.objects(None, None).cloned().collect::<Vec<_>>(), store.values().cloned().collect::<Vec<_>>());
     assert_eq!((snapshot.len(), snapshot.is_empty()), (store.len(), store.is_empty()));
-    assert_eq!(snapshot.body_bytes(), store.values().map(|object| object.body().len()).sum::<usize>());
+    let bodies = store.values().map(|object| object.body().len()).sum::<usize>();
+    assert_eq!(snapshot.body_bytes(), bodies);
+    assert_eq!(snapshot.size(), (bodies + store.len() * CHANGE_BYTES) as u64);
     for (name, func) in snapshot.indexers().iter() {
         let naive = naive_index(store, func);
         let values = counted(snapshot, name, None);
@@ -84,7 +86,7 @@ proptest! {
         let mut indexer = empty();
         let mut store = Store::new();
         let mut folded = Store::new();
-        let mut snapshots = Vec::new();
+        let (mut snapshots, mut replaced) = (Vec::new(), 0);
         for (op, at) in ops.into_iter().zip(2..) {
             let new = |(name, uid, users): (usize, usize, usize)| pod(NAMES[name], UIDS[uid], USERS[users], version(at));
             let old = store.clone();
@@ -122,6 +124,9 @@ proptest! {
             fold(&mut folded, &batch);
             prop_assert_eq!(&folded, &store);
             check(&indexer.snapshot(), &store);
+            let cost = |change: &Change| CHANGE_BYTES + change.old.as_ref().map_or(0, |old| old.body().len());
+            replaced += batch.changes.iter().map(cost).sum::<usize>() as u64;
+            prop_assert_eq!(indexer.snapshot().replaced_bytes(), replaced);
             snapshots.push((indexer.snapshot(), store.clone()));
         }
         for (snapshot, store) in snapshots {
