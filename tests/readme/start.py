@@ -1,9 +1,11 @@
 """Carries out the code blocks of the README's start section in a clone, and checks what they print."""
 
+import atexit
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,8 @@ from pathlib import Path
 
 BUILD_SECONDS = 1800
 SECONDS = 30
+# A client's connection that has been closed keeps its port for a minute, and it may be one of the README's.
+PORT_SECONDS = 90
 
 
 def fail(message):
@@ -44,6 +48,8 @@ class Background:
             self.process = subprocess.Popen(
                 ["bash", "-c", command], cwd=clone, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+        # After a failure too.
+        atexit.register(lambda: [os.kill(pid, signal.SIGKILL) for pid in self.servers()])
 
     def text(self):
         return self.log.read_text(encoding="utf-8")
@@ -70,6 +76,21 @@ def blocks(readme):
     return [block.strip() for block in re.findall(r"```sh\n(.*?)```", section, re.S)]
 
 
+def await_port(port):
+    """Waits until a server can listen there."""
+
+    def is_free():
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+            return True
+
+    until(f"port {port} is free, as the README's have to be", is_free, PORT_SECONDS)
+
+
 def is_ready():
     try:
         with urllib.request.urlopen("http://127.0.0.1:9464/readyz", timeout=5) as answer:
@@ -85,8 +106,8 @@ def main():
         fail(f"the start section has {len(found)} blocks of commands, and this knows 6")
     serve, ask, watch, edit, grpcurl, directory = found
 
-    if is_ready():
-        fail("something answers on 127.0.0.1:9464 already; the README's ports must be free")
+    for port in (50051, 9464):
+        await_port(port)
     server = Background(serve, clone)
     until("the server is ready", lambda: server.process.poll() is not None or is_ready(), BUILD_SECONDS)
     if server.process.poll() is not None:
@@ -158,6 +179,7 @@ def main():
     else:
         ok("skipped: grpcurl is not here")
 
+    await_port(50052)
     other = Background("\n".join([*prelude, f"exec {directory}"]), clone)
     ask_it = "informerd list pods --server 127.0.0.1:50052"
     until("the server of a directory answers", lambda: "checkout" in run(ask_it).stdout, of=other)
