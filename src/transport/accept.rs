@@ -260,7 +260,7 @@ impl Accepted {
         B: Supply,
     {
         // Each kind is a task of its own, because a task has the size of the largest: that of a handshake of TLS is three times
-        // that of a plain connection.
+        // that of a plain connection. It is boxed, to be freed when it is over.
         match self {
             Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, &config, shared, permit)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {

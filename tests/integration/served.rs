@@ -1,11 +1,13 @@
 //! The whole server in this process: configuration, sources, gRPC and the admin port, over a directory of its own.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
+    grpc::ServiceConfig,
     proto::pb::{self, informer_service_client::InformerServiceClient},
+    watch::FullChannelPolicy,
 };
 use tempfile::TempDir;
 use tokio::{
@@ -24,6 +26,33 @@ pub(crate) struct Served {
     directory: TempDir,
     pub(crate) admin: String,
     running: tokio::task::JoinHandle<()>,
+}
+
+/// Returns what the program has by default where nothing else matters to a checker, with bounds that none of them meets.
+pub(crate) fn service_config() -> ServiceConfig {
+    ServiceConfig {
+        allowed_policies: vec![
+            FullChannelPolicy::Drop,
+            FullChannelPolicy::Block,
+            FullChannelPolicy::Replay,
+            FullChannelPolicy::Coalesce,
+        ],
+        max_queue_length: 65_536,
+        bookmark_interval: Duration::from_secs(30),
+        drain_period: Duration::ZERO,
+        evicted_grace: Duration::from_secs(5),
+        future_wait: Duration::from_secs(90),
+        max_watchers: 1000,
+        compilations: 4096,
+        page_snapshots: 16,
+        peer_share: 100,
+        request_bytes: 64 << 10,
+        request_timeout: Duration::from_secs(10),
+        bulk_streams: 1,
+        struct_bytes: 1 << 20,
+        memory: 1 << 30,
+        expression_steps: 10_000,
+    }
 }
 
 impl Served {

@@ -49,7 +49,7 @@ class Background:
                 ["bash", "-c", command], cwd=clone, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         # After a failure too.
-        atexit.register(lambda: [os.kill(pid, signal.SIGKILL) for pid in self.servers()])
+        atexit.register(self.signal, signal.SIGKILL)
 
     def text(self):
         return self.log.read_text(encoding="utf-8")
@@ -65,9 +65,12 @@ class Background:
                 continue
         return found
 
-    def end(self, number):
+    def signal(self, number):
         for pid in self.servers():
             os.kill(pid, number)
+
+    def end(self, number):
+        self.signal(number)
         return self.process.wait(SECONDS)
 
 

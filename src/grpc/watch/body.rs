@@ -365,15 +365,11 @@ impl WatchBody {
                 let dropped = frame::dropped(cursor.version(), count, &after);
                 self.send(&[dropped]);
             }
-            Poll::Ready(Taken::Parked) => {
+            // The cursor is no longer served from what was published. The history may still have what comes after it, for an
+            // expired one too: under COALESCE it may be ahead of its group.
+            Poll::Ready(Taken::Parked | Taken::Ended(End::Expired { .. })) => {
                 let reached = cursor.reached().clone();
                 self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
-                self.join_after(reached);
-            }
-            // The cursor is not served from what was published any more. The history may still have what comes after it: under
-            // COALESCE it may be ahead of its group.
-            Poll::Ready(Taken::Ended(End::Expired { .. })) => {
-                let reached = cursor.reached().clone();
                 self.join_after(reached);
             }
             Poll::Ready(Taken::Ended(end)) => {

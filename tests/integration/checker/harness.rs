@@ -52,7 +52,7 @@ struct Harness {
     config: Config,
     /// All over the same upstreams.
     servers: Vec<Server>,
-    /// What is written, watched and asked for: from [`Config::resources`] on one that no server has.
+    /// The resource that is written, watched and asked for: from [`Config::resources`] on one that no server has.
     resource: usize,
     /// Where new calls go.
     current: usize,
@@ -182,9 +182,7 @@ impl Harness {
                 }
             }
             Step::Relist(unseen, step) => {
-                for (write, step) in unseen {
-                    self.truth_mut().write(write, *step);
-                }
+                self.write_unseen(unseen);
                 let list = self.truth_mut().relist(*step);
                 self.push(list).await;
             }
@@ -193,9 +191,7 @@ impl Harness {
                 self.push(list).await;
             }
             Step::Relisted(unseen, step) => {
-                for (write, step) in unseen {
-                    self.truth_mut().write(write, *step);
-                }
+                self.write_unseen(unseen);
                 let told = self.truth_mut().relisted(*step);
                 self.push(told).await;
             }
@@ -423,6 +419,13 @@ impl Harness {
 
     fn truth(&self) -> &Truth {
         &self.truths[self.written()]
+    }
+
+    /// Writes of which the upstream says nothing.
+    fn write_unseen(&mut self, unseen: &[(Write, u64)]) {
+        for (write, step) in unseen {
+            self.truth_mut().write(write, *step);
+        }
     }
 
     fn truth_mut(&mut self) -> &mut Truth {

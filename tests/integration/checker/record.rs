@@ -48,7 +48,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// How often it is sent a bookmark while there is nothing else.
+    /// The interval at which it is sent a bookmark while there is nothing else.
     pub(crate) fn bookmark_interval(&self) -> Duration {
         self.bookmark_interval.unwrap_or(DEFAULT_BOOKMARK_INTERVAL).max(MIN_BOOKMARK_INTERVAL)
     }
@@ -60,7 +60,7 @@ pub(crate) struct Segment {
     pub(crate) start: Start,
     /// Not before this.
     pub(crate) min: Option<String>,
-    /// What it says of the history of its version.
+    /// The history that it names with its version.
     pub(crate) history: Option<History>,
     pub(crate) asked: Moment,
     /// When it was seen, last, that there is no answer yet.
@@ -118,7 +118,7 @@ pub(crate) struct Served {
     pub(crate) resource: usize,
 }
 
-/// What a server had applied of a resource at one time. Nothing happens while a client reads, so this is exact.
+/// The state of a resource that a server had applied at one time. Nothing happens while a client reads, so this is exact.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     pub(crate) at: Duration,

@@ -32,7 +32,7 @@ pub(crate) struct Script {
 /// Small bounds, so that all of them are met.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// How many resources a server has.
+    /// The number of resources of a server.
     pub(crate) resources: usize,
     pub(crate) has_lineage: bool,
     /// Of the upstream: an object has the same bytes at each list.
@@ -167,7 +167,7 @@ pub(crate) fn any_script() -> impl Strategy<Value = Script> {
     })
 }
 
-/// What happens to the other resource meanwhile, somewhere in a scene; or what comes is of one of the two.
+/// Steps of the other resource meanwhile, somewhere in a scene; or the steps that follow are of one of the two.
 fn any_write_beside() -> impl Strategy<Value = (Index, Vec<Step>)> {
     let say = vec(any_write(), 1..4).prop_map(Step::Beside);
     let step = prop_oneof![2 => say, 3 => (0_usize..2).prop_map(Step::Use)];

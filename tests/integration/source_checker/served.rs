@@ -16,6 +16,8 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use crate::served::service_config;
+
 /// One run of a server.
 pub(crate) struct Served {
     pub(crate) routes: Routes,
@@ -29,9 +31,6 @@ pub(crate) struct Served {
     tasks: JoinSet<()>,
 }
 
-/// As the program has it by default.
-const BOOKMARK_INTERVAL: Duration = Duration::from_secs(30);
-const FUTURE_WAIT: Duration = Duration::from_secs(90);
 /// For a source to give a checkpoint.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -86,24 +85,7 @@ impl Served {
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             informer: handle.clone(),
         };
-        let config = ServiceConfig {
-            allowed_policies: vec![FullChannelPolicy::Replay],
-            max_queue_length: 65_536,
-            bookmark_interval: BOOKMARK_INTERVAL,
-            drain_period: Duration::ZERO,
-            evicted_grace: Duration::from_secs(5),
-            future_wait: FUTURE_WAIT,
-            max_watchers: 1000,
-            compilations: 4096,
-            page_snapshots: 16,
-            peer_share: 100,
-            request_bytes: 64 << 10,
-            request_timeout: Duration::from_secs(10),
-            bulk_streams: 1,
-            struct_bytes: 1 << 20,
-            memory: 1 << 30,
-            expression_steps: 10_000,
-        };
+        let config = ServiceConfig { allowed_policies: vec![FullChannelPolicy::Replay], ..service_config() };
         let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));
         let routes = Routes::new(service.clone());
         let mut tasks = JoinSet::new();

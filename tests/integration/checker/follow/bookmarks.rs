@@ -127,7 +127,7 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// Whether the bookmark may be the one before an end.
+    /// Returns whether the bookmark may be the one before an end.
     pub(super) fn is_closing(&self, at: usize, moment: &Moment) -> bool {
         let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
         let has_timed_out = self.plan.timeout.is_some_and(|timeout| moment.at >= self.segment.asked.at + timeout);

@@ -82,14 +82,14 @@ impl Harness {
         (epoch.min(self.truths[served.resource].epochs.len() - 1), applied, safe)
     }
 
-    /// How many batches of its history a server has applied.
+    /// Returns the number of batches of its history that a server has applied.
     fn batches(&self, served: Served) -> usize {
         let (epoch, applied, safe) = self.applied(served);
         let changes = self.resource_of(served).changes();
         self.truths[served.resource].batches_at(served.server, epoch, (applied, safe, changes))
     }
 
-    /// What a server has applied of a resource by now; of one that it does not have, of another.
+    /// Returns the state of a resource that a server has applied by now; of one that it does not have, of another.
     pub(super) fn moment(&self, served: Served) -> Moment {
         let has_it = served.resource < self.truths.len();
         let served = if has_it { served } else { Served { resource: 0, ..served } };

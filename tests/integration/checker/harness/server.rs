@@ -23,12 +23,15 @@ use tonic::Code;
 use tower::Service as _;
 
 use super::FUTURE_WAIT;
-use crate::checker::{
-    ask::{Condition, RESOURCES},
-    client::{framed, status},
-    script::{Config, DEFAULT_BOOKMARK_INTERVAL, SILENCE},
-    selection::Selection,
-    truth::Bounds,
+use crate::{
+    checker::{
+        ask::{Condition, RESOURCES},
+        client::{framed, status},
+        script::{Config, DEFAULT_BOOKMARK_INTERVAL, SILENCE},
+        selection::Selection,
+        truth::Bounds,
+    },
+    served::service_config,
 };
 
 /// More pieces of work than there ever are at one time.
@@ -68,7 +71,12 @@ impl Server {
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             informer: resource.informer.clone(),
         });
-        let config = service_config(config.drain_period);
+        let config = ServiceConfig {
+            bookmark_interval: DEFAULT_BOOKMARK_INTERVAL,
+            drain_period: config.drain_period,
+            future_wait: FUTURE_WAIT,
+            ..service_config()
+        };
         let lifecycle = Lifecycle::default();
         let service = Service::new(served, config, lifecycle.clone(), Arc::new(RpcMetrics::default()));
         let routes = Routes::new(service.clone());
@@ -200,32 +208,5 @@ impl Resource {
     /// How many changes it has applied.
     pub(super) fn changes(&self) -> u64 {
         self.informer.stats().changes.load(Ordering::Relaxed)
-    }
-}
-
-/// As the program has it by default, but for what takes long there.
-fn service_config(drain_period: Duration) -> ServiceConfig {
-    ServiceConfig {
-        allowed_policies: vec![
-            FullChannelPolicy::Drop,
-            FullChannelPolicy::Block,
-            FullChannelPolicy::Replay,
-            FullChannelPolicy::Coalesce,
-        ],
-        max_queue_length: 65_536,
-        bookmark_interval: DEFAULT_BOOKMARK_INTERVAL,
-        drain_period,
-        evicted_grace: Duration::from_secs(5),
-        future_wait: FUTURE_WAIT,
-        max_watchers: 1000,
-        compilations: 4096,
-        page_snapshots: 16,
-        peer_share: 100,
-        request_bytes: 64 << 10,
-        request_timeout: Duration::from_secs(10),
-        bulk_streams: 1,
-        struct_bytes: 1 << 20,
-        memory: 1 << 30,
-        expression_steps: 10_000,
     }
 }

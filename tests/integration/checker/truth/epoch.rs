@@ -6,7 +6,7 @@ use super::{Batch, Bounds, Change, Epoch, SERVERS, State};
 use crate::checker::{record::Moment, selection::Selection};
 
 impl Batch {
-    /// What a history is charged with for it: the states that it replaced, which nobody else keeps, and a little for each change.
+    /// Returns the bytes that a history is charged with for it: the states that it replaced, which nobody else keeps, and a little for each change.
     fn bytes(&self) -> usize {
         const OF_EACH: usize = 256;
         self.changes.iter().map(|change| OF_EACH + change.old.as_ref().map_or(0, |old| old.body.len())).sum()
@@ -16,7 +16,7 @@ impl Batch {
         Self { before, after, changes, is_relist: false, is_open: false, applied_at: [None; SERVERS] }
     }
 
-    /// Where one resumes who has seen all of it.
+    /// The version from which a client resumes that has seen all of it.
     pub(crate) fn safe(&self) -> u64 {
         if self.is_open { self.before } else { self.after }
     }
@@ -28,7 +28,7 @@ impl Batch {
 }
 
 impl Epoch {
-    /// How many batches somebody has who was told everything up to a version. What came late may be missing.
+    /// Returns the number of batches that a client has which was told everything up to a version. Late changes may be missing.
     pub(super) fn passed(&self, version: u64) -> usize {
         let is_passed = |batch: &Batch| batch.after < version || batch.after == version && !batch.is_late();
         self.batches.iter().take_while(|batch| is_passed(batch)).count()
