@@ -1,10 +1,6 @@
 //! Replays the corpora. An input that fails is printed, and can be added to its corpus as a file.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    thread,
-};
+use std::{fs, path::Path, thread};
 
 use super::*;
 
@@ -14,6 +10,9 @@ const CHANGES: usize = 40;
 
 /// Of all corpora together: a clone of the repository has them.
 const MAX_BYTES: u64 = 300 << 10;
+
+/// Of the project that the tests run in. A path in the binary could be of another clone that was built into the same directory.
+const FUZZ: &str = "fuzz";
 
 /// Prints the input at which a target panics.
 struct Input<'a>(&'a str, &'a [u8]);
@@ -37,10 +36,6 @@ impl Numbers {
     }
 }
 
-fn fuzz() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz")
-}
-
 fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<_> =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -49,7 +44,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let directory = fuzz().join("corpus").join(target);
+    let directory = Path::new(FUZZ).join("corpus").join(target);
     names(&directory).iter().map(|name| fs::read(directory.join(name)).unwrap()).collect()
 }
 
@@ -141,10 +136,10 @@ fn tokens_are_replayed() {
 #[cfg(all(feature = "cel", feature = "kube"))]
 fn every_target_has_a_corpus_and_a_program() {
     let targets: Vec<_> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    assert_eq!(names(&fuzz().join("corpus")), targets);
-    let programs = names(&fuzz().join("fuzz_targets"));
+    assert_eq!(names(&Path::new(FUZZ).join("corpus")), targets);
+    let programs = names(&Path::new(FUZZ).join("fuzz_targets"));
     assert_eq!(programs, targets.iter().map(|target| format!("{target}.rs")).collect::<Vec<_>>());
-    let manifest = fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
+    let manifest = fs::read_to_string(Path::new(FUZZ).join("Cargo.toml")).unwrap();
     let mut bytes = 0;
     for target in &targets {
         assert!(manifest.contains(&format!("name = \"{target}\"\n")), "{target}");

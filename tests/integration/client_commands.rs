@@ -42,8 +42,7 @@ impl Server {
     }
 
     fn shop() -> Self {
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/shop.yaml");
-        Self::start(&["--config", config.to_str().unwrap()])
+        Self::start(&["--config", "examples/shop.yaml"])
     }
 
     /// Everything below a directory as `things`, its Pods as `pods`.

@@ -103,14 +103,16 @@ pub(crate) async fn until(
     client: &mut InformerServiceClient<Channel>,
     is_so: impl Fn(&pb::Resource) -> bool,
 ) -> pb::Resource {
+    let mut last = Vec::new();
     let said = async {
         loop {
-            let listed = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
-            if let Some(resource) = listed.resources.into_iter().find(&is_so) {
-                return resource;
+            last = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner().resources;
+            if let Some(resource) = last.iter().find(|resource| is_so(resource)) {
+                return resource.clone();
             }
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(DEADLINE, said).await.expect("it is said in time")
+    let said = tokio::time::timeout(DEADLINE, said).await;
+    said.unwrap_or_else(|_| panic!("it is not said in time, but: {last:#?}"))
 }

@@ -45,10 +45,10 @@ struct Source {
 /// Every source, without comments and without the tests inside it.
 fn sources() -> Vec<Source> {
     let mut paths = Vec::new();
-    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut paths);
+    walk(Path::new("src"), &mut paths);
     assert!(paths.len() > 30, "the sources were found");
     let source = |path: PathBuf| {
-        let relative = path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
+        let relative = path.strip_prefix("src").unwrap();
         let room = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
         let is_test = relative.iter().any(|part| part == "tests" || part == "tests.rs");
         let text = fs::read_to_string(&path).unwrap();
@@ -170,6 +170,6 @@ fn every_file_says_what_it_is_and_hides_no_second_noun() {
 
 #[test]
 fn main_is_short() {
-    let main = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/main.rs")).unwrap();
+    let main = fs::read_to_string("src/main.rs").unwrap();
     assert!(main.lines().count() < 60);
 }

@@ -36,7 +36,7 @@ impl Manifest {
 
 /// What is written in a file of `deploy/`.
 pub(crate) fn text(name: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)).unwrap()
+    fs::read_to_string(Path::new("deploy").join(name)).unwrap()
 }
 
 /// The elements of an array; none where there is no array.

@@ -15,6 +15,7 @@
 use std::{
     any::Any,
     collections::{BTreeMap, BTreeSet},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -71,7 +72,18 @@ pub(super) struct Noticed {
 pub(super) type Subscription = Box<dyn Any + Send + Sync>;
 
 /// Subscribes to everything below a directory. Injected, so that tests can do without, or fail.
-pub(super) type Subscribe = fn(&Path, Arc<DirtySet>) -> Result<Subscription, String>;
+pub(super) type Subscribe = fn(&Path, Arc<DirtySet>) -> Result<Subscription, SubscribeError>;
+
+/// Why there is no subscription, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SubscribeError {
+    /// The directory, or one below it, was taken away meanwhile. It may be back at once.
+    #[error("{0}")]
+    Gone(String),
+    /// A limit was reached, for example.
+    #[error("{0}")]
+    Refused(String),
+}
 
 /// The notices about one directory, wherever it goes.
 pub(super) struct Notices {
@@ -197,7 +209,8 @@ impl Notices {
     ///
     /// # Errors
     ///
-    /// When not all changes are noticed: why, and what to do. It is tried again once a minute.
+    /// When not all changes are noticed: why, and what to do. It is tried again once a minute, and the next time if something
+    /// has only gone away.
     pub(super) fn follow(&mut self, root: &Root) -> Result<(), String> {
         match &self.state {
             State::Subscribed { root: known, at, .. } if known == root => match &*self.dirty.fault.lock() {
@@ -220,7 +233,8 @@ impl Notices {
                 self.state = State::Subscribed { root, at, _subscription: subscription };
                 Ok(())
             }
-            Err(reason) => {
+            Err(SubscribeError::Gone(reason)) => Err(reason),
+            Err(SubscribeError::Refused(reason)) => {
                 self.state = State::Failed { root, at, reason: reason.clone() };
                 Err(reason)
             }
@@ -240,7 +254,7 @@ impl std::fmt::Debug for Notices {
 }
 
 /// Subscribes by way of `notify`: inotify on Linux.
-pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscription, String> {
+pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscription, SubscribeError> {
     let base = root.to_owned();
     let handle = move |event: notify::Result<notify::Event>| match event {
         Ok(event) if !changes(event.kind) => {}
@@ -263,9 +277,18 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
     };
     // Links are followed by the scan, which knows which ones may be: their targets are below the root themselves.
     let config = notify::Config::default().with_follow_symlinks(false);
-    let mut watcher = notify::RecommendedWatcher::new(handle, config).map_err(|error| explained(&error))?;
-    watcher.watch(root, RecursiveMode::Recursive).map_err(|error| explained(&error))?;
+    let mut watcher = notify::RecommendedWatcher::new(handle, config).map_err(|error| refused(&error))?;
+    watcher.watch(root, RecursiveMode::Recursive).map_err(|error| refused(&error))?;
     Ok(Box::new(watcher))
+}
+
+fn refused(error: &notify::Error) -> SubscribeError {
+    let is_gone = match &error.kind {
+        ErrorKind::PathNotFound => true,
+        ErrorKind::Io(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        _ => false,
+    };
+    if is_gone { SubscribeError::Gone(explained(error)) } else { SubscribeError::Refused(explained(error)) }
 }
 
 /// Reading is not changing; our own reading would wake us for ever.
@@ -351,7 +374,7 @@ mod tests {
     async fn a_failure_stands_until_a_later_try_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::open(dir.path()).unwrap();
-        let mut notices = Notices::new(|_, _| Err("no".into()));
+        let mut notices = Notices::new(|_, _| Err(SubscribeError::Refused("no".into())));
         assert_eq!(notices.follow(&root), Err("no".into()));
         notices.subscribe = |_, _| Ok(Box::new(()));
         assert_eq!(notices.follow(&root), Err("no".into()), "not tried again yet");

@@ -21,7 +21,7 @@ use tokio_stream::StreamExt;
 
 use super::{
     DEFAULT_QUIET, FilesConfig, FilesSource,
-    notices::{self, Subscribe},
+    notices::{self, Subscribe, SubscribeError},
 };
 use crate::{
     cache::{ListVersion, ListerWatcher, Problem, ProblemReason, SourceError, SourceHealth, Watch},
@@ -54,8 +54,8 @@ struct Follower {
     seen: Vec<String>,
 }
 
-fn without_notices(_: &Path, _: Arc<notices::DirtySet>) -> Result<notices::Subscription, String> {
-    Err("no notices here".into())
+fn without_notices(_: &Path, _: Arc<notices::DirtySet>) -> Result<notices::Subscription, SubscribeError> {
+    Err(SubscribeError::Refused("no notices here".into()))
 }
 
 impl Rig {

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tokio::time::advance;
 
 use super::*;
-use crate::source::files::DEFAULT_QUIET;
+use crate::source::files::{DEFAULT_QUIET, notices::SubscribeError};
 
 /// A directory, and its state after a first look.
 struct Rig {
@@ -308,7 +308,7 @@ async fn after_a_walk_that_missed_files_everything_is_looked_at_again() {
     assert_eq!(rig.look(), "scan:?");
     let paths = BTreeSet::from([Path::new("a.json").to_owned()]);
     rig.engine.doubt = Doubt::All;
-    let notices = Notices::new(|_, _| Err("none".into()));
+    let notices = Notices::new(|_, _| Err(SubscribeError::Refused("none".into())));
     let refresh = rig.engine.refresh(&paths, notices.dirty(), &CancellationToken::new());
     assert!(matches!(refresh, Ok(Refresh::Unclear)), "{refresh:?}");
 }

@@ -74,6 +74,34 @@ async fn a_replaced_directory_is_subscribed_to_again() {
     follower.until(|_| COUNT.load(Ordering::SeqCst) == 2).await;
 }
 
+/// Away for a moment, just when it is subscribed to: no limit of the system is in the way, which would stand for a minute.
+#[tokio::test]
+async fn a_directory_that_was_away_when_it_was_subscribed_to_has_notices_when_it_is_back() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let rig = Rig::with(
+        SOON,
+        |_| {},
+        |path, dirty| {
+            // The root, then a directory below it.
+            let gone = match COUNT.fetch_add(1, Ordering::SeqCst) {
+                0 => path.to_owned(),
+                1 => path.join("sub"),
+                _ => return notices::subscribe(path, dirty),
+            };
+            let aside = path.with_extension("aside");
+            fs::rename(&gone, &aside).unwrap();
+            let subscribed = notices::subscribe(&gone, dirty);
+            fs::rename(&aside, &gone).unwrap();
+            subscribed
+        },
+    );
+    rig.write("sub/a.json", pod("a", 1));
+    let mut follower = rig.follow().await;
+    follower.until(|_| COUNT.load(Ordering::SeqCst) == 3 && rig.health.report().last_error.is_none()).await;
+    assert_eq!((follower.state.len(), follower.seen.len()), (1, 0));
+}
+
 /// As with a root that is a symbolic link to a release: `current -> releases/7`.
 #[tokio::test]
 async fn a_root_that_is_a_link_is_followed_when_it_is_swapped() {
