@@ -145,7 +145,7 @@ impl ClientError {
         }
     }
 
-    /// The server's reason, one of those that the README lists.
+    /// The server's reason, one of those that `docs/api.md` lists.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Refused(status) => status.reason.as_deref(),

@@ -1,7 +1,7 @@
 //! The one place that makes a gRPC status: an exhaustive match from typed refusals to codes, reasons and details.
 //!
 //! Every status carries `google.rpc.ErrorInfo` (domain `informerd`, a reason, metadata), and `RetryInfo` where trying again
-//! helps. The reasons are API: they are listed in the README, and a test compares.
+//! helps. The reasons are API: `docs/api.md` lists them, and a test compares.
 
 use std::time::Duration;
 

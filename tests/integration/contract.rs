@@ -1,5 +1,7 @@
 //! What is promised in writing: the proto is documented to the last field, reflection serves it with google.rpc's details,
-//! and the README has every key of the configuration.
+//! and `docs/` has every key of the configuration, every RPC and every reason of a problem.
+
+use std::collections::BTreeSet;
 
 use informerd::proto::pb::FILE_DESCRIPTOR_SET;
 use prost::Message;
@@ -58,12 +60,44 @@ fn reflection_can_resolve_what_is_in_the_details_of_a_status() {
     }
 }
 
+/// The rows of the first table below a heading, each with the text of its first column.
+fn table<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
+    let section = page.split(&format!("\n{heading}\n")).nth(1).unwrap_or_else(|| panic!("no heading {heading:?}"));
+    let rows = section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    rows.skip(2).map(|row| row.split('|').nth(1).unwrap().trim().trim_matches('`')).collect()
+}
+
 #[test]
-fn the_readme_has_every_key_of_the_configuration() {
-    let readme = include_str!("../../README.md");
-    for informerd::config::Key { path, default, meaning } in informerd::config::reference() {
+fn the_configuration_page_has_every_key_and_no_other() {
+    let page = include_str!("../../docs/configuration.md");
+    let reference = informerd::config::reference();
+    for informerd::config::Key { path, default, meaning } in reference {
         let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
         let row = format!("| `{path}` | {default} | {meaning} |");
-        assert!(readme.lines().any(|line| line == row), "not in the README: {row}");
+        assert!(page.lines().any(|line| line == row), "not in docs/configuration.md: {row}");
     }
+    let keys: Vec<&str> = reference.iter().map(|key| key.path).collect();
+    assert_eq!(table(page, "## Keys"), keys);
+}
+
+#[test]
+fn the_api_page_has_every_rpc_and_no_other() {
+    let files = files();
+    let ours = files.iter().find(|file| file.package() == "informerd.v1").unwrap();
+    let service = ours.service.iter().find(|service| service.name() == "InformerService").unwrap();
+    let methods: BTreeSet<&str> = service.method.iter().map(prost_types::MethodDescriptorProto::name).collect();
+    let rows = table(include_str!("../../docs/api.md"), "## RPCs");
+    assert_eq!(rows.len(), methods.len(), "{rows:?}");
+    assert_eq!(BTreeSet::from_iter(rows), methods);
+}
+
+/// The comment of `Problem.reason` and the page have the same reasons.
+#[test]
+fn the_api_page_has_every_reason_of_a_problem() {
+    let rows = table(include_str!("../../docs/api.md"), "## Standing problems");
+    let proto = include_str!("../../proto/informerd/v1/informerd.proto");
+    let comment = proto.split("message Problem {").nth(1).and_then(|rest| rest.split("string reason").next()).unwrap();
+    let is_reason = |word: &&str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+    let reasons: Vec<&str> = comment.split('"').skip(1).step_by(2).filter(is_reason).collect();
+    assert_eq!(rows, reasons);
 }

@@ -189,9 +189,9 @@ async fn errors_repeat_long_texts_in_part() {
     }
 }
 
-/// The README's table of reasons is the API: every reason that the code knows is in it, and the other way round.
+/// The table of reasons is the API: every reason that the code has is in it, and the other way round.
 #[test]
-fn the_readme_lists_every_reason() {
+fn the_api_page_lists_every_reason() {
     let source = include_str!("../../src/grpc/status.rs").split("#[cfg(test)]").next().unwrap().to_owned()
         + include_str!("../../src/grpc/call.rs")
         + include_str!("../../src/grpc/get.rs")
@@ -206,7 +206,7 @@ fn the_readme_lists_every_reason() {
     let reasons = |text: &str, quote: char| -> std::collections::BTreeSet<String> {
         text.split(quote).skip(1).step_by(2).filter(is_reason).map(str::to_owned).collect()
     };
-    let readme = include_str!("../../README.md");
-    let table = readme.split("## Status codes").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let page = include_str!("../../docs/api.md");
+    let table = page.split("## Status codes").nth(1).and_then(|rest| rest.split("\n## ").next());
     assert_eq!(reasons(table.expect("a section on status codes"), '`'), reasons(&source, '"'));
 }
