@@ -229,14 +229,12 @@ impl<F: Frame> fmt::Debug for Backfill<F> {
 impl<F: Frame> State<F> {
     /// Forgets blocks past a bound, the oldest first; those that were taken since only when there are no others.
     fn forget(&mut self, bound: usize) -> Vec<Entry<F>> {
-        let (mut forgotten, mut spared) = (Vec::new(), 0);
+        let mut forgotten = Vec::new();
         while self.bytes > bound {
             let Some(key) = self.order.pop_front() else { break };
             if let Some(Entry::Ready { is_taken, .. }) = self.blocks.get_mut(&key)
                 && std::mem::take(is_taken)
-                && spared < self.order.len()
             {
-                spared += 1;
                 self.order.push_back(key);
                 continue;
             }

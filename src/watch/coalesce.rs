@@ -160,11 +160,8 @@ impl Generation {
         let bodies = |is_counted: fn(&&Told) -> bool| {
             told.iter().filter(is_counted).map(|told| told.object.body().len()).sum::<usize>()
         };
-        let size = Size {
-            entries: told.capacity() * size_of::<Told>(),
-            bodies: bodies(|_| true),
-            had: bodies(|told| told.event_type == EventType::Deleted),
-        };
+        let had = bodies(|told| told.event_type == EventType::Deleted);
+        let size = Size { entries: told.capacity() * size_of::<Told>(), bodies: bodies(|_| true), had };
         Telling { told, versions, offset, size, _alive: Alive::new(Kind::Merging, 0) }
     }
 }
@@ -221,7 +218,7 @@ impl Pending {
 impl Telling {
     /// Returns the memory of its entries, and the size of the bodies that it had at first.
     pub(super) fn size(&self) -> Size {
-        Size { entries: self.told.capacity() * size_of::<Told>(), ..self.size }
+        self.size
     }
 
     /// Whether everything has been told.

@@ -387,3 +387,6 @@ impl Low {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -70,11 +70,6 @@ impl Replay {
         self.at == 0 && self.held.is_none()
     }
 
-    /// Whether the client has still to be told of a relist on the way to the version.
-    pub fn has_gap(&self) -> bool {
-        self.is_gap
-    }
-
     /// Whether everything has been told.
     pub fn is_done(&self) -> bool {
         self.batches.is_empty()

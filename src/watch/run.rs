@@ -67,3 +67,31 @@ impl Mark {
         reached.offset = offset + u64::from(self.changes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{Batch, Cause, Change, EventType, Object, Transition},
+        watch::{Deliveries, encoding::Encoding},
+    };
+
+    #[test]
+    fn a_share_takes_its_marks_and_twice_its_runs() {
+        let version = ResourceVersion::decimal(1);
+        let object =
+            std::sync::Arc::new(Object::from_json(bytes::Bytes::from_static(b"{}"), "a", version.clone()).unwrap());
+        let change = Change { old: None, new: Some(object), version: version.clone(), cause: Cause::Change };
+        let (before, changes) = (ResourceVersion::decimal(0), vec![change; 4]);
+        let batches = [Batch { before, after: version, changes, is_relist: false, is_open: true }];
+        let mut encoding = Encoding::<Deliveries>::new(&batches, &mut false);
+        let added = Transition { event_type: EventType::Added, cause: Cause::Change };
+        let mut share = |changes: &[usize]| encoding.share((), changes.iter().map(|at| (*at, added)));
+        // In this order they lie in the arena.
+        share(&[0, 1, 3, 2]);
+        let (run, mark) = (2 * size_of::<Run<Deliveries>>(), size_of::<Mark>());
+        let sizes =
+            [&[0][..], &[0, 1], &[0, 1, 3], &[0, 1, 2, 3], &[0, 2]].map(|changes| bytes::<Deliveries>(&share(changes)));
+        assert_eq!(sizes, [run + mark, run + 2 * mark, run + 3 * mark, 3 * run + 4 * mark, 2 * run + 2 * mark]);
+    }
+}

@@ -5,6 +5,7 @@ mod budget;
 mod deferred;
 #[cfg(feature = "cel")]
 mod expressions;
+mod filling;
 mod merging;
 mod policies;
 mod property;

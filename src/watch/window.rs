@@ -135,3 +135,32 @@ impl<F: Frame> Retained<F> {
         Forgotten { floor: self.wakes.front().map_or(self.wake + 1, |oldest| oldest.wake), groups }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::watch::Deliveries;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_of_wakes_that_was_long_gives_its_memory_back() {
+        let bounds = Retention { events: usize::MAX, size: usize::MAX, age: Duration::from_secs(10) };
+        let window = Window::<Deliveries>::new(bounds, Arc::default());
+        let capacity = || window.retained.lock().wakes.capacity();
+        for wakes in [40, 10_000] {
+            for _ in 0..wakes {
+                window.push(1, 0, [].into_iter(), Instant::now());
+            }
+            let long = capacity();
+            assert!(long >= wakes && long <= 2 * wakes.max(64), "{long} while there are {wakes}");
+            tokio::time::advance(Duration::from_secs(10)).await;
+            window.sweep(Instant::now());
+            assert_eq!(capacity(), long, "they are not too old yet");
+            tokio::time::advance(Duration::from_millis(1)).await;
+            window.sweep(Instant::now());
+            assert_eq!(window.retained.lock().wakes.len(), 0);
+            assert!(if wakes == 40 { capacity() == long } else { capacity() == 0 }, "{} of {long}", capacity());
+        }
+    }
+}

@@ -1,4 +1,4 @@
-# What `run` works with: $copy, a copy of the working tree that may be changed, and the part that a shard has of a list.
+# What `run` and `drawn` work with: $copy, a copy of the working tree that may be changed, and the part that a shard has of a list.
 
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/informerd/mutants}"
 # Nobody debugs a mutant; without it a build takes less time.

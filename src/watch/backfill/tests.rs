@@ -16,6 +16,22 @@ use crate::{
 
 type Reader = BacklogReader<Deliveries>;
 
+/// A waker that remembers whether it was woken.
+#[derive(Default)]
+struct Flag(std::sync::atomic::AtomicBool);
+
+impl Flag {
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl std::task::Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 fn poll(
     reader: &mut Reader,
     backfill: &Arc<Backfill<Deliveries>>,
@@ -100,6 +116,129 @@ fn blocks_that_are_kept_are_bounded_and_a_forgotten_one_is_made_again() {
     }
     assert_eq!(taken, [300; 100]);
     assert!(backfill.encoded() > 300 * 100);
+}
+
+#[test]
+fn a_block_counts_with_its_events_its_steps_and_both_of_its_keys() {
+    let (batches, selection) = (many(10), selection(""));
+    let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
+    let mut reader = Reader::new(batches, 0, at(version(1)), false);
+    assert!(poll(&mut reader, &backfill, &selection, usize::MAX).is_ready());
+    let keys = 2 * size_of::<Key<Deliveries>>();
+    let each = size_of::<Delivery>() + size_of::<Step>();
+    assert_eq!(backfill.bytes(), 10 * each + size_of::<Block<Deliveries>>() + keys);
+}
+
+/// What is between two batches is a place to stop at, and inside of one only an event is.
+#[test]
+fn a_batch_of_which_nothing_is_selected_is_one_step() {
+    let batches = batches(&vec![vec![(1, Some(true)); 10]; 10]);
+    let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
+    let mut reader = Reader::new(batches, 0, at(version(1)), false);
+    assert!(poll(&mut reader, &backfill, &selection("app=none"), usize::MAX).is_ready());
+    let keys = 2 * size_of::<Key<Deliveries>>();
+    assert_eq!(backfill.bytes(), 10 * size_of::<Step>() + size_of::<Block<Deliveries>>() + keys);
+}
+
+#[test]
+fn everybody_who_waits_for_a_block_is_woken_and_it_counts_once_though_it_is_made_twice() {
+    let (batches, selection) = (many(10), selection(""));
+    let threads = BulkThreads::manual(Arc::default());
+    let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
+    backfill.give_threads(&threads);
+    let flags: [Arc<Flag>; 3] = Default::default();
+    for flag in &flags {
+        let mut reader = Reader::new(batches.clone(), 0, at(version(1)), false);
+        let waker = Waker::from(Arc::clone(flag));
+        for _ in 0..2 {
+            let polled = reader.poll_take(&Context::from_waker(&waker), &backfill, &selection, (), 1, false);
+            assert!(polled.is_pending());
+        }
+    }
+    assert!(threads.run_one() && flags.iter().all(|flag| flag.is_set()));
+    let bytes = backfill.bytes();
+    let key = (Arc::clone(&selection), (), Replay::new(batches.clone(), 0, at(version(1))).place());
+    let mut order = Order::new(key, Replay::new(batches, 0, at(version(1))));
+    assert!(order.make(threads.queue().clock()));
+    backfill.finish(order);
+    assert_eq!((backfill.bytes(), backfill.state.lock().order.len()), (bytes, 1));
+}
+
+#[test]
+fn of_blocks_that_were_all_taken_the_oldest_is_forgotten_and_none_that_fits() {
+    let (batches, selections) = (many(10), ["app!=a", "app!=b", "app!=c", "app!=d"].map(selection));
+    let read = |backfill: &Arc<Backfill<Deliveries>>, selected: usize| {
+        let mut reader = Reader::new(batches.clone(), 0, at(version(1)), false);
+        assert!(poll(&mut reader, backfill, &selections[selected], usize::MAX).is_ready());
+        backfill.encoded()
+    };
+    let one = Arc::new(Backfill::new(1 << 20));
+    read(&one, 0);
+    let backfill = Arc::new(Backfill::new(3 * one.bytes()));
+    assert_eq!([0, 1, 2, 0, 1, 2].map(|selected| read(&backfill, selected)), [10, 20, 30, 30, 30, 30]);
+    assert_eq!(read(&backfill, 3), 40);
+    assert_eq!([1, 2, 3].map(|selected| read(&backfill, selected)), [40; 3], "these are still there");
+    assert_eq!(read(&backfill, 0), 50);
+}
+
+#[test]
+fn a_relist_after_the_last_event_is_noted_until_somebody_is_told() {
+    let mut batches = many(2);
+    let last = batches.last().unwrap();
+    let relist =
+        Batch { before: last.after.clone(), after: version(99), changes: vec![], is_relist: true, is_open: false };
+    batches.push(Arc::new(relist));
+    for (length, has_gap) in [(2, false), (3, true)] {
+        let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
+        let mut reader = Reader::new(batches[..length].to_vec(), 0, at(version(1)), false);
+        while !reader.is_done() {
+            assert!(poll(&mut reader, &backfill, &selection(""), usize::MAX).is_ready());
+        }
+        assert_eq!(reader.has_gap(), has_gap);
+    }
+}
+
+#[test]
+fn a_piece_of_work_makes_a_whole_block_in_no_time_and_few_are_begun_when_it_takes_long() {
+    let batches = many(20);
+    let clock: Arc<Stepped> = Arc::default();
+    let threads = BulkThreads::manual(Arc::clone(&clock));
+    let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
+    backfill.give_threads(&threads);
+    let order = |number: usize| {
+        let selection = selection(&format!("app!=x{number}"));
+        let mut reader = Reader::new(batches.clone(), 0, at(version(1)), false);
+        assert!(poll(&mut reader, &backfill, &selection, usize::MAX).is_pending());
+        (reader, selection)
+    };
+    let (mut reader, selection) = order(0);
+    assert!(threads.run_one() && !threads.run_one(), "one piece");
+    assert!(poll(&mut reader, &backfill, &selection, usize::MAX).is_ready());
+    let readers: Vec<_> = (1..20).map(order).collect();
+    clock.step.store(1_000_000, Ordering::SeqCst);
+    let mut most = 0;
+    while threads.run_one() {
+        most = most.max(backfill.state.lock().orders.iter().filter(|order| order.encoded > 0).count());
+    }
+    assert_eq!(most, AT_ONCE);
+    for (mut reader, selection) in readers {
+        assert!(poll(&mut reader, &backfill, &selection, usize::MAX).is_ready(), "and all are made");
+    }
+}
+
+/// Another thing may be due meanwhile.
+#[test]
+fn what_is_looked_at_in_vain_is_bounded_in_one_go() {
+    let (batches, selection) = (many(40 * 256), selection("app=none"));
+    let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
+    let mut reader = Reader::new(batches, 0, at(version(1)), false);
+    let offsets: Vec<u64> = std::iter::from_fn(|| {
+        let is_done = reader.is_done();
+        assert!(matches!(poll(&mut reader, &backfill, &selection, 100), Poll::Ready(Ok((None, 0)))));
+        (!is_done).then(|| reader.reached().offset)
+    })
+    .collect();
+    assert_eq!(offsets, [16 * 256, 32 * 256, 40 * 256]);
 }
 
 #[test]

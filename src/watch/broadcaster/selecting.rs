@@ -363,3 +363,6 @@ impl Time {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -80,6 +80,11 @@ fn a_client_is_remembered_while_it_watches_or_owes_and_no_more_than_so_many() {
     for user in 0..10 * MAX_ABSENT as u32 {
         budgets.of(&Client::User(user), at(0));
         assert!(budgets.len() <= 2 * MAX_ABSENT, "{user} clients that came and went");
+        assert!(
+            user as usize >= MAX_ABSENT || budgets.len() > user as usize,
+            "nobody is looked for before there are many"
+        );
+        assert!(budgets.sweep_at >= MAX_ABSENT, "they are not looked through for each new one");
     }
     for user in 0..10 * MAX_ABSENT as u32 {
         spends(&mut budgets, user, u64::from(user % 300 + 1));

@@ -235,3 +235,27 @@ proptest! {
         prop_assert!(told.iter().rev().skip(1).all(|event| event.version == version(1)));
     }
 }
+
+#[test]
+fn the_size_of_what_is_told_is_that_of_its_list_and_of_the_bodies() {
+    let states = ["a", "b", "c", "d"].map(|name| object(name, "u", "web", 1));
+    let came = states.each_ref().map(|state| change(None, Some(state), 1));
+    let size = merged(&Selection::default(), &came).tell(9).size();
+    let bodies: usize = states.iter().map(|state| state.body().len()).sum();
+    assert!(size.entries >= 4 * size_of::<Told>(), "{size:?}");
+    assert_eq!((size.bodies, size.had), (bodies, 0));
+    let gone = states.each_ref().map(|state| change(Some(state), None, 2));
+    let size = merged(&Selection::default(), &gone).tell(9).size();
+    assert_eq!((size.bodies, size.had), (bodies, bodies), "old states are held for it alone");
+}
+
+#[test]
+fn what_is_as_it_was_is_not_told_and_counts_with_the_last_event_that_is() {
+    let [a1, a2, b1, b2] =
+        [("a", 1), ("a", 2), ("b", 1), ("b", 2)].map(|(name, number)| object(name, "u", "web", number));
+    let back = [change(Some(&b1), Some(&b2), 3), change(Some(&b2), Some(&b1), 4)];
+    let none: [String; 0] = [];
+    assert_eq!(lines(&back, ""), none);
+    let all = [vec![change(None, Some(&a1), 1), change(Some(&a1), Some(&a2), 2)], back.to_vec()].concat();
+    assert_eq!(lines(&all, ""), ["Added Change a 2 +3 @99"]);
+}

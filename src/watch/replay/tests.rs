@@ -123,6 +123,15 @@ fn inside_a_batch_there_is_no_point_to_resume_from() {
 }
 
 #[test]
+fn what_is_reached_inside_a_batch_is_counted_from_the_first_change_of_all() {
+    let batches = batches(&[vec![(1, Some(true)), (2, Some(true)), (3, Some(true))]]);
+    let mut replay = Replay::new(batches, 10, Reached { version: version(1), offset: 11 });
+    assert_eq!(replay.reached(), Reached { version: version(1), offset: 11 });
+    replay.encode::<Deliveries>(&selection(""), (), &mut Vec::new(), usize::MAX, |_| true);
+    assert_eq!(replay.reached().offset, 12);
+}
+
+#[test]
 fn a_version_between_two_batches_never_goes_back() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(true))]]);
     let mut replay = Replay::new(batches, 0, at(version(2)));

@@ -7,20 +7,20 @@ use super::*;
 use crate::census::{Kind, alive};
 use crate::watch::{bulk::BulkThreads, selection_budget::Stepped};
 
-struct Rig {
-    clock: Arc<Stepped>,
-    threads: BulkThreads,
-    broadcaster: Broadcaster<Deliveries>,
-    world: World,
+pub(super) struct Rig {
+    pub(super) clock: Arc<Stepped>,
+    pub(super) threads: BulkThreads,
+    pub(super) broadcaster: Broadcaster<Deliveries>,
+    pub(super) world: World,
 }
 
 impl Rig {
     /// One in which nothing takes any time.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(BroadcasterConfig::default())
     }
 
-    fn with(config: BroadcasterConfig) -> Self {
+    pub(super) fn with(config: BroadcasterConfig) -> Self {
         let clock: Arc<Stepped> = Arc::default();
         let threads = BulkThreads::manual(Arc::clone(&clock));
         let broadcaster = Broadcaster::new(config, version(0)).deferring_to(Some(&threads));
@@ -28,47 +28,47 @@ impl Rig {
     }
 
     /// Each reading of the clock takes so long from now on.
-    fn cost(&self, step: Duration) {
+    pub(super) fn cost(&self, step: Duration) {
         self.clock.step.store(step.as_nanos() as u64, Ordering::SeqCst);
     }
 
-    fn pause(&self, time: Duration) {
+    pub(super) fn pause(&self, time: Duration) {
         self.clock.now.fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
     }
 
-    fn subscribe(&mut self, selection: Arc<Selection>, policy: FullChannelPolicy) -> Cursor<Deliveries> {
+    pub(super) fn subscribe(&mut self, selection: Arc<Selection>, policy: FullChannelPolicy) -> Cursor<Deliveries> {
         self.broadcaster.subscribe(live(selection, queue(policy, 4)))
     }
 
     /// Publishes so many changes of one object, as one wake.
-    fn publish(&mut self, changes: usize) {
+    pub(super) fn publish(&mut self, changes: usize) {
         let batches = self.world.several(changes);
         self.broadcaster.publish(&batches);
     }
 
     /// Publishes one, after which whoever is asked about every change is deferred.
-    fn defer(&mut self) {
+    pub(super) fn defer(&mut self) {
         self.cost(Duration::from_secs(1));
         self.publish(2);
         self.cost(Duration::ZERO);
     }
 
     /// Runs the work that there is. Returns how many pieces it was.
-    fn fill(&self) -> usize {
+    pub(super) fn fill(&self) -> usize {
         std::iter::repeat_with(|| self.threads.run_one()).take_while(|has_run| *has_run).count()
     }
 
-    fn deferred(&self) -> u64 {
+    pub(super) fn deferred(&self) -> u64 {
         self.broadcaster.stats().deferred.load(Ordering::Relaxed)
     }
 
-    fn distributed(&self) -> Reached {
+    pub(super) fn distributed(&self) -> Reached {
         self.broadcaster.reached().clone()
     }
 }
 
 /// All objects, but nothing leads to them.
-fn not(app: &str) -> Arc<Selection> {
+pub(super) fn not(app: &str) -> Arc<Selection> {
     Arc::new(Selection { labels: LabelSelector::parse(&format!("app!={app}")).unwrap(), ..Selection::default() })
 }
 

@@ -162,6 +162,54 @@ fn when_threads_do_not_keep_up_with_the_history_a_client_expires_with_its_versio
     assert_eq!((rig.retained(|stats| &stats.overmerged), rig.retained(|stats| &stats.expired)), (0, 1));
 }
 
+/// The depth of the merger is far away: it is told what the history has forgotten by its size.
+#[test]
+fn what_the_history_forgets_for_its_size_merges_for_who_lags_and_for_nobody_at_the_head() {
+    let mut rig = Rig::new(bounds(10_000, 1 << 30), 1 << 30);
+    let mut slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
+    let mut fast = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
+    for _ in 0..100 {
+        rig.publish(&[(0, Some(true))]);
+    }
+    assert_eq!(drain(&mut fast).len(), 100);
+    let following = [Some(CursorState::Following); 2];
+    let states = |slow: &Cursor<Deliveries>, fast: &Cursor<Deliveries>| [slow.gauge().state(), fast.gauge().state()];
+    assert_eq!((rig.work(), states(&slow, &fast)), (0, following), "nothing is forgotten");
+    rig.broadcaster.forget_before(&rig.places[0]);
+    rig.work();
+    let [Some(CursorState::Coalescing { entries, .. }), Some(CursorState::Following)] = states(&slow, &fast) else {
+        panic!("{:?}", states(&slow, &fast))
+    };
+    assert!(entries > 0);
+    drain(&mut slow);
+    rig.work();
+    assert_eq!(drain(&mut slow), [event(EventType::Added, "x0", 100)]);
+}
+
+/// In the unit of the frame, which is a byte.
+#[test]
+fn a_queue_merges_when_it_is_larger_than_its_bound_in_bytes_and_not_before() {
+    for (bound, merges) in [(3, false), (2, true)] {
+        let size = {
+            let mut broadcaster = broadcaster::<Text>(0);
+            let mut cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
+            broadcaster.publish(&World::at(0).several(1));
+            let taken = cursor.poll_take(&mut Context::from_waker(Waker::noop()), usize::MAX);
+            let Poll::Ready(Taken::Frames(frames)) = taken else { panic!("there is an event") };
+            frames.iter().map(|frame| frame.place().1).sum::<usize>()
+        };
+        let threads = BulkThreads::manual(Arc::default());
+        // The later ones are of the same length but for the word.
+        let word = "Modified".len() - "Added".len();
+        let config = BroadcasterConfig { queue_size: bound * (size + word) - word, ..BroadcasterConfig::default() };
+        let mut broadcaster = Broadcaster::<Text>::new(config, version(0)).deferring_to(Some(&threads));
+        let mut cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
+        broadcaster.publish(&World::at(0).several(3));
+        let taken = cursor.poll_take(&mut Context::from_waker(Waker::noop()), usize::MAX);
+        assert_eq!(taken.is_pending(), merges, "three events, and room for {bound}");
+    }
+}
+
 /// A reader, and what it has been told.
 struct Reader {
     cursor: Cursor<Deliveries>,

@@ -288,3 +288,48 @@ fn the_retention_bounds_the_initial_phase_of_every_policy() {
         assert_eq!(drain(&mut cursor), [Parked], "{policy:?}");
     }
 }
+
+#[test]
+fn a_gauge_reads_the_lag_and_what_the_policy_does_until_its_cursor_has_gone() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(FullChannelPolicy::Drop, 2)));
+    let gauge = cursor.gauge();
+    let mut world = World::at(0);
+    let mut lags = Vec::new();
+    for _ in 0..4 {
+        lags.push((gauge.lag(), gauge.state()));
+        broadcaster.publish(&world.several(1));
+    }
+    assert_eq!(take(&mut cursor, 1), modified([1]));
+    lags.push((gauge.lag(), gauge.state()));
+    drain(&mut cursor);
+    lags.push((gauge.lag(), gauge.state()));
+    let following = |lag| (Some(lag), Some(CursorState::Following));
+    let frozen = (Some(3), Some(CursorState::Frozen));
+    assert_eq!(lags, [following(0), following(1), following(2), following(3), frozen, following(0)]);
+    drop(cursor);
+    assert_eq!((gauge.lag(), gauge.state()), (None, None));
+}
+
+#[test]
+fn what_is_just_as_large_as_the_room_fits_and_what_is_not_encoded_yet_has_no_size() {
+    let threads = BulkThreads::manual(Arc::default());
+    let mut broadcaster =
+        Broadcaster::<Deliveries>::new(BroadcasterConfig::default(), version(0)).deferring_to(Some(&threads));
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(FullChannelPolicy::Coalesce, 1)));
+    let mut world = World::at(0);
+    let fitting = |cursor: &mut Cursor<Deliveries>, size| match cursor
+        .poll_take_fitting(&mut Context::from_waker(Waker::noop()), size)
+    {
+        Poll::Ready(taken) => taken.map(items),
+        Poll::Pending => Ok(Vec::new()),
+    };
+    broadcaster.publish(&world.several(1));
+    assert_eq!(fitting(&mut cursor, 0), Err(TooLarge(Some(1))));
+    assert_eq!(fitting(&mut cursor, 1), Ok(modified([1])));
+    broadcaster.publish(&world.several(3));
+    assert_eq!(fitting(&mut cursor, 1), Ok(vec![]), "it merges");
+    while threads.run_one() {}
+    assert_eq!(fitting(&mut cursor, 1000), Err(TooLarge(None)));
+    assert_eq!(drain(&mut cursor), modified([4]));
+}

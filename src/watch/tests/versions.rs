@@ -77,6 +77,23 @@ fn an_open_batch_is_delivered_before_its_version_and_left_out_for_who_has_all_of
     assert_eq!((has_it.version(), has_it.reached().offset), (&version(12), 5));
 }
 
+/// Of a version that is complete there is nothing to leave out; what comes at it all the same was not there before.
+#[test]
+fn who_joins_after_the_version_that_is_reached_gets_what_comes_at_it() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    broadcaster.publish(&[world.one("a", "web")]);
+    let mut cursor = broadcaster.subscribe_after(live(everything(), REPLAY), &version(1));
+    let late = Batch { before: version(1), after: version(1), ..world.one("b", "web") };
+    let late = Batch {
+        changes: late.changes.into_iter().map(|change| Change { version: version(1), ..change }).collect(),
+        ..late
+    };
+    broadcaster.publish(&[late]);
+    let names: Vec<_> = deliveries(&mut cursor).iter().map(|d| d.object.key().name().to_owned()).collect();
+    assert_eq!(names, ["b"]);
+}
+
 #[test]
 fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
     let mut broadcaster = broadcaster::<Deliveries>(0);

@@ -1,0 +1,53 @@
+//! The time of one cycle: who pays for it.
+
+use super::*;
+use crate::{
+    model::ResourceVersion,
+    watch::{BroadcasterConfig, Deliveries, merger::MergerConfig, room::Room},
+};
+
+fn groups(count: usize) -> Vec<Arc<Group<Deliveries>>> {
+    let reached = Reached { version: ResourceVersion::decimal(0), offset: 0 };
+    let group = |id| {
+        let room = Arc::new(Room::new(Duration::ZERO, Arc::default()));
+        let config = MergerConfig::of(&BroadcasterConfig::default());
+        let merger = crate::watch::merger::Merger::new(config, None, Arc::default(), &reached);
+        Arc::new(Group::new(id, Arc::default(), (), true, reached.clone(), room, merger))
+    };
+    (0..count).map(group).collect()
+}
+
+fn time(left: u64, groups: usize) -> Time {
+    Time { left, spent: 0, is_deferred: vec![false; groups] }
+}
+
+#[test]
+fn a_group_that_takes_more_than_is_left_pays_for_it_itself() {
+    let groups = groups(3);
+    let mut time = time(100, 3);
+    time.settle(&groups, &[0], 100, false);
+    assert!(!time.is_deferred[0], "it has taken what there is, and no more");
+    time.settle(&groups, &[1], 1000, false);
+    assert_eq!(time.is_deferred, [false, true, false]);
+    assert!(time.admits(2, 0), "nobody else pays for it");
+    assert!(!time.admits(2, 1), "and nothing is left of the rest");
+    assert_eq!(time.is_deferred, [false, true, true]);
+    assert!(!time.admits(2, 0), "whoever was left out once stays so to the end of the cycle");
+}
+
+#[test]
+fn groups_that_have_seen_the_cycle_to_its_end_are_not_deferred_for_what_they_took() {
+    let groups = groups(3);
+    let mut time = time(100, 3);
+    time.is_deferred[2] = true;
+    time.settle(&groups, &[0, 1, 2], 1000, true);
+    assert_eq!((time.is_deferred.as_slice(), time.spent, time.left), (&[false, false, true][..], 3000, 100));
+}
+
+#[test]
+fn what_several_took_together_is_paid_by_all_of_them() {
+    let groups = groups(3);
+    let mut time = time(100, 3);
+    time.settle(&groups, &[0, 1], 51, false);
+    assert_eq!((time.is_deferred.as_slice(), time.spent, time.left), (&[true, true, false][..], 102, 202));
+}

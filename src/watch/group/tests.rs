@@ -1,0 +1,74 @@
+//! The lists of a log: how long they are, and for whom they are.
+
+use std::time::Duration;
+
+use super::*;
+use crate::watch::{BroadcasterConfig, Deliveries, broadcaster::BroadcasterStats, merger::MergerConfig};
+
+const QUEUE: QueueOptions = QueueOptions { policy: FullChannelPolicy::Replay, length: 1 };
+
+fn version(number: u128) -> ResourceVersion {
+    ResourceVersion::decimal(number)
+}
+
+fn group() -> Group<Deliveries> {
+    let stats: Arc<BroadcasterStats> = Arc::default();
+    let reached = Reached { version: version(1), offset: 0 };
+    let room = Arc::new(Room::new(Duration::ZERO, Arc::clone(&stats)));
+    let merger = Merger::new(MergerConfig::of(&BroadcasterConfig::default()), None, stats, &reached);
+    Group::new(0, Arc::default(), (), false, reached, room, merger)
+}
+
+/// Subscribes so many slots that are parked and leave out everything up to a version.
+fn slots(log: &mut Log<Deliveries>, count: u64) -> Vec<usize> {
+    let subscribe = |id| {
+        let slot = log.subscribe(id, QUEUE, Phase::Live, None, 0);
+        log.leave_out(slot, 0, Some(&version(9)));
+        assert!(log.park(slot, Waker::noop()).is_none());
+        slot
+    };
+    (0..count).map(subscribe).collect()
+}
+
+#[test]
+fn lists_of_slots_that_were_long_give_their_memory_back_as_slots_go() {
+    let group = group();
+    let mut log = group.log.lock();
+    let slots = slots(&mut log, 4096);
+    let capacities = |log: &Log<Deliveries>| [log.slots.capacity(), log.parked.capacity(), log.leaving_out.capacity()];
+    assert!(capacities(&log).iter().all(|capacity| *capacity >= 4096));
+    for slot in slots.into_iter().rev() {
+        log.unsubscribe(slot);
+        let (left, [slots, parked, leaving_out]) = (log.slots.len(), capacities(&log));
+        assert!(slots <= 2 * left + 16, "{slots} for {left}");
+        assert!(parked.max(leaving_out) <= 4 * left + 64, "{parked} and {leaving_out} for {left}");
+    }
+}
+
+/// Once for as many as have gone, and not for each of them.
+#[test]
+fn indexes_of_slots_that_have_gone_are_taken_out_of_the_parked_ones_together() {
+    let group = group();
+    let mut log = group.log.lock();
+    let slots = slots(&mut log, 20);
+    let parked = slots.into_iter().map(|slot| {
+        log.unsubscribe(slot);
+        log.parked_len()
+    });
+    let parked: Vec<usize> = parked.collect();
+    // When they are more than twice those that are left, and four.
+    assert_eq!(parked, [vec![20; 12], vec![7; 6], vec![1, 1]].concat());
+}
+
+#[test]
+fn a_slot_that_goes_takes_what_it_leaves_out_with_it_and_nothing_else() {
+    let group = group();
+    let mut log = group.log.lock();
+    let [gone, stays] = slots(&mut log, 2)[..] else { panic!("there are two") };
+    log.unsubscribe(gone);
+    let mut reached = Reached { version: version(1), offset: 0 };
+    assert!(log.is_leaving_out(stays, &mut reached));
+    let next = log.subscribe(2, QUEUE, Phase::Live, None, 0);
+    assert_eq!(next, gone, "the index is used again");
+    assert!(!log.is_leaving_out(next, &mut reached));
+}

@@ -1,0 +1,157 @@
+//! Threads that fill groups: in which order, in which pieces, and what is kept for them.
+
+use std::time::Duration;
+
+use FullChannelPolicy::Replay;
+
+use super::{
+    deferred::{Rig, not},
+    *,
+};
+
+#[test]
+fn what_is_costly_does_not_wait_until_there_is_nothing_cheap() {
+    let mut rig = Rig::new();
+    let cheap: Vec<_> = (0..200).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
+    let costly = rig.subscribe(not("db"), Replay);
+    rig.defer();
+    rig.fill();
+    // Eight jobs of the cheap ones.
+    for (cursor, cost) in cheap.iter().map(|cursor| (cursor, 40_000)).chain([(&costly, 100_000_000)]) {
+        cursor.set_cost(cost);
+    }
+    rig.publish(20);
+    rig.cost(Duration::from_millis(1));
+    // Each job needs twenty pieces.
+    assert!((0..50).all(|_| rig.threads.run_one()));
+    assert_eq!(costly.filled().unwrap().offset, 22);
+    assert!(cheap.iter().any(|cursor| cursor.filled().unwrap().offset == 2));
+}
+
+#[test]
+fn groups_that_are_behind_at_different_places_are_filled_from_their_own() {
+    let mut rig = Rig::new();
+    let mut first = rig.subscribe(not("db"), Replay);
+    rig.defer();
+    let mut second = rig.subscribe(not("x"), Replay);
+    rig.defer();
+    assert_eq!(rig.deferred(), 2);
+    rig.fill();
+    assert_eq!((drain(&mut first), drain(&mut second)), (modified(1..=4), modified(3..=4)));
+}
+
+/// A block is of many changes, however many there were before it.
+#[test]
+fn a_backlog_of_small_wakes_is_filled_in_one_piece() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Replay);
+    for _ in 0..3 {
+        rig.publish(100);
+    }
+    rig.defer();
+    rig.fill();
+    assert_eq!(rig.deferred(), 1);
+    for _ in 0..100 {
+        rig.publish(1);
+    }
+    assert_eq!(rig.fill(), 1);
+    assert_eq!(drain(&mut cursor), modified(1..=402));
+}
+
+#[test]
+fn what_was_published_is_not_kept_when_it_is_filled_or_its_history_has_ended() {
+    let mut rig = Rig::new();
+    let cursor = rig.subscribe(not("db"), Replay);
+    rig.defer();
+    let publish = |rig: &mut Rig| {
+        let batch = Arc::new(rig.world.one("a", "web"));
+        rig.broadcaster.publish(&[Arc::clone(&batch)]);
+        assert!(Arc::strong_count(&batch) > 1);
+        batch
+    };
+    let filled = publish(&mut rig);
+    rig.fill();
+    assert_eq!((rig.deferred(), Arc::strong_count(&filled)), (1, 1));
+    let ended = publish(&mut rig);
+    rig.broadcaster.restart(&End::HistoryChanged, version(100));
+    assert_eq!(Arc::strong_count(&ended), 1);
+    drop(cursor);
+}
+
+/// A cost that is just what is left fits, at first by itself and then beside others.
+#[test]
+fn a_group_that_takes_just_what_a_cycle_has_is_not_deferred() {
+    let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
+    for (cost, deferred) in [(budget / 2, 0), (budget / 2 + 1, 1)] {
+        let mut rig = Rig::new();
+        let cursors = [rig.subscribe(not("a"), Replay), rig.subscribe(not("b"), Replay)];
+        for cursor in &cursors {
+            cursor.set_cost(cost);
+        }
+        rig.publish(1);
+        assert_eq!(rig.deferred(), deferred, "{cost}");
+    }
+}
+
+/// Nothing is taken back for a cycle that is larger than those of late, or for more than seven tenths of the budget.
+#[test]
+fn a_group_is_taken_back_when_it_fits_with_room_to_spare_at_the_changes_of_late() {
+    let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
+    let taken_back = |cost: u64, changes: usize| {
+        let mut rig = Rig::new();
+        let cursor = rig.subscribe(not("db"), Replay);
+        rig.defer();
+        rig.fill();
+        rig.pause(Duration::from_secs(60));
+        // Only the last cycle counts, of those that had no more changes.
+        for _ in 0..100 {
+            cursor.set_cost(10 * budget);
+            rig.publish(1);
+            rig.fill();
+        }
+        cursor.set_cost(cost);
+        rig.publish(changes);
+        rig.deferred() == 0
+    };
+    // It was deferred by a cycle of two.
+    assert!(taken_back(budget / 100 * 35, 1) && !taken_back(budget / 100 * 35 + 1, 1));
+    assert!(taken_back(budget / 100 * 7, 10) && !taken_back(budget / 100 * 7 + 1, 10));
+}
+
+#[test]
+fn a_cycle_of_many_changes_is_reckoned_with_for_a_while() {
+    let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
+    let mut rig = Rig::new();
+    let cursor = rig.subscribe(not("db"), Replay);
+    rig.publish(100);
+    rig.defer();
+    rig.fill();
+    rig.pause(Duration::from_secs(60));
+    let mut cycles = 0;
+    while rig.deferred() == 1 {
+        // It fits beside ten changes, and not beside more.
+        cursor.set_cost(budget / 100 * 7);
+        rig.publish(1);
+        rig.fill();
+        cycles += 1;
+        assert!(cycles < 100);
+    }
+    assert!((5..30).contains(&cycles), "an eighth is forgotten with each cycle: {cycles}");
+}
+
+/// Each is another time, and of one that is over nothing is done.
+#[test]
+fn a_group_that_is_deferred_again_is_filled_once() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Replay);
+    for round in 0..3 {
+        rig.defer();
+        assert_eq!(rig.deferred(), 1);
+        rig.fill();
+        rig.pause(Duration::from_secs(60));
+        cursor.set_cost(0);
+        rig.publish(1);
+        assert_eq!((rig.deferred(), rig.fill()), (0, 0), "{round}");
+    }
+    assert_eq!(drain(&mut cursor), modified(1..=9));
+}
