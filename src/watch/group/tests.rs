@@ -72,3 +72,30 @@ fn a_slot_that_goes_takes_what_it_leaves_out_with_it_and_nothing_else() {
     assert_eq!(next, gone, "the index is used again");
     assert!(!log.is_leaving_out(next, &mut reached));
 }
+
+#[test]
+fn a_list_of_runs_has_room_for_half_as_many_more_and_gives_the_rest_back() {
+    let group = group();
+    let mut log = group.log.lock();
+    let object = Arc::new(crate::model::Object::from_json(bytes::Bytes::from_static(b"{}"), "a", version(1)).unwrap());
+    let delivery = crate::watch::Delivery {
+        event_type: crate::model::EventType::Added,
+        cause: crate::model::Cause::Change,
+        object,
+        object_version: version(1),
+        version: version(1),
+        coalesced: 0,
+    };
+    let frame = Deliveries::freeze(vec![delivery]);
+    let mark = || Box::from([Mark { end: 1, changes: 1, version: version(1) }]);
+    for wake in 0..4096 {
+        log.push((wake, wake), frame.clone(), 1, mark());
+        let (capacity, runs) = (log.runs.capacity(), log.runs.len());
+        assert!(capacity <= 1 + runs + runs / 2, "{capacity} for {runs}");
+    }
+    for floor in [4096 - 1000, 4096 - 10, 4096] {
+        log.trim_below(floor);
+        let (capacity, runs) = (log.runs.capacity(), log.runs.len());
+        assert_eq!(capacity, runs + runs / 2);
+    }
+}

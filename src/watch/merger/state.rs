@@ -137,3 +137,50 @@ impl<F: Frame> State<F> {
         Some(first)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{census::Kind, model::ResourceVersion, watch::Deliveries};
+
+    fn reached(offset: u64) -> Reached {
+        Reached { version: ResourceVersion::decimal(offset.into()), offset }
+    }
+
+    /// Began at 1,000 and may have 100 changes, and so much has come.
+    fn state(head: u64) -> State<Deliveries> {
+        State { head, ..State::new(&reached(1000), 100) }
+    }
+
+    #[tokio::test]
+    async fn what_is_forgotten_next_is_a_part_of_what_a_history_may_have_or_has() {
+        assert_eq!([1000, 1074, 1075, 1076, 1100].map(|head| state(head).limit(4)), [925, 999, 1000, 1001, 1025]);
+        assert_eq!([1000, 1100].map(|head| state(head).limit(2)), [950, 1050]);
+        // It has forgotten something: by its size, as it may have more events.
+        let forgotten = State { oldest: reached(1040), ..state(1060) };
+        assert_eq!((forgotten.limit(4), forgotten.limit(2)), (1045, 1050));
+        let nothing = State { oldest: reached(1000), ..state(1060) };
+        assert_eq!(nothing.limit(4), 985);
+        // By its age; and nothing that has not come.
+        assert_eq!(State { aged: 1050, ..state(1060) }.limit(4), 1050);
+        assert_eq!(State { aged: 2000, ..state(1060) }.limit(4), 1060);
+    }
+
+    #[tokio::test]
+    async fn of_what_the_history_has_forgotten_a_bound_is_kept() {
+        let mut state = state(1010);
+        for first in 1000..1010 {
+            let alive = Alive::new(Kind::Merging, 0);
+            let (end, at) = (reached(first + 1), Instant::now());
+            state.published.push_back(Arc::new(Published { batches: vec![], first, end, size: 7, at, _alive: alive }));
+        }
+        state.oldest = reached(1004);
+        let mut forgotten = VecDeque::new();
+        state.pass(4 * 7, &mut forgotten);
+        assert_eq!((state.passed, forgotten.len()), (4, 0), "just as much as may be kept");
+        state.pass(3 * 7, &mut forgotten);
+        assert_eq!((state.passed, forgotten.len(), state.published.len()), (3, 1, 9));
+        assert_eq!(state.forget_before(1008).len(), 7);
+        assert_eq!((state.passed, state.published.len()), (0, 2));
+    }
+}

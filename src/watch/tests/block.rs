@@ -39,26 +39,31 @@ async fn waits(broadcaster: &mut Broadcaster<Deliveries>) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
-    let mut broadcaster = broadcaster::<Deliveries>(0);
-    let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, 4)));
-    let mut world = World::at(0);
-    prove(&mut broadcaster, &mut world, 4, &mut [&mut cursor]);
-    for _ in 0..3 {
+    // By events, and by size, which is as many.
+    for (length, queue_size) in [(4, usize::MAX), (1000, 4)] {
+        let config = BroadcasterConfig { queue_size, ..BroadcasterConfig::default() };
+        let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
+        let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, length)));
+        let mut world = World::at(0);
+        prove(&mut broadcaster, &mut world, length, &mut [&mut cursor]);
+        for _ in 0..3 {
+            broadcaster.publish(&world.several(1));
+            assert!(!broadcaster.is_blocked());
+        }
         broadcaster.publish(&world.several(1));
+        assert!(broadcaster.is_blocked());
+        let mut ready = tokio_test::task::spawn(broadcaster.ready());
+        tokio_test::assert_pending!(ready.poll());
+        let read = length as u128;
+        assert_eq!(take(&mut cursor, 1), modified([read + 1]));
+        assert!(!ready.is_woken(), "three of four are still there");
+        assert_eq!(take(&mut cursor, 1), modified([read + 2]));
+        assert!(ready.is_woken());
+        tokio_test::assert_ready!(ready.poll());
+        drop(ready);
         assert!(!broadcaster.is_blocked());
+        assert_eq!(drain(&mut cursor), modified([read + 3, read + 4]));
     }
-    broadcaster.publish(&world.several(1));
-    assert!(broadcaster.is_blocked());
-    let mut ready = tokio_test::task::spawn(broadcaster.ready());
-    tokio_test::assert_pending!(ready.poll());
-    assert_eq!(take(&mut cursor, 1), modified([5]));
-    assert!(!ready.is_woken(), "three of four are still there");
-    assert_eq!(take(&mut cursor, 1), modified([6]));
-    assert!(ready.is_woken());
-    tokio_test::assert_ready!(ready.poll());
-    drop(ready);
-    assert!(!broadcaster.is_blocked());
-    assert_eq!(drain(&mut cursor), modified([7, 8]));
 }
 
 #[tokio::test(start_paused = true)]

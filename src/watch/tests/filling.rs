@@ -93,6 +93,18 @@ fn a_group_that_takes_just_what_a_cycle_has_is_not_deferred() {
     }
 }
 
+/// Of a cycle that it has seen to its end it has all that there is.
+#[test]
+fn a_group_that_takes_long_for_the_last_change_is_not_deferred_before_the_next() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Replay);
+    rig.cost(Duration::from_secs(1));
+    rig.publish(1);
+    assert_eq!((rig.deferred(), drain(&mut cursor)), (0, modified([1])));
+    rig.publish(1);
+    assert_eq!((rig.deferred(), drain(&mut cursor)), (1, vec![]));
+}
+
 /// Nothing is taken back for a cycle that is larger than those of late, or for more than seven tenths of the budget.
 #[test]
 fn a_group_is_taken_back_when_it_fits_with_room_to_spare_at_the_changes_of_late() {

@@ -96,7 +96,7 @@ fn the_writer_merges_nothing_and_threads_merge_in_slices() {
     assert!(rig.work() >= 100, "it merges up to what has come meanwhile");
     assert!(flag.is_set());
     let told = drain(&mut slow);
-    assert_eq!(told.len(), 10);
+    assert_eq!((told.len(), slow.taken()), (10, 10));
     assert_eq!(told.last(), Some(&event(EventType::Added, "x0", 150)));
 }
 
@@ -208,6 +208,66 @@ fn a_queue_merges_when_it_is_larger_than_its_bound_in_bytes_and_not_before() {
         let taken = cursor.poll_take(&mut Context::from_waker(Waker::noop()), usize::MAX);
         assert_eq!(taken.is_pending(), merges, "three events, and room for {bound}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_nearly_as_old_as_a_history_may_be_merges_for_who_lags() {
+    let age = Duration::from_secs(100);
+    let mut rig = Rig::new(Retention { age, ..bounds(10_000, 1 << 30) }, 1 << 30);
+    let slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
+    let mut states = Vec::new();
+    for seconds in [0, 30, 45, 1] {
+        rig.publish(&[(0, Some(true))]);
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        rig.broadcaster.sweep();
+        rig.work();
+        states.push(matches!(slow.gauge().state(), Some(CursorState::Coalescing { .. })));
+    }
+    assert_eq!(states, [false, false, false, true], "after more than three quarters of it");
+}
+
+/// What its reader has taken counts until it takes again, and what is ready for it until it takes that.
+#[test]
+fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
+    let held = |bound: usize, steps: usize| {
+        let mut rig = Rig::new(bounds(10_000, 1 << 30), bound);
+        let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
+        let publish = |rig: &mut Rig| (0..20).for_each(|name| rig.publish(&[(name, Some(true))]));
+        publish(&mut rig);
+        assert_eq!(drain(&mut cursor), []);
+        rig.work();
+        if steps > 0 {
+            assert_eq!(take(&mut cursor, 1).len(), 1, "the rest of it is held");
+        }
+        publish(&mut rig);
+        rig.broadcaster.forget_before(&rig.places[rig.places.len() - 1].clone());
+        rig.work();
+        let state = cursor.gauge().state();
+        (rig.retained(|stats| &stats.overmerged), state)
+    };
+    for steps in [0, 1] {
+        let (lost, Some(CursorState::Coalescing { entries, bodies })) = held(1 << 30, steps) else {
+            panic!("it merges")
+        };
+        assert_eq!(lost, 0);
+        // All of the first generation are new to the client, and of the second it has the old states as well.
+        assert!(entries > 0 && bodies >= 60 * 100, "{entries} {bodies}");
+        let bound = (1..).map(|step| step * 100).find(|bound| held(*bound, steps).0 == 0).unwrap();
+        let (first, second) = (20 * 100, 40 * 100);
+        assert!(bound > first.max(second), "{bound} is more than either of them takes");
+    }
+}
+
+#[test]
+fn what_merges_for_a_client_is_not_kept_in_its_log() {
+    let mut rig = Rig::new(bounds(10_000, 1 << 30), 1 << 30);
+    let mut slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
+    for _ in 0..1000 {
+        rig.publish(&[(0, Some(true))]);
+        drop(drain(&mut slow));
+    }
+    let (bytes, _) = slow.kept();
+    assert!(bytes < 100 * 1000, "{bytes} bytes of runs and marks for a thousand changes");
 }
 
 /// A reader, and what it has been told.
