@@ -55,3 +55,8 @@ mod sync;
 pub mod telemetry;
 pub mod transport;
 pub mod watch;
+
+/// Compiles the example of the page on the library.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/library.md")]
+mod library_page {}

@@ -134,7 +134,7 @@ fn what_is_named_is_there() {
 fn the_image_is_of_this_version() {
     let dockerfile = text("Dockerfile");
     let build = concat!("docker build -f deploy/Dockerfile -t informerd:", env!("CARGO_PKG_VERSION"), " .\n");
-    assert!(dockerfile.contains(build) && text("../README.md").contains(build), "{build}");
+    assert!(dockerfile.contains(build) && text("../docs/kubernetes.md").contains(build), "{build}");
     let manifest = Manifest::read("sidecar.yaml");
     let user = &manifest.pod()["spec"]["securityContext"];
     assert!(dockerfile.contains(&format!("\nUSER {}:{}\n", user["runAsUser"], user["runAsGroup"])), "{dockerfile}");

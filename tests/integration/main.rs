@@ -14,6 +14,7 @@ mod connections;
 mod contract;
 #[cfg(feature = "kube")]
 mod deploy;
+mod documents;
 mod expressions;
 mod files;
 mod list;

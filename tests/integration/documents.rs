@@ -1,0 +1,154 @@
+//! The documents: links lead somewhere, pages begin alike, the names in them are those of the code, and the README is short.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A door, not a manual.
+const MAX_README_BYTES: usize = 10 * 1024;
+
+/// One Markdown file, without its blocks of code.
+struct Document {
+    path: PathBuf,
+    text: String,
+}
+
+/// Every document of the repository.
+fn documents() -> Vec<Document> {
+    let mut paths = Vec::new();
+    for folder in ["benches", "deploy", "docs", "examples"] {
+        walk(Path::new(folder), "md", &mut paths);
+    }
+    let entries = fs::read_dir(".").unwrap().map(|entry| PathBuf::from(entry.unwrap().file_name()));
+    paths.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    assert!(paths.len() > 15, "the documents were found");
+    let read = |path: PathBuf| {
+        let text = without_blocks(&fs::read_to_string(&path).unwrap());
+        Document { path, text }
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn walk(folder: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            walk(&path, wanted, found);
+        } else if path.extension().is_some_and(|extension| extension == wanted) {
+            found.push(path);
+        }
+    }
+}
+
+fn without_blocks(text: &str) -> String {
+    let mut is_inside = false;
+    let is_outside = |line: &&str| {
+        let is_fence = line.starts_with("```");
+        is_inside ^= is_fence;
+        !is_inside && !is_fence
+    };
+    text.lines().filter(is_outside).collect::<Vec<_>>().join("\n")
+}
+
+/// The targets of all links.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap())
+}
+
+/// What GitHub makes of the headings: lower case, without punctuation, with a hyphen for each blank.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let is_kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    headings
+        .map(|heading| heading.to_lowercase().chars().filter(is_kept).collect::<String>().replace(' ', "-"))
+        .collect()
+}
+
+/// The texts in backticks.
+fn code_spans(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file_and_a_heading() {
+    let (mut broken, mut checked) = (Vec::new(), 0);
+    for Document { path, text } in documents() {
+        for link in links(&text).filter(|link| !link.starts_with("https://")) {
+            checked += 1;
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let has_anchor = || {
+                let text = without_blocks(&fs::read_to_string(&target).unwrap());
+                anchors(&text).contains(anchor)
+            };
+            if !target.exists() || !anchor.is_empty() && !has_anchor() {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(checked > 50, "the links were found");
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn the_readme_is_short_and_leads_to_every_page() {
+    let readme = fs::read_to_string("README.md").unwrap();
+    assert!(readme.len() <= MAX_README_BYTES, "{} bytes", readme.len());
+    let mut pages = Vec::new();
+    walk(Path::new("docs"), "md", &mut pages);
+    let named: BTreeSet<PathBuf> = links(&readme).map(PathBuf::from).collect();
+    let missing: Vec<&PathBuf> = pages.iter().filter(|page| !named.contains(*page)).collect();
+    assert!(missing.is_empty(), "not in the README: {missing:?}");
+}
+
+#[test]
+fn every_page_begins_with_its_use() {
+    for Document { path, text } in documents().into_iter().filter(|document| document.path.starts_with("docs")) {
+        let mut lines = text.lines();
+        assert!(lines.next().unwrap().starts_with("# "), "{}", path.display());
+        assert_eq!(lines.next(), Some(""), "{}", path.display());
+        assert!(lines.next().unwrap().starts_with("After this page you "), "{}", path.display());
+    }
+}
+
+#[test]
+fn the_keys_in_the_documents_are_keys_of_the_configuration() {
+    let known: BTreeSet<&str> = informerd::config::reference().iter().map(|key| key.path).collect();
+    let sections = ["admin.", "drain.", "history.", "limits.", "tls.", "watch."];
+    let is_key = |span: &&str| {
+        sections.iter().any(|section| span.starts_with(section))
+            && span.bytes().all(|b| b.is_ascii_lowercase() || matches!(b, b'.' | b'_'))
+    };
+    let mut unknown = Vec::new();
+    for Document { path, text } in documents() {
+        let spans = code_spans(&text).filter(is_key).filter(|span| !known.contains(span));
+        unknown.extend(spans.map(|span| format!("{}: {span}", path.display())));
+    }
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+/// A metric is registered under its name, or under that without the crate's; its unit and `_total` are added when it is
+/// written.
+#[test]
+fn the_metrics_in_the_documents_are_in_the_code() {
+    let mut paths = Vec::new();
+    walk(Path::new("src"), "rs", &mut paths);
+    let code: String = paths.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let (mut unknown, mut checked) = (Vec::new(), 0);
+    for Document { path, text } in documents() {
+        let is_metric = |span: &&str| span.starts_with("informerd_") || span.starts_with("grpc_server_");
+        for span in code_spans(&text).filter(is_metric) {
+            checked += 1;
+            let name = span.split('{').next().unwrap().trim_end_matches("_total");
+            let name = name.strip_suffix("_bytes").or_else(|| name.strip_suffix("_seconds")).unwrap_or(name);
+            let short = name.trim_start_matches("informerd_");
+            if !code.contains(&format!("\"{name}\"")) && !code.contains(&format!("\"{short}\"")) {
+                unknown.push(format!("{}: {span}", path.display()));
+            }
+        }
+    }
+    assert!(checked > 20, "the metrics were found");
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
