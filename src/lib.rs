@@ -56,6 +56,13 @@ pub mod telemetry;
 pub mod transport;
 pub mod watch;
 
+/// Returns proptest's own configuration, but for the place of failures, which are replayed before new cases: `tests/` has them.
+#[cfg(test)]
+fn property_config() -> proptest::test_runner::Config {
+    use proptest::test_runner::{Config, FileFailurePersistence};
+    Config::with_failure_persistence(FileFailurePersistence::SourceParallel("tests/proptest-regressions"))
+}
+
 /// Compiles the example of the page on the library.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/library.md")]

@@ -451,7 +451,7 @@ fn sections_may_be_left_empty() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, ..crate::property_config() })]
 
     #[test]
     fn loading_does_not_panic(

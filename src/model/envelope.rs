@@ -173,6 +173,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         #[test]
         fn labels_are_what_serde_makes_a_map_of(pairs in vec(("[a-c\"é]{0,2}", "[a-z\n]{0,3}"), 0..6)) {
             let entry = |(key, value): &(String, String)| format!("{}:{}", serde_json::json!(key), serde_json::json!(value));

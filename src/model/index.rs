@@ -267,6 +267,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         #[test]
         fn any_array_of_texts_is_indexed_as_a_set(texts in vec(".{0,3}", 0..8), asked in select(vec!["", "a", "b"])) {
             let json = serde_json::json!({ "users": texts }).to_string();

@@ -440,6 +440,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         /// The two ways to make an object give the same one, wherever its envelope stands.
         #[test]
         fn an_envelope_is_the_same_whether_it_stands_in_the_body_or_not(

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::tidy::walk;
+
 /// A door, not a manual.
 const MAX_README_BYTES: usize = 10 * 1024;
 
@@ -29,17 +31,6 @@ fn documents() -> Vec<Document> {
         Document { path, text }
     };
     paths.into_iter().map(read).collect()
-}
-
-fn walk(folder: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            walk(&path, wanted, found);
-        } else if path.extension().is_some_and(|extension| extension == wanted) {
-            found.push(path);
-        }
-    }
 }
 
 fn without_blocks(text: &str) -> String {

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
+
 /// What each room may name of the crate (ARCHITECTURE.md §1); a room may always name itself.
 const ROOMS: &[(&str, &[&str])] = &[
     ("census", &[]),
@@ -45,7 +47,7 @@ struct Source {
 /// Every source, without comments and without the tests inside it.
 fn sources() -> Vec<Source> {
     let mut paths = Vec::new();
-    walk(Path::new("src"), &mut paths);
+    walk(Path::new("src"), "rs", &mut paths);
     assert!(paths.len() > 30, "the sources were found");
     let source = |path: PathBuf| {
         let relative = path.strip_prefix("src").unwrap();
@@ -57,12 +59,13 @@ fn sources() -> Vec<Source> {
     paths.into_iter().map(source).collect()
 }
 
-fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+/// Finds the files with this extension, at any depth.
+pub(crate) fn walk(directory: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            walk(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            walk(&path, wanted, found);
+        } else if path.extension().is_some_and(|extension| extension == wanted) {
             found.push(path);
         }
     }
@@ -166,6 +169,36 @@ fn every_file_says_what_it_is_and_hides_no_second_noun() {
         }
     }
     assert!(untidy.is_empty(), "{untidy:#?}");
+}
+
+/// Otherwise its failures would be kept in a folder at the top.
+#[test]
+fn every_property_test_has_the_configuration_of_the_crate() {
+    let mut others = Vec::new();
+    for Source { path, text, .. } in sources() {
+        for rest in text.split("proptest! {\n").skip(1) {
+            let first = rest.lines().next().unwrap_or_default();
+            if !first.trim_start().starts_with("#![proptest_config(") || !first.contains("crate::property_config()") {
+                others.push(format!("{}: {first}", path.display()));
+            }
+        }
+    }
+    assert!(others.is_empty(), "{others:#?}");
+}
+
+/// A file of failures is found by the path of the source that it belongs to.
+#[test]
+fn kept_failures_of_property_tests_are_replayed() {
+    let folder = "tests/proptest-regressions";
+    let mut paths = Vec::new();
+    walk(Path::new(folder), "txt", &mut paths);
+    assert!(!paths.is_empty(), "the failures were found");
+    for path in paths {
+        let source = Path::new("src").join(path.strip_prefix(folder).unwrap()).with_extension("rs");
+        let source: &'static str = source.to_str().unwrap().to_owned().leak();
+        let failures = FileFailurePersistence::SourceParallel(folder).load_persisted_failures2(Some(source));
+        assert!(!failures.is_empty(), "{}: nothing is read for {source}", path.display());
+    }
 }
 
 #[test]

@@ -267,6 +267,8 @@ fn changes() -> impl Strategy<Value = (Vec<u8>, bool)> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     /// However they are kept, batches are told as they were recorded, and their bytes are given back.
     #[test]
     fn a_backlog_is_what_was_recorded(recorded in vec(changes(), 1..20), bound in 1_usize..30) {

@@ -115,6 +115,8 @@ fn mixed() -> impl Strategy<Value = (usize, Vec<u8>)> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn a_file_that_was_overwritten_in_part_is_not_used((at, bytes) in mixed()) {
         let place = Place::new();

@@ -140,6 +140,8 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         problems(&bytes);

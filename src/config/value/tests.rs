@@ -324,6 +324,8 @@ fn of_a_long_text_the_beginning_is_shown() {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn no_text_panics(text in ".{0,40}") {
         let value = json!(text);

@@ -394,6 +394,8 @@ fn maps() -> impl Strategy<Value = serde_json::Value> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn an_expression_is_a_function_of_the_object(
         range in select(vec!["object.m", "object.m.a", "{'b': 1, 'a': object.m, 3: 1, 2u: 2, true: 0}", "[object.m, object]"]),

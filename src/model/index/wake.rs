@@ -119,6 +119,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         #[test]
         fn what_is_remembered_is_what_is_there(asked in vec((0_usize..6, 0_usize..3), 0..40)) {
             let objects: Vec<Object> = (0..6).map(|at| object("x", at / 2)).collect();

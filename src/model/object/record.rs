@@ -160,6 +160,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         /// Whatever the bytes, nothing panics, now or when the object is looked at.
         #[test]
         fn any_bytes_are_an_object_or_none(at in any::<prop::sample::Index>(), bytes in vec(any::<u8>(), 1..5)) {

@@ -305,6 +305,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         #[test]
         fn what_stays_is_what_a_tree_would_have(text in json(), paths in vec(select(vec!["x", "y.x", "x[*].y", "['z z']"]), 1..4)) {
             let cut = cut(&paths);

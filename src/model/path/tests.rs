@@ -214,6 +214,8 @@ fn any_steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn parsing_never_panics(text in ".{0,40}|[{}.a0*'\"\\\\\\[\\]é]{0,20}") {
         if let Ok(path) = Path::parse(&text) {

@@ -160,6 +160,8 @@ fn the_default_is_everything() {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     /// ARCHITECTURE, invariant 9, for a client that only applies what it gets.
     #[test]
     fn a_client_holds_exactly_what_matches(

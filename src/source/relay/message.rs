@@ -83,6 +83,8 @@ mod tests {
     use crate::proto::{self, PayloadFormat};
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         /// Whatever an origin serves, in whichever way it came by it.
         #[test]
         fn an_object_that_is_passed_on_is_the_same(

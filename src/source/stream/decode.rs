@@ -151,6 +151,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(crate::property_config())]
+
         /// The short way and the long way lead to the same, also where they lead to nothing.
         #[test]
         fn an_event_says_the_same_however_it_is_spaced(

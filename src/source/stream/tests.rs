@@ -358,7 +358,7 @@ fn any_part() -> impl Strategy<Value = Part> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig { cases: 32, ..crate::property_config() })]
 
     /// However it comes, in whatever pieces, and whatever lies between: what it adds up to is what was written.
     #[test]

@@ -259,6 +259,8 @@ fn an_event_that_does_not_fit_says_its_size_and_stays() {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn a_reader_takes_what_a_replay_of_its_own_would_tell(
         script in prop::collection::vec(

@@ -173,6 +173,8 @@ fn old_states_are_held_while_they_may_be_told() {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     /// A client that has a state and is told a generation has the latest state, and every event is accounted for.
     #[test]
     fn a_generation_leads_from_what_the_client_has_to_the_latest_state(

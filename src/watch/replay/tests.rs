@@ -140,6 +140,8 @@ fn a_version_between_two_batches_never_goes_back() {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn a_replay_is_what_was_published(
         script in prop::collection::vec(

@@ -107,6 +107,8 @@ fn any_change() -> impl Strategy<Value = Change> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     /// A group that is not asked would have been told of nothing, whatever else was routed and has gone.
     #[test]
     fn who_is_concerned_is_asked(

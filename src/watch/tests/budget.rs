@@ -192,7 +192,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 800, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 800, ..crate::property_config() })]
 
     #[test]
     fn the_writer_waits_no_longer_than_a_budget_and_a_tenth_of_any_time_and_only_who_spends_its_own_is_ended(

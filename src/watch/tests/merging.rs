@@ -335,7 +335,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, ..crate::property_config() })]
 
     #[test]
     fn whatever_merges_leads_to_the_truth_at_each_version(

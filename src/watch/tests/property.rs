@@ -182,7 +182,7 @@ impl Reader {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..crate::property_config() })]
 
     #[test]
     fn a_cursor_takes_exactly_its_sequence_or_says_what_is_missing(

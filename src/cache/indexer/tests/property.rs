@@ -81,6 +81,8 @@ fn fold(store: &mut Store, batch: &Batch) {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn the_store_equals_a_map_and_the_changes_of_a_batch_are_the_difference(ops in vec(any_op(), 1..40)) {
         let mut indexer = empty();

@@ -172,6 +172,8 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn what_is_written_is_read_back(value in any_json()) {
         let text = yaml(&value.to_string());

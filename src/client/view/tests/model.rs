@@ -409,7 +409,7 @@ fn steps(is_exact: bool) -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_500))]
+    #![proptest_config(ProptestConfig { cases: 1_500, ..crate::property_config() })]
 
     #[test]
     fn the_fold_is_the_state_and_each_change_is_told_once(steps in steps(true), keep_objects: bool) {

@@ -183,6 +183,8 @@ fn selectors_are_bounded() {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn parsing_never_panics(text in ".{0,40}|[ab.é,=!\\\\\\['\\]]{0,24}") {
         if let Ok(selector) = FieldSelector::parse(&text) {

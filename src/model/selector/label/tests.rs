@@ -326,6 +326,8 @@ fn any_naive() -> impl Strategy<Value = Naive> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn parsing_never_panics(text in ".{0,40}|[a1é,=!<>() \\-./]{0,24}|([ab]|in|notin|[ ,=!<>()]){0,16}") {
         if let Ok(selector) = LabelSelector::parse(&text) {

@@ -236,6 +236,8 @@ fn served(objects: &[Arc<Object>]) -> BTreeMap<String, u8> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn events_fold_to_the_merged_state(scans in prop::collection::vec((prop::collection::vec(step(), 0..5), any::<bool>()), 1..12)) {
         let mut catalog = Catalog::new("abc".into());

@@ -158,6 +158,8 @@ fn any_part() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn any_cut_of_the_bytes_finds_the_same(parts in vec(any_part(), 0..8), cuts in vec(any::<Index>(), 0..12)) {
         let bytes = parts.concat();
@@ -191,6 +193,8 @@ proptest! {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     #[test]
     fn plain_is_what_each_byte_is_by_itself(
         bytes in vec(prop_oneof![20 => any::<u8>().prop_filter("plain", |byte| is_plain(*byte)), 1 => any::<u8>()], 0..100),

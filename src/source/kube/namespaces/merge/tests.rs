@@ -99,6 +99,8 @@ fn writes() -> impl Strategy<Value = Vec<Write>> {
 }
 
 proptest! {
+    #![proptest_config(crate::property_config())]
+
     /// Invariants 3 and 12.
     #[test]
     fn whoever_resumes_from_a_merged_version_gets_what_is_above_it(
