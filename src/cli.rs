@@ -4,7 +4,6 @@
 //! configuration is wrong; 130 and 143 when a second SIGINT or SIGTERM cut an orderly end short, or the first one
 //! an `until`. The client commands also have 3, not found; 4, unavailable or too late; 5, not allowed.
 
-mod bench;
 mod by_index;
 mod check;
 mod client_flags;
@@ -75,9 +74,6 @@ enum Command {
     /// Show who watches what, and how far behind
     #[command(after_help = watchers::EXAMPLES)]
     Watchers(watchers::WatchersFlags),
-    /// Measure what watching costs a server, and check that every watcher gets everything
-    #[command(after_help = bench::EXAMPLES)]
-    Bench(bench::BenchFlags),
 }
 
 const EXAMPLES: &str = "\
@@ -123,7 +119,6 @@ impl Cli {
             Command::Watch(flags) => call(watch::run(&flags)),
             Command::Until(flags) => call(until::run(&flags)),
             Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
-            Command::Bench(flags) => exit_code(bench::run(&flags)),
         }
     }
 }

@@ -24,22 +24,20 @@
 //! - [`grpc`]: requests into queries, snapshots and cursors into answers.
 //! - [`transport`]: connections; bytes, and none of our messages.
 //! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.
-//! - [`mod@bench`]: a publisher, a load client, and what the server between them costs.
 //! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
 //! - [`app`] and [`cli`]: everything connected, and the command line.
 //! - [`census`]: what is alive, of which nothing is left in a release. `sync`: locks whose order a test can explore.
 //!
 //! Imports point inward, and a test reads the sources to enforce it:
-//! `main → cli → {app, client, bench}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
-//! model`, `grpc → transport`, `source → client → proto` (a relay is a client), `bench → proto`. `model`, `watch` and `cache` never
-//! name tonic, prost, clap or hyper; `grpc`, `source` and `bench` never import each other; only `app` sees all layers of the server.
+//! `main → cli → {app, client}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
+//! model`, `grpc → transport`, `source → client → proto` (a relay is a client). `model`, `watch` and `cache` never
+//! name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of the server.
 //!
 //! What holds everywhere: one writer per resource, on a thread of its own; a watch is joined exactly; whatever a client is
 //! not sent, it is told of in band; everything has a bound.
 
 pub mod admin;
 pub mod app;
-pub mod bench;
 pub mod cache;
 pub mod census;
 pub mod cli;

@@ -1,4 +1,4 @@
-//! `informerd bench` against a real server, very small: counts, and never times.
+//! The load generator (`benches/load`) against a real server, very small: counts, and never times.
 
 use std::{
     fs,
@@ -9,15 +9,21 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::command_line::informerd;
+use crate::{command_line::informerd, load};
 
-/// What a run says of the first subject.
+/// Returns the exit code, and the texts for stdout and stderr.
+fn run(arguments: &str) -> (u8, String, String) {
+    let arguments: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+    let (mut out, mut notes) = (Vec::new(), Vec::new());
+    let exit_code = load::execute(&arguments, &mut out, &mut notes);
+    (exit_code, String::from_utf8(out).unwrap(), String::from_utf8(notes).unwrap())
+}
+
+/// Returns the figures of the first subject.
 fn measured(arguments: &str) -> Value {
-    let arguments: Vec<&str> = arguments.split_whitespace().collect();
-    let output = informerd(&["bench"]).args(&arguments).args(["-q", "-o", "json"]).output().unwrap();
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && error.is_empty(), "{arguments:?}: {error}");
-    let mut document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (exit_code, out, notes) = run(&format!("{arguments} -q -o json"));
+    assert!(exit_code == 0 && notes.is_empty(), "{arguments}: {notes}");
+    let mut document: Value = serde_json::from_str(&out).unwrap();
     let subject = document["bench"][0]["subject"].as_str().unwrap();
     assert!(["informerd", "one stopped"].contains(&subject), "{subject}");
     document["bench"][0]["measured"].take()
@@ -146,10 +152,9 @@ fn what_cannot_be_measured_is_told_in_one_line() {
         ("w2 --local --watchers 2".to_owned(), 2, "lower --connections"),
         ("w1".to_owned(), 2, "--local"),
     ] {
-        let output = informerd(&["bench"]).args(arguments.split_whitespace()).arg("-q").output().unwrap();
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "{arguments}: {error}");
+        let (exit_code, out, error) = run(&format!("{arguments} -q"));
+        assert_eq!(exit_code, code, "{arguments}: {error}");
         assert!(error.contains(hint) && error.starts_with("error: "), "{arguments}: {hint} is not in {error}");
-        assert!(output.stdout.is_empty(), "{arguments}");
+        assert!(out.is_empty(), "{arguments}");
     }
 }

@@ -18,6 +18,8 @@ mod documents;
 mod expressions;
 mod files;
 mod list;
+#[path = "../../benches/load/load.rs"]
+mod load;
 #[cfg(feature = "kube")]
 #[path = "../upstreams/manifest.rs"]
 mod manifest;

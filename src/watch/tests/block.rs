@@ -158,7 +158,7 @@ async fn when_the_budget_of_the_resource_is_spent_nobody_is_ended_for_what_other
     assert_eq!(broadcaster.stats().blocked_micros.load(Ordering::Relaxed), 5_000_000);
 }
 
-/// Found by `informerd bench stopped --policy block`: a stopped client spent the budget of all, and in the burst after it
+/// Found by `cargo bench --bench load -- stopped --policy block`: a stopped client spent the budget of all, and in the burst after it
 /// whoever was full for a moment was ended at once.
 #[tokio::test(start_paused = true)]
 async fn who_is_full_for_a_moment_stays_though_others_have_spent_the_budget() {

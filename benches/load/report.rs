@@ -4,18 +4,18 @@ use super::stats::Spread;
 
 /// Something that is measured.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Metric {
+pub(super) struct Metric {
     /// For programs; its unit is the last part.
-    pub key: &'static str,
+    pub(super) key: &'static str,
     /// For people.
-    pub heading: &'static str,
+    pub(super) heading: &'static str,
     /// Which way is better; ratios are "so many times better than".
-    pub better: Better,
+    pub(super) better: Better,
 }
 
 /// Which way a metric is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Better {
+pub(super) enum Better {
     /// It is a cost.
     Less,
     /// It is a yield.
@@ -29,7 +29,7 @@ pub(super) type Measured = Vec<(&'static Metric, f64)>;
 
 /// What all runs gave, the first subject before those that it is compared with.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(super) struct Report {
     subjects: Vec<(&'static str, Vec<Measured>)>,
 }
 
@@ -44,7 +44,7 @@ impl Report {
     }
 
     /// What was measured of any subject, in order.
-    pub fn metrics(&self) -> Vec<&'static Metric> {
+    pub(super) fn metrics(&self) -> Vec<&'static Metric> {
         let mut metrics: Vec<&'static Metric> = Vec::new();
         for (metric, _) in self.subjects.iter().flat_map(|(_, runs)| runs).flatten() {
             if !metrics.contains(metric) {
@@ -55,23 +55,23 @@ impl Report {
     }
 
     /// The names of the subjects.
-    pub fn subjects(&self) -> impl Iterator<Item = &'static str> {
+    pub(super) fn subjects(&self) -> impl Iterator<Item = &'static str> {
         self.subjects.iter().map(|(name, _)| *name)
     }
 
     /// All values of a subject, by repetition.
-    pub fn values(&self, subject: &str, metric: &Metric) -> Vec<f64> {
+    pub(super) fn values(&self, subject: &str, metric: &Metric) -> Vec<f64> {
         let runs = self.subjects.iter().filter(|(name, _)| *name == subject).flat_map(|(_, runs)| runs);
         runs.flatten().filter(|(found, _)| *found == metric).map(|(_, value)| *value).collect()
     }
 
     /// The median of a subject; none if that was not measured.
-    pub fn spread(&self, subject: &str, metric: &Metric) -> Option<Spread> {
+    pub(super) fn spread(&self, subject: &str, metric: &Metric) -> Option<Spread> {
         Spread::of(&self.values(subject, metric))
     }
 
     /// How many times better the median of the first subject is than that of another; none if they do not compare.
-    pub fn ratio(&self, other: &str, metric: &Metric) -> Option<f64> {
+    pub(super) fn ratio(&self, other: &str, metric: &Metric) -> Option<f64> {
         let (first, _) = self.subjects.first()?;
         let (first, other) = (self.spread(first, metric)?.median, self.spread(other, metric)?.median);
         let (better, worse) = match metric.better {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use informerd::proto::pb;
+
 use super::{
     Bench, BenchError, ClientConfig, FanOut,
     publisher::Pattern,
@@ -9,19 +11,18 @@ use super::{
     run::{self, Run},
     subject::{Setup, Subject},
 };
-use crate::proto::pb;
 
 /// Watchers on connections of their own, the last of which reads nothing while events come.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stopped {
+pub(super) struct Stopped {
     /// The stopped one among them; at least 2.
-    pub watchers: usize,
+    pub(super) watchers: usize,
     /// Events.
-    pub events: u64,
+    pub(super) events: u64,
     /// Events a second.
-    pub rate: f64,
+    pub(super) rate: f64,
     /// What BLOCK allows for.
-    pub block_timeout: Duration,
+    pub(super) block_timeout: Duration,
 }
 
 const SERVER: Metric = Metric { key: "server_us", heading: "SERVER us", better: Better::Less };

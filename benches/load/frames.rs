@@ -20,7 +20,7 @@ pub(super) enum Part<'a> {
 /// Why what was read cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the server sent padded frames, which the load client does not read")]
-pub struct Padded;
+pub(super) struct Padded;
 
 /// Cuts frames out of a stream of bytes.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub(super) const HEADER_BYTES: usize = 9;
 /// What is kept of a frame that is not DATA: enough for a PING, an error code and the reason of a GOAWAY.
 pub(super) const MAX_CONTROL: usize = 256;
 /// The largest window that HTTP/2 knows.
-pub const MAX_WINDOW: u32 = (1 << 31) - 1;
+pub(super) const MAX_WINDOW: u32 = (1 << 31) - 1;
 
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;

@@ -9,13 +9,13 @@ pub(super) struct Histogram {
 
 /// The median of some repetitions, and their extremes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Spread {
+pub(super) struct Spread {
     /// The middle one; of an even number, the mean of the middle two.
-    pub median: f64,
+    pub(super) median: f64,
     /// The least.
-    pub min: f64,
+    pub(super) min: f64,
     /// The most.
-    pub max: f64,
+    pub(super) max: f64,
 }
 
 /// Buckets for each power of two.
@@ -73,7 +73,7 @@ fn floor(at: usize) -> u64 {
 
 impl Spread {
     /// Of some values; none when there are none.
-    pub fn of(values: &[f64]) -> Option<Self> {
+    pub(super) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (min, max) = (*sorted.first()?, *sorted.last()?);

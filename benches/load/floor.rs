@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream, unix::pipe},
 };
 
-/// What a record has before its message; see `src/bench/template.rs`.
+/// What a record has before its message; see `template.rs`.
 const RECORD_HEADER: usize = 8;
 const EVERYBODY: u32 = u32::MAX;
 const FRAME_HEADER: usize = 9;

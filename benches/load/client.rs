@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use informerd::proto::pb;
 use mio::{Events, Interest, Poll, Token, net::TcpStream};
 use prost::Message;
 
@@ -24,15 +25,14 @@ use super::{
     messages::{self, MessageReader, Said},
     stats::Histogram,
 };
-use crate::proto::pb;
 
 /// How the client presents itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClientConfig {
+pub(super) struct ClientConfig {
     /// The window of each stream and of each connection, in bytes; at most 2^31 - 1.
-    pub window: u32,
+    pub(super) window: u32,
     /// The largest frame that it takes, in bytes; at least 16,384.
-    pub max_frame: u32,
+    pub(super) max_frame: u32,
 }
 
 /// What all streams together have been sent.

@@ -107,10 +107,10 @@ pub(super) fn objects(mut message: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use informerd::proto::pb;
     use prost::Message;
 
     use super::*;
-    use crate::proto::pb;
 
     fn framed(messages: &[&[u8]]) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -7,7 +7,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
@@ -15,6 +15,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tempfile::NamedTempFile;
 
 use super::BenchError;
 
@@ -27,12 +28,8 @@ pub(super) struct Process {
     /// The last lines that it wrote to stderr.
     log: Arc<Mutex<VecDeque<String>>>,
     /// Removed when it ends.
-    _config: Option<ConfigFile>,
+    _config: Option<NamedTempFile>,
 }
-
-/// A configuration that was made for a server.
-#[derive(Debug)]
-pub(super) struct ConfigFile(PathBuf);
 
 /// The most that was seen while a [`Watchdog`] was looking.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -103,7 +100,11 @@ fn field(text: &str, word: &str) -> Option<u64> {
 
 impl Process {
     /// Starts a program, and waits until it says on stderr that it listens on a loopback address.
-    pub(super) fn start(program: &Path, arguments: &[String], config: Option<ConfigFile>) -> Result<Self, BenchError> {
+    pub(super) fn start(
+        program: &Path,
+        arguments: &[String],
+        config: Option<NamedTempFile>,
+    ) -> Result<Self, BenchError> {
         let name = program.display().to_string();
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -174,28 +175,6 @@ fn listening(line: &str) -> Option<SocketAddr> {
     let at = line.find("listening").and_then(|start| Some(start + line[start..].find("127.0.0.1:")?))?;
     let text = line[at..].split(|c: char| !c.is_ascii_digit() && c != '.' && c != ':').next()?;
     text.parse().ok()
-}
-
-// === impl ConfigFile ===
-
-impl ConfigFile {
-    /// Of this text, in the directory for temporary files.
-    pub(super) fn write(text: &str) -> Result<Self, BenchError> {
-        let path = std::env::temp_dir().join(format!("informerd-bench-{}.yaml", std::process::id()));
-        fs::write(&path, text).map_err(BenchError::System)?;
-        Ok(Self(path))
-    }
-
-    pub(super) fn path(&self) -> String {
-        self.0.display().to_string()
-    }
-}
-
-impl Drop for ConfigFile {
-    fn drop(&mut self) {
-        // Somebody may have cleaned up already.
-        drop(fs::remove_file(&self.0));
-    }
 }
 
 // === impl Watchdog ===

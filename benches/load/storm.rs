@@ -1,5 +1,7 @@
 //! Many clients that ask for everything at once: a storm of snapshots, and Lists.
 
+use informerd::proto::pb;
+
 use super::{
     Bench, BenchError, FanOut,
     publisher::Pattern,
@@ -7,28 +9,27 @@ use super::{
     run::{self, Run, Took},
     subject::{Setup, Subject},
 };
-use crate::proto::pb;
 
 /// Clients that watch from the current objects on, all at once, while events come.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Storm {
+pub(super) struct Storm {
     /// Watchers, each on a connection of its own.
-    pub watchers: usize,
+    pub(super) watchers: usize,
     /// What there is to be told.
-    pub objects: u64,
+    pub(super) objects: u64,
     /// Events a second meanwhile.
-    pub rate: f64,
+    pub(super) rate: f64,
 }
 
 /// Lists of everything, one after the other, while events come.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lists {
+pub(super) struct Lists {
     /// How many.
-    pub lists: u64,
+    pub(super) count: u64,
     /// In each.
-    pub objects: u64,
+    pub(super) objects: u64,
     /// Events a second meanwhile.
-    pub rate: f64,
+    pub(super) rate: f64,
 }
 
 const TIME: Metric = Metric { key: "time_s", heading: "TIME s", better: Better::Less };
@@ -67,10 +68,10 @@ impl Storm {
 impl Lists {
     /// One run: how fast they are, and how late events are meanwhile.
     pub(super) fn run(&self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
-        let Self { lists, objects, rate } = *self;
+        let Self { count, objects, rate } = *self;
         measure(bench, subject, objects, rate, |run| {
             run.connect(1, bench.client)?;
-            for list in 0..lists as usize {
+            for list in 0..count as usize {
                 let got = run.list(0)?;
                 if got != objects {
                     return Err(BenchError::Miscounted { stream: list, expected: objects, got });

@@ -1,24 +1,25 @@
-//! The flags of `informerd bench`.
+//! The flags of the load generator.
 
 use std::{
+    env,
     net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
     time::Duration,
 };
 
-use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use informerd::{client::ServerAddress, config::parse_duration, proto::pb};
 
-use crate::{
-    bench::{Bench, ClientConfig, FanOut, Idle, Lists, MAX_WINDOW, Mode, Remote, Stopped, Storm, Subject},
-    cli::{FAILED, client_flags::FormatFlags, failure::Failure},
-    client::ServerAddress,
-    config::parse_duration,
-    proto::pb,
+use super::{
+    Bench, ClientConfig, FanOut, Idle, Lists, MAX_WINDOW, Mode, Remote, Stopped, Storm, Subject,
+    command::{EXAMPLES, Failure},
+    print::Output,
 };
 
-/// How to measure what.
-#[derive(Debug, Clone, Args)]
-pub(in super::super) struct BenchFlags {
+/// Measure what watching costs a server, and check that every watcher gets everything
+#[derive(Debug, Clone, Parser)]
+#[command(bin_name = concat!("cargo bench --bench ", env!("CARGO_CRATE_NAME"), " --"), max_term_width = 100, after_help = EXAMPLES)]
+pub(super) struct Flags {
     #[command(subcommand)]
     mode: ModeFlags,
 }
@@ -45,9 +46,13 @@ enum ModeFlags {
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("target").args(["local", "server"]).required(true))]
 pub(super) struct CommonFlags {
-    /// Start an informerd of this program for each run, and end it afterwards
+    /// Start an informerd for each run, and end it afterwards
     #[arg(long, help_heading = "Server")]
     local: bool,
+
+    /// With --local: the informerd to start [default: the one of this build]
+    #[arg(long, value_name = "FILE", conflicts_with = "server", help_heading = "Server")]
+    program: Option<PathBuf>,
 
     /// Measure the informerd that runs there: `HOST:PORT`
     #[arg(long, value_name = "ADDR", requires = "feed", help_heading = "Server")]
@@ -65,8 +70,8 @@ pub(super) struct CommonFlags {
     #[arg(long, value_name = "PID", help_heading = "Server")]
     pid: Option<u32>,
 
-    /// Measure these as well, in turns: `naive=PROGRAM`, `floor=PROGRAM`, separated by commas (benches/wire has both)
-    #[arg(long, value_name = "NAME=PROGRAM", value_delimiter = ',', value_parser = parse_baseline, help_heading = "Server")]
+    /// Measure these as well, in turns: `naive`, `floor`, separated by commas; `naive=PROGRAM` is one of another build
+    #[arg(long, value_name = "NAME[=PROGRAM]", value_delimiter = ',', value_parser = parse_baseline, help_heading = "Server")]
     baseline: Vec<Subject>,
 
     /// Events that a server started by --local keeps in its history, which is part of RSS; more where the mode needs more
@@ -113,8 +118,13 @@ pub(super) struct CommonFlags {
     #[arg(short, long)]
     pub(super) quiet: bool,
 
-    #[command(flatten)]
-    pub(super) format: FormatFlags,
+    /// The form of the output
+    #[arg(short, long, value_name = "FORM", value_enum, default_value_t, help_heading = "Output")]
+    pub(super) output: Output,
+
+    /// No line with the names of the columns
+    #[arg(long, help_heading = "Output")]
+    pub(super) no_headers: bool,
 }
 
 /// How many events, and how fast.
@@ -262,17 +272,22 @@ fn parse_rate(text: &str) -> Result<f64, String> {
 }
 
 fn parse_baseline(text: &str) -> Result<Subject, String> {
-    match text.split_once('=') {
-        Some((_, "")) => Err("the program is missing after `=`".to_owned()),
-        Some(("naive", program)) => Ok(Subject::Naive { program: program.into() }),
-        Some(("floor", program)) => Ok(Subject::Floor { program: program.into() }),
-        _ => Err("expected naive=PROGRAM or floor=PROGRAM".to_owned()),
+    let (name, program) = match text.split_once('=') {
+        Some((_, "")) => return Err("the program is missing after `=`".to_owned()),
+        Some((name, program)) => (name, program.into()),
+        // Which is `main.rs`.
+        None => (text, env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?),
+    };
+    match name {
+        "naive" => Ok(Subject::Naive { program }),
+        "floor" => Ok(Subject::Floor { program }),
+        _ => Err("expected naive, floor, naive=PROGRAM or floor=PROGRAM".to_owned()),
     }
 }
 
-// === impl BenchFlags ===
+// === impl Flags ===
 
-impl BenchFlags {
+impl Flags {
     pub(super) fn common(&self) -> &CommonFlags {
         match &self.mode {
             ModeFlags::W1(W1Flags { common, .. })
@@ -307,7 +322,7 @@ impl BenchFlags {
                 Mode::Storm(Storm { watchers: *watchers as usize, objects: *objects, rate: *rate })
             }
             ModeFlags::List(ListFlags { lists, held: HeldFlags { objects, rate }, .. }) => {
-                Mode::Lists(Lists { lists: *lists, objects: *objects, rate: *rate })
+                Mode::Lists(Lists { count: *lists, objects: *objects, rate: *rate })
             }
         };
         Ok(mode)
@@ -363,9 +378,7 @@ impl CommonFlags {
 
     fn subject(&self) -> Result<Subject, Failure> {
         let (Some(server), Some(feed)) = (&self.server, &self.feed) else {
-            let program = std::env::current_exe();
-            let program =
-                program.map_err(|error| Failure::new(FAILED, format!("cannot find this program: {error}")))?;
+            let program = self.program.clone().unwrap_or_else(|| env!("CARGO_BIN_EXE_informerd").into());
             return Ok(Subject::Local { program });
         };
         let (address, resource) = (resolve(server)?, self.resource.clone());
@@ -375,7 +388,7 @@ impl CommonFlags {
 
 fn resolve(server: &ServerAddress) -> Result<SocketAddr, Failure> {
     if server.is_unix() {
-        return Err(Failure::usage("the load client speaks TCP: give --server HOST:PORT"));
+        return Err(Failure::usage("the load client speaks TCP: give --server HOST:PORT".to_owned()));
     }
     let found = server.to_string().to_socket_addrs().map(|mut addresses| addresses.next());
     let unknown = |why: String| Failure::usage(format!("{server} cannot be found{why}"));
@@ -397,19 +410,11 @@ impl From<Policy> for pb::FullChannelPolicy {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Debug, Parser)]
-    struct Flags {
-        #[command(flatten)]
-        bench: BenchFlags,
-    }
-
     fn parse(arguments: &str) -> Result<(Bench, Mode), String> {
-        let flags = Flags::try_parse_from(["bench"].into_iter().chain(arguments.split_whitespace()));
-        let flags = flags.map_err(|error| error.to_string())?.bench;
+        let flags = Flags::try_parse_from(["load"].into_iter().chain(arguments.split_whitespace()));
+        let flags = flags.map_err(|error| error.to_string())?;
         let parsed = flags.common().bench().and_then(|bench| Ok((bench, flags.mode()?)));
         parsed.map_err(|failure| failure.to_string())
     }
@@ -440,7 +445,7 @@ mod tests {
         assert_eq!(mode("storm --local --objects 7"), Mode::Storm(storm));
         assert_eq!(
             mode("list --local --lists 3 --rate 5"),
-            Mode::Lists(Lists { lists: 3, objects: 100_000, rate: 5.0 })
+            Mode::Lists(Lists { count: 3, objects: 100_000, rate: 5.0 })
         );
     }
 
@@ -450,6 +455,10 @@ mod tests {
         let names: Vec<&str> = bench.subjects.iter().map(Subject::name).collect();
         assert_eq!(names, ["informerd", "naive", "floor"]);
         assert_eq!((bench.repetitions, bench.policy), (7, pb::FullChannelPolicy::Replay));
+        assert_eq!(bench.subjects[1], Subject::Naive { program: "/a".into() });
+        let (bench, _) = parse("w1 --local --program /c --baseline naive").unwrap();
+        let own = env::current_exe().unwrap();
+        assert_eq!(bench.subjects, [Subject::Local { program: "/c".into() }, Subject::Naive { program: own }]);
         let (bench, _) = parse("w1 --server 127.0.0.1:5 --feed /tmp/feed --pid 7 --resource pods").unwrap();
         let address = ([127, 0, 0, 1], 5).into();
         let remote = Remote { address, resource: "pods".to_owned(), feed: "/tmp/feed".into(), pid: Some(7) };
@@ -461,6 +470,7 @@ mod tests {
         for (arguments, hint) in [
             ("w1", "--local"),
             ("w1 --local --server 127.0.0.1:5 --feed x", "cannot be used with"),
+            ("w1 --program x --server 127.0.0.1:5 --feed x", "cannot be used with"),
             ("w1 --server 127.0.0.1:5", "--feed"),
             ("w1 --server unix:/run/x.sock --feed x", "speaks TCP"),
             ("w1 --local --baseline slow=/a", "naive=PROGRAM"),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use informerd::proto::pb;
+
 use super::{
     Bench, BenchError,
     publisher::Pattern,
@@ -9,21 +11,20 @@ use super::{
     run::{self, Run},
     subject::{Setup, Subject},
 };
-use crate::proto::pb;
 
 /// Watchers on connections, and the events for them.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FanOut {
+pub(super) struct FanOut {
     /// Streams, dealt out over the connections one by one.
-    pub watchers: usize,
+    pub(super) watchers: usize,
     /// Connections; at least 1.
-    pub connections: usize,
+    pub(super) connections: usize,
     /// What is published while it is measured; a tenth of that before.
-    pub events: u64,
+    pub(super) events: u64,
     /// Events a second; as many as are taken if there is none.
-    pub rate: Option<f64>,
+    pub(super) rate: Option<f64>,
     /// Each watcher selects one value of an index, and each event has one of so many; else everybody watches everything.
-    pub values: Option<u64>,
+    pub(super) values: Option<u64>,
 }
 
 const SERVER: Metric = Metric { key: "server_us", heading: "SERVER us", better: Better::Less };

@@ -4,10 +4,10 @@
 //! it was published. In two forms: a line of the `stream` source, and for the floor the very message that a client gets.
 
 use bytes::Bytes;
+use informerd::proto::pb;
 use prost::Message;
 
 use super::messages::PREFIX_BYTES;
-use crate::proto::pb;
 
 /// Who reads the events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,10 +130,11 @@ fn digits(place: &mut [u8], mut number: u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{
-        bench::messages::{self, Said},
-        model::{Object, ResourceVersion},
+    use informerd::model::{Object, ResourceVersion};
+
+    use super::{
+        super::messages::{self, Said},
+        *,
     };
 
     #[test]

@@ -1,4 +1,4 @@
-//! The load generator: a publisher, a load client as cheap as it can be made, and what the server between them costs.
+//! The load generator: a publisher, a load client as cheap as possible, and the cost of the server between them.
 //!
 //! ```text
 //!                publisher ──▶ source ──▶ the server ──▶ load client ──▶ counts, latencies
@@ -6,23 +6,24 @@
 //!                                             └── /proc: processor time, memory
 //! ```
 //!
-//! - Called by the command line alone. It has its own HTTP/2 client, since no client that does its work well is cheap enough
-//!   to be left out of account, and needs nothing of the house but the messages.
+//! - It has its own HTTP/2 client, since no client that does its work well is cheap enough to be left out of account. Of the
+//!   library it uses the messages, and what a command line has in common with the others.
 //! - Every run checks its counts: one with an event too many or too few for any watcher is an error, and not a figure.
-//! - Runs of the subjects alternate, so that what else happens on the machine happens to all of them.
+//! - Runs of the subjects alternate, so that other load on the machine meets all of them.
 //! - Processor time is user and system time of the whole process of the server. On loopback it has the receiving side of
 //!   every write in it. A socket that stands full moves cost from the server to the client: compare both together.
 //!
-//! Deliberately not here: the baselines, which are no part of the product; they live in `benches/wire`.
-
-#![doc = ""]
-#![doc = include_str!("../benches/README.md")]
+//! A module of three programs: the benches `load` and `wire`, and the integration tests, which run it in small and have its
+//! unit tests. The baselines are not part of it: `main.rs` serves them.
 
 mod client;
+mod command;
 mod fan_out;
+mod flags;
 mod frames;
 mod idle;
 mod messages;
+mod print;
 mod process;
 mod publisher;
 mod report;
@@ -36,7 +37,10 @@ mod witness;
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
-pub use self::{
+use informerd::proto::pb;
+
+pub(super) use self::command::execute;
+use self::{
     client::ClientConfig,
     fan_out::FanOut,
     frames::MAX_WINDOW,
@@ -47,30 +51,29 @@ pub use self::{
     storm::{Lists, Storm},
     subject::{Remote, Subject},
 };
-use crate::proto::pb;
 
 /// What is measured, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bench {
+struct Bench {
     /// The first is the one that the others are compared with.
-    pub subjects: Vec<Subject>,
+    subjects: Vec<Subject>,
     /// Runs of each subject.
-    pub repetitions: usize,
+    repetitions: usize,
     /// How the load client presents itself.
-    pub client: ClientConfig,
+    client: ClientConfig,
     /// What watchers ask for.
-    pub policy: pb::FullChannelPolicy,
+    policy: pb::FullChannelPolicy,
     /// The length of their queues, in events.
-    pub queue: u32,
+    queue: u32,
     /// Of the JSON of an object, in bytes.
-    pub size: usize,
+    size: usize,
     /// Events that a server which is started here keeps for those who come later.
-    pub history: u64,
+    history: u64,
 }
 
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Mode {
+enum Mode {
     /// W1, W2 and W3.
     FanOut(FanOut),
     /// Memory of watchers that are told nothing.
@@ -85,7 +88,7 @@ pub enum Mode {
 
 /// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
+enum BenchError {
     /// A program cannot be started.
     #[error("{name} cannot be started: {error}")]
     Start {
@@ -168,7 +171,7 @@ pub enum BenchError {
 /// # Errors
 ///
 /// At the first run that fails or whose counts do not fit.
-pub fn run(bench: &Bench, mode: &Mode, mut say: impl FnMut(&str)) -> Result<Report, BenchError> {
+fn run(bench: &Bench, mode: &Mode, mut say: impl FnMut(&str)) -> Result<Report, BenchError> {
     let mut report = Report::default();
     for repetition in 1..=bench.repetitions {
         for (name, subject, is_control) in mode.runs(&bench.subjects) {

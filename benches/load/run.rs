@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use informerd::proto::pb;
 use prost::Message;
 
 use super::{
@@ -15,7 +16,6 @@ use super::{
     template::{INDEX, node},
     witness::Witness,
 };
-use crate::proto::pb;
 
 pub(super) const P50: Metric = Metric { key: "p50_ms", heading: "P50 ms", better: Better::Less };
 pub(super) const P99: Metric = Metric { key: "p99_ms", heading: "P99 ms", better: Better::Less };

@@ -9,15 +9,17 @@ use std::{
     time::Duration,
 };
 
+use tempfile::NamedTempFile;
+
 use super::{
     BenchError,
-    process::{ConfigFile, Process},
+    process::Process,
     template::{Form, INDEX, INDEX_PATH},
 };
 
 /// A server to be measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub(super) enum Subject {
     /// An informerd that is started for each run.
     Local {
         /// The program.
@@ -40,15 +42,15 @@ pub enum Subject {
 
 /// An informerd that runs already.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remote {
+pub(super) struct Remote {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub(super) address: SocketAddr,
     /// The resource that is watched; its source is `stream`.
-    pub resource: String,
+    pub(super) resource: String,
     /// What that source reads: a named pipe.
-    pub feed: PathBuf,
+    pub(super) feed: PathBuf,
     /// Its process, if that is on this machine.
-    pub pid: Option<u32>,
+    pub(super) pid: Option<u32>,
 }
 
 /// What a run needs of the server.
@@ -81,7 +83,7 @@ const STDIN: &str = "/dev/stdin";
 
 impl Subject {
     /// What it is called in the report.
-    pub fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Local { .. } | Self::Remote(_) => "informerd",
             Self::Naive { .. } => "naive",
@@ -118,7 +120,7 @@ impl Subject {
 fn start_local(program: &Path, setup: &Setup) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
     let Setup { streams, history, block_timeout, is_indexed, .. } = setup;
     let indexes = if *is_indexed { format!("indexes: {{ {INDEX}: {{ path: {INDEX_PATH} }} }}") } else { String::new() };
-    let config = ConfigFile::write(&format!(
+    let config = written(&format!(
         "watch: {{ block_timeout: {block_timeout}ms }}\n\
          history: {{ events: {history} }}\n\
          limits: {{ streams_per_connection: {streams}, peer_share: 100 }}\n\
@@ -126,14 +128,28 @@ fn start_local(program: &Path, setup: &Setup) -> Result<(Running, Box<dyn Write 
         block_timeout = block_timeout.as_millis(),
         streams = streams + 8,
     ))?;
-    let arguments = ["serve", "--config", &config.path(), "--listen", "127.0.0.1:0", "--admin-listen", "none"];
+    let arguments = [
+        "serve",
+        "--config",
+        &config.path().display().to_string(),
+        "--listen",
+        "127.0.0.1:0",
+        "--admin-listen",
+        "none",
+    ];
     launch(program, &arguments.map(str::to_owned), Some(config))
+}
+
+/// Writes a configuration to a file that is removed with its value.
+fn written(config: &str) -> Result<NamedTempFile, BenchError> {
+    let file = tempfile::Builder::new().prefix("informerd-load-").suffix(".yaml").tempfile();
+    file.and_then(|mut file| file.write_all(config.as_bytes()).map(|()| file)).map_err(BenchError::System)
 }
 
 fn launch(
     program: &Path,
     arguments: &[String],
-    config: Option<ConfigFile>,
+    config: Option<NamedTempFile>,
 ) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
     let mut process = Process::start(program, arguments, config)?;
     let Some(stdin) = process.stdin.take() else { return Err(BenchError::Publish("no standard input".to_owned())) };

@@ -1,5 +1,7 @@
 //! What a watcher takes that is told nothing.
 
+use informerd::proto::pb;
+
 use super::{
     Bench, BenchError, FanOut,
     publisher::Pattern,
@@ -7,15 +9,14 @@ use super::{
     run::Run,
     subject::{Setup, Subject},
 };
-use crate::proto::pb;
 
 /// Watchers on connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Idle {
+pub(super) struct Idle {
     /// Streams, dealt out over the connections one by one.
-    pub watchers: usize,
+    pub(super) watchers: usize,
     /// Connections; at least 1.
-    pub connections: usize,
+    pub(super) connections: usize,
 }
 
 const IDLE: Metric = Metric { key: "idle_kib", heading: "IDLE KiB/watcher", better: Better::Less };

@@ -1,0 +1,119 @@
+//! The command line of the load generator: from arguments to an exit code.
+
+use std::io::{self, Write};
+
+use clap::Parser;
+
+use super::{BenchError, flags::Flags, print};
+
+/// A run without figures.
+#[derive(Debug)]
+pub(super) struct Failure {
+    message: String,
+    exit_code: u8,
+}
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  # what a delivery costs, saturated and at a fixed rate, of a server that is started for it
+  cargo bench --bench load -- w1 --local
+  cargo bench --bench load -- w1 --local --watchers 1000 --rate 20
+  cargo bench --bench load -- w2 --local --rate 100 --seconds 10 -o json
+
+  # memory of watchers, what a stopped client does to the others, and everything at once
+  cargo bench --bench load -- idle --local --watchers 10000 --connections 10000
+  cargo bench --bench load -- stopped --local --policy drop
+  cargo bench --bench load -- storm --local --watchers 100
+  cargo bench --bench load -- list --local
+
+  # of a server that runs already; its watch.block_timeout bounds a saturated run under BLOCK
+  mkfifo /tmp/feed
+  informerd serve --stream bench=/tmp/feed &
+  cargo bench --bench load -- w1 --server 127.0.0.1:50051 --feed /tmp/feed --pid $! --policy replay
+
+  # of another build of informerd
+  cargo bench --bench load -- w1 --local --program ../before/target/release/informerd
+
+  # beside the baselines: naive in w1, w2, w3 and idle, floor in w1, w2, w3
+  cargo bench --bench load -- w1 --local --baseline naive,floor --reps 7
+
+Every run checks that each watcher has had each of its events once; if not, there are no figures.
+Figures are medians of all runs, with the least and the most; `naive / informerd` says how many
+times better informerd's median is.
+
+  SERVER us   processor time of the server, user and system, for each delivery (w3: each event)
+  BOTH us     with that of the load client: when sockets stand full, cost moves from one to the other
+  k/s         thousands of deliveries (w3: of events) a second
+  P50, P99    from the publisher's write to the client's read; saturated, that is how full queues
+              and sockets are
+  RSS         resident memory of the server, at most
+  SOCKETS     memory of all TCP sockets of the machine, both ends, at most
+
+Exit codes: 0 done; 1 a run failed, or its counts did not fit; 2 wrong usage.";
+
+/// A run failed, or its counts did not fit.
+const FAILED: u8 = 1;
+/// The command line is wrong; clap's own code for it.
+const WRONG_USAGE: u8 = 2;
+
+/// Measures as these arguments say, and returns the exit code. Figures go to `out`, notes and errors to `notes`.
+pub(in super::super) fn execute(arguments: &[String], out: &mut impl Write, notes: &mut impl Write) -> u8 {
+    let name = [env!("CARGO_CRATE_NAME").to_owned()];
+    let flags = match Flags::try_parse_from(name.iter().chain(arguments)) {
+        Ok(flags) => flags,
+        Err(error) => {
+            let text = error.render();
+            let written = if error.use_stderr() { write!(notes, "{text}") } else { write!(out, "{text}") };
+            // A closed terminal has no reader left.
+            drop(written);
+            return error.exit_code() as u8;
+        }
+    };
+    match measure(&flags, out, notes) {
+        Ok(()) => 0,
+        Err(failure) => {
+            drop(writeln!(notes, "error: {}", failure.message));
+            failure.exit_code
+        }
+    }
+}
+
+fn measure(flags: &Flags, out: &mut impl Write, notes: &mut impl Write) -> Result<(), Failure> {
+    let common = flags.common();
+    let (bench, mode) = (common.bench()?, flags.mode()?);
+    let note = |note: &str| {
+        if !common.quiet {
+            drop(writeln!(notes, "{note}"));
+        }
+    };
+    let report = super::run(&bench, &mode, note)?;
+    match print::write(&report, common.output, !common.no_headers, out) {
+        // Its reader has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| Failure::new(format!("cannot write: {error}"))),
+    }
+}
+
+// === impl Failure ===
+
+impl Failure {
+    fn new(message: String) -> Self {
+        Self { message, exit_code: FAILED }
+    }
+
+    pub(super) fn usage(message: String) -> Self {
+        Self { message, exit_code: WRONG_USAGE }
+    }
+}
+
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
