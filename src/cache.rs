@@ -30,8 +30,6 @@ mod real_fifo;
 mod reflector;
 mod snapshot_file;
 
-#[cfg(feature = "kube")]
-pub(crate) use backoff::random_fraction;
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, Checkpoints};
 pub use demand::{Demand, Waiting};

@@ -1,10 +1,6 @@
 //! How long to wait before asking an upstream again.
 
-use std::{
-    collections::hash_map::RandomState,
-    hash::{BuildHasher, Hasher},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -59,7 +55,7 @@ impl Backoff {
         }
         let delay = self.next;
         self.next = (delay * FACTOR).min(self.config.max);
-        let jittered = delay + delay.mul_f64((random_fraction() * self.config.jitter).max(0.0));
+        let jittered = delay + delay.mul_f64((fastrand::f64() * self.config.jitter).max(0.0));
         // Healthy time counts from the end of the delay.
         self.last_at = Some(now + jittered);
         jittered
@@ -69,11 +65,6 @@ impl Backoff {
     pub fn reset(&mut self) {
         self.next = self.config.initial;
     }
-}
-
-/// In `[0, 1)`. Every `RandomState` has keys of its own, which is random enough to spread clients.
-pub(crate) fn random_fraction() -> f64 {
-    (RandomState::new().build_hasher().finish() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 #[cfg(test)]

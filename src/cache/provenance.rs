@@ -1,8 +1,8 @@
 //! The servers that a resource comes through: this one, and at a relay those before it.
 
-use std::hash::{BuildHasher, RandomState};
-
 use parking_lot::Mutex;
+
+use crate::model::random_id;
 
 /// Written by the source, if it is a relay's; read by whoever is asked where the objects come from.
 #[derive(Debug)]
@@ -16,8 +16,7 @@ pub struct Provenance {
 impl Provenance {
     /// This resource at this server, by a name that it has never had.
     pub(super) fn new() -> Self {
-        // Every `RandomState` has keys of its own, from the system's randomness.
-        Self { name: format!("{:016x}", RandomState::new().hash_one(std::process::id())), upstream: Mutex::default() }
+        Self { name: format!("{:016x}", random_id()), upstream: Mutex::default() }
     }
 
     /// The name of this resource at this server.

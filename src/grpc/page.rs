@@ -7,8 +7,8 @@
 pub(crate) mod fuzzing;
 
 use std::{
-    collections::{VecDeque, hash_map::DefaultHasher, hash_map::RandomState},
-    hash::{BuildHasher, Hash, Hasher},
+    collections::{VecDeque, hash_map::DefaultHasher},
+    hash::{Hash, Hasher},
     sync::Arc,
     time::Duration,
 };
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use super::status::Refusal;
 use crate::{
     cache::Snapshot,
+    model::random_id,
     transport::{Origin, Refused, share_of},
 };
 
@@ -69,8 +70,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 impl Pages {
     /// None yet, and at most so many; of one peer, in percent of that.
     pub(super) fn new(all: usize, peer_share: u32, refused: Refused) -> Self {
-        let process = RandomState::new().build_hasher().finish();
-        Self { process, all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
+        Self { process: random_id(), all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
     }
 
     /// The token of the page after the one that ended with `after`; the snapshot is kept for it, in the share of a peer.

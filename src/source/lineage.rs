@@ -1,20 +1,15 @@
 //! Where the versions of a source that has none of its own begin.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::model::Lineage;
+use crate::model::{Lineage, random_id};
 
 /// A text of `[a-z0-9]` that no earlier start has had: the time in milliseconds, and random digits for two starts in the
 /// same one.
 pub(super) fn new_lineage() -> Lineage {
     let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    // The standard library's hash keys are random for each instance.
-    let random = RandomState::new().hash_one(std::process::id());
     // Four digits of base 36.
-    Lineage::from(&*format!("{}{:0>4}", base36(millis), base36(random % 36_u64.pow(4))))
+    Lineage::from(&*format!("{}{:0>4}", base36(millis), base36(random_id() % 36_u64.pow(4))))
 }
 
 fn base36(mut number: u64) -> String {

@@ -17,7 +17,7 @@ use super::{
     kubeconfig::RestConfig,
     status::Status,
 };
-use crate::cache::{SourceError, SourceHealth, random_fraction};
+use crate::cache::{SourceError, SourceHealth};
 
 /// Requests of one resource.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Api {
         if let (SourceError::Busy(_) | SourceError::Incomplete(_), Some(patience)) =
             (&error, patience.or_else(|| status.retry_after()))
         {
-            let patience = patience.clamp(MIN_PATIENCE, MAX_PATIENCE).mul_f64(1.0 + random_fraction() / 4.0);
+            let patience = patience.clamp(MIN_PATIENCE, MAX_PATIENCE).mul_f64(1.0 + fastrand::f64() / 4.0);
             self.state.lock().not_before = Some(Instant::now() + patience);
         }
         error

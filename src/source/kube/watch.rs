@@ -23,7 +23,7 @@ use super::{
     replay::Replay,
 };
 use crate::{
-    cache::{Delta, SourceError, random_fraction},
+    cache::{Delta, SourceError},
     model::{Event, EventType, ObjectError, ResourceVersion},
     source::{
         problems::subject_of,
@@ -81,7 +81,7 @@ pub(super) async fn open_replay(shared: &Arc<Shared>, replay: Replay) -> Result<
 
 impl Live {
     pub(super) async fn open(shared: &Arc<Shared>, query: &[(&str, &str)]) -> Result<Self, SourceError> {
-        let time = shared.config.watch_timeout.mul_f64(1.0 + random_fraction());
+        let time = shared.config.watch_timeout.mul_f64(1.0 + fastrand::f64());
         Self::open_for(shared, query, time).await
     }
 
