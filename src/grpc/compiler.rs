@@ -6,9 +6,10 @@
 
 mod line;
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
+use quick_cache::{Weighter, unsync::Cache};
 
 use self::line::Line;
 use crate::{
@@ -23,13 +24,12 @@ pub(super) struct Compiler<T> {
     line: Arc<Line>,
 }
 
-/// The outcomes that were asked for last, the latest at the end.
-struct Recent<T> {
-    outcomes: VecDeque<(Box<str>, Result<T, ExpressionError>)>,
-    bytes: usize,
-}
+/// The outcomes that are asked for most and last.
+type Recent<T> = Cache<Box<str>, Result<T, ExpressionError>, Weight>;
 
-/// Looked through one after the other, which takes less than a microsecond.
+#[derive(Clone)]
+struct Weight;
+
 const MAX_TEXTS: usize = 256;
 /// Of the texts. What they are compiled into was seen to be up to 75 times as large.
 const MAX_BYTES: usize = 64 << 10;
@@ -38,13 +38,13 @@ const MAX_BYTES: usize = 64 << 10;
 
 impl<T: Clone + Send + 'static> Compiler<T> {
     pub(super) fn new(parse: fn(&str) -> Result<T, ExpressionError>) -> Self {
-        let recent = Recent { outcomes: VecDeque::new(), bytes: 0 };
+        let recent = Cache::with_weighter(MAX_TEXTS, MAX_BYTES as u64, Weight);
         Self { parse, recent: Mutex::new(recent), line: Arc::default() }
     }
 
     /// Returns the outcome of a text that came lately.
     pub(super) fn known(&self, text: &str) -> Option<Result<T, ExpressionError>> {
-        self.recent.lock().get(text)
+        self.recent.lock().get(text).cloned()
     }
 
     /// Compiles a text of a connection.
@@ -69,7 +69,10 @@ impl<T: Clone + Send + 'static> Compiler<T> {
             // It does not panic, and the runtime ends after the calls.
             Err(error) => return Err(ExpressionError::NotParsed(error.to_string())),
         };
-        self.recent.lock().put(text, outcome.clone());
+        // What is longer is refused at once, and not worth the others' place; what was not parsed may be the next time.
+        if text.len() <= MAX_EXPRESSION_BYTES && !matches!(outcome, Err(ExpressionError::NotParsed(_))) {
+            self.recent.lock().insert(text.into(), outcome.clone());
+        }
         drop(turn);
         outcome
     }
@@ -77,32 +80,16 @@ impl<T: Clone + Send + 'static> Compiler<T> {
 
 impl<T> fmt::Debug for Compiler<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Compiler").field("kept", &self.recent.lock().outcomes.len()).finish_non_exhaustive()
+        f.debug_struct("Compiler").field("kept", &self.recent.lock().len()).finish_non_exhaustive()
     }
 }
 
-// === impl Recent ===
+// === impl Weight ===
 
-impl<T: Clone> Recent<T> {
-    fn get(&mut self, text: &str) -> Option<Result<T, ExpressionError>> {
-        let at = self.outcomes.iter().rposition(|(known, _)| **known == *text)?;
-        let found = self.outcomes.remove(at)?;
-        let outcome = found.1.clone();
-        self.outcomes.push_back(found);
-        Some(outcome)
-    }
-
-    fn put(&mut self, text: &str, outcome: Result<T, ExpressionError>) {
-        // What is longer is refused at once, and not worth the others' place; what was not parsed may be the next time.
-        if text.len() > MAX_EXPRESSION_BYTES || matches!(outcome, Err(ExpressionError::NotParsed(_))) {
-            return;
-        }
-        self.bytes += text.len();
-        self.outcomes.push_back((text.into(), outcome));
-        while self.bytes > MAX_BYTES || self.outcomes.len() > MAX_TEXTS {
-            let Some((oldest, _)) = self.outcomes.pop_front() else { break };
-            self.bytes -= oldest.len();
-        }
+impl<T> Weighter<Box<str>, Result<T, ExpressionError>> for Weight {
+    /// Its bytes, and at least as many as make [`MAX_TEXTS`] of them [`MAX_BYTES`].
+    fn weight(&self, text: &Box<str>, _: &Result<T, ExpressionError>) -> u64 {
+        text.len().max(MAX_BYTES / MAX_TEXTS) as u64
     }
 }
 
@@ -140,8 +127,12 @@ mod tests {
             compiler.compile("a", None).await.unwrap();
         }
         assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 1, "what is asked for again stays");
+        // Which of the others has gone for the last one is the cache's choice.
+        for other in 0..MAX_TEXTS - 1 {
+            compiler.compile(&other.to_string(), None).await.unwrap();
+        }
         compiler.compile("!", None).await.unwrap_err();
-        assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 2, "what was not has gone");
+        assert!(TIMES.load(Ordering::Relaxed) > MAX_TEXTS + 1, "what was not has gone");
     }
 
     #[tokio::test]
@@ -161,16 +152,18 @@ mod tests {
         for n in 0..MAX_TEXTS + 50 {
             compiler.compile(&n.to_string(), None).await.unwrap();
         }
-        assert_eq!(compiler.recent.lock().outcomes.len(), MAX_TEXTS);
+        // A part of the room is for what is new.
+        let kept = compiler.recent.lock().len();
+        assert!((MAX_TEXTS * 9 / 10..=MAX_TEXTS).contains(&kept), "{kept}");
         for n in 100..120 {
             compiler.compile(&n.to_string().repeat(MAX_EXPRESSION_BYTES / 3), None).await.unwrap();
         }
-        let kept = compiler.recent.lock().outcomes.len();
+        let kept = compiler.recent.lock().len();
         compiler.compile(&"x".repeat(MAX_EXPRESSION_BYTES + 1), None).await.unwrap();
         let recent = compiler.recent.lock();
-        assert_eq!((kept, recent.outcomes.len()), (16, 16), "as many as there is room for, and none that is too long");
-        assert!(recent.bytes <= MAX_BYTES);
-        assert_eq!(recent.bytes, recent.outcomes.iter().map(|(text, _)| text.len()).sum::<usize>());
+        assert_eq!(recent.len(), kept, "none that is too long");
+        assert!(recent.iter().map(|(text, _)| text.len()).sum::<usize>() <= MAX_BYTES);
+        assert!(recent.iter().any(|(text, _)| text.len() > MAX_EXPRESSION_BYTES - 3), "but as long as it may be");
     }
 
     /// On a runtime of one thread, which goes on serving.
@@ -206,6 +199,6 @@ mod tests {
             assert_eq!(call.await.expect("its turn comes").unwrap(), Ok(text));
         }
         assert_eq!(MOST.load(Ordering::SeqCst), 1);
-        assert_eq!(compiler.recent.lock().outcomes.len(), 50, "each once, and not what was given up");
+        assert_eq!(compiler.recent.lock().len(), 50, "each once, and not what was given up");
     }
 }
