@@ -4,6 +4,8 @@
 //! the sockets, as much as was read in one write for each socket, with neither HTTP/2 state, flow control nor a second copy.
 //! What clients say after their calls is not even read. A socket that is full is waited for.
 
+#![allow(clippy::print_stderr, clippy::unwrap_used, reason = "a baseline that cannot go on ends, and says so")]
+
 use std::{
     io::{self, ErrorKind, IoSlice},
     os::fd::AsFd,

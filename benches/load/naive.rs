@@ -5,6 +5,8 @@
 //! broadcast is shared, so that a watch which filters an event out copies nothing. It has neither cache, history nor
 //! versions to resume from; when the slowest receiver has a full queue behind it, nothing is read, so that it loses nothing.
 
+#![allow(clippy::print_stderr, clippy::unwrap_used, reason = "a baseline that cannot go on ends, and says so")]
+
 use std::{io::BufRead, sync::Arc, time::Duration};
 
 use bytes::Bytes;

@@ -6,10 +6,10 @@
 
 #[allow(dead_code, reason = "its own main")]
 #[path = "../load/main.rs"]
-mod load;
+mod program;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    load::run(&["--local", "--baseline=naive,floor"])
+    program::run(&["--local", "--baseline=naive,floor"])
 }
