@@ -1,8 +1,9 @@
 //! The gRPC side: requests into queries, snapshots and cursors into answers.
 //!
-//! - [`Service`] holds what is served; the generated trait and the Watch service stand on it.
+//! - [`Service`] is the state of the server; handlers stand on it, and it on none of them.
 //! - [`Routes`] is what every request comes to. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, outside the
-//!   generated trait: the frames of a watch are encoded once for all watchers, and objects without making messages of them.
+//!   generated traits (`generated`): the frames of a watch are encoded once for all watchers, and objects without making messages of
+//!   them.
 //! - `until` reads such a watch in this process.
 //! - `kept` charges streams with the old states that only they have.
 //! - `slice` bounds how long a call looks at objects before others go on.
@@ -17,6 +18,7 @@ mod compiler;
 mod discovery;
 mod fair;
 mod frame;
+mod generated;
 mod get;
 mod kept;
 mod list;
@@ -24,6 +26,7 @@ mod metrics;
 mod page;
 mod query;
 mod request;
+mod resource;
 mod routes;
 mod scan;
 mod service;
@@ -38,5 +41,6 @@ pub use frame::{WireArena, WireFrame};
 pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
+pub use resource::ServedResource;
 pub use routes::{Body, Routes};
-pub use service::{Lifecycle, ServedResource, Service, ServiceConfig};
+pub use service::{Lifecycle, Service, ServiceConfig};

@@ -1,60 +1,50 @@
-//! A call outside the generated services: its deadline, its caller and its one request.
+//! A call: its client, its deadline and its one request.
 
 use std::time::Duration;
 
 use bytes::Buf;
-use http::Request;
+use http::{Extensions, HeaderMap};
 use http_body_util::BodyExt;
 use prost::Message;
 use tonic::body::Body;
 
-use super::{frame, request::RequestMessages, routes::timeout_of, service::wait_of, status::Refusal};
+use super::{frame, metrics::RpcObserver, request::RequestMessages, status::Refusal};
 use crate::{
     transport::{Origin, Peer, StreamHandle},
     watch::Client,
 };
 
-/// What is known of a call before its request is read.
+/// What is known of a call beside its request.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// [`peer`].
+    /// Where the client is, as far as the transport knows.
     pub(super) peer: Option<Peer>,
     /// By which the transport resets the stream, if it is polled by its connection.
     pub(super) stream: Option<StreamHandle>,
     /// How long it waits for the first list.
     pub(super) wait: Duration,
-    body: Option<RequestMessages<Body>>,
+    pub(super) observer: RpcObserver,
 }
+
+/// How long a read waits for a resource that is not ready, when the client's deadline is later or none.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 // === impl Call ===
 
 impl Call {
-    pub(super) fn new(request: Request<RequestMessages<Body>>) -> Self {
+    pub(super) fn new(headers: &HeaderMap, extensions: &Extensions, observer: RpcObserver) -> Self {
         Self {
-            peer: peer(request.extensions()),
-            stream: request.extensions().get().cloned(),
-            wait: wait_of(timeout_of(request.headers())),
-            body: Some(request.into_body()),
+            peer: extensions.get().copied(),
+            stream: extensions.get().cloned(),
+            wait: wait_of(timeout_of(headers)),
+            observer,
         }
     }
 
-    /// Reads its one message, once.
-    pub(super) async fn request<M: Message + Default>(&mut self) -> Result<M, Refusal> {
-        match self.body.take() {
-            Some(body) => decode(body).await,
-            None => Err(Refusal::Internal),
-        }
+    /// Returns whose share it has, as far as the transport knows.
+    pub(super) fn origin(&self) -> Option<Origin> {
+        self.peer.as_ref().map(Peer::origin)
     }
-}
-
-/// Where the client is, as far as the transport knows.
-pub(super) fn peer(extensions: &http::Extensions) -> Option<Peer> {
-    extensions.get().copied()
-}
-
-/// Returns whose share a call has, as far as the transport knows.
-pub(super) fn origin(extensions: &http::Extensions) -> Option<Origin> {
-    extensions.get().map(Peer::origin)
 }
 
 /// Returns whose budget of BLOCK the watches of a peer draw on. A caller that no transport knows has one for each watch.
@@ -66,8 +56,8 @@ pub(super) fn client(peer: Option<Peer>) -> Client {
     }
 }
 
-/// Reads one message: no request is a stream.
-async fn decode<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, Refusal> {
+/// Reads the one message of a request.
+pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, Refusal> {
     let mut bytes = body.collect().await?.to_bytes();
     if bytes.len() < frame::PREFIX_BYTES {
         return Err(Refusal::request("there is no message"));
@@ -83,6 +73,32 @@ async fn decode<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, 
     M::decode(bytes).map_err(|error| Refusal::request(error.to_string()))
 }
 
+/// How long a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the answer, or
+/// the client would hear that it is exceeded instead of why.
+pub(super) fn wait_of(timeout: Option<Duration>) -> Duration {
+    timeout.map_or(MAX_WAIT, |timeout| (timeout / 10 * 9).min(MAX_WAIT))
+}
+
+/// The deadline that a client gives a call, as gRPC over HTTP/2 has it: at most 8 digits and a unit. What is neither is no
+/// deadline.
+pub(super) fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(count * 3600),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,5 +112,33 @@ mod tests {
         assert_eq!(client(Some(Peer::Unix { uid: Some(7) })), Client::User(7));
         assert_eq!(client(Some(Peer::Unix { uid: None })), Client::Watch);
         assert_eq!(client(None), Client::Watch);
+    }
+
+    #[test]
+    fn a_deadline_bounds_the_wait() {
+        let wait = |text: &'static str| {
+            let headers = [("grpc-timeout", text)].map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            wait_of(timeout_of(&headers.into_iter().collect()))
+        };
+        assert_eq!(wait("300m"), Duration::from_millis(270));
+        assert_eq!(wait("2S"), Duration::from_millis(1800));
+        for text in ["1H", "99999999M", "x", "S", "123456789S", "-1S"] {
+            assert_eq!(wait(text), MAX_WAIT, "{text}");
+        }
+        assert_eq!(wait_of(None), MAX_WAIT);
+    }
+
+    #[test]
+    fn deadlines_are_read_as_grpc_writes_them() {
+        let timeout = |text: &'static str| {
+            timeout_of(&HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), text.parse().unwrap())]))
+        };
+        let read = ["300m", "2S", "1H", "3M", "7u", "9n"].map(|text| timeout(text).unwrap());
+        let millis = [300, 2000, 3_600_000, 180_000].map(Duration::from_millis);
+        assert_eq!(read[..4], millis);
+        assert_eq!(read[4..], [Duration::from_micros(7), Duration::from_nanos(9)]);
+        for text in ["x", "S", "", "123456789S", "-1S", "1.5S"] {
+            assert_eq!(timeout(text), None, "{text}");
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! What is served, and what an index holds.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::sync::atomic::Ordering;
 
 use prost::Message;
 
 use super::{
+    call::Call,
     page::{Continued, query_hash},
-    service::{ServedResource, Service},
+    resource::ServedResource,
+    service::Service,
     slice::Slice,
     status::Refusal,
 };
@@ -14,7 +16,6 @@ use crate::{
     cache::Problem,
     model::ResourceVersion,
     proto::{self, pb},
-    transport::Origin,
 };
 
 /// Index values in one answer, at most and by default.
@@ -67,8 +68,7 @@ fn problem(problem: &Problem) -> pb::Problem {
 pub(super) async fn index_values(
     service: &Service,
     request: &pb::ListIndexValuesRequest,
-    origin: Option<Origin>,
-    wait: Duration,
+    call: &Call,
 ) -> Result<pb::ListIndexValuesResponse, Refusal> {
     let resource = service.resource(&request.resource)?;
     let index = &request.index;
@@ -80,7 +80,7 @@ pub(super) async fn index_values(
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let query = query_hash(&("ListIndexValues", bound.encode_to_vec()));
     let (snapshot, after) = if request.page_token.is_empty() {
-        (service.snapshot(resource, None, wait).await?, None)
+        (service.snapshot(resource, None, call.wait).await?, None)
     } else {
         let Continued { snapshot, after } = service.pages().resume(&request.page_token, query)?;
         (snapshot, Some(after))
@@ -102,7 +102,7 @@ pub(super) async fn index_values(
         }
         if values.len() == page_size || bytes > MAX_VALUES_BYTES {
             let last = values.last().map(|last| last.value.as_str()).unwrap_or_default();
-            next_page_token = service.pages().token(&snapshot, query, last, origin);
+            next_page_token = service.pages().token(&snapshot, query, last, call.origin());
             break;
         }
         bytes += value.len();

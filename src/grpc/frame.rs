@@ -21,6 +21,9 @@ pub struct WireArena {
 
 /// gRPC over HTTP/2: a compressed flag and a big-endian length before each message.
 pub(super) const PREFIX_BYTES: usize = 5;
+/// Size at which a chunk is sent: small enough that making one keeps nobody waiting on the same thread, large enough that
+/// neither the messages' own cost nor that of HTTP/2's writes counts.
+pub(super) const CHUNK_BYTES: usize = 64 << 10;
 
 // === impl WireFrame ===
 

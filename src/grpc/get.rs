@@ -17,9 +17,8 @@ use super::{
     frame,
     metrics::RpcObserver,
     query,
-    routes::{last_words, trailers},
     service::Service,
-    status::Refusal,
+    status::{Refusal, last_words, trailers},
 };
 use crate::{
     model::{Object, ObjectKey},
@@ -47,32 +46,27 @@ enum Stage {
 }
 
 /// Answers Get.
-pub(super) async fn get(service: &Service, mut call: Call) -> Result<GetBody, Status> {
-    let observer = service.metrics().start("Get");
-    let body = async {
-        let request: pb::GetRequest = call.request().await?;
-        let resource = service.resource(&request.resource)?;
-        let format = query::format(request.format)?;
-        let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-        let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| Refusal::Invalid {
-            reason: "NAME_INVALID",
-            field: "name",
-            message: error.to_string(),
-        })?;
-        let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
-        let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
-        let report = resource.informer.health().report_of_objects();
-        let rest = pb::GetResponse {
-            resource_version: snapshot.safe_version().to_string(),
-            object: None,
-            source: proto::sync_state(report.state).into(),
-            source_seen_at: report.seen_at.map(proto::timestamp),
-            history: resource.informer.history(snapshot.epoch()),
-        };
-        let (service, observer) = (service.clone(), observer.clone());
-        Ok(GetBody { service, object: Arc::clone(object), format, rest, stage: Stage::Object, observer })
+pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, Refusal> {
+    let resource = service.resource(&request.resource)?;
+    let format = query::format(request.format)?;
+    let min_version = query::version("min_resource_version", &request.min_resource_version)?;
+    let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| Refusal::Invalid {
+        reason: "NAME_INVALID",
+        field: "name",
+        message: error.to_string(),
+    })?;
+    let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
+    let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
+    let report = resource.informer.health().report_of_objects();
+    let rest = pb::GetResponse {
+        resource_version: snapshot.safe_version().to_string(),
+        object: None,
+        source: proto::sync_state(report.state).into(),
+        source_seen_at: report.seen_at.map(proto::timestamp),
+        history: resource.informer.history(snapshot.epoch()),
     };
-    observer.result(body.await)
+    let (service, object) = (service.clone(), Arc::clone(object));
+    Ok(GetBody { service, object, format, rest, stage: Stage::Object, observer: call.observer })
 }
 
 // === impl GetBody ===

@@ -11,12 +11,10 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use super::service::Service;
 use crate::{cache::Snapshot, transport::StreamHandle};
 
 /// The snapshots of one resource that streams answer from.
@@ -52,36 +50,6 @@ pub(super) struct Holder {
     pub(super) own: usize,
 }
 
-/// Interval at which streams are charged; a tenth of it when there is not much left of the limit.
-const INTERVAL: Duration = Duration::from_secs(1);
-
-/// Charges the streams with what is kept for them, for ever.
-pub(super) async fn charge(service: &Service) {
-    let mut last: BTreeMap<&str, Age> = BTreeMap::new();
-    loop {
-        let is_near = service.ledger().is_near();
-        tokio::time::sleep(if is_near { INTERVAL / 10 } else { INTERVAL }).await;
-        let mut kept = 0;
-        for resource in service.resources() {
-            let Some(snapshot) = resource.informer.snapshot() else { continue };
-            let now = Age::of(&snapshot);
-            let begin = now.before(resource.informer.stats().history_bytes.load(Ordering::Relaxed));
-            let before = last.insert(&resource.name, now).unwrap_or_default();
-            let mut holders = service.snapshots(resource).older_than(begin);
-            holders.extend(service.watchers().merging(resource, before, now));
-            holders.sort_by_key(|holder| holder.since);
-            for (holder, share) in holders.iter().zip(shares(&holders, begin)) {
-                let bytes = holder.own + share as usize;
-                kept += bytes;
-                if let Some(stream) = &holder.stream {
-                    stream.keep(bytes);
-                }
-            }
-        }
-        service.ledger().keep(kept);
-    }
-}
-
 /// Divides what was replaced before the history begins among those who have it, the oldest first.
 fn shares(holders: &[Holder], begin: Age) -> impl Iterator<Item = u64> {
     let next = holders.iter().skip(1).map(|holder| Some(holder.since)).chain([None]);
@@ -103,6 +71,22 @@ impl HeldSnapshots {
         HeldSnapshot { snapshots: Arc::clone(self), key }
     }
 
+    /// Charges the streams that began before the history does, and those that changes are merged for. The sum.
+    pub(super) fn charge(&self, merging: Vec<Holder>, begin: Age) -> usize {
+        let mut holders = self.older_than(begin);
+        holders.extend(merging);
+        holders.sort_by_key(|holder| holder.since);
+        let mut kept = 0;
+        for (holder, share) in holders.iter().zip(shares(&holders, begin)) {
+            let bytes = holder.own + share as usize;
+            kept += bytes;
+            if let Some(stream) = &holder.stream {
+                stream.keep(bytes);
+            }
+        }
+        kept
+    }
+
     fn older_than(&self, begin: Age) -> Vec<Holder> {
         self.held.lock().range(..(begin, 0)).map(|(_, holder)| holder.clone()).collect()
     }
@@ -120,12 +104,12 @@ impl Drop for HeldSnapshot {
 // === impl Age ===
 
 impl Age {
-    fn of(snapshot: &Snapshot) -> Self {
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
         Self { epoch: snapshot.epoch(), replaced: snapshot.replaced_bytes() }
     }
 
     /// So many bytes earlier.
-    fn before(self, bytes: u64) -> Self {
+    pub(super) fn before(self, bytes: u64) -> Self {
         Self { replaced: self.replaced.saturating_sub(bytes), ..self }
     }
 }

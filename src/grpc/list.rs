@@ -18,23 +18,23 @@ use tonic::{Code, Status};
 
 use super::{
     call::Call,
-    frame,
+    frame::{self, CHUNK_BYTES},
     kept::HeldSnapshot,
     metrics::RpcObserver,
     page::{Continued, query_hash},
     query::{self, Parts},
-    routes::{last_words, trailers},
+    resource::ServedResource,
     scan::Scan,
-    service::{ServedResource, Service},
+    service::Service,
     slice::Slice,
-    status::Refusal,
+    status::{Refusal, last_words, trailers},
     turns::Turn,
 };
 use crate::{
     cache::{HealthReport, Snapshot},
     model::{ObjectKey, Selection},
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{Chunk, LastWords, Origin, Peer, Room, Supplied, Supply},
+    transport::{Chunk, LastWords, Origin, Room, Supplied, Supply},
 };
 
 /// One answer.
@@ -93,54 +93,32 @@ enum Filled {
     All,
 }
 
-/// When a chunk is sent: small enough that making one keeps nobody waiting on the same thread, large enough that the
-/// messages' own cost does not count.
-const CHUNK_BYTES: usize = 64 << 10;
 /// What a message has at most beside its objects, or nearly so.
 const HEAD_BYTES: usize = 1 << 10;
 
-/// Answers List.
-pub(super) async fn list(service: &Service, mut call: Call) -> Result<ListBody, Status> {
-    let observer = service.metrics().start("List");
-    let body = async {
-        let request = call.request().await?;
-        answer(service, request, call, observer.clone()).await
-    };
-    observer.result(body.await)
-}
-
 /// Answers ByIndex: a List by one value of one index.
-pub(super) async fn by_index(service: &Service, mut call: Call) -> Result<ListBody, Status> {
-    let observer = service.metrics().start("ByIndex");
-    let body = async {
-        let request: pb::ByIndexRequest = call.request().await?;
-        let indexers = service.resource(&request.resource)?.informer.indexers();
-        if indexers.get(&request.index).is_none() {
-            return Err(Refusal::index("index", &request.index, indexers.names()));
-        }
-        let request = pb::ListRequest {
-            resource: request.resource,
-            namespace: request.namespace,
-            label_selector: request.label_selector,
-            field_selector: request.field_selector,
-            expression: request.expression,
-            format: request.format,
-            page_size: request.page_size,
-            page_token: request.page_token,
-            min_resource_version: request.min_resource_version,
-            index: Some(pb::IndexMatch { name: request.index, values: vec![request.value] }),
-        };
-        answer(service, request, call, observer.clone()).await
+pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, call: Call) -> Result<ListBody, Refusal> {
+    let indexers = service.resource(&request.resource)?.informer.indexers();
+    if indexers.get(&request.index).is_none() {
+        return Err(Refusal::index("index", &request.index, indexers.names()));
+    }
+    let request = pb::ListRequest {
+        resource: request.resource,
+        namespace: request.namespace,
+        label_selector: request.label_selector,
+        field_selector: request.field_selector,
+        expression: request.expression,
+        format: request.format,
+        page_size: request.page_size,
+        page_token: request.page_token,
+        min_resource_version: request.min_resource_version,
+        index: Some(pb::IndexMatch { name: request.index, values: vec![request.value] }),
     };
-    observer.result(body.await)
+    list(service, request, call).await
 }
 
-async fn answer(
-    service: &Service,
-    mut request: pb::ListRequest,
-    call: Call,
-    observer: RpcObserver,
-) -> Result<ListBody, Refusal> {
+/// Answers List.
+pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: Call) -> Result<ListBody, Refusal> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
@@ -163,6 +141,7 @@ async fn answer(
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     Ok(ListBody {
         service: service.clone(),
+        origin: call.origin(),
         history: resource.informer.history(snapshot.epoch()),
         _held: service.snapshots(resource).hold(&snapshot, call.stream),
         snapshot,
@@ -176,11 +155,10 @@ async fn answer(
         looked_at: after,
         objects: BytesMut::new(),
         next_page_token: String::new(),
-        origin: call.peer.as_ref().map(Peer::origin),
         has_answered: false,
         stage: Stage::Objects,
         turn: service.turns().begin(call.peer),
-        observer,
+        observer: call.observer,
     })
 }
 

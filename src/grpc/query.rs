@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    compiler::Compiler,
-    service::{ServedResource, Service},
-    status::Refusal,
-};
+use super::{compiler::Compiler, resource::ServedResource, service::Service, status::Refusal};
 use crate::{
     model::{
         Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion,

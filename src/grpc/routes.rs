@@ -8,26 +8,25 @@ use std::{
     fmt,
     pin::Pin,
     sync::{Arc, OnceLock},
-    task::{Context, Poll, ready},
-    time::Duration,
+    task::{Context, Poll},
 };
 
-use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body::{Body as _, Frame as BodyFrame};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::Frame as BodyFrame;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep};
-use tonic::{Code, Status, service::RoutesBuilder};
+use tonic::{Status, service::RoutesBuilder};
 use tower::ServiceExt;
 
 use super::{
-    Service,
-    call::Call,
-    frame::PREFIX_BYTES,
+    call::{Call, message, timeout_of},
+    generated::Generated,
     get::{self, GetBody},
     list::{self, ListBody},
     request::{RequestBounds, RequestMessages},
-    status::Refusal,
+    service::Service,
+    status::{Refusal, last_words, trailers},
     watch::{self, WatchBody},
 };
 use crate::{
@@ -55,27 +54,6 @@ enum BodyKind {
     Get(Box<GetBody>),
     Generated(Generated),
     Over,
-}
-
-/// The answer of a generated service. Its messages are encoded when it is polled.
-struct Generated {
-    body: tonic::body::Body,
-    /// The size of the first message, if it was [told](MessageSize), until it is made.
-    first: usize,
-    /// The memory that it takes until then.
-    decoded: usize,
-    /// Made, and too large for the room that there was.
-    next: Option<BodyFrame<Chunk>>,
-    /// Failure of the request, if there was one: services of streams end well then.
-    failure: Arc<OnceLock<Status>>,
-}
-
-/// The size of the one message of an answer: an extension of its response.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct MessageSize {
-    pub(super) encoded: usize,
-    /// The memory that it takes until it is encoded.
-    pub(super) decoded: usize,
 }
 
 /// The calls that are answered here.
@@ -161,15 +139,24 @@ where
                 return Box::pin(answered(deadline, failure, self.generated.clone().oneshot(request)));
             }
         };
-        let call = Call::new(request);
+        let (parts, body) = request.into_parts();
+        let observer = service.metrics().start(own.name());
+        let call = Call::new(&parts.headers, &parts.extensions, observer.clone());
         Box::pin(async move {
             let answer = async {
-                Ok(match own {
-                    Own::Watch => BodyKind::Watch(Box::new(watch::open(&service, call).await?)),
-                    Own::List => BodyKind::List(Box::new(list::list(&service, call).await?)),
-                    Own::Get => BodyKind::Get(Box::new(get::get(&service, call).await?)),
-                    Own::ByIndex => BodyKind::List(Box::new(list::by_index(&service, call).await?)),
-                })
+                let answer = async {
+                    Ok(match own {
+                        Own::Watch => {
+                            BodyKind::Watch(Box::new(watch::open(&service, message(body).await?, call).await?))
+                        }
+                        Own::List => BodyKind::List(Box::new(list::list(&service, message(body).await?, call).await?)),
+                        Own::Get => BodyKind::Get(Box::new(get::get(&service, message(body).await?, call).await?)),
+                        Own::ByIndex => {
+                            BodyKind::List(Box::new(list::by_index(&service, message(body).await?, call).await?))
+                        }
+                    })
+                };
+                observer.result(answer.await)
             };
             let kind = within(deadline, answer).await.unwrap_or_else(|| Err(deadline_exceeded()));
             Ok(kind.map_or_else(refused, |kind| {
@@ -203,8 +190,7 @@ async fn answered(
     let Some(answer) = within(deadline, answer).await else { return Ok(refused(deadline_exceeded())) };
     answer.map(|response| {
         let size = response.extensions().get().copied();
-        response
-            .map(|body| Body::new(BodyKind::Generated(Generated { failure, ..Generated::new(body, size) }), deadline))
+        response.map(|body| Body::new(BodyKind::Generated(Generated::new(body, size, failure)), deadline))
     })
 }
 
@@ -217,11 +203,24 @@ async fn within<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -
 }
 
 fn refused(status: Status) -> Response<Body> {
-    status.into_http().map(|body| Body::new(BodyKind::Generated(Generated::new(body, None)), None))
+    status.into_http().map(|body| Body::new(BodyKind::Generated(Generated::new(body, None, Arc::default())), None))
 }
 
 fn deadline_exceeded() -> Status {
     Status::deadline_exceeded("the deadline of the call has passed")
+}
+
+// === impl Own ===
+
+impl Own {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Watch => "Watch",
+            Self::List => "List",
+            Self::ByIndex => "ByIndex",
+            Self::Get => "Get",
+        }
+    }
 }
 
 // === impl Body ===
@@ -287,7 +286,7 @@ impl http_body::Body for Body {
             BodyKind::Watch(body) => body.is_end_stream(),
             BodyKind::List(body) => body.is_end_stream(),
             BodyKind::Get(body) => body.is_end_stream(),
-            BodyKind::Generated(generated) => generated.next.is_none() && generated.body.is_end_stream(),
+            BodyKind::Generated(body) => body.is_end_stream(),
             BodyKind::Over => true,
         }
     }
@@ -306,83 +305,13 @@ impl fmt::Debug for Body {
     }
 }
 
-// === impl Generated ===
-
-impl Generated {
-    fn new(body: tonic::body::Body, size: Option<MessageSize>) -> Self {
-        // What is not known has at least its prefix.
-        let MessageSize { encoded, decoded } = size.unwrap_or_default();
-        Self { body, first: encoded + PREFIX_BYTES, decoded, next: None, failure: Arc::default() }
-    }
-
-    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
-        let next = match self.next.take() {
-            Some(next) => next,
-            None if !room.allows(self.first) => return Poll::Ready(Some(Ok(Supplied::TooLarge(self.first)))),
-            None => match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(Ok(frame)) => match self.failure.get().filter(|_| frame.is_trailers()) {
-                    Some(failure) => BodyFrame::trailers(trailers(failure)),
-                    None => frame.map_data(Chunk::from),
-                },
-                Some(Err(status)) => return Poll::Ready(Some(Err(status))),
-                None => return Poll::Ready(None),
-            },
-        };
-        (self.first, self.decoded) = (0, 0);
-        let length = next.data_ref().map_or(0, Buf::remaining);
-        if !room.allows(length) {
-            self.next = Some(next);
-            return Poll::Ready(Some(Ok(Supplied::TooLarge(length))));
-        }
-        Poll::Ready(Some(Ok(Supplied::Frame(next))))
-    }
-
-    /// Returns the memory of the message that waits.
-    fn made(&self) -> usize {
-        self.decoded + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
-    }
-}
-
-/// The end of an answer that nobody can go on from.
-pub(super) fn last_words(limit: usize) -> LastWords {
-    let refusal = Refusal::MemoryExceeded { limit, after: None };
-    LastWords { message: None, trailers: trailers(&refusal.to_status()) }
-}
-
-/// A status as the last frame of a body.
-pub(super) fn trailers(status: &Status) -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    if status.add_header(&mut trailers).is_err() {
-        // The message cannot be a header; the code can.
-        trailers.insert("grpc-status", HeaderValue::from(Code::Internal as i32));
-    }
-    trailers
-}
-
-/// The deadline that a client gives a call, as gRPC over HTTP/2 has it: at most 8 digits and a unit. What is neither is no
-/// deadline.
-pub(super) fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let count: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(count * 3600),
-        "M" => Duration::from_secs(count * 60),
-        "S" => Duration::from_secs(count),
-        "m" => Duration::from_millis(count),
-        "u" => Duration::from_micros(count),
-        "n" => Duration::from_nanos(count),
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use http_body_util::StreamBody;
     use tokio_stream::StreamExt;
+    use tonic::Code;
 
     use super::*;
 
@@ -392,7 +321,10 @@ mod tests {
         let data = tokio_stream::iter(["one", "two"]).throttle(Duration::from_secs(1)).chain(tokio_stream::pending());
         let data = data.map(|text| Ok::<_, Status>(BodyFrame::data(Bytes::from_static(text.as_bytes()))));
         let body = tonic::body::Body::new(StreamBody::new(data));
-        let body = Body::new(BodyKind::Generated(Generated::new(body, None)), Some(began + Duration::from_secs(5)));
+        let body = Body::new(
+            BodyKind::Generated(Generated::new(body, None, Arc::default())),
+            Some(began + Duration::from_secs(5)),
+        );
         let collected = body.collect().await.unwrap();
         let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
         assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 5));
@@ -407,19 +339,5 @@ mod tests {
         let refused = refused(deadline_exceeded());
         assert_eq!(Status::from_header_map(refused.headers()).unwrap().code(), Code::DeadlineExceeded);
         assert!(refused.into_body().collect().await.unwrap().to_bytes().is_empty());
-    }
-
-    #[test]
-    fn deadlines_are_read_as_grpc_writes_them() {
-        let timeout = |text: &'static str| {
-            timeout_of(&HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), text.parse().unwrap())]))
-        };
-        let read = ["300m", "2S", "1H", "3M", "7u", "9n"].map(|text| timeout(text).unwrap());
-        let millis = [300, 2000, 3_600_000, 180_000].map(Duration::from_millis);
-        assert_eq!(read[..4], millis);
-        assert_eq!(read[4..], [Duration::from_micros(7), Duration::from_nanos(9)]);
-        for text in ["x", "S", "", "123456789S", "-1S", "1.5S"] {
-            assert_eq!(timeout(text), None, "{text}");
-        }
     }
 }

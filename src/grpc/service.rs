@@ -1,40 +1,33 @@
-//! What is served: the resources, the bounds, and the generated trait over them.
+//! State of the server: the resources, the bounds, and what all calls share.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use prometheus_client::registry::Registry;
-use prost::Message;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
 
 use super::{
-    call::{origin, peer},
     compiler::Compiler,
-    discovery,
-    kept::{self, HeldSnapshots},
+    kept::{Age, HeldSnapshots},
     metrics::{RpcMetrics, WaitingBytes},
     page::Pages,
-    routes::{MessageSize, timeout_of},
+    resource::ServedResource,
     status::Refusal,
     turns::Turns,
-    until,
-    watch::Caller,
     watchers::Watchers,
 };
 use crate::{
-    cache::{InformerHandle, Snapshot},
-    grpc::WireFrame,
+    cache::Snapshot,
     model::{Condition, Expression, ResourceVersion, excerpt},
-    proto::{self, Structs, pb},
+    proto::Structs,
     transport::{Ledger, Quota},
-    watch::{FullChannelPolicy, QueueOptions},
+    watch::FullChannelPolicy,
 };
 
-/// The server's side of the contract; clones share it.
+/// What is served, and within which bounds; clones share it.
 #[derive(Debug, Clone)]
 pub struct Service {
     inner: Arc<Inner>,
@@ -87,21 +80,6 @@ pub struct ServiceConfig {
     pub expression_steps: u64,
 }
 
-/// One resource as it is served.
-#[derive(Debug, Clone)]
-pub struct ServedResource {
-    /// What clients call it.
-    pub name: String,
-    /// The kind of its source: "files".
-    pub source: &'static str,
-    /// Whether the server is ready without it.
-    pub optional: bool,
-    /// The queue of a client that asks for nothing.
-    pub queue: QueueOptions,
-    /// Its cache.
-    pub informer: InformerHandle<WireFrame>,
-}
-
 #[derive(Debug)]
 struct Inner {
     resources: BTreeMap<String, Arc<ServedResource>>,
@@ -120,8 +98,8 @@ struct Inner {
     metrics: Arc<RpcMetrics>,
 }
 
-/// How long a read waits for a resource that is not ready, when the client's deadline is later or none.
-const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Interval at which streams are charged with what is kept for them; a tenth of it when there is not much left of the limit.
+const CHARGE_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl Service ===
 
@@ -188,7 +166,26 @@ impl Service {
             }
         };
         let evicted = self.watchers().reset_evicted(self.config().evicted_grace);
-        tokio::join!(drain, self.turns().call(), evicted, kept::charge(&self), self.ledger().run());
+        tokio::join!(drain, self.turns().call(), evicted, self.charge(), self.ledger().run());
+    }
+
+    /// Charges the streams with what is kept for them, for ever.
+    async fn charge(&self) {
+        let mut last: BTreeMap<&str, Age> = BTreeMap::new();
+        loop {
+            let is_near = self.ledger().is_near();
+            tokio::time::sleep(if is_near { CHARGE_INTERVAL / 10 } else { CHARGE_INTERVAL }).await;
+            let mut kept = 0;
+            for resource in self.resources() {
+                let Some(snapshot) = resource.informer.snapshot() else { continue };
+                let now = Age::of(&snapshot);
+                let begin = now.before(resource.informer.stats().history_bytes.load(Ordering::Relaxed));
+                let before = last.insert(&resource.name, now).unwrap_or_default();
+                let merging = self.watchers().merging(resource, before, now);
+                kept += self.snapshots(resource).charge(merging, begin);
+            }
+            self.ledger().keep(kept);
+        }
     }
 
     pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, Refusal> {
@@ -300,66 +297,6 @@ impl Service {
     }
 }
 
-#[tonic::async_trait]
-impl pb::informer_service_server::InformerService for Service {
-    async fn list_index_values(
-        &self,
-        request: Request<pb::ListIndexValuesRequest>,
-    ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
-        let observer = self.metrics().start("ListIndexValues");
-        let (origin, wait) = (origin(request.extensions()), wait_of(timeout_of(request.metadata().as_ref())));
-        let result = discovery::index_values(self, &request.into_inner(), origin, wait).await;
-        let answered = observer.result(result)?;
-        let value = |value: &pb::IndexValue| size_of::<pb::IndexValue>() + value.value.len();
-        let decoded = answered.values.iter().map(value).sum();
-        Ok(answer(answered, decoded))
-    }
-
-    async fn list_resources(
-        &self,
-        _: Request<pb::ListResourcesRequest>,
-    ) -> Result<Response<pb::ListResourcesResponse>, Status> {
-        let observer = self.metrics().start("ListResources");
-        let resources = self.resources().map(discovery::resource).collect();
-        let answered = observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?;
-        let decoded = answered.encoded_len();
-        Ok(answer(answered, decoded))
-    }
-
-    async fn until(&self, request: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
-        let (peer, wait) = (peer(request.extensions()), wait_of(timeout_of(request.metadata().as_ref())));
-        let stream = request.extensions().get().cloned();
-        let caller = Caller { peer, stream, wait, observer: self.metrics().start("Until") };
-        let answered = until::until(self, request.into_inner(), caller).await?;
-        let decoded = answered.event.as_ref().and_then(|event| event.object.as_ref()).map_or(0, proto::memory_of);
-        Ok(answer(answered, decoded))
-    }
-}
-
-#[tonic::async_trait]
-impl pb::admin_service_server::AdminService for Service {
-    async fn list_watchers(
-        &self,
-        request: Request<pb::ListWatchersRequest>,
-    ) -> Result<Response<pb::ListWatchersResponse>, Status> {
-        let request = request.into_inner();
-        if !request.resource.is_empty() {
-            self.resource(&request.resource)?;
-        }
-        let answered = self.watchers().list(&request)?;
-        let decoded = answered.encoded_len();
-        Ok(answer(answered, decoded))
-    }
-}
-
-/// A response that says how large its message is before it is encoded, and what it takes until then.
-fn answer<M: Message>(message: M, decoded: usize) -> Response<M> {
-    let size = MessageSize { encoded: message.encoded_len(), decoded };
-    let mut response = Response::new(message);
-    response.extensions_mut().insert(size);
-    response
-}
-
 /// Why the wait for a state was in vain.
 fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>) -> Refusal {
     match (resource.informer.snapshot(), min_version) {
@@ -370,30 +307,5 @@ fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>)
             resource: resource.name.clone(),
             last_error: resource.informer.health().report().last_error,
         },
-    }
-}
-
-/// How long a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the answer, or
-/// the client would hear that it is exceeded instead of why.
-pub(super) fn wait_of(timeout: Option<Duration>) -> Duration {
-    timeout.map_or(MAX_WAIT, |timeout| (timeout / 10 * 9).min(MAX_WAIT))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_bounds_the_wait() {
-        let wait = |text: &'static str| {
-            let headers = [("grpc-timeout", text)].map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-            wait_of(timeout_of(&headers.into_iter().collect()))
-        };
-        assert_eq!(wait("300m"), Duration::from_millis(270));
-        assert_eq!(wait("2S"), Duration::from_millis(1800));
-        for text in ["1H", "99999999M", "x", "S", "123456789S", "-1S"] {
-            assert_eq!(wait(text), MAX_WAIT, "{text}");
-        }
-        assert_eq!(wait_of(None), MAX_WAIT);
     }
 }

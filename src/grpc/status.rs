@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use http::{HeaderMap, HeaderValue};
 use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -12,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use crate::{
     cache::JoinError,
     model::{ObjectKey, ResourceVersion, SyntaxError, VersionError, excerpt},
-    transport::Exceeded,
+    transport::{Exceeded, LastWords},
     watch::End,
 };
 
@@ -316,6 +317,22 @@ impl From<Refusal> for Status {
 }
 
 const DOMAIN: &str = "informerd";
+
+/// The end of an answer that nobody can go on from.
+pub(super) fn last_words(limit: usize) -> LastWords {
+    let refusal = Refusal::MemoryExceeded { limit, after: None };
+    LastWords { message: None, trailers: trailers(&refusal.to_status()) }
+}
+
+/// A status as the last frame of a body.
+pub(super) fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if status.add_header(&mut trailers).is_err() {
+        // The message cannot be a header; the code can.
+        trailers.insert("grpc-status", HeaderValue::from(Code::Internal as i32));
+    }
+    trailers
+}
 
 #[cfg(test)]
 mod tests {

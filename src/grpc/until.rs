@@ -13,13 +13,8 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use super::{
-    frame::PREFIX_BYTES,
-    query,
-    service::{ServedResource, Service},
-    slice::Slice,
-    status::Refusal,
-    turns::Turn,
-    watch::{self, Caller},
+    call::Call, frame::PREFIX_BYTES, query, resource::ServedResource, service::Service, slice::Slice, status::Refusal,
+    turns::Turn, watch,
 };
 use crate::{
     model::{Condition, EventView},
@@ -45,23 +40,23 @@ const MAX_CONDITIONS: usize = 32;
 pub(super) async fn until(
     service: &Service,
     request: pb::UntilRequest,
-    caller: Caller,
+    call: Call,
 ) -> Result<pb::UntilResponse, Status> {
-    let (observer, peer) = (caller.observer.clone(), caller.peer);
+    let (observer, peer) = (call.observer.clone(), call.peer);
     let pb::UntilRequest { watch: request, conditions } = request;
     let request = request.unwrap_or_default();
     let checked = async {
         let resource = service.resource(&request.resource)?;
         check(&request)?;
         let format = query::format(request.format)?;
-        Ok((resource, format, self::conditions(service, resource, &conditions, caller.peer).await?))
+        Ok((resource, format, self::conditions(service, resource, &conditions, peer).await?))
     };
     let (resource, format, conditions) = observer.result(checked.await)?;
     let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
 
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: resource.queue.length };
     let request = pb::WatchRequest { format: pb::PayloadFormat::Raw.into(), ..request };
-    let watch = watch::open_with(service, &request, queue, caller).await;
+    let watch = watch::open_with(service, resource, &request, queue, call).await;
     let mut watch = std::pin::pin!(observer.result(watch)?);
     let mut last = None;
     // One slice of time at each turn: a publish wakes all who wait, and each may have costly conditions.

@@ -1,7 +1,7 @@
 //! Watch: outside the generated trait, because its frames are encoded once for all watchers, and a stock codec would encode
 //! (or copy) them for each.
 //!
-//! A call is opened (`open.rs`: the request is read, checked and joined), then its body (`body.rs`) is polled by the
+//! A call is opened (`open.rs`: the request is checked and joined), then its body (`body.rs`) is polled by the
 //! connection: initial events from the snapshot, then frames from the cursor, with bookmarks in between. There is no task and
 //! no queue of its own: HTTP/2's flow control is what slows a cursor down.
 
@@ -11,4 +11,4 @@ mod open;
 mod timer;
 
 pub(super) use body::WatchBody;
-pub(super) use open::{Caller, open, open_with};
+pub(super) use open::{open, open_with};

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::{
     frame::WireFrame,
     kept::{Age, Holder},
-    service::ServedResource,
+    resource::ServedResource,
     status::Refusal,
 };
 use crate::{

@@ -19,43 +19,42 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::BytesMut;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
+pub(super) use self::stage::Begin;
 use self::stage::Stage;
 use super::{
     super::{
-        frame::{self, WireFrame},
+        frame::{self, CHUNK_BYTES, WireFrame},
         metrics::RpcObserver,
-        service::{ServedResource, Service},
+        resource::ServedResource,
+        service::Service,
         status::Refusal,
         watchers::WatcherEntry,
     },
     initial_events::{InitialEvents, Went},
-    open::{Begin, Opened},
     timer::BookmarkTimer,
 };
 use crate::{
     cache::{Joined, Start, SyncState, Waiting},
-    model::{Reached, ResourceVersion, Selection},
-    proto::{self, PayloadFormat, pb},
+    model::{Reached, ResourceVersion},
+    proto::{self, pb},
     transport::{Chunk, Room, UNKNOWN},
-    watch::{BacklogReader, Client, Cursor, End, QueueOptions, Subscribe, Taken, TooLarge},
+    watch::{BacklogReader, Cursor, End, Subscribe, Taken, TooLarge},
 };
 
 /// One watch.
 pub(in super::super) struct WatchBody {
     service: Service,
     resource: Arc<ServedResource>,
-    selection: Arc<Selection>,
-    format: PayloadFormat,
-    queue: QueueOptions,
-    /// The owner of the budget of BLOCK that it draws on.
-    client: Client,
+    /// With which it joined, and joins again.
+    subscribe: Subscribe<WireFrame>,
     stage: Stage,
     /// What is published; none while the watch holds only a version, and is told from the history.
     cursor: Option<Cursor<WireFrame>>,
@@ -83,6 +82,21 @@ pub(in super::super) struct WatchBody {
     watcher: WatcherEntry,
 }
 
+/// A call that has been checked and joined.
+pub(super) struct Opened {
+    pub(super) service: Service,
+    pub(super) resource: Arc<ServedResource>,
+    pub(super) subscribe: Subscribe<WireFrame>,
+    pub(super) begin: Begin,
+    pub(super) joined: Joined<WireFrame>,
+    pub(super) bookmark_interval: Duration,
+    pub(super) waiting: Option<Waiting>,
+    /// With a bookmark, and OK.
+    pub(super) ends_at: Option<Instant>,
+    pub(super) watcher: WatcherEntry,
+    pub(super) observer: RpcObserver,
+}
+
 /// Whether there is something to be handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Made {
@@ -92,8 +106,6 @@ enum Made {
     TooLarge(usize),
 }
 
-/// What one poll takes from the cursor at most: HTTP/2 writes are cheap when they are large.
-pub(super) const CHUNK_BYTES: usize = 64 << 10;
 /// What the bookmark at the end of the initial events has at most, or nearly so.
 const END_BYTES: usize = 512;
 
@@ -101,40 +113,33 @@ const END_BYTES: usize = 512;
 
 impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
-        let Opened { joined, begin, bookmark_interval, .. } = opened;
-        let Joined { snapshot, backlog, cursor, epoch } = joined;
-        let opened_state = opened.resource.informer.health().state();
+        let Opened { service, resource, mut subscribe, begin, watcher, .. } = opened;
+        let Joined { snapshot, backlog, cursor, epoch } = opened.joined;
+        let opened_state = resource.informer.health().state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
             Begin::InitialEvents => {
-                let reached = Reached { version: snapshot.safe_version().clone(), offset: backlog.first };
-                let is_ahead = !backlog.batches.is_empty();
-                let then =
-                    is_ahead.then(|| Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)));
-                let held = opened.service.snapshots(&opened.resource).hold(&snapshot, opened.watcher.stream());
-                let initial = Box::new(InitialEvents::new(snapshot, &opened.selection).holding(held));
-                Stage::InitialEvents(initial, opened.service.turns().begin(opened.watcher.peer()), then)
+                let held = service.snapshots(&resource).hold(&snapshot, watcher.stream());
+                let initial = InitialEvents::new(snapshot, &subscribe.selection).holding(held);
+                Stage::initial_events(initial, service.turns().begin(watcher.peer()), backlog)
             }
-            Begin::After(version) => {
-                let reached = Reached { version, offset: backlog.first };
-                Stage::Replay(Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)))
-            }
+            Begin::After(version) => Stage::after(version, backlog),
             Begin::Bookmark => Stage::Live,
         };
+        if let Some(cursor) = &cursor {
+            // That of the group: there are many watches, and few selections.
+            subscribe.selection = Arc::clone(cursor.selection());
+        }
         let mut body = Self {
-            service: opened.service,
-            resource: opened.resource,
-            // That of the group, if there is one: there are many watches, and few selections.
-            selection: cursor.as_ref().map_or(opened.selection, |cursor| Arc::clone(cursor.selection())),
-            format: opened.format,
-            queue: opened.queue,
-            client: opened.client,
+            service,
+            resource,
+            subscribe,
             stage,
             cursor,
             epoch,
             told_state: opened_state,
             _waiting: opened.waiting,
-            bookmarks: BookmarkTimer::new(bookmark_interval),
+            bookmarks: BookmarkTimer::new(opened.bookmark_interval),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: None,
             pokes: 0,
@@ -144,7 +149,7 @@ impl WatchBody {
             end: None,
             is_over: false,
             observer: opened.observer,
-            watcher: opened.watcher,
+            watcher,
         };
         body.watcher.reads(body.cursor.as_ref());
         body.watcher.enters(body.stage.state());
@@ -270,7 +275,8 @@ impl WatchBody {
         let Stage::InitialEvents(initial, turn, then) = &mut self.stage else { return Poll::Ready(Made::Some) };
         ready!(turn.poll(cx));
         let structs = self.service.structs();
-        let (mut buffer, events, went) = initial.next(&self.selection, self.format, structs, room.without(END_BYTES));
+        let (mut buffer, events, went) =
+            initial.next(&self.subscribe.selection, self.subscribe.format, structs, room.without(END_BYTES));
         if let Went::NowhereForWantOf(needed) = went {
             return Poll::Ready(Made::TooLarge(needed + END_BYTES));
         }
@@ -291,13 +297,20 @@ impl WatchBody {
         let Stage::Replay(backlog) = &mut self.stage else { return Poll::Ready(Made::Some) };
         let informer = &self.resource.informer;
         let bytes = CHUNK_BYTES.min(room.bytes);
-        let taken = backlog.poll_take(cx, informer.backfill(), &self.selection, self.format, bytes, room.is_strict);
+        let taken = backlog.poll_take(
+            cx,
+            informer.backfill(),
+            &self.subscribe.selection,
+            self.subscribe.format,
+            bytes,
+            room.is_strict,
+        );
         let (frame, told) = match ready!(taken) {
             Ok(taken) => taken,
             Err(TooLarge(needed)) => return Poll::Ready(Made::TooLarge(needed.unwrap_or(UNKNOWN))),
         };
         let (is_done, has_cursor, reached) = (backlog.is_done(), self.cursor.is_some(), backlog.reached());
-        let has_gap = is_done && backlog.has_gap() && self.selection.is_everything();
+        let has_gap = is_done && backlog.has_gap() && self.subscribe.selection.is_everything();
         informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&reached.version));
         match (is_done, has_cursor) {
@@ -418,13 +431,7 @@ impl WatchBody {
 
     /// Lets go of the cursor, if there is one: the watch holds its place, and is told from the history what comes after it.
     fn join_after(&mut self, reached: Reached) {
-        let subscribe = Subscribe {
-            selection: Arc::clone(&self.selection),
-            format: self.format,
-            queue: self.queue,
-            client: self.client.clone(),
-            initial_events: true,
-        };
+        let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
         self.cursor = None;
         self.watcher.reads(None);
         let (informer, start) = (self.resource.informer.clone(), Start::AfterOffset(reached.clone()));
@@ -455,7 +462,7 @@ impl fmt::Debug for WatchBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WatchBody")
             .field("resource", &self.resource.name)
-            .field("selection", &self.selection)
+            .field("selection", &self.subscribe.selection)
             .field("position", &self.position())
             .finish_non_exhaustive()
     }

@@ -2,13 +2,15 @@
 
 use bytes::BytesMut;
 
-use super::{
-    super::{frame, kept::HeldSnapshot, scan::Scan, slice::Slice},
-    body::CHUNK_BYTES,
+use super::super::{
+    frame::{self, CHUNK_BYTES},
+    kept::HeldSnapshot,
+    scan::Scan,
+    slice::Slice,
 };
 use crate::{
     cache::Snapshot,
-    model::{Cause, EventType, ObjectKey, Selection},
+    model::{Cause, EventType, ObjectKey, ResourceVersion, Selection},
     proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
     transport::Room,
 };
@@ -45,6 +47,11 @@ impl InitialEvents {
     #[must_use]
     pub(super) fn holding(self, held: HeldSnapshot) -> Self {
         Self { _held: Some(held), ..self }
+    }
+
+    /// The version of their state.
+    pub(super) fn version(&self) -> &ResourceVersion {
+        self.snapshot.safe_version()
     }
 
     /// Encodes the next initial events that there is room for. The number of events, and how far it went.
@@ -93,7 +100,7 @@ mod tests {
     use super::*;
     use crate::{
         cache::{Indexer, List},
-        model::{Expression, Indexers, Object, ResourceVersion},
+        model::{Expression, Indexers, Object},
     };
 
     /// An evaluation that takes longer than a slice is the only one of its piece; others are many in a piece.

@@ -1,97 +1,51 @@
-//! Opening a watch: reading the request, checking it, and joining.
+//! Opening a watch: checking the request, and joining.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use tonic::Status;
 
 use super::{
     super::{
-        Service, WireFrame,
         call::{self, Call},
-        metrics::RpcObserver,
+        frame::WireFrame,
         query::{self, Parts},
-        service::ServedResource,
+        resource::ServedResource,
+        service::Service,
         status::Refusal,
-        watchers::{WatcherEntry, WatcherInfo},
+        watchers::WatcherInfo,
     },
-    body::WatchBody,
+    body::{Begin, Opened, WatchBody},
 };
 use crate::{
-    cache::{JoinError, Joined, Start, Waiting},
-    model::{ResourceVersion, Selection},
-    proto::{self, PayloadFormat, pb},
-    transport::{Peer, StreamHandle},
-    watch::{Client, QueueOptions, Subscribe},
+    cache::{JoinError, Joined, Start},
+    model::ResourceVersion,
+    proto::{self, pb},
+    watch::{QueueOptions, Subscribe},
 };
 
 /// Bookmarks more often than this would cost more than they tell.
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A call that has been checked and joined.
-pub(super) struct Opened {
-    pub(super) service: Service,
-    pub(super) resource: Arc<ServedResource>,
-    pub(super) selection: Arc<Selection>,
-    pub(super) format: PayloadFormat,
-    pub(super) queue: QueueOptions,
-    pub(super) client: Client,
-    pub(super) begin: Begin,
-    pub(super) joined: Joined<WireFrame>,
-    pub(super) bookmark_interval: Duration,
-    pub(super) waiting: Option<Waiting>,
-    /// With a bookmark, and OK.
-    pub(super) ends_at: Option<Instant>,
-    pub(super) watcher: WatcherEntry,
-    pub(super) observer: RpcObserver,
+/// Checks and joins a watch.
+pub(in super::super) async fn open(
+    service: &Service,
+    request: pb::WatchRequest,
+    call: Call,
+) -> Result<WatchBody, Refusal> {
+    let resource = service.resource(&request.resource)?;
+    let queue = queue(service, resource, request.queue.unwrap_or_default())?;
+    open_with(service, resource, &request, queue, call).await
 }
 
-/// How a stream begins.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Begin {
-    /// With an ADDED for each object, and a bookmark at their end.
-    InitialEvents,
-    /// With a bookmark at the version where it joined.
-    Bookmark,
-    /// With the next event after this version.
-    After(ResourceVersion),
-}
-
-/// Reads, checks and joins a watch.
-pub(in super::super) async fn open(service: &Service, mut call: Call) -> Result<WatchBody, Status> {
-    let observer = service.metrics().start("Watch");
-    let opened = async {
-        let request: pb::WatchRequest = call.request().await?;
-        let queue = queue(service, service.resource(&request.resource)?, request.queue.unwrap_or_default())?;
-        let Call { peer, stream, wait, .. } = call;
-        let caller = Caller { peer, stream, wait, observer: observer.clone() };
-        open_with(service, &request, queue, caller).await
-    };
-    observer.result(opened.await)
-}
-
-/// Who opens a watch.
-#[derive(Debug)]
-pub(in super::super) struct Caller {
-    /// [`super::super::call::peer`].
-    pub(in super::super) peer: Option<Peer>,
-    /// By which the transport resets the stream, if it has one of its own.
-    pub(in super::super) stream: Option<StreamHandle>,
-    /// How long it waits for the first list.
-    pub(in super::super) wait: Duration,
-    /// Of the call.
-    pub(in super::super) observer: RpcObserver,
-}
-
-/// Checks and joins a watch with a queue of the server's choice.
+/// Checks and joins a watch of a resource, with a queue of the server's choice.
 pub(in super::super) async fn open_with(
     service: &Service,
+    resource: &Arc<ServedResource>,
     request: &pb::WatchRequest,
     queue: QueueOptions,
-    caller: Caller,
+    call: Call,
 ) -> Result<WatchBody, Refusal> {
-    let Caller { peer, stream, wait, observer } = caller;
-    let resource = service.resource(&request.resource)?;
+    let Call { peer, stream, wait, observer } = call;
     let selection = query::selection(
         service,
         resource,
@@ -115,7 +69,6 @@ pub(in super::super) async fn open_with(
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
     let selection = Arc::new(selection);
-    let client = call::client(peer);
     let info = WatcherInfo { resource: Arc::clone(resource), peer, queue };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
@@ -131,25 +84,17 @@ pub(in super::super) async fn open_with(
         None if request.complete_initial_events && begin == Begin::InitialEvents => Start::Complete,
         None => Start::Now,
     };
-    let joined = join(service, resource, start, || Subscribe {
-        selection: Arc::clone(&selection),
-        format,
-        queue,
-        client: client.clone(),
-        initial_events: begin != Begin::Bookmark,
-    });
-    let joined = joined.await?;
+    let subscribe =
+        Subscribe { selection, format, queue, client: call::client(peer), initial_events: begin != Begin::Bookmark };
+    let joined = join(service, resource, start, &subscribe).await?;
     is_same(joined.epoch)?;
-    tracing::debug!(resource = resource.name, selection = %selection, "watch joined");
+    tracing::debug!(resource = resource.name, selection = %subscribe.selection, "watch joined");
     Ok(WatchBody::new(Opened {
         service: service.clone(),
         resource: Arc::clone(resource),
-        selection,
-        format,
-        queue,
+        subscribe,
         begin,
         joined,
-        client,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.health().demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
@@ -163,14 +108,14 @@ async fn join(
     service: &Service,
     resource: &ServedResource,
     start: Start,
-    subscribe: impl Fn() -> Subscribe<WireFrame>,
+    subscribe: &Subscribe<WireFrame>,
 ) -> Result<Joined<WireFrame>, Refusal> {
     let from = match &start {
         Start::After(from) => Some(from),
         Start::Now | Start::Complete | Start::AfterOffset(_) => None,
     };
     loop {
-        match (resource.informer.join(start.clone(), subscribe()).await, from) {
+        match (resource.informer.join(start.clone(), subscribe.clone()).await, from) {
             (Ok(joined), _) => return Ok(joined),
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
                 service.reached(resource, Some(from), service.config().future_wait).await?;

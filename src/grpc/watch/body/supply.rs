@@ -11,7 +11,10 @@ use tonic::Status;
 
 use super::{Made, WatchBody};
 use crate::{
-    grpc::{frame, routes::trailers, status::Refusal},
+    grpc::{
+        frame,
+        status::{Refusal, trailers},
+    },
     transport::{Chunk, LastWords, Room, Supplied, Supply},
     watch::Cursor,
 };

@@ -1,0 +1,154 @@
+//! The generated services: each method in a few lines, and the bodies of their answers.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll, ready},
+};
+
+use bytes::Buf;
+use http_body::{Body as _, Frame as BodyFrame};
+use prost::Message;
+use tonic::{Request, Response, Status};
+
+use super::{
+    call::Call,
+    discovery,
+    frame::PREFIX_BYTES,
+    service::Service,
+    status::{Refusal, trailers},
+    until,
+};
+use crate::{
+    proto::{self, pb},
+    transport::{Chunk, Room, Supplied},
+};
+
+/// The answer of a generated service. Its messages are encoded when it is polled.
+pub(super) struct Generated {
+    body: tonic::body::Body,
+    /// The size of the first message, if it was [told](MessageSize), until it is made.
+    first: usize,
+    /// The memory that it takes until then.
+    decoded: usize,
+    /// Made, and too large for the room that there was.
+    next: Option<BodyFrame<Chunk>>,
+    /// Failure of the request, if there was one: services of streams end well then.
+    failure: Arc<OnceLock<Status>>,
+}
+
+/// The size of the one message of an answer: an extension of its response.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct MessageSize {
+    encoded: usize,
+    /// The memory that it takes until it is encoded.
+    decoded: usize,
+}
+
+#[tonic::async_trait]
+impl pb::informer_service_server::InformerService for Service {
+    async fn list_index_values(
+        &self,
+        request: Request<pb::ListIndexValuesRequest>,
+    ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
+        let (request, call) = self.called("ListIndexValues", request);
+        let result = discovery::index_values(self, &request, &call).await;
+        let answered = call.observer.result(result)?;
+        let value = |value: &pb::IndexValue| size_of::<pb::IndexValue>() + value.value.len();
+        let decoded = answered.values.iter().map(value).sum();
+        Ok(answer(answered, decoded))
+    }
+
+    async fn list_resources(
+        &self,
+        _: Request<pb::ListResourcesRequest>,
+    ) -> Result<Response<pb::ListResourcesResponse>, Status> {
+        let observer = self.metrics().start("ListResources");
+        let resources = self.resources().map(discovery::resource).collect();
+        let answered = observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?;
+        let decoded = answered.encoded_len();
+        Ok(answer(answered, decoded))
+    }
+
+    async fn until(&self, request: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
+        let (request, call) = self.called("Until", request);
+        let answered = until::until(self, request, call).await?;
+        let decoded = answered.event.as_ref().and_then(|event| event.object.as_ref()).map_or(0, proto::memory_of);
+        Ok(answer(answered, decoded))
+    }
+}
+
+#[tonic::async_trait]
+impl pb::admin_service_server::AdminService for Service {
+    async fn list_watchers(
+        &self,
+        request: Request<pb::ListWatchersRequest>,
+    ) -> Result<Response<pb::ListWatchersResponse>, Status> {
+        let request = request.into_inner();
+        if !request.resource.is_empty() {
+            self.resource(&request.resource)?;
+        }
+        let answered = self.watchers().list(&request)?;
+        let decoded = answered.encoded_len();
+        Ok(answer(answered, decoded))
+    }
+}
+
+/// A response that says how large its message is before it is encoded, and what it takes until then.
+fn answer<M: Message>(message: M, decoded: usize) -> Response<M> {
+    let size = MessageSize { encoded: message.encoded_len(), decoded };
+    let mut response = Response::new(message);
+    response.extensions_mut().insert(size);
+    response
+}
+
+// === impl Service ===
+
+impl Service {
+    fn called<M>(&self, method: &'static str, request: Request<M>) -> (M, Call) {
+        let (metadata, extensions, message) = request.into_parts();
+        (message, Call::new(metadata.as_ref(), &extensions, self.metrics().start(method)))
+    }
+}
+
+// === impl Generated ===
+
+impl Generated {
+    /// The body of a response, whose request may have failed.
+    pub(super) fn new(body: tonic::body::Body, size: Option<MessageSize>, failure: Arc<OnceLock<Status>>) -> Self {
+        // What is not known has at least its prefix.
+        let MessageSize { encoded, decoded } = size.unwrap_or_default();
+        Self { body, first: encoded + PREFIX_BYTES, decoded, next: None, failure }
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        self.next.is_none() && self.body.is_end_stream()
+    }
+
+    pub(super) fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+        let next = match self.next.take() {
+            Some(next) => next,
+            None if !room.allows(self.first) => return Poll::Ready(Some(Ok(Supplied::TooLarge(self.first)))),
+            None => match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match self.failure.get().filter(|_| frame.is_trailers()) {
+                    Some(failure) => BodyFrame::trailers(trailers(failure)),
+                    None => frame.map_data(Chunk::from),
+                },
+                Some(Err(status)) => return Poll::Ready(Some(Err(status))),
+                None => return Poll::Ready(None),
+            },
+        };
+        (self.first, self.decoded) = (0, 0);
+        let length = next.data_ref().map_or(0, Buf::remaining);
+        if !room.allows(length) {
+            self.next = Some(next);
+            return Poll::Ready(Some(Ok(Supplied::TooLarge(length))));
+        }
+        Poll::Ready(Some(Ok(Supplied::Frame(next))))
+    }
+
+    /// Returns the memory of the message that waits.
+    pub(super) fn made(&self) -> usize {
+        self.decoded + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
+    }
+}
