@@ -1,6 +1,7 @@
 //! The gRPC side: requests into queries, snapshots and cursors into answers.
 //!
 //! - [`Service`] is the state of the server; handlers stand on it, and it on none of them.
+//! - `layer` is around every call: it bounds and counts it, and ends it at its deadline. No handler knows of it.
 //! - [`Routes`] is what every request comes to. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, outside the
 //!   generated traits (`generated`): the frames of a watch are encoded once for all watchers, and objects without making messages of
 //!   them.
@@ -21,6 +22,7 @@ mod frame;
 mod generated;
 mod get;
 mod kept;
+mod layer;
 mod list;
 mod metrics;
 mod page;
@@ -38,9 +40,10 @@ mod watch;
 mod watchers;
 
 pub use frame::{WireArena, WireFrame};
+pub use layer::Body;
 pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
 pub use resource::ServedResource;
-pub use routes::{Body, Routes};
+pub use routes::Routes;
 pub use service::{Lifecycle, Service, ServiceConfig};

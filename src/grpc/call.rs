@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use prost::Message;
 use tonic::body::Body;
 
-use super::{frame, metrics::RpcObserver, request::RequestMessages, status::Refusal};
+use super::{frame, request::RequestMessages, status::Refusal};
 use crate::{
     transport::{Origin, Peer, StreamHandle},
     watch::Client,
@@ -23,7 +23,6 @@ pub(super) struct Call {
     pub(super) stream: Option<StreamHandle>,
     /// How long it waits for the first list.
     pub(super) wait: Duration,
-    pub(super) observer: RpcObserver,
 }
 
 /// How long a read waits for a resource that is not ready, when the client's deadline is later or none.
@@ -32,13 +31,8 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 // === impl Call ===
 
 impl Call {
-    pub(super) fn new(headers: &HeaderMap, extensions: &Extensions, observer: RpcObserver) -> Self {
-        Self {
-            peer: extensions.get().copied(),
-            stream: extensions.get().cloned(),
-            wait: wait_of(timeout_of(headers)),
-            observer,
-        }
+    pub(super) fn new(headers: &HeaderMap, extensions: &Extensions) -> Self {
+        Self { peer: extensions.get().copied(), stream: extensions.get().cloned(), wait: wait_of(timeout_of(headers)) }
     }
 
     /// Returns whose share it has, as far as the transport knows.

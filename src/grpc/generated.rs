@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Buf;
-use http_body::{Body as _, Frame as BodyFrame};
+use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
 use tonic::{Request, Response, Status};
 
@@ -16,12 +16,12 @@ use super::{
     discovery,
     frame::PREFIX_BYTES,
     service::Service,
-    status::{Refusal, trailers},
+    status::{last_words, trailers},
     until,
 };
 use crate::{
     proto::{self, pb},
-    transport::{Chunk, Room, Supplied},
+    transport::{Chunk, LastWords, Room, Supplied, Supply},
 };
 
 /// The answer of a generated service. Its messages are encoded when it is polled.
@@ -51,9 +51,9 @@ impl pb::informer_service_server::InformerService for Service {
         &self,
         request: Request<pb::ListIndexValuesRequest>,
     ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
-        let (request, call) = self.called("ListIndexValues", request);
+        let (request, call) = called(request);
         let result = discovery::index_values(self, &request, &call).await;
-        let answered = call.observer.result(result)?;
+        let answered = result.map_err(|refusal| self.metrics().refuse(&refusal))?;
         let value = |value: &pb::IndexValue| size_of::<pb::IndexValue>() + value.value.len();
         let decoded = answered.values.iter().map(value).sum();
         Ok(answer(answered, decoded))
@@ -63,15 +63,14 @@ impl pb::informer_service_server::InformerService for Service {
         &self,
         _: Request<pb::ListResourcesRequest>,
     ) -> Result<Response<pb::ListResourcesResponse>, Status> {
-        let observer = self.metrics().start("ListResources");
         let resources = self.resources().map(discovery::resource).collect();
-        let answered = observer.result(Ok::<_, Refusal>(pb::ListResourcesResponse { resources }))?;
+        let answered = pb::ListResourcesResponse { resources };
         let decoded = answered.encoded_len();
         Ok(answer(answered, decoded))
     }
 
     async fn until(&self, request: Request<pb::UntilRequest>) -> Result<Response<pb::UntilResponse>, Status> {
-        let (request, call) = self.called("Until", request);
+        let (request, call) = called(request);
         let answered = until::until(self, request, call).await?;
         let decoded = answered.event.as_ref().and_then(|event| event.object.as_ref()).map_or(0, proto::memory_of);
         Ok(answer(answered, decoded))
@@ -102,13 +101,9 @@ fn answer<M: Message>(message: M, decoded: usize) -> Response<M> {
     response
 }
 
-// === impl Service ===
-
-impl Service {
-    fn called<M>(&self, method: &'static str, request: Request<M>) -> (M, Call) {
-        let (metadata, extensions, message) = request.into_parts();
-        (message, Call::new(metadata.as_ref(), &extensions, self.metrics().start(method)))
-    }
+fn called<M>(request: Request<M>) -> (M, Call) {
+    let (metadata, extensions, message) = request.into_parts();
+    (message, Call::new(metadata.as_ref(), &extensions))
 }
 
 // === impl Generated ===
@@ -120,12 +115,10 @@ impl Generated {
         let MessageSize { encoded, decoded } = size.unwrap_or_default();
         Self { body, first: encoded + PREFIX_BYTES, decoded, next: None, failure }
     }
+}
 
-    pub(super) fn is_end_stream(&self) -> bool {
-        self.next.is_none() && self.body.is_end_stream()
-    }
-
-    pub(super) fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+impl Supply for Generated {
+    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
         let next = match self.next.take() {
             Some(next) => next,
             None if !room.allows(self.first) => return Poll::Ready(Some(Ok(Supplied::TooLarge(self.first)))),
@@ -148,7 +141,24 @@ impl Generated {
     }
 
     /// Returns the memory of the message that waits.
-    pub(super) fn made(&self) -> usize {
+    fn made(&self) -> usize {
         self.decoded + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
+    }
+
+    fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
+        last_words(limit)
+    }
+}
+
+impl Body for Generated {
+    type Data = Chunk;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
+        self.get_mut().poll_any(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.next.is_none() && self.body.is_end_stream()
     }
 }

@@ -10,13 +10,11 @@ use std::{
 use bytes::BytesMut;
 use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{
     call::Call,
-    frame,
-    metrics::RpcObserver,
-    query,
+    frame, query,
     service::Service,
     status::{Refusal, last_words, trailers},
 };
@@ -34,7 +32,6 @@ pub(super) struct GetBody {
     /// The answer without the object.
     rest: pb::GetResponse,
     stage: Stage,
-    observer: RpcObserver,
 }
 
 /// Progress of an answer.
@@ -66,7 +63,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         history: resource.informer.history(snapshot.epoch()),
     };
     let (service, object) = (service.clone(), Arc::clone(object));
-    Ok(GetBody { service, object, format, rest, stage: Stage::Object, observer: call.observer })
+    Ok(GetBody { service, object, format, rest, stage: Stage::Object })
 }
 
 // === impl GetBody ===
@@ -99,7 +96,6 @@ impl Supply for GetBody {
             },
             Stage::Trailers => {
                 self.stage = Stage::Over;
-                self.observer.ends(Code::Ok);
                 BodyFrame::trailers(trailers(&Status::ok("")))
             }
             Stage::Over => return Poll::Ready(None),
@@ -114,7 +110,6 @@ impl Supply for GetBody {
 
     fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
         self.stage = Stage::Over;
-        self.observer.ends(Code::ResourceExhausted);
         last_words(limit)
     }
 }

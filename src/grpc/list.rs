@@ -14,13 +14,12 @@ use std::{
 use bytes::BytesMut;
 use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{
     call::Call,
     frame::{self, CHUNK_BYTES},
     kept::HeldSnapshot,
-    metrics::RpcObserver,
     page::{Continued, query_hash},
     query::{self, Parts},
     resource::ServedResource,
@@ -65,7 +64,6 @@ pub(super) struct ListBody {
     has_answered: bool,
     stage: Stage,
     turn: Turn,
-    observer: RpcObserver,
 }
 
 /// How far an answer is.
@@ -158,7 +156,6 @@ pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: 
         has_answered: false,
         stage: Stage::Objects,
         turn: service.turns().begin(call.peer),
-        observer: call.observer,
     })
 }
 
@@ -292,7 +289,6 @@ impl Supply for ListBody {
                 }
                 Stage::Trailers => {
                     self.stage = Stage::Over;
-                    self.observer.ends(Code::Ok);
                     break BodyFrame::trailers(trailers(&Status::ok("")));
                 }
                 Stage::Over => return Poll::Ready(None),
@@ -307,7 +303,6 @@ impl Supply for ListBody {
 
     fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
         self.stage = Stage::Over;
-        self.observer.ends(Code::ResourceExhausted);
         last_words(limit)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder},
@@ -50,23 +49,35 @@ struct ReasonLabels {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct RpcCode(Code);
 
-/// Counts the end of one call when its last clone is dropped, so that an abandoned stream is counted too: as CANCELLED,
-/// unless it was told otherwise.
-#[derive(Debug, Clone)]
-pub(super) struct RpcObserver(Arc<Observed>);
-
+/// Counts the end of one call when it is dropped, so that an abandoned stream is counted too: as CANCELLED, unless it was told
+/// otherwise.
 #[derive(Debug)]
-struct Observed {
+pub(super) struct RpcObserver {
     metrics: Arc<RpcMetrics>,
-    method: &'static str,
-    code: Mutex<Code>,
+    method: Method,
+    code: Code,
 }
+
+/// A method, with its service.
+type Method = (&'static str, &'static str);
 
 /// Reads the memory that is held for clients.
 #[derive(Debug)]
 pub(super) struct WaitingBytes(pub(super) Arc<Ledger>);
 
-const SERVICE: &str = "informerd.v1.InformerService";
+const INFORMER_SERVICE: &str = "informerd.v1.InformerService";
+const ADMIN_SERVICE: &str = "informerd.v1.AdminService";
+/// Methods whose calls are counted.
+const METHODS: [Method; 8] = [
+    (INFORMER_SERVICE, "Watch"),
+    (INFORMER_SERVICE, "List"),
+    (INFORMER_SERVICE, "Get"),
+    (INFORMER_SERVICE, "ByIndex"),
+    (INFORMER_SERVICE, "Until"),
+    (INFORMER_SERVICE, "ListResources"),
+    (INFORMER_SERVICE, "ListIndexValues"),
+    (ADMIN_SERVICE, "ListWatchers"),
+];
 
 // === impl RpcMetrics ===
 
@@ -100,10 +111,20 @@ impl RpcMetrics {
         self.ended.get_or_create_owned(&ReasonLabels { reason: "memory" })
     }
 
-    pub(super) fn start(self: &Arc<Self>, method: &'static str) -> RpcObserver {
-        self.started.get_or_create(&MethodLabels { grpc_service: SERVICE, grpc_method: method }).inc();
-        let code = Mutex::new(Code::Cancelled);
-        RpcObserver(Arc::new(Observed { metrics: Arc::clone(self), method, code }))
+    /// Counts the start of a call, by the path of its method, if it is one of ours.
+    pub(super) fn start(self: &Arc<Self>, path: &str) -> Option<RpcObserver> {
+        let called = path.strip_prefix('/')?.split_once('/')?;
+        let method = *METHODS.iter().find(|method| **method == called)?;
+        self.started.get_or_create(&MethodLabels { grpc_service: method.0, grpc_method: method.1 }).inc();
+        Some(RpcObserver { metrics: Arc::clone(self), method, code: Code::Cancelled })
+    }
+
+    /// Counts a refusal, if a bound is its reason, and makes it a status.
+    pub(super) fn refuse(&self, refusal: &Refusal) -> Status {
+        if let Some(bound) = refusal.bound() {
+            self.refused.count(bound);
+        }
+        refusal.to_status()
     }
 }
 
@@ -127,36 +148,16 @@ impl Collector for WaitingBytes {
 // === impl RpcObserver ===
 
 impl RpcObserver {
-    /// How the call will have ended.
-    pub(super) fn ends(&self, code: Code) {
-        *self.0.code.lock() = code;
-    }
-
-    /// Takes note of the result of a call, or of the start of its stream, and makes a refusal a status.
-    pub(super) fn result<T>(&self, result: Result<T, Refusal>) -> Result<T, Status> {
-        match result {
-            Ok(answer) => {
-                // A stream's body holds a clone, and says how it ended.
-                if Arc::strong_count(&self.0) == 1 {
-                    self.ends(Code::Ok);
-                }
-                Ok(answer)
-            }
-            Err(refusal) => {
-                if let Some(bound) = refusal.bound() {
-                    self.0.metrics.refused.count(bound);
-                }
-                self.ends(refusal.code_and_reason().0);
-                Err(refusal.to_status())
-            }
-        }
+    /// The code with which the call ends.
+    pub(super) fn ends(&mut self, code: Code) {
+        self.code = code;
     }
 }
 
-impl Drop for Observed {
+impl Drop for RpcObserver {
     fn drop(&mut self) {
-        let labels =
-            RpcLabels { grpc_service: SERVICE, grpc_method: self.method, grpc_code: RpcCode(*self.code.lock()) };
+        let (grpc_service, grpc_method) = self.method;
+        let labels = RpcLabels { grpc_service, grpc_method, grpc_code: RpcCode(self.code) };
         self.metrics.handled.get_or_create(&labels).inc();
     }
 }
@@ -166,5 +167,28 @@ impl Drop for Observed {
 impl EncodeLabelValue for RpcCode {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         EncodeLabelValue::encode(&format!("{:?}", self.0), encoder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost::Message;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+    use crate::proto::pb;
+
+    #[test]
+    fn the_calls_of_every_method_are_counted() {
+        let files = FileDescriptorSet::decode(pb::FILE_DESCRIPTOR_SET).unwrap().file;
+        let files = files.iter().filter(|file| file.package() == "informerd.v1");
+        let services = files.flat_map(|file| &file.service);
+        let methods = services.flat_map(|service| {
+            service.method.iter().map(|method| (format!("informerd.v1.{}", service.name()), method.name().to_owned()))
+        });
+        let known = METHODS.map(|(service, method)| (service.to_owned(), method.to_owned()));
+        assert_eq!(methods.collect::<BTreeSet<_>>(), BTreeSet::from(known));
     }
 }

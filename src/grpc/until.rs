@@ -42,7 +42,7 @@ pub(super) async fn until(
     request: pb::UntilRequest,
     call: Call,
 ) -> Result<pb::UntilResponse, Status> {
-    let (observer, peer) = (call.observer.clone(), call.peer);
+    let (refuse, peer) = (|refusal: Refusal| service.metrics().refuse(&refusal), call.peer);
     let pb::UntilRequest { watch: request, conditions } = request;
     let request = request.unwrap_or_default();
     let checked = async {
@@ -51,13 +51,13 @@ pub(super) async fn until(
         let format = query::format(request.format)?;
         Ok((resource, format, self::conditions(service, resource, &conditions, peer).await?))
     };
-    let (resource, format, conditions) = observer.result(checked.await)?;
+    let (resource, format, conditions) = checked.await.map_err(refuse)?;
     let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
 
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: resource.queue.length };
     let request = pb::WatchRequest { format: pb::PayloadFormat::Raw.into(), ..request };
     let watch = watch::open_with(service, resource, &request, queue, call).await;
-    let mut watch = std::pin::pin!(observer.result(watch)?);
+    let mut watch = std::pin::pin!(watch.map_err(refuse)?);
     let mut last = None;
     // One slice of time at each turn: a publish wakes all who wait, and each may have costly conditions.
     let mut pace: Option<(Turn, Slice)> = None;
@@ -80,7 +80,6 @@ pub(super) async fn until(
         let mut messages = match frame?.into_data() {
             Ok(messages) => messages,
             Err(trailers) => {
-                // The watch has told the observer.
                 last = trailers.trailers_ref().and_then(Status::from_header_map);
                 break;
             }
@@ -92,7 +91,6 @@ pub(super) async fn until(
                 slice.end().await;
             }
             if waiting.see(&event) {
-                observer.ends(Code::Ok);
                 return Ok(pb::UntilResponse { event: Some(in_format(event, format)) });
             }
         }

@@ -10,5 +10,4 @@ mod initial_events;
 mod open;
 mod timer;
 
-pub(super) use body::WatchBody;
 pub(super) use open::{open, open_with};

@@ -32,7 +32,6 @@ use self::stage::Stage;
 use super::{
     super::{
         frame::{self, CHUNK_BYTES, WireFrame},
-        metrics::RpcObserver,
         resource::ServedResource,
         service::Service,
         status::Refusal,
@@ -78,7 +77,6 @@ pub(in super::super) struct WatchBody {
     ready: Option<Chunk>,
     end: Option<Status>,
     is_over: bool,
-    observer: RpcObserver,
     watcher: WatcherEntry,
 }
 
@@ -94,7 +92,6 @@ pub(super) struct Opened {
     /// With a bookmark, and OK.
     pub(super) ends_at: Option<Instant>,
     pub(super) watcher: WatcherEntry,
-    pub(super) observer: RpcObserver,
 }
 
 /// Whether there is something to be handed out.
@@ -148,7 +145,6 @@ impl WatchBody {
             ready: None,
             end: None,
             is_over: false,
-            observer: opened.observer,
             watcher,
         };
         body.watcher.reads(body.cursor.as_ref());

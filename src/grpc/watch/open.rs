@@ -45,7 +45,7 @@ pub(in super::super) async fn open_with(
     queue: QueueOptions,
     call: Call,
 ) -> Result<WatchBody, Refusal> {
-    let Call { peer, stream, wait, observer } = call;
+    let Call { peer, stream, wait } = call;
     let selection = query::selection(
         service,
         resource,
@@ -99,7 +99,6 @@ pub(in super::super) async fn open_with(
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.health().demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,
-        observer,
     }))
 }
 

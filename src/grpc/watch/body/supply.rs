@@ -33,7 +33,6 @@ impl Supply for WatchBody {
             }
             if let Some(status) = self.end.take() {
                 self.is_over = true;
-                self.observer.ends(status.code());
                 return Poll::Ready(Some(Ok(Supplied::Frame(Frame::trailers(trailers(&status))))));
             }
             if let Made::TooLarge(needed) = ready!(self.poll_next(cx, room)) {
@@ -63,7 +62,6 @@ impl Supply for WatchBody {
         }
         let status = self.end.take().unwrap_or_else(|| Status::ok(""));
         self.is_over = true;
-        self.observer.ends(status.code());
         let message = self.ready.take().filter(|message| message.remaining() <= room);
         LastWords { message, trailers: trailers(&status) }
     }

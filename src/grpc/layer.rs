@@ -1,0 +1,256 @@
+//! The layer around every RPC, hand-served and generated alike: its request is checked and bounded, and the call is counted and
+//! ends at its deadline.
+//!
+//! A request passes it once on its way down ([`Calls`]), and the answer once on its way up: its [`Body`] is wrapped, so that
+//! the deadline is kept and the code is read from the trailers that pass. No handler knows of any of this.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body::Frame as BodyFrame;
+use tokio::time::{Instant, Sleep};
+use tonic::{Code, Status};
+use tower::Layer;
+
+use super::{
+    call::timeout_of,
+    metrics::RpcObserver,
+    request::{RequestBounds, RequestMessages},
+    service::Service,
+    status::{last_words, trailers},
+};
+use crate::transport::{Chunk, LastWords, Room, StreamHandle, Supplied, Supply};
+
+/// The layer around every RPC.
+#[derive(Debug)]
+pub(super) struct CallLayer(pub(super) Service);
+
+/// Services within the [layer](CallLayer).
+#[derive(Debug, Clone)]
+pub struct Calls<S> {
+    service: Service,
+    inner: S,
+}
+
+/// The body of an answer.
+pub struct Body {
+    answer: Answer,
+    /// When the client's own deadline is; what is sent after it would be thrown away.
+    deadline: Option<Pin<Box<Sleep>>>,
+    observer: Option<RpcObserver>,
+}
+
+/// The request of a call, within its bounds.
+pub(super) type CallRequest = Request<RequestMessages<tonic::body::Body>>;
+/// What follows the headers of an answer, if they are not all of it.
+pub(super) type Answer = Option<Box<dyn Supply<Error = Status>>>;
+
+/// The only calls whose requests are streams.
+const REFLECTION_PATHS: &str = "/grpc.reflection.";
+
+impl<S> Layer<S> for CallLayer {
+    type Service = Calls<S>;
+
+    fn layer(&self, inner: S) -> Calls<S> {
+        Calls { service: self.0.clone(), inner }
+    }
+}
+
+// === impl Calls ===
+
+impl<S, B> tower::Service<Request<B>> for Calls<S>
+where
+    S: tower::Service<CallRequest, Response = Response<Answer>, Error = Infallible, Future: Send + 'static>,
+    B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (metrics, config) = (self.service.metrics(), self.service.config());
+        if let Err((status, reason)) = check_grpc(&request) {
+            metrics.refused().count(reason);
+            let mut response = Response::new(Body::new(None, None, None));
+            *response.status_mut() = status;
+            return Box::pin(std::future::ready(Ok(response)));
+        }
+        let observer = metrics.start(request.uri().path());
+        let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
+        let bounds = RequestBounds {
+            bytes: config.request_bytes,
+            timeout: config.request_timeout,
+            is_stream: request.uri().path().starts_with(REFLECTION_PATHS),
+        };
+        let stream = request.extensions().get::<StreamHandle>().cloned();
+        let request = request.map(|body| RequestMessages::new(tonic::body::Body::new(body), bounds, stream));
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let response = match within(deadline, answer).await {
+                Some(answer) => answer?,
+                None => refused(deadline_exceeded()),
+            };
+            let mut body = Body::new(None, deadline, observer);
+            body.ends(code_of(response.headers()));
+            Ok(response.map(|answer| Body { answer, ..body }))
+        })
+    }
+}
+
+/// Checks that a request is one of gRPC, as HTTP has it.
+fn check_grpc<B>(request: &Request<B>) -> Result<(), (StatusCode, &'static str)> {
+    if request.method() != Method::POST {
+        return Err((StatusCode::METHOD_NOT_ALLOWED, "method"));
+    }
+    let given = request.headers().get(header::CONTENT_TYPE).and_then(|given| given.to_str().ok()).unwrap_or_default();
+    let media_type = given.split(';').next().unwrap_or_default().trim();
+    if ["application/grpc", "application/grpc+proto"].iter().any(|known| media_type.eq_ignore_ascii_case(known)) {
+        return Ok(());
+    }
+    Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type"))
+}
+
+/// What comes of a future before the deadline.
+async fn within<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => tokio::time::timeout_at(deadline, future).await.ok(),
+        None => Some(future.await),
+    }
+}
+
+/// The answer that is a status and nothing else.
+pub(super) fn refused(status: Status) -> Response<Answer> {
+    status.into_http()
+}
+
+fn deadline_exceeded() -> Status {
+    Status::deadline_exceeded("the deadline of the call has passed")
+}
+
+/// The code in trailers, or in headers that are all of an answer.
+fn code_of(headers: &HeaderMap) -> Option<Code> {
+    headers.get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()))
+}
+
+// === impl Body ===
+
+impl Body {
+    fn new(answer: Answer, deadline: Option<Instant>, observer: Option<RpcObserver>) -> Self {
+        let deadline = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
+        Self { answer, deadline, observer }
+    }
+
+    /// Takes note of the code with which the call ends, if it does.
+    fn ends(&mut self, code: Option<Code>) {
+        if let (Some(observer), Some(code)) = (&mut self.observer, code) {
+            observer.ends(code);
+        }
+    }
+}
+
+impl Supply for Body {
+    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+        let Some(answer) = &mut self.answer else { return Poll::Ready(None) };
+        let polled = answer.poll_supply(cx, room);
+        match &polled {
+            Poll::Ready(Some(Ok(Supplied::Frame(frame)))) => {
+                let code = frame.trailers_ref().and_then(code_of);
+                self.ends(code);
+            }
+            Poll::Pending | Poll::Ready(Some(Ok(Supplied::TooLarge(_)))) => {
+                if let Some(deadline) = &mut self.deadline
+                    && deadline.as_mut().poll(cx).is_ready()
+                {
+                    self.answer = None;
+                    let trailers = trailers(&deadline_exceeded());
+                    self.ends(code_of(&trailers));
+                    return Poll::Ready(Some(Ok(Supplied::Frame(BodyFrame::trailers(trailers)))));
+                }
+            }
+            Poll::Ready(Some(Err(status))) => self.ends(Some(status.code())),
+            Poll::Ready(None) => {}
+        }
+        polled
+    }
+
+    fn made(&self) -> usize {
+        self.answer.as_ref().map_or(0, |answer| answer.made())
+    }
+
+    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords {
+        let words = self.answer.as_mut().map_or_else(|| last_words(limit), |answer| answer.exhausted(room, limit));
+        self.ends(code_of(&words.trailers));
+        words
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Chunk;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
+        self.get_mut().poll_any(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.answer.as_ref().is_none_or(http_body::Body::is_end_stream)
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Body").field("observer", &self.observer).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use http_body_util::{BodyExt, StreamBody};
+    use prometheus_client::{encoding::text, registry::Registry};
+    use tokio_stream::StreamExt;
+
+    use super::*;
+    use crate::grpc::{RpcMetrics, generated::Generated};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_at_its_deadline() {
+        let began = Instant::now();
+        let data = tokio_stream::iter(["one", "two"]).throttle(Duration::from_secs(1)).chain(tokio_stream::pending());
+        let data = data.map(|text| Ok::<_, Status>(BodyFrame::data(Bytes::from_static(text.as_bytes()))));
+        let body = tonic::body::Body::new(StreamBody::new(data));
+        let answer = Box::new(Generated::new(body, None, Arc::default()));
+        let metrics = Arc::new(RpcMetrics::default());
+        let observer = metrics.start("/informerd.v1.InformerService/Watch");
+        let body = Body::new(Some(answer), Some(began + Duration::from_secs(5)), observer);
+        let collected = body.collect().await.unwrap();
+        let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
+        assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 5));
+        assert_eq!(collected.to_bytes(), "onetwo");
+        let (mut registry, mut counted) = (Registry::default(), String::new());
+        metrics.register(&mut registry);
+        text::encode(&mut counted, &registry).unwrap();
+        assert!(counted.contains(r#"grpc_method="Watch",grpc_code="DeadlineExceeded"} 1"#), "{counted}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_refused_at_its_deadline() {
+        assert_eq!(within(Some(Instant::now() + Duration::from_secs(1)), std::future::pending::<()>()).await, None);
+        assert_eq!(within(Some(Instant::now()), std::future::ready(1)).await, Some(1));
+        assert_eq!(within(None, std::future::ready(1)).await, Some(1));
+        let refused = refused(deadline_exceeded());
+        assert_eq!(Status::from_header_map(refused.headers()).unwrap().code(), Code::DeadlineExceeded);
+        assert!(refused.into_body().is_none());
+    }
+}
