@@ -28,11 +28,13 @@ mod connection;
 mod exchange;
 mod handle;
 mod incoming;
+mod io;
 mod keepalive;
 mod ledger;
 mod merge;
 mod outgoing;
 mod pause;
+mod progress;
 mod quota;
 mod stalled;
 mod streams;
@@ -40,9 +42,10 @@ mod tls;
 
 use std::{fmt, net::SocketAddr};
 
-pub use accept::{Listener, Server, ServerConfig};
+pub use accept::{Listener, Server};
 pub use body::{LastWords, RequestBody, Room, Supplied, Supply, UNKNOWN};
 pub use chunk::Chunk;
+pub use connection::ServerConfig;
 pub use handle::StreamHandle;
 pub use ledger::{Ledger, Waiting};
 pub use pause::pause_after;

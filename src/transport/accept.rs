@@ -3,7 +3,6 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use http::{Request, Response};
-use prometheus_client::metrics::counter::Counter;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
@@ -13,8 +12,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Exceeded, Ledger, Peer, Permit, Quota, Refused, RequestBody, Supply, Tls,
-    connection::{Answers, BoxError, Connection, Io},
+    Exceeded, Peer, Permit, Quota, Refused, RequestBody, Supply, Tls,
+    body::BoxError,
+    connection::{Answers, Connection, ServerConfig, Shared},
+    io::Io,
     merge::BufferPool,
     pause_after,
 };
@@ -35,40 +36,6 @@ pub enum Listener {
     Tls(TcpListener, Arc<Tls>),
     /// A unix socket; its file is the owner's to remove.
     Unix(UnixListener),
-}
-
-/// The bounds of every connection.
-#[derive(Debug, Clone)]
-pub struct ServerConfig {
-    /// Streams that a client may have open on one connection, at most.
-    pub streams_per_connection: u32,
-    /// A client may take so long for the handshake of TLS, the preface of HTTP/2, and a frame or header block that it begins.
-    pub request_timeout: Duration,
-    /// Connections that may be open.
-    pub connections: Arc<Quota>,
-    /// Counts those who took longer, and connections that were refused.
-    pub refused: Refused,
-    /// A connection that takes nothing of what is to be written to it is cut after this, and a stream that takes nothing of
-    /// what it is to be sent is reset.
-    pub progress_timeout: Duration,
-    /// Counts the streams that were reset so.
-    pub stalled: Counter,
-    /// What is still open so long after draining has begun is cut.
-    pub drain_period: Duration,
-    /// Accounts of the memory that connections hold for their clients.
-    pub ledger: Arc<Ledger>,
-}
-
-/// What all connections share.
-pub(super) struct Shared {
-    pub(super) is_local: fn(&Request<RequestBody>) -> bool,
-    pub(super) buffers: BufferPool,
-    pub(super) refused: Refused,
-    pub(super) ledger: Arc<Ledger>,
-    /// No new streams.
-    pub(super) draining: CancellationToken,
-    /// No streams at all.
-    pub(super) cut: CancellationToken,
 }
 
 /// The bound on the connections of a listener, and the log of those that it refuses.

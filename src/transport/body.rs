@@ -11,7 +11,7 @@ use h2::{Reason, RecvStream};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 
-use super::{Chunk, connection::BoxError};
+use super::Chunk;
 
 /// The body of a request. What is read from it is what the client may send more of.
 pub struct RequestBody(RecvStream);
@@ -49,6 +49,8 @@ pub struct LastWords {
     pub trailers: HeaderMap,
 }
 
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// The room for the next frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
@@ -58,6 +60,8 @@ pub struct Room {
     pub is_strict: bool,
 }
 
+/// A frame is asked for with at most so much room: writes are cheap when they are large, and streams take turns.
+pub(super) const MAX_ROOM: usize = 64 << 10;
 /// The size of a message that is known once it is made.
 pub const UNKNOWN: usize = usize::MAX;
 

@@ -9,6 +9,8 @@ use std::{
 
 use parking_lot::Mutex;
 
+use super::body::MAX_ROOM;
+
 /// A bound on bytes. It is exceeded by at most what one reservation takes: as long as there is any room, the next is granted.
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -32,6 +34,28 @@ struct Line {
     wakers: BTreeMap<NonZeroU64, Waker>,
 }
 
+/// The bounds on what one connection keeps unsent.
+#[derive(Debug)]
+pub(super) struct Budgets {
+    /// Messages that fit into their windows.
+    pub(super) socket: Budget,
+    /// Messages that are larger than their windows.
+    pub(super) large: Budget,
+}
+
+/// The bound that a chunk counts against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// It fits into its window, and waits for the socket.
+    ForTheSocket,
+    /// It is larger than its window.
+    ForItsWindow,
+}
+
+/// A message that fits into its window is made while fewer bytes than this wait for the socket.
+const UNSENT_FITTING: usize = 512 << 10;
+/// A message that is larger than its window is made while fewer bytes than this wait for windows.
+pub(super) const UNSENT_LARGE: usize = 512 << 10;
 // === impl Budget ===
 
 impl Budget {
@@ -123,6 +147,21 @@ impl Line {
         self.last += 1;
         place.0 = NonZeroU64::new(self.last);
         place.0.map(|number| self.wakers.insert(number, waker.clone()));
+    }
+}
+
+// === impl Budgets ===
+
+impl Budgets {
+    pub(super) fn new() -> Self {
+        Self { socket: Budget::new(UNSENT_FITTING, MAX_ROOM), large: Budget::new(UNSENT_LARGE, UNSENT_LARGE) }
+    }
+
+    pub(super) fn of(&self, kept: Kept) -> &Budget {
+        match kept {
+            Kept::ForTheSocket => &self.socket,
+            Kept::ForItsWindow => &self.large,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
@@ -14,29 +15,54 @@ use h2::{
 };
 use http::{Request, Response};
 use prometheus_client::metrics::counter::Counter;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
-    time::Sleep,
-};
+use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt;
 
 use super::{
-    Peer, RequestBody, Supply,
-    accept::{ServerConfig, Shared},
+    Ledger, Peer, Quota, Refused, RequestBody, Supply,
+    body::BoxError,
     exchange::Exchange,
+    io::Io,
     keepalive::KeepAlive,
-    merge::Merge,
+    merge::{BufferPool, Merge},
     outgoing::Outgoing,
     stalled::Stalled,
     streams::{Spawned, Streams},
 };
 
-/// What a connection is made of.
-pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// The socket, if there is one to be tuned.
-    fn tcp(&self) -> Option<&TcpStream>;
+/// The bounds of every connection.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Streams that a client may have open on one connection, at most.
+    pub streams_per_connection: u32,
+    /// A client may take so long for the handshake of TLS, the preface of HTTP/2, and a frame or header block that it begins.
+    pub request_timeout: Duration,
+    /// Connections that may be open.
+    pub connections: Arc<Quota>,
+    /// Counts those who took longer, and connections that were refused.
+    pub refused: Refused,
+    /// A connection that takes nothing of what is to be written to it is cut after this, and a stream that takes nothing of
+    /// what it is to be sent is reset.
+    pub progress_timeout: Duration,
+    /// Counts the streams that were reset so.
+    pub stalled: Counter,
+    /// What is still open so long after draining has begun is cut.
+    pub drain_period: Duration,
+    /// Accounts of the memory that connections hold for their clients.
+    pub ledger: Arc<Ledger>,
+}
+
+/// What all connections share.
+pub(super) struct Shared {
+    pub(super) is_local: fn(&Request<RequestBody>) -> bool,
+    pub(super) buffers: BufferPool,
+    pub(super) refused: Refused,
+    pub(super) ledger: Arc<Ledger>,
+    /// No new streams.
+    pub(super) draining: CancellationToken,
+    /// No streams at all.
+    pub(super) cut: CancellationToken,
 }
 
 /// What answers the requests of all connections.
@@ -119,8 +145,6 @@ pub(super) enum ConnectionError {
     #[error("write stalled: the client read nothing for {0:?}")]
     Stuck(Duration),
 }
-
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a client may send of requests before they are read, of one stream and of all.
 const RECEIVE_WINDOW: u32 = 1 << 20;
@@ -432,19 +456,5 @@ impl<T: Io, S, B: Supply> Unpin for Connection<T, S, B> {}
 impl<T: Io, S, B: Supply> fmt::Debug for Connection<T, S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("peer", &self.peer).field("io", &self.io).finish_non_exhaustive()
-    }
-}
-
-// === impl Io ===
-
-impl Io for TcpStream {
-    fn tcp(&self) -> Option<&TcpStream> {
-        Some(self)
-    }
-}
-
-impl Io for UnixStream {
-    fn tcp(&self) -> Option<&TcpStream> {
-        None
     }
 }

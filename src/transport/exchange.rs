@@ -15,11 +15,11 @@ use http::{HeaderMap, Response};
 
 use super::{
     LastWords, Room, Supplied, Supply,
-    budget::Place,
-    connection::BoxError,
-    handle::{StreamHandle, UNSENT_LARGE},
-    outgoing::{Kept, Outgoing},
-    stalled::Wait,
+    body::{BoxError, MAX_ROOM},
+    budget::{Kept, Place, UNSENT_LARGE},
+    handle::StreamHandle,
+    outgoing::Outgoing,
+    progress::Wait,
 };
 
 /// A stream: first its call, then the body of the response, which is asked for what can be sent. Ready when it is over.
@@ -52,8 +52,6 @@ enum Asked {
 /// The service at work.
 pub(super) type Call<B> = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
 
-/// A frame is asked for with at most so much room: writes are cheap when they are large, and streams take turns.
-pub(super) const MAX_ROOM: usize = 64 << 10;
 /// A larger message never fits into a window, as far as this server is concerned.
 const MAX_FITTING: usize = 64 << 20;
 

@@ -9,21 +9,22 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
     task::Wake,
+    time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
 use h2::Reason;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::{
-    budget::Budget,
-    exchange::MAX_ROOM,
-    outgoing::Kept,
-    stalled::{Progress, Wait, WaitingStreams},
+    body::MAX_ROOM,
+    budget::{Budgets, Kept},
+    progress::{Progress, Wait},
 };
 
 /// A stream, seen by others than the one that polls it; an extension of its request.
@@ -50,15 +51,6 @@ pub(super) struct Wakes {
     pub(super) waiting: WaitingStreams,
 }
 
-/// The bounds on what one connection keeps unsent.
-#[derive(Debug)]
-pub(super) struct Budgets {
-    /// Messages that fit into their windows.
-    pub(super) socket: Budget,
-    /// Messages that are larger than their windows.
-    pub(super) large: Budget,
-}
-
 pub(super) struct StreamWaker {
     wakes: Arc<Wakes>,
     pub(super) key: AtomicUsize,
@@ -79,15 +71,47 @@ pub(super) struct StreamWaker {
     pub(super) task: AtomicWaker,
 }
 
+/// The streams of a connection that wait, or did so when they were looked at.
+#[derive(Debug, Default)]
+pub(super) struct WaitingStreams(Mutex<Listed>);
+
+#[derive(Debug, Default)]
+struct Listed {
+    streams: Vec<Waiting>,
+    /// There are some that the connection has not seen.
+    has_new: bool,
+}
+
+/// A stream that waits, for the server.
+#[derive(Debug)]
+pub(super) struct LongWaiting {
+    pub(super) stream: StreamHandle,
+    /// When it was last seen to make progress, or began to wait.
+    pub(super) since: Instant,
+}
+
+/// One stream that waits, or did so when it was looked at.
+#[derive(Debug)]
+struct Waiting {
+    stream: Weak<StreamWaker>,
+    since: Instant,
+    written: usize,
+}
+
+/// Result of a look at a stream.
+enum Look {
+    Waits,
+    /// It waits no more.
+    Left,
+    /// It was reset.
+    Stalled,
+}
+
 /// The connection itself, in the ready list.
 pub(super) const CONNECTION: usize = usize::MAX;
 /// A stream with a task of its own; it is never in the list.
 pub(super) const SPAWNED: usize = usize::MAX - 1;
 
-/// A message that fits into its window is made while fewer bytes than this wait for the socket.
-const UNSENT_FITTING: usize = 512 << 10;
-/// A message that is larger than its window is made while fewer bytes than this wait for windows.
-pub(super) const UNSENT_LARGE: usize = 512 << 10;
 /// Nothing is made for a stream that has so much unsent.
 const UNSENT_PER_STREAM: usize = MAX_ROOM;
 
@@ -106,6 +130,9 @@ pub(super) const RESTING: u8 = 0;
 pub(super) const POLLING: u8 = 1;
 /// The task was woken, or is to look again.
 pub(super) const WOKEN: u8 = 2;
+
+/// Those in line have as much longer: the ones before them are reset first, and make room.
+const LINE_FACTOR: u32 = 2;
 
 // === impl StreamHandle ===
 
@@ -259,19 +286,6 @@ impl StreamHandle {
     }
 }
 
-impl Budgets {
-    fn new() -> Self {
-        Self { socket: Budget::new(UNSENT_FITTING, MAX_ROOM), large: Budget::new(UNSENT_LARGE, UNSENT_LARGE) }
-    }
-
-    fn of(&self, kept: Kept) -> &Budget {
-        match kept {
-            Kept::ForTheSocket => &self.socket,
-            Kept::ForItsWindow => &self.large,
-        }
-    }
-}
-
 impl fmt::Debug for StreamHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamHandle").field("reset", &self.0.reset).finish_non_exhaustive()
@@ -363,5 +377,84 @@ impl Wake for StreamWaker {
         if key == CONNECTION || before != WOKEN {
             self.wakes.wake(key);
         }
+    }
+}
+
+// === impl WaitingStreams ===
+
+impl WaitingStreams {
+    /// Lists a stream. Returns whether the connection has to look at it and does not know yet.
+    pub(super) fn push(&self, stream: &StreamHandle) -> bool {
+        let written = stream.0.progress.written();
+        let waiting = Waiting { stream: Arc::downgrade(&stream.0), since: Instant::now(), written };
+        let mut listed = self.0.lock();
+        listed.streams.push(waiting);
+        !std::mem::replace(&mut listed.has_new, true)
+    }
+
+    /// Looks at those that wait, and takes note of their progress.
+    pub(super) fn look(&self, now: Instant, mut found: impl FnMut(LongWaiting)) {
+        for waiting in &mut self.0.lock().streams {
+            if let Some(stream) = waiting.stream.upgrade().map(StreamHandle) {
+                let is_waiting = stream.is_waiting();
+                waiting.note_progress(&stream, !is_waiting, now);
+                if is_waiting {
+                    found(LongWaiting { stream, since: waiting.since });
+                }
+            }
+        }
+    }
+
+    /// Returns whether there are some that the connection has not seen.
+    pub(super) fn has_new(&self) -> bool {
+        self.0.lock().has_new
+    }
+
+    /// Resets those that have waited for too long. Returns their number, and whether none wait any more.
+    pub(super) fn reset_stalled(&self, now: Instant, timeout: Duration) -> (usize, bool) {
+        let mut reset = 0;
+        let mut listed = self.0.lock();
+        listed.has_new = false;
+        listed.streams.retain_mut(|waiting| match waiting.look(now, timeout) {
+            Look::Waits => true,
+            Look::Left => false,
+            Look::Stalled => {
+                reset += 1;
+                false
+            }
+        });
+        (reset, listed.streams.is_empty())
+    }
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// Takes note of what was written since it was looked at last; `is_new` when it did not wait.
+    fn note_progress(&mut self, stream: &StreamHandle, is_new: bool, now: Instant) {
+        let written = stream.0.progress.written();
+        if is_new || self.written != written {
+            (self.since, self.written) = (now, written);
+        }
+    }
+
+    fn look(&mut self, now: Instant, timeout: Duration) -> Look {
+        let Some(stream) = self.stream.upgrade().map(StreamHandle) else { return Look::Left };
+        let progress = &stream.0.progress;
+        let is_new = !stream.is_waiting();
+        if is_new {
+            progress.end();
+            // It may have begun anew before that, and believed itself listed.
+            if !stream.is_waiting() || !progress.begin() {
+                return Look::Left;
+            }
+        }
+        self.note_progress(&stream, is_new, now);
+        let timeout = if progress.wait() == Wait::Line { timeout * LINE_FACTOR } else { timeout };
+        if now - self.since < timeout {
+            return Look::Waits;
+        }
+        stream.stall();
+        Look::Stalled
     }
 }

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 
-use super::{handle::Wakes, stalled::LongWaiting};
+use super::handle::{LongWaiting, Wakes};
 
 /// The accounts of all connections.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-use super::{Chunk, handle::StreamHandle};
+use super::{Chunk, budget::Kept, handle::StreamHandle};
 
 /// Payload of one DATA frame or several.
 #[derive(Debug, Default)]
@@ -19,15 +19,6 @@ struct Lease {
     handle: StreamHandle,
     bytes: usize,
     kept: Kept,
-}
-
-/// The bound that a chunk counts against.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// It fits into its window, and waits for the socket.
-    ForTheSocket,
-    /// It is larger than its window.
-    ForItsWindow,
 }
 
 // === impl Outgoing ===

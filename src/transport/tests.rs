@@ -30,8 +30,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Chunk, LastWords, Ledger, Peer, Quota, Refused, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply,
     Waiting,
-    accept::Shared,
-    connection::{Connection, ConnectionError, Io},
+    connection::{Connection, ConnectionError, Shared},
+    io::Io,
     merge::BufferPool,
 };
 

@@ -17,7 +17,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::connection::Io;
+use super::io::Io;
 
 /// Where certificate and key lie, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
