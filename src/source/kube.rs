@@ -41,6 +41,8 @@ mod access;
 #[cfg(feature = "kube")]
 mod api;
 #[cfg(feature = "kube")]
+mod attempts;
+#[cfg(feature = "kube")]
 mod body;
 #[cfg(feature = "kube")]
 mod client;
@@ -68,18 +70,22 @@ mod namespaces;
 #[cfg(feature = "kube")]
 mod object;
 #[cfg(feature = "kube")]
+mod pool;
+#[cfg(feature = "kube")]
 mod proof;
 #[cfg(feature = "kube")]
 mod proxy;
 #[cfg(feature = "kube")]
 mod reading;
-#[cfg(not(feature = "kube"))]
-#[path = "kube/without.rs"]
-mod reading;
 #[cfg(feature = "kube")]
 mod replay;
 #[cfg(feature = "kube")]
 mod sent_ahead;
+#[cfg(feature = "kube")]
+mod source;
+#[cfg(not(feature = "kube"))]
+#[path = "kube/without.rs"]
+mod source;
 #[cfg(feature = "kube")]
 mod status;
 #[cfg(feature = "kube")]
@@ -98,8 +104,8 @@ use std::{path::PathBuf, time::Duration};
 #[cfg(feature = "kube")]
 pub use self::client::KubeClients;
 #[cfg(not(feature = "kube"))]
-pub use self::reading::KubeClients;
-pub use self::reading::KubeSource;
+pub use self::source::KubeClients;
+pub use self::source::KubeSource;
 use crate::model::FieldCut;
 
 /// State that one caller at a time works on, over a connection or with a plugin, while the others wait for the result.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     KubeCluster, KubeConfig,
     body::Body,
-    client::{Client, Wish},
+    client::{Client, Watchdog, Wish},
     kubeconfig::RestConfig,
     status::Status,
 };
@@ -99,6 +99,11 @@ impl Api {
             StatusCode::NOT_FOUND => Some(false),
             status => status.is_success().then_some(true),
         }
+    }
+
+    /// Returns what watches over the connection of a body.
+    pub(super) fn watchdog(&self, body: &Body) -> Watchdog {
+        self.client.watchdog(body)
     }
 
     /// Returns the meaning of an ERROR in a watch.

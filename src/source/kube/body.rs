@@ -12,10 +12,11 @@ use flate2::write::GzDecoder;
 use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 
 use super::{
-    client::{Client, Slot, Watchdog},
-    connection::Sender,
+    connection::{Link, Sender},
+    pool::{Pool, Slot},
 };
 use crate::{cache::SourceHealth, source::text::root_cause};
 
@@ -25,7 +26,7 @@ pub(super) struct Body {
     /// `None` after its end.
     sender: Option<Sender>,
     slot: Slot,
-    client: Arc<Client>,
+    pool: Arc<Mutex<Pool>>,
     health: Option<SourceHealth>,
 }
 
@@ -43,8 +44,8 @@ struct Unpacked {
 // === impl Body ===
 
 impl Body {
-    pub(super) fn new(incoming: Incoming, sender: Sender, slot: Slot, client: Arc<Client>) -> Self {
-        Self { incoming, sender: Some(sender), slot, client, health: None }
+    pub(super) fn new(incoming: Incoming, sender: Sender, slot: Slot, pool: Arc<Mutex<Pool>>) -> Self {
+        Self { incoming, sender: Some(sender), slot, pool, health: None }
     }
 
     /// Makes a failure of the connection count against a resource, from the last contact on.
@@ -53,9 +54,9 @@ impl Body {
         self
     }
 
-    /// Returns what watches over its connection.
-    pub(super) fn watchdog(&self) -> Watchdog {
-        Watchdog::new(Arc::clone(&self.client), Arc::clone(&self.slot.0))
+    /// Returns its connection.
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.slot.0
     }
 
     /// Reads all of it.
@@ -84,13 +85,13 @@ impl Body {
         if let Some(health) = &self.health {
             health.out_of_contact(contact);
         }
-        BodyError(self.client.describe(contact, error))
+        BodyError(self.pool.lock().describe(contact, error))
     }
 
     /// An answer has come whole.
     fn ended(&mut self) {
         if let Some(sender @ Sender::Http1(_)) = self.sender.take() {
-            self.client.give_back(sender, Arc::clone(&self.slot.0));
+            self.pool.lock().give_back(sender, Arc::clone(&self.slot.0));
         }
     }
 }

@@ -13,28 +13,24 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http2;
+use http_body_util::{BodyExt, Limited};
 use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     KubeCluster, SingleFlight,
     access::{Access, Authenticator, Need},
     body::Body,
-    connection::{self, Contact, Http1Links, Link, OpenError, Sender, ping_interval},
+    connection::{self, Contact, Link, OpenError, Sender, ping_interval},
+    pool::{Lease, Pool},
     tls::is_refusal,
 };
-use crate::{
-    cache::SourceError,
-    source::{dial::Dialer, text::root_cause},
-};
+use crate::{cache::SourceError, source::dial::Dialer};
 
 /// The clients of a process, one for each cluster and context: what follows the same one shares its connections and
 /// credentials. Clones share them, too.
@@ -53,36 +49,12 @@ pub(super) struct Client {
     contact_timeout: Duration,
     /// Makes the connections; without it, the runtime of the request does.
     runtime: Option<Handle>,
-    pool: Mutex<Pool>,
+    pool: Arc<Mutex<Pool>>,
     connecting: SingleFlight<Option<Failed>>,
     /// Attempts to connect that are over.
     attempts: AtomicU64,
     probing: SingleFlight<()>,
 }
-
-struct Pool {
-    /// Of the last connection; `None` before the first.
-    is_http1: Option<bool>,
-    http2: Vec<(http2::SendRequest<Empty<Bytes>>, Arc<Link>)>,
-    idle: Vec<Idle>,
-    http1: Http1Links,
-}
-
-struct Idle {
-    sender: Sender,
-    link: Arc<Link>,
-    since: Instant,
-}
-
-/// A connection for one request.
-struct Lease {
-    sender: Sender,
-    slot: Slot,
-    is_reused: bool,
-}
-
-/// One of the streams of a connection.
-pub(super) struct Slot(pub(super) Arc<Link>);
 
 struct Failed {
     attempt: u64,
@@ -112,13 +84,7 @@ pub(super) struct Watchdog {
     seen: Instant,
 }
 
-/// The most requests at one time on one connection of HTTP/2, whatever the server takes.
-pub(super) const MAX_STREAMS: usize = 100;
 const MIN_CONTACT_TIMEOUT: Duration = Duration::from_millis(100);
-/// Unused connections of HTTP/1.1 that are kept.
-const MAX_IDLE: usize = 8;
-/// Before a server closes a connection that is not used: Go's do after 2 minutes or more.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Every user may read it by default, and a refusal is an answer, too.
 const PROBE: &str = "/version";
 const PROBE_DELAY: Duration = Duration::from_secs(1);
@@ -151,7 +117,7 @@ impl Client {
             dialer: Dialer::default(),
             contact_timeout,
             runtime: Handle::try_current().ok(),
-            pool: Mutex::new(Pool::new()),
+            pool: Arc::new(Mutex::new(Pool::new(contact_timeout))),
             connecting: SingleFlight::default(),
             attempts: AtomicU64::new(0),
             probing: SingleFlight::default(),
@@ -212,7 +178,7 @@ impl Client {
             let contact = Arc::clone(&slot.0.contact);
             match timeout(wish.timeout, sender.send(&access, headers, target)).await {
                 Ok(Ok(answer)) => {
-                    let answer = answer.map(|incoming| Body::new(incoming, sender, slot, Arc::clone(self)));
+                    let answer = answer.map(|incoming| Body::new(incoming, sender, slot, Arc::clone(&self.pool)));
                     return Ok((access, answer));
                 }
                 // The server has closed it while it was not used. Every request can be repeated.
@@ -222,7 +188,8 @@ impl Client {
                 }
                 Ok(Err(error)) => {
                     let contact = contact.last();
-                    let failed = SourceError::Busy(format!("{}: {}", access.url, self.describe(contact, &error)));
+                    let failed =
+                        SourceError::Busy(format!("{}: {}", access.url, self.pool.lock().describe(contact, &error)));
                     let failure = Failure { error: failed, contact: Some(contact) };
                     return Err(Refused { access: access.version, is_refusal: is_refusal(&error), failure });
                 }
@@ -288,18 +255,9 @@ impl Client {
         }
     }
 
-    /// Describes the loss of a connection on which bytes came last at this time.
-    pub(super) fn describe(&self, contact: Instant, error: &hyper::Error) -> String {
-        let silence = contact.elapsed();
-        if silence < self.contact_timeout {
-            return root_cause(error);
-        }
-        format!("the API server has given no sign of life for {} s; check the network to it", silence.as_secs())
-    }
-
-    /// Gives a connection of HTTP/1.1 back, over which an answer has come whole.
-    pub(super) fn give_back(&self, sender: Sender, link: Arc<Link>) {
-        self.pool.lock().give_back(sender, link);
+    /// Returns what watches over the connection of a body.
+    pub(super) fn watchdog(self: &Arc<Self>, body: &Body) -> Watchdog {
+        Watchdog { client: Arc::clone(self), link: Arc::clone(body.link()), seen: Instant::now() }
     }
 
     /// Sends requests over another connection of HTTP/1.1 until the server answers one, or until the contact timeout is over:
@@ -361,71 +319,6 @@ impl From<SourceError> for Failure {
     }
 }
 
-// === impl Pool ===
-
-impl Pool {
-    fn new() -> Self {
-        let http1 = Http1Links { contact: Arc::new(Contact::new()), closed: CancellationToken::new() };
-        Self { is_http1: None, http2: Vec::new(), idle: Vec::new(), http1 }
-    }
-
-    /// A connection with an access that takes another request.
-    fn take(&mut self, access: u64) -> Option<Lease> {
-        // Answers that are not over keep a connection for themselves.
-        self.http2.retain(|(sender, link)| !sender.is_closed() && link.access == access);
-        self.idle.retain(|idle| {
-            !idle.sender.is_closed() && idle.link.access == access && idle.since.elapsed() < IDLE_TIMEOUT
-        });
-        if let Some(Idle { sender, link, .. }) = self.idle.pop() {
-            return Some(Lease { sender, slot: Slot::new(link), is_reused: true });
-        }
-        let (sender, link) = self.http2.iter().find(|(sender, link)| {
-            let max_streams = link.max_streams.load(Ordering::Acquire).min(MAX_STREAMS);
-            !sender.is_closed() && link.streams.load(Ordering::Acquire) < max_streams
-        })?;
-        Some(Lease { sender: Sender::Http2(sender.clone()), slot: Slot::new(Arc::clone(link)), is_reused: true })
-    }
-
-    fn add(&mut self, sender: Sender, link: Arc<Link>) -> Lease {
-        self.is_http1 = Some(!link.is_http2);
-        if let Sender::Http2(sender) = &sender {
-            // Beyond the first, unused connections close.
-            let mut first = true;
-            self.http2.retain(|(_, link)| std::mem::take(&mut first) || link.streams.load(Ordering::Acquire) > 0);
-            self.http2.push((sender.clone(), Arc::clone(&link)));
-        }
-        Lease { sender, slot: Slot::new(link), is_reused: false }
-    }
-
-    fn give_back(&mut self, sender: Sender, link: Arc<Link>) {
-        if self.idle.len() < MAX_IDLE && !self.http1.closed.is_cancelled() {
-            self.idle.push(Idle { sender, link, since: Instant::now() });
-        }
-    }
-
-    fn close(&mut self) {
-        self.http1.closed.cancel();
-        let idle = std::mem::take(&mut self.idle);
-        drop(idle);
-        self.http1.closed = CancellationToken::new();
-    }
-}
-
-// === impl Slot ===
-
-impl Slot {
-    fn new(link: Arc<Link>) -> Self {
-        link.streams.fetch_add(1, Ordering::AcqRel);
-        Self(link)
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 // === impl Wish ===
 
 impl Wish {
@@ -440,10 +333,6 @@ impl Wish {
 // === impl Watchdog ===
 
 impl Watchdog {
-    pub(super) fn new(client: Arc<Client>, link: Arc<Link>) -> Self {
-        Self { client, link, seen: Instant::now() }
-    }
-
     /// Returns when the peer was last seen to be there: before what came last, if that came after a silence.
     pub(super) fn seen(&self) -> Instant {
         self.seen

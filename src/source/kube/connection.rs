@@ -97,7 +97,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTINGS_INTERVAL: Duration = Duration::from_millis(2);
 /// The most bytes that an API server may send ahead on one stream: two objects of the largest size that etcd takes.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// Enough for [`super::client::MAX_STREAMS`] streams: one that is not read stops no other.
+/// Enough for [`super::pool::MAX_STREAMS`] streams: one that is not read stops no other.
 const CONNECTION_WINDOW_BYTES: u32 = 512 << 20;
 
 // === impl Contact ===

@@ -4,12 +4,13 @@
 //! and never ends its initial events. So what is no progress of them is bounded in time: an object that was not among them yet
 //! is progress, until something happens to one that was.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use tokio::time::Instant;
 
 use super::{
     lines::NoLine,
+    list::VersionQuery,
     object::{Bookmark, Item},
     reading::{Reading, Shared, Stop},
     watch::Live,
@@ -20,46 +21,9 @@ use crate::{
     source::watch_event::Said,
 };
 
-/// Whether initial events are worth requesting. A failure is of the API server that was connected: the next connection gets
-/// another try, and when that fails too, so does every tenth minute.
-#[derive(Debug, Default)]
-pub(super) struct InitialEvents {
-    failures: u32,
-    retry_at: Option<Instant>,
-}
-
-const RETRY_AFTER: Duration = Duration::from_secs(600);
-
-// === impl InitialEvents ===
-
-impl InitialEvents {
-    /// Whether to request them now.
-    pub(super) fn are_worthwhile(&self) -> bool {
-        self.retry_at.is_none_or(|at| Instant::now() >= at)
-    }
-
-    /// They came to their end.
-    pub(super) fn succeeded(&mut self) {
-        *self = Self::default();
-    }
-
-    /// The API refused them, or did not end them in time.
-    pub(super) fn failed(&mut self) {
-        self.failures = self.failures.saturating_add(1);
-        self.retry_at = Some(Instant::now() + RETRY_AFTER);
-    }
-
-    /// The next request goes over another connection, perhaps to another API server.
-    pub(super) fn has_new_connection(&mut self) {
-        if self.failures <= 1 {
-            self.retry_at = None;
-        }
-    }
-}
-
 /// Reads the initial events of a watch, and returns the watch with them.
 pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Reading, Live), Stop> {
-    let version = shared.version_query(at);
+    let version = VersionQuery::of(shared, at);
     let mut query = vec![("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
     if !version.text.is_empty() {
         query.push(("resourceVersion", &version.text));
@@ -113,31 +77,5 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
             }
             Said::Failure(status) => return Err(shared.api.told(status).into()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_failure_is_tried_again_at_the_next_connection_and_then_every_tenth_minute() {
-        let mut initial = InitialEvents::default();
-        assert!(initial.are_worthwhile());
-        initial.failed();
-        assert!(!initial.are_worthwhile());
-        initial.has_new_connection();
-        assert!(initial.are_worthwhile());
-        initial.failed();
-        initial.has_new_connection();
-        assert!(!initial.are_worthwhile(), "another connection makes no difference");
-        tokio::time::advance(RETRY_AFTER).await;
-        assert!(initial.are_worthwhile());
-        initial.failed();
-        tokio::time::advance(RETRY_AFTER).await;
-        initial.succeeded();
-        initial.failed();
-        initial.has_new_connection();
-        assert!(initial.are_worthwhile());
     }
 }

@@ -47,7 +47,7 @@ const PAGE_SIZE: u32 = 500;
 
 /// Reads all pages, at the version of the first.
 pub(super) async fn read(shared: &Shared, at: &ListVersion) -> Result<Reading, Stop> {
-    read_at(shared, shared.version_query(at)).await
+    read_at(shared, VersionQuery::of(shared, at)).await
 }
 
 /// Reads all pages at exactly this version, if the API still has it and takes account of it: the reading has its version.
@@ -123,6 +123,17 @@ pub(super) struct VersionQuery {
 }
 
 impl VersionQuery {
+    pub(super) fn of(shared: &Shared, at: &ListVersion) -> Self {
+        let text = match at {
+            ListVersion::Any => Cow::Borrowed("0"),
+            ListVersion::MostRecent => Cow::Borrowed(""),
+            ListVersion::NotOlderThan(version) => {
+                shared.known.lock().text_of(version).map_or(Cow::Borrowed(""), Cow::Owned)
+            }
+        };
+        Self { text, is_exact: false }
+    }
+
     fn is_empty(&self) -> bool {
         self.text.is_empty()
     }

@@ -24,7 +24,7 @@ mod member;
 mod merge;
 mod selector;
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::{
@@ -35,7 +35,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::{
-    member::{KeptMember, Member, MemberWatch},
+    existence::CONCURRENCY,
+    member::{KeptMember, Member, MemberWatch, into_error, not_decimal},
     merge::Merge,
     selector::Selector,
 };
@@ -97,13 +98,8 @@ struct Kept {
     selector: Option<KeptMember>,
 }
 
-/// Requests for different namespaces at a time.
-const CONCURRENCY: usize = 8;
 /// Attempts to list all namespaces at one version.
 const LIST_ATTEMPTS: usize = 4;
-/// After a change of the selected namespaces, more of which may follow.
-const SETTLING: Duration = Duration::from_secs(1);
-const FAR: Duration = Duration::from_secs(3600);
 /// So many events are ahead before probes are sent though nobody waits.
 const PROBE_AHEAD: usize = 1_000;
 
@@ -247,7 +243,7 @@ impl Namespaces {
 
     async fn find_sent_ahead(&self, members: &[Member]) -> Result<(), SourceError> {
         match members.first() {
-            Some(first) => self.whole.sent_ahead.find(&first.shared).await,
+            Some(first) => self.whole.sent_ahead.find(first.shared.present_version()).await,
             None => Ok(()),
         }
     }
@@ -345,19 +341,6 @@ async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading
     };
     let readings: Vec<_> = [first].into_iter().chain(others).collect();
     Ok(Some(readings).filter(|readings| readings.iter().all(|reading| reading.version == version)))
-}
-
-fn into_error(stop: Stop) -> SourceError {
-    match stop {
-        Stop::NotDecimal => not_decimal(),
-        Stop::Source(error) => error,
-    }
-}
-
-fn not_decimal() -> SourceError {
-    let text = "the API's versions are not decimals, so that namespaces cannot be compared: follow each of them as a resource \
-                of its own";
-    SourceError::Undecodable(text.to_owned())
 }
 
 // === impl Merged ===

@@ -11,7 +11,6 @@
 
 use parking_lot::Mutex;
 
-use super::reading::Shared;
 use crate::{cache::SourceError, model::ResourceVersion};
 
 /// Bound of what an earlier start may have sent ahead.
@@ -35,14 +34,17 @@ impl SentAhead {
         *self.0.lock() = Bound::Unknown;
     }
 
-    /// Requests the version of the cluster, unless the bound is known.
+    /// Requests the present version of the cluster, unless the bound is known.
     ///
     /// # Errors
     ///
     /// Those of the request, as far as a watch would meet them too.
-    pub(super) async fn find(&self, shared: &Shared) -> Result<(), SourceError> {
+    pub(super) async fn find(
+        &self,
+        present: impl Future<Output = Result<Option<ResourceVersion>, SourceError>>,
+    ) -> Result<(), SourceError> {
         if *self.0.lock() == Bound::Unknown
-            && let Some(version) = shared.present_version().await?
+            && let Some(version) = present.await?
         {
             *self.0.lock() = Bound::UpTo(version);
         }

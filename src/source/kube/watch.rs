@@ -15,7 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     client::Watchdog,
-    known::{MAX_CHANGES, Noted},
+    head::Head,
+    known::{MAX_CHANGES, Noted, Origin, Position},
     lines::{Lines, NoLine},
     object::{Bookmark, Item, ItemReader},
     proof::{Recognition, Verdict},
@@ -77,6 +78,59 @@ pub(super) async fn open_replay(shared: &Arc<Shared>, replay: Replay) -> Result<
     Ok(Live { replay: Some(replay), ..live })
 }
 
+// === impl Shared ===
+
+impl Shared {
+    /// Opens a watch from a version, if the history of the cluster is the one that is known there.
+    ///
+    /// What the head proves is enough only at the version of the last known change: a cluster that was restored to a state
+    /// between that change and the known version has the change too, and may have others since. So a watch that broke goes on
+    /// from before the change. One that the API has just closed itself ended in the history that it goes on with, and so does a list
+    /// that it has just answered; a proxy may have held the request for the watch until the cluster was restored.
+    ///
+    /// Of versions that are counted here the text before the last change is known, unless that is older than the list.
+    pub(super) async fn watch(
+        self: &Arc<Self>,
+        from: &ResourceVersion,
+        position: Option<Position>,
+    ) -> Result<Live, SourceError> {
+        let Some(position) = position else { return open(self, from, None).await };
+        let (from, mark, Position { version, origin, .. }) = (position.safe(), position.mark(), position);
+        if matches!(origin, Origin::List(_)) {
+            let live = open(self, &from, None).await?;
+            if origin.is_just_listed() {
+                return Ok(live);
+            }
+        }
+        self.check_cluster().await?;
+        let is_counted = version.lineage().is_some();
+        if is_counted && origin.is_just_closed() {
+            return open(self, &from, None).await;
+        }
+        if is_counted {
+            let replay = self.known.lock().begin_replay();
+            let unproved = || SourceError::Expired(format!("no change before {version} to recognise the history by"));
+            return open_replay(self, replay.ok_or_else(unproved)?).await;
+        }
+        let head = self.head(&version, mark.as_ref()).await?;
+        let is_known = match (origin, &mark) {
+            _ if origin.is_just_closed() => true,
+            (Origin::List(_) | Origin::Watch | Origin::Closed(_), None) => head == Head::Empty,
+            (Origin::List(_) | Origin::Watch | Origin::Closed(_), Some(mark)) => {
+                head == Head::HasMark && *mark.version() == version
+            }
+            _ => false,
+        };
+        if is_known {
+            return open(self, &from, None).await;
+        }
+        let Some((mark, before)) = mark.and_then(|mark| mark.before().map(|before| (mark, before))) else {
+            return Err(SourceError::Expired(format!("{version} has nothing before it to be recognised by")));
+        };
+        open(self, &before, Some(Recognition::new(mark, version))).await
+    }
+}
+
 // === impl Live ===
 
 impl Live {
@@ -100,7 +154,7 @@ impl Live {
             }
         })?;
         Ok(Self {
-            watchdog: body.watchdog(),
+            watchdog: shared.api.watchdog(&body),
             heard_at: Instant::now(),
             lines: Lines::new(body),
             deadline: Instant::now() + time + GRACE,

@@ -4,9 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 
-use super::{super::reading::Shared, CONCURRENCY};
+use super::super::reading::Shared;
 use crate::cache::{Problem, ProblemReason};
 
+/// Requests for different namespaces at a time.
+pub(super) const CONCURRENCY: usize = 8;
 /// How often all are checked, and while one does not exist.
 const INTERVAL: Duration = Duration::from_secs(300);
 const INTERVAL_WHILE_MISSING: Duration = Duration::from_secs(20);

@@ -11,7 +11,7 @@ use super::super::{
     known::{Known, Origin, Position},
     object::Bookmark,
     proof::{KeptMark, Mark},
-    reading::Shared,
+    reading::{Shared, Stop},
     watch::{self, Live},
 };
 use crate::{
@@ -190,4 +190,17 @@ impl Followed {
             (self.opened_at, self.is_empty) = (Instant::now(), true);
         }
     }
+}
+
+pub(super) fn into_error(stop: Stop) -> SourceError {
+    match stop {
+        Stop::NotDecimal => not_decimal(),
+        Stop::Source(error) => error,
+    }
+}
+
+pub(super) fn not_decimal() -> SourceError {
+    let text = "the API's versions are not decimals, so that namespaces cannot be compared: follow each of them as a resource \
+                of its own";
+    SourceError::Undecodable(text.to_owned())
 }

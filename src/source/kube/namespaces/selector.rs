@@ -3,13 +3,13 @@
 //! Namespaces are a resource like another, of which only the names are of interest. A namespace that comes or goes leads to a
 //! list of all namespaces, so that the resource is at one version again.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
     super::{KubeConfig, client::Client, known::Known, list, proof::Mark, reading::Shared},
-    member::{Followed, KeptMember, Member},
+    member::{Followed, KeptMember, Member, into_error, not_decimal},
 };
 use crate::{
     cache::{Delta, ListVersion, SourceError},
@@ -25,6 +25,9 @@ pub(super) struct Selector {
 /// Each has a watch of its own.
 pub(super) const MAX_NAMESPACES: usize = 100;
 
+/// After a change of the selected namespaces, more of which may follow.
+const SETTLING: Duration = Duration::from_secs(1);
+const FAR: Duration = Duration::from_secs(3600);
 // === impl Selector ===
 
 impl Selector {
@@ -47,8 +50,8 @@ impl Selector {
     /// Lists them: their names, and the version of all objects that the list is of.
     pub(super) async fn list(&self) -> Result<(Vec<String>, String), SourceError> {
         let shared = &self.member.shared;
-        let reading = list::read(shared, &ListVersion::MostRecent).await.map_err(super::into_error)?;
-        let version = ResourceVersion::parse_decimal(&reading.version).map_err(|_| super::not_decimal())?;
+        let reading = list::read(shared, &ListVersion::MostRecent).await.map_err(into_error)?;
+        let version = ResourceVersion::parse_decimal(&reading.version).map_err(|_| not_decimal())?;
         let mut names: Vec<String> = reading.objects.iter().map(|object| object.key().name().to_owned()).collect();
         names.sort();
         if names.len() > MAX_NAMESPACES {
@@ -90,7 +93,7 @@ impl Selector {
 pub(super) async fn changed(mut followed: Followed, names: Vec<String>) -> SourceError {
     let mut until: Option<Instant> = None;
     loop {
-        let deadline = until.unwrap_or_else(|| Instant::now() + super::FAR);
+        let deadline = until.unwrap_or_else(|| Instant::now() + FAR);
         let received = tokio::select! {
             // Cancel-safe: nothing is lost of a watch.
             received = followed.next() => received,
@@ -112,7 +115,7 @@ pub(super) async fn changed(mut followed: Followed, names: Vec<String>) -> Sourc
             Event::Bookmark(_) => false,
         };
         if events.iter().any(is_news) {
-            until.get_or_insert_with(|| Instant::now() + super::SETTLING);
+            until.get_or_insert_with(|| Instant::now() + SETTLING);
         }
     }
 }

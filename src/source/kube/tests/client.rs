@@ -1,5 +1,6 @@
 use std::{convert::Infallible, io::Write, path::PathBuf, sync::atomic::AtomicUsize};
 
+use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use http::Request;
 use http_body_util::{Full, combinators::BoxBody};
@@ -216,7 +217,7 @@ async fn a_frozen_connection_of_http2_ends_and_is_stale_by_the_last_contact() {
     let mut held = api.open("/hold").await.unwrap();
     health.alive();
     health.synced();
-    let mut watchdog = held.watchdog();
+    let mut watchdog = api.watchdog(&held);
     tokio::time::pause();
     for _ in 0..20 {
         tokio::select! {

@@ -1,0 +1,226 @@
+//! The source itself: lists and watches one resource of one API.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    KubeCluster, KubeConfig, api,
+    client::KubeClients,
+    initial,
+    known::Known,
+    list,
+    namespaces::{Namespaces, existence},
+    proof::{KeptMark, Mark},
+    reading::{Reading, Shared, Stop},
+    watch::Live,
+};
+use crate::{
+    cache::{Evidence, List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
+    model::ResourceVersion,
+    source::problems::KeptProblems,
+};
+
+/// A resource of a Kubernetes API as an upstream.
+#[derive(Debug)]
+pub struct KubeSource {
+    shared: Arc<Shared>,
+    /// The watch whose initial events were the last list.
+    opened: Mutex<Option<(ResourceVersion, Live)>>,
+    /// Instead of one path.
+    namespaces: Option<Namespaces>,
+}
+
+/// What a later start goes on with.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    cluster: Option<String>,
+    /// Safe to resume from.
+    version: String,
+    /// The version after it is known in part: its changes are the mark's.
+    #[serde(default)]
+    is_open: bool,
+    /// Every version stays open until the next.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    leaves_open: bool,
+    mark: Option<KeptMark>,
+    problems: KeptProblems,
+}
+
+// === impl KubeSource ===
+
+impl KubeSource {
+    /// A source with connections of its own, which has not connected yet and reports its problems to `health`.
+    pub fn new(config: KubeConfig, health: SourceHealth) -> Self {
+        Self::with_clients(config, health, &KubeClients::default())
+    }
+
+    /// The same with the connections and credentials of every other source of the same cluster and context. They are made on
+    /// the runtime of the first such call, which has to outlast the sources.
+    pub fn with_clients(config: KubeConfig, health: SourceHealth, clients: &KubeClients) -> Self {
+        let one = Some(config.namespace.clone()).filter(|name| !name.is_empty());
+        health.set_namespaces(one.into_iter().chain(config.namespaces.iter().cloned()).collect());
+        let client = clients.get(&config.cluster, config.contact_timeout);
+        let has_several = !config.namespaces.is_empty() || !config.namespace_selector.is_empty();
+        let shared = Arc::new(Shared::new(config, Arc::clone(&client), health));
+        let namespaces = has_several.then(|| Namespaces::new(&shared, client));
+        Self { shared, opened: Mutex::default(), namespaces }
+    }
+
+    /// Whether there is a kubeconfig with the context, or a cluster that this runs in. No connection is made.
+    ///
+    /// # Errors
+    ///
+    /// In one line.
+    pub fn check(config: &KubeConfig) -> Result<(), String> {
+        api::check(&config.cluster)
+    }
+
+    async fn read(&self, at: &ListVersion) -> Result<(Reading, Option<Live>), Stop> {
+        let shared = &self.shared;
+        let are_worthwhile = shared.initial_events.lock().are_worthwhile();
+        if are_worthwhile && *at != ListVersion::Any {
+            match initial::read(shared, at).await {
+                Ok((reading, live)) => {
+                    shared.initial_events.lock().succeeded();
+                    return Ok((reading, Some(live)));
+                }
+                // SEMANTICS 1.27, rule 15.
+                Err(Stop::Source(
+                    error @ (SourceError::Refused(_)
+                    | SourceError::Unavailable(_)
+                    | SourceError::Undecodable(_)
+                    | SourceError::Broken(_)),
+                )) => {
+                    if matches!(error, SourceError::Refused(_)) {
+                        shared.initial_events.lock().failed();
+                    }
+                    tracing::info!(%error, "no initial events: the resource is listed");
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        list::read(shared, at).await.map(|reading| (reading, None))
+    }
+}
+
+impl ListerWatcher for KubeSource {
+    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.list(&at).await;
+        }
+        let shared = &self.shared;
+        *self.opened.lock() = None;
+        shared.sent_ahead.find(shared.present_version()).await?;
+        let (reading, live) = match self.read(&at).await {
+            Err(Stop::NotDecimal) if shared.known.lock().is_decimal() => {
+                tracing::warn!("the API's versions are not decimals: they are counted here, anew at each start");
+                shared.known.lock().begin_lineage();
+                self.read(&at).await
+            }
+            read => read,
+        }
+        .map_err(Stop::into_error)?;
+        // Only now: it is of this list that the cluster has to be known.
+        shared.check_cluster().await?;
+        let list = shared.settle(reading, &at)?;
+        let missing = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty() && list.objects.is_empty());
+        existence::check(shared, missing.as_slice()).await;
+        *self.opened.lock() = live.map(|live| (list.version.clone(), live));
+        Ok(list)
+    }
+
+    async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.watch(from).await;
+        }
+        let shared = &self.shared;
+        shared.sent_ahead.find(shared.present_version()).await?;
+        let position = shared.known.lock().begin_watch(&from);
+        let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
+        let live = if let Some((_, live)) = opened { live } else { shared.watch(&from, position).await? };
+        let name = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty());
+        let checks = Box::pin(existence::keep_checking(Arc::clone(shared), name.into_iter().collect()));
+        Ok(Box::pin(futures_util::stream::unfold(Some((live, checks)), |open| async move {
+            let (mut live, mut checks) = open?;
+            let next = tokio::select! {
+                biased;
+                next = live.next() => next,
+                // Which never ends.
+                () = &mut checks => Ok(None),
+            };
+            match next {
+                Ok(Some(delta)) => Some((Ok(delta), Some((live, checks)))),
+                Ok(None) => None,
+                Err(error) => Some((Err(error), None)),
+            }
+        })))
+    }
+
+    fn heartbeat(&self) -> Duration {
+        self.shared.config.contact_timeout
+    }
+
+    fn evidence(&self) -> Evidence {
+        let fields = self.shared.config.field_selector.split(',').filter(|field| !field.is_empty());
+        let of_metadata = |field: &str| field.trim_start().starts_with("metadata.");
+        if fields.into_iter().all(of_metadata) { Evidence::Listed } else { Evidence::Held }
+    }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for KubeSource {
+    /// Another cluster behind the same kubeconfig is found out when it is asked.
+    fn identity(&self) -> String {
+        let KubeConfig { label_selector, field_selector, cluster, drop_fields, .. } = &self.shared.config;
+        let KubeCluster { kubeconfig, context } = cluster;
+        // Nothing is kept of opaque versions, and what was kept before they were is of another form.
+        let opaque = if self.shared.config.has_opaque_versions { " with opaque versions" } else { "" };
+        let partial = if self.shared.config.is_metadata_only { " metadata only" } else { "" };
+        let namespaces =
+            self.namespaces.as_ref().map_or(String::new(), |namespaces| format!(" {}", namespaces.identity()));
+        format!(
+            "{} by labels {label_selector:?} and fields {field_selector:?} of {kubeconfig:?} in {context:?} without {drop_fields:?}{opaque}{partial}{namespaces}",
+            self.shared.path
+        )
+    }
+
+    fn proof(&self) -> Option<Bytes> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.proof();
+        }
+        let (cluster, position, leaves_open) = {
+            let known = self.shared.known.lock();
+            (known.cluster().map(str::to_owned), known.position()?.clone(), known.leaves_open())
+        };
+        // What is counted here counts anew at each start.
+        let version = position.version.lineage().is_none().then(|| position.safe().to_string())?;
+        let is_open = position.is_open();
+        let mark = position.mark().as_ref().map(Mark::keep);
+        let kept = Kept { cluster, version, is_open, leaves_open, mark, problems: self.shared.problems.keep() };
+        serde_json::to_vec(&kept).ok().map(Bytes::from)
+    }
+
+    fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        if let Some(namespaces) = &self.namespaces {
+            return namespaces.resume(at, proof);
+        }
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
+        let Kept { cluster, version, is_open, leaves_open, mark, problems } = kept;
+        if version != at.to_string() {
+            return Err(format!("its proof is of version {version}, and it is at {at}"));
+        }
+        let known = Known::resume(cluster, at.clone(), is_open, mark.and_then(Mark::resume));
+        *self.shared.known.lock() = known.with_open_versions(leaves_open);
+        if leaves_open {
+            self.shared.sent_ahead.resume();
+        }
+        self.shared.problems.resume(problems);
+        Ok(())
+    }
+}
