@@ -1,5 +1,7 @@
 //! Reads the sources and fails when a wall of the house is pierced.
 
+mod cycles;
+
 use std::{
     collections::BTreeSet,
     fs,
