@@ -14,7 +14,7 @@
 //! ```text
 //!   client ──▶ access: kubeconfig, tls, proxy, exec (what a request needs; renewed when it expires or is refused)
 //!      │
-//!      └─────▶ connection: dial, tunnel, tls, HTTP/2 or HTTP/1.1 (and whether the peer is there)
+//!      └─────▶ pool of connections: dial, tunnel, tls, HTTP/2 or HTTP/1.1 (and whether the peer is there)
 //! ```
 //!
 //! - Bodies are the bytes that came, but for the fields that are cut (`FieldCut`) and for the type that a page leaves out of
