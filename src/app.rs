@@ -172,8 +172,8 @@ impl App {
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
         let connections = Quota::new(most, limits.peer_share);
-        let grpc = GrpcListener::bind(&config.listen).await?;
-        let admin_listener = match config.admin_listen {
+        let grpc = GrpcListener::bind(&config.general.listen).await?;
+        let admin_listener = match config.admin.listen {
             Some(address) => Some(bind_tcp("admin", address).await?),
             None => None,
         };
@@ -231,7 +231,7 @@ impl App {
     pub fn grpc_address(&self) -> ListenAddr {
         match &self.grpc {
             GrpcListener::Tcp(listener) => {
-                listener.local_addr().map_or_else(|_| self.config.listen.clone(), ListenAddr::Tcp)
+                listener.local_addr().map_or_else(|_| self.config.general.listen.clone(), ListenAddr::Tcp)
             }
             GrpcListener::Unix(_, socket) => ListenAddr::Unix(socket.path().to_owned()),
         }

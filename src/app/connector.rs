@@ -48,7 +48,7 @@ const LEAST_WINDOW: Duration = Duration::from_micros(500);
 impl Connector<'_> {
     /// Connects one resource: source, Reflector, queue, informer.
     pub(super) fn resource(&mut self, writer: &WriterThread, resource: &ResourceConfig) -> ObservedResource {
-        let stale_after = self.config.stale_after;
+        let stale_after = self.config.general.stale_after;
         match &resource.source {
             SourceConfig::Files(files) => {
                 let files = files_config(&resource.name, files);
@@ -69,7 +69,7 @@ impl Connector<'_> {
                 self.connect(writer, resource, "etcd", source, health)
             }
             SourceConfig::Kube(kube) => {
-                let kube = kube_config(&resource.name, kube);
+                let kube = kube_config(resource, kube);
                 let health = SourceHealth::new(kube.contact_timeout, stale_after);
                 let source = KubeSource::with_clients(kube, health.clone(), &self.kube_clients);
                 self.connect(writer, resource, "kube", source, health)
@@ -136,7 +136,7 @@ impl Connector<'_> {
         let served = ServedResource {
             name: name.to_owned(),
             source: kind,
-            optional: resource.optional,
+            optional: resource.options.optional,
             queue: resource.queue_options(&config.watch),
             informer: handle,
         };

@@ -88,7 +88,7 @@ const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
 impl Keeper {
     /// Of the directory that is configured, if one is.
     pub(super) fn open(config: &Config) -> Option<Self> {
-        let directory = SnapshotDirectory::open(config.state_dir.as_deref()?);
+        let directory = SnapshotDirectory::open(config.general.state_dir.as_deref()?);
         match &directory {
             Ok(directory) if directory.is_open_to_all() => tracing::warn!(
                 directory = %directory.path().display(),
@@ -98,7 +98,7 @@ impl Keeper {
             Err(error) => tracing::warn!(%error, "no state is kept for the next start"),
         }
         let directory = directory.map_err(|error| format!("state_dir: {error}"));
-        Some(Self { directory, interval: config.state_interval, kept: Vec::new() })
+        Some(Self { directory, interval: config.general.state_interval, kept: Vec::new() })
     }
 
     /// Keeps one more resource, whose source says what its objects depend upon. `None` when its state is not kept.
@@ -262,7 +262,7 @@ fn remove(file: &SnapshotFile, resource: &str) {
 
 impl Contents {
     fn of(resource: &ResourceConfig) -> Self {
-        match (resource.snapshot, &resource.source) {
+        match (resource.options.snapshot, &resource.source) {
             (Some(false), _) => Self::None,
             (None, SourceConfig::Kube(KubeResource { group, plural, .. }))
                 if group.is_empty() && plural == "secrets" =>
@@ -287,7 +287,7 @@ impl Contents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{EtcdResource, RelayResource};
+    use crate::config::{EtcdResource, RelayResource, ResourceOptions};
 
     #[test]
     fn secrets_are_kept_where_it_is_requested() {
@@ -318,10 +318,7 @@ mod tests {
                     name: "x".into(),
                     source: source.clone(),
                     indexers: Arc::default(),
-                    optional: false,
-                    snapshot,
-                    full_channel_policy: None,
-                    queue_length: None,
+                    options: ResourceOptions { snapshot, ..ResourceOptions::default() },
                 })
             };
             assert_eq!(

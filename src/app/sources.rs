@@ -32,7 +32,7 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
                 .map_err(|problem| AppError::Upstream { resource: resource(), problem })?;
         }
         SourceConfig::Kube(kube) => {
-            KubeSource::check(&kube_config(name, kube))
+            KubeSource::check(&kube_config(config, kube))
                 .map_err(|problem| AppError::Kube { resource: resource(), problem })?;
         }
         SourceConfig::Informerd(relay) => {
@@ -61,7 +61,7 @@ pub(super) fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
     EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
 }
 
-pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
+pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> KubeConfig {
     let KubeResource {
         group,
         version,
@@ -78,21 +78,20 @@ pub(super) fn kube_config(resource: &str, config: &KubeResource) -> KubeConfig {
         kubeconfig,
         context,
         contact_timeout,
-        drop_fields,
     } = config.clone();
-    let config = KubeConfig::new(resource, &group, &version, &plural);
+    let config = KubeConfig::new(&resource.name, &group, &version, &plural);
     KubeConfig {
-        contact_timeout: contact_timeout.unwrap_or(config.contact_timeout),
+        contact_timeout,
         namespace,
         namespaces,
         namespace_selector,
         label_selector,
         field_selector,
         cluster: KubeCluster { kubeconfig, context },
-        drop_fields,
+        drop_fields: resource.options.drop_fields.clone(),
         is_metadata_only,
         page_size,
-        watch_timeout: watch_timeout.unwrap_or(config.watch_timeout),
+        watch_timeout,
         has_opaque_versions,
         ..config
     }

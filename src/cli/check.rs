@@ -35,9 +35,9 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
 }
 
 fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
-    match config.admin_listen {
-        Some(admin) => writeln!(out, "ok: gRPC on {}, admin on {admin}", config.listen)?,
-        None => writeln!(out, "ok: gRPC on {}", config.listen)?,
+    match config.admin.listen {
+        Some(admin) => writeln!(out, "ok: gRPC on {}, admin on {admin}", config.general.listen)?,
+        None => writeln!(out, "ok: gRPC on {}", config.general.listen)?,
     }
     for resource in config.resources.values() {
         let source = match &resource.source {
@@ -54,10 +54,10 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
             SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
-        let optional = if resource.optional { ", optional" } else { "" };
+        let optional = if resource.options.optional { ", optional" } else { "" };
         writeln!(out, "{}: {source}, indexed by {}{optional}", resource.name, indexes.join(", "))?;
     }
-    if let Some(state_dir) = &config.state_dir {
+    if let Some(state_dir) = &config.general.state_dir {
         writeln!(out, "states of kube, etcd and informerd resources are kept in {}", state_dir.display())?;
     }
     out.flush()

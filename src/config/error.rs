@@ -2,13 +2,6 @@
 
 use std::fmt;
 
-use serde_json::Value;
-
-use super::{
-    raw::Section,
-    value::{ValueError, found},
-};
-
 /// One problem: where it is, what it is and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {problem}")]
@@ -79,27 +72,6 @@ impl ConfigErrors {
     /// Takes the value of a result, or adds its error.
     pub(super) fn check<T>(&mut self, at: &str, result: Result<T, impl fmt::Display>) -> Option<T> {
         result.map_err(|problem| self.add(at, problem)).ok()
-    }
-
-    /// Reads what the user wrote at a key, if anything.
-    pub(super) fn read<T>(
-        &mut self,
-        key: &str,
-        written: Option<&Value>,
-        read: impl FnOnce(&Value) -> Result<T, ValueError>,
-    ) -> Option<T> {
-        written.and_then(|value| self.check(key, read(value)))
-    }
-
-    /// The keys of a section, if it is one.
-    pub(super) fn section<T>(&mut self, key: &str, section: Section<T>) -> Option<T> {
-        match section {
-            Section::Keys(keys) => Some(keys),
-            Section::Other(value) => {
-                self.add(key, format!("expected a map of keys, found {}", found(&value)));
-                None
-            }
-        }
     }
 }
 

@@ -1,14 +1,12 @@
 //! The keys and flags of the `etcd` source.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use super::{
-    EtcdResource, EtcdTlsConfig, SourceConfig,
-    error::ConfigErrors,
-    raw::{RawEtcd, RawEtcdTls, ServeFlags},
-    upstream::{self, TlsFiles},
+    EtcdResource, EtcdTlsConfig, ServeFlags, SourceConfig,
+    section::{Input, Section},
+    table::{EtcdKeys, EtcdTlsKeys},
+    upstream,
     value::{self, ValueError, quote},
 };
 
@@ -25,52 +23,41 @@ struct EtcdFlag<'a> {
 }
 
 /// Reads the section of one resource.
-pub(super) fn resolve(key: &str, raw: RawEtcd, directory: &Path, errors: &mut ConfigErrors) -> Option<SourceConfig> {
-    let at = |leaf: &str| format!("{key}.{leaf}");
-    if raw.endpoints.is_none() {
-        errors.add(&at("endpoints"), "is missing; write for example [\"http://127.0.0.1:2379\"]");
-    }
-    let endpoints = errors.read(&at("endpoints"), raw.endpoints.as_ref(), endpoints);
-    if raw.prefix.is_none() {
-        errors
-            .add(&at("prefix"), "is missing; write what the keys begin with, such as /settings/, or \"\" for all keys");
-    }
-    let prefix = errors.read(&at("prefix"), raw.prefix.as_ref(), |prefix| value::text(prefix).map(str::to_owned));
-
-    let username = errors.read(&at("username"), raw.username.as_ref(), |name| value::text(name).map(str::to_owned));
-    let password_file = upstream::file(&at("password_file"), raw.password_file.as_ref(), directory, errors);
-    match (&raw.username, &raw.password_file) {
-        (Some(_), None) => errors.add(&at("password_file"), "is missing; write the path of a file with the password"),
-        (None, Some(_)) => errors.add(&at("username"), "is missing; write whose password it is"),
+pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
+    let EtcdKeys { endpoints, prefix, username, password_file } = EtcdKeys::read(section);
+    match (section.is_written("username"), section.is_written("password_file")) {
+        (true, false) => section.add("password_file", "is missing; write the path of a file with the password"),
+        (false, true) => section.add("username", "is missing; write whose password it is"),
         _ => {}
     }
+    let credentials = username.zip(password_file.map(|path| section.relative(&path)));
 
-    let RawEtcdTls { ca, cert, key: private_key, server_name } =
-        errors.section(&at("tls"), raw.tls).unwrap_or_default();
-    let is_tls = [&ca, &cert, &private_key, &server_name].iter().any(|written| written.is_some());
-    if is_tls && endpoints.iter().flatten().any(|endpoint| endpoint.starts_with("http://")) {
-        errors.add(&at("tls"), "is for endpoints with https:// alone; write them so, or remove it");
+    let tls = section.section_or_empty("tls");
+    let EtcdTlsKeys { ca, cert, key, server_name } = EtcdTlsKeys::read(&tls);
+    let is_tls = !tls.written_of(&["ca", "cert", "key", "server_name"]).is_empty();
+    if is_tls && endpoints.iter().any(|endpoint| endpoint.starts_with("http://")) {
+        tls.add_here("is for endpoints with https:// alone; write them so, or remove it");
     }
-    let files = TlsFiles { ca: ca.as_ref(), cert: cert.as_ref(), key: private_key.as_ref() };
-    let (ca, identity) = files.resolve(&at("tls"), directory, errors);
-    let server_name =
-        errors.read(&at("tls.server_name"), server_name.as_ref(), |name| value::text(name).map(str::to_owned));
-    let tls = EtcdTlsConfig { ca, identity, server_name };
-    let credentials = username.zip(password_file);
-    Some(SourceConfig::Etcd(EtcdResource { endpoints: endpoints?, prefix: prefix?, credentials, tls }))
+    let (ca, identity) = upstream::tls(&tls, ca, cert, key);
+    SourceConfig::Etcd(EtcdResource {
+        endpoints,
+        prefix,
+        credentials,
+        tls: EtcdTlsConfig { ca, identity, server_name },
+    })
 }
 
 /// The resources that flags name.
-pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'static str, String, SourceConfig)> {
+pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     match (&flags.etcd_username, &flags.etcd_password_file) {
-        (Some(_), None) => errors.add(USERNAME_FLAG, "needs the password too: --etcd-password-file FILE"),
-        (None, Some(_)) => errors.add(PASSWORD_FLAG, "needs the user too: --etcd-username NAME"),
+        (Some(_), None) => input.add(USERNAME_FLAG, "needs the password too: --etcd-password-file FILE"),
+        (None, Some(_)) => input.add(PASSWORD_FLAG, "needs the user too: --etcd-username NAME"),
         _ => {}
     }
     let credentials = flags.etcd_username.clone().zip(flags.etcd_password_file.clone());
     let mut sources = Vec::new();
     for text in &flags.etcd {
-        if let Some(EtcdFlag { name, endpoint, prefix }) = errors.check("--etcd", parse_flag(text)) {
+        if let Some(EtcdFlag { name, endpoint, prefix }) = input.check("--etcd", parse_flag(text)) {
             let resource = EtcdResource {
                 endpoints: vec![endpoint],
                 prefix: prefix.to_owned(),
@@ -84,7 +71,7 @@ pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'s
 }
 
 /// At least one; each once.
-fn endpoints(value: &Value) -> Result<Vec<String>, ValueError> {
+pub(super) fn endpoints(value: &Value) -> Result<Vec<String>, ValueError> {
     let list = value.as_array().filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| {
         ValueError::new(format!("expected a list such as [\"http://127.0.0.1:2379\"], found {}", value::found(value)))

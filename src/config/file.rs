@@ -2,14 +2,12 @@
 
 use std::{fs::File, io::ErrorKind, io::Read, path::Path};
 
-use serde_ignored::Path as Ignored;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
 
 use super::{
     error::ConfigErrors,
     keys,
-    raw::RawConfig,
     value::{found, quote},
 };
 
@@ -29,7 +27,7 @@ const MAX_ALIASED_NODES: usize = 1 << 16;
 const MAX_TEXT_BYTES: usize = 4 * MAX_FILE_BYTES;
 
 /// Reads the file; adds every unknown key, or why there is nothing.
-pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<RawConfig> {
+pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String, Value>> {
     let name = path.display().to_string();
     let mut bytes = Vec::new();
     let result = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
@@ -46,7 +44,7 @@ pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<RawConfig> 
     }
 }
 
-pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Option<RawConfig> {
+pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Option<Map<String, Value>> {
     if bytes.len() > MAX_FILE_BYTES {
         errors.add(name, "is larger than 1 MiB");
         return None;
@@ -60,8 +58,8 @@ pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Opti
         }
     };
     let document = match serde_saphyr::from_str_with_options(text, options()) {
-        Ok(Value::Null) => return Some(RawConfig::default()),
-        Ok(document @ Value::Object(_)) => document,
+        Ok(Value::Null) => Map::new(),
+        Ok(Value::Object(document)) => document,
         Ok(other) => {
             errors.add(
                 name,
@@ -75,12 +73,8 @@ pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Opti
             return None;
         }
     };
-    let mut unread = Vec::new();
-    let raw = serde_ignored::deserialize(document, |path| unread.push(keys::unread(&names(&path))));
-    for error in unread {
-        errors.push(error);
-    }
-    errors.check(name, raw)
+    keys::check_known(&document, errors);
+    Some(document)
 }
 
 fn options() -> Options {
@@ -124,23 +118,6 @@ fn explain(name: &str, error: &Error) -> (String, String) {
         _ => UserMessageFormatter.format_message(error).into_owned(),
     };
     (at, problem)
-}
-
-/// The names on the way to a value.
-fn names(path: &Ignored<'_>) -> Vec<String> {
-    match path {
-        Ignored::Root => Vec::new(),
-        Ignored::Seq { parent, index } => extended(names(parent), index.to_string()),
-        Ignored::Map { parent, key } => extended(names(parent), key.clone()),
-        Ignored::Some { parent } | Ignored::NewtypeStruct { parent } | Ignored::NewtypeVariant { parent } => {
-            names(parent)
-        }
-    }
-}
-
-fn extended(mut names: Vec<String>, name: String) -> Vec<String> {
-    names.push(name);
-    names
 }
 
 #[cfg(test)]

@@ -1,14 +1,10 @@
 //! The keys and flags of the `kube` source.
 
-use std::{path::Path as FilePath, time::Duration};
-
 use serde_json::Value;
 
 use super::{
-    KubeResource, SourceConfig,
-    error::ConfigErrors,
-    keys,
-    raw::{RawKube, ServeFlags},
+    KubeResource, ServeFlags, SourceConfig,
+    section::{Input, Section},
     value::{self, ValueError, quote},
 };
 use crate::model::{FieldCut, IndexFunc, Indexers, LabelSelector, Path};
@@ -23,27 +19,39 @@ struct KubeFlag<'a> {
     namespace: &'a str,
 }
 
-/// What is large in every object, and of use to writers alone.
-const DROP_FIELDS: [&str; 2] =
-    ["metadata.managedFields", "metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']"];
 /// The keys of `PartialObjectMetadata`.
 const PARTIAL_KEYS: [&str; 3] = ["apiVersion", "kind", "metadata"];
 /// As a DNS label and as a DNS subdomain.
 const MAX_LABEL_BYTES: usize = 63;
 const MAX_GROUP_BYTES: usize = 253;
-/// A third of it is the time between signs of life, which must leave an API server under load the time to answer.
-const MIN_CONTACT_TIMEOUT: Duration = Duration::from_secs(3);
-const MAX_CONTACT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Each has a watch of its own.
 const MAX_NAMESPACES: usize = 100;
-const MAX_PAGE_SIZE: u32 = 100_000;
-/// A watch costs the API server some requests each time that it is opened.
-const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_WATCH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 const WITHOUT: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`); use another source";
 
+/// Reads the section of one resource.
+pub(super) fn resolve(section: &Section<'_>, index_section: &Section<'_>, indexers: &Indexers) -> Option<SourceConfig> {
+    if !cfg!(feature = "kube") {
+        section.add_here(WITHOUT);
+        return None;
+    }
+    let kube = KubeResource::read(section);
+    let written = section.written_of(&["namespace", "namespaces", "namespace_selector"]);
+    for leaf in written.iter().skip(1) {
+        section.add(leaf, format!("is another way to write `{}`; keep one", written[0]));
+    }
+    if let Some(leaf) = written.first().filter(|first| **first != "namespace" && kube.has_opaque_versions) {
+        let problem = "needs the versions of the API; remove `versions: opaque`, or configure a resource for each";
+        section.add(leaf, problem);
+    }
+    if kube.is_metadata_only {
+        check_indexes(index_section, indexers);
+    }
+    let kubeconfig = kube.kubeconfig.as_deref().map(|path| section.relative(path));
+    Some(SourceConfig::Kube(KubeResource { kubeconfig, ..kube }))
+}
+
 /// Refuses indexes by what objects with nothing but metadata do not have. Of an expression that cannot be decided.
-pub(super) fn check_indexes(key: &str, indexers: &Indexers, errors: &mut ConfigErrors) {
+fn check_indexes(section: &Section<'_>, indexers: &Indexers) {
     for (name, func) in indexers.iter() {
         let IndexFunc::Path(path) = func else { continue };
         if path.first_key().is_none_or(|first| !PARTIAL_KEYS.contains(&first)) {
@@ -52,95 +60,18 @@ pub(super) fn check_indexes(key: &str, indexers: &Indexers, errors: &mut ConfigE
                  remove metadata_only",
                 path = path.as_str()
             );
-            errors.add(&format!("{key}.{}.path", keys::join(&[name])), problem);
+            section.input().add(&format!("{}.path", section.at(name)), problem);
         }
     }
-}
-
-/// Reads the section of one resource.
-pub(super) fn resolve(
-    key: &str,
-    raw: &RawKube,
-    directory: &FilePath,
-    drop_fields: FieldCut,
-    errors: &mut ConfigErrors,
-) -> Option<SourceConfig> {
-    if !cfg!(feature = "kube") {
-        errors.add(key, WITHOUT);
-        return None;
-    }
-    let at = |leaf: &str| format!("{key}.{leaf}");
-    for (leaf, written, example) in [("version", &raw.version, "v1"), ("plural", &raw.plural, "pods")] {
-        if written.is_none() {
-            errors.add(&at(leaf), format!("is missing; write for example {example}"));
-        }
-    }
-    let mut read = |leaf: &str, written: Option<&Value>, check: fn(&str) -> Result<(), ValueError>| {
-        let text = |value: &Value| value::text(value).and_then(|text| check(text).map(|()| text.to_owned()));
-        errors.read(&at(leaf), written, text)
-    };
-    let group = read("group", raw.group.as_ref(), check_group);
-    let version = read("version", raw.version.as_ref(), check_version);
-    let plural = read("plural", raw.plural.as_ref(), check_plural);
-    let namespace = read("namespace", raw.namespace.as_ref(), check_namespace);
-    let label_selector = read("label_selector", raw.label_selector.as_ref(), check_label_selector);
-    let field_selector = read("field_selector", raw.field_selector.as_ref(), |_| Ok(()));
-    let namespace_selector = read("namespace_selector", raw.namespace_selector.as_ref(), check_namespace_selector);
-    let context = read("context", raw.context.as_ref(), |_| Ok(()));
-    let metadata_only = errors.read(&at("metadata_only"), raw.metadata_only.as_ref(), value::boolean);
-    let page_size = errors.read(&at("page_size"), raw.page_size.as_ref(), read_page_size);
-    let watch_timeout = errors.read(&at("watch_timeout"), raw.watch_timeout.as_ref(), read_watch_timeout);
-    let versions = errors.read(&at("versions"), raw.versions.as_ref(), read_versions);
-    let namespaces = errors.read(&at("namespaces"), raw.namespaces.as_ref(), read_namespaces);
-    let written = [
-        ("namespace", raw.namespace.is_some()),
-        ("namespaces", raw.namespaces.is_some()),
-        ("namespace_selector", raw.namespace_selector.is_some()),
-    ];
-    let written: Vec<_> = written.into_iter().filter(|(_, is_written)| *is_written).map(|(leaf, _)| leaf).collect();
-    for leaf in written.iter().skip(1) {
-        errors.add(&at(leaf), format!("is another way to write `{}`; keep one", written[0]));
-    }
-    if let Some(leaf) = written.first().filter(|first| **first != "namespace" && versions == Some(true)) {
-        errors.add(
-            &at(leaf),
-            "needs the versions of the API; remove `versions: opaque`, or configure a resource for each",
-        );
-    }
-    let kubeconfig = errors.read(&at("kubeconfig"), raw.kubeconfig.as_ref(), value::file);
-    let contact_timeout = errors.read(&at("contact_timeout"), raw.contact_timeout.as_ref(), read_contact_timeout);
-    Some(SourceConfig::Kube(KubeResource {
-        group: group.unwrap_or_default(),
-        version: version?,
-        plural: plural?,
-        namespace: namespace.unwrap_or_default(),
-        namespaces: namespaces.unwrap_or_default(),
-        namespace_selector: namespace_selector.unwrap_or_default(),
-        label_selector: label_selector.unwrap_or_default(),
-        field_selector: field_selector.unwrap_or_default(),
-        is_metadata_only: metadata_only.unwrap_or_default(),
-        page_size,
-        watch_timeout,
-        has_opaque_versions: versions.unwrap_or_default(),
-        kubeconfig: kubeconfig.map(|path| directory.join(path).components().collect()),
-        context,
-        contact_timeout,
-        drop_fields,
-    }))
-}
-
-/// What is not kept of bodies.
-pub(super) fn drop_fields(key: &str, written: Option<&Value>, errors: &mut ConfigErrors) -> FieldCut {
-    errors.read(key, written, read_drop_fields).unwrap_or_else(default_drop_fields)
 }
 
 /// The resources that flags name.
-pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'static str, String, SourceConfig)> {
+pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     let mut sources = Vec::new();
     for text in &flags.kube {
         if !cfg!(feature = "kube") {
-            errors.add("--kube", WITHOUT);
-        } else if let Some(flag) = errors.check("--kube", parse_flag(text)) {
+            input.add("--kube", WITHOUT);
+        } else if let Some(flag) = input.check("--kube", parse_flag(text)) {
             let resource = KubeResource {
                 group: flag.group.to_owned(),
                 version: flag.version.to_owned(),
@@ -148,8 +79,6 @@ pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'s
                 namespace: flag.namespace.to_owned(),
                 kubeconfig: flags.kubeconfig.clone(),
                 context: flags.kube_context.clone(),
-                contact_timeout: None,
-                drop_fields: default_drop_fields(),
                 ..KubeResource::default()
             };
             sources.push(("--kube", flag.name.to_owned(), SourceConfig::Kube(resource)));
@@ -158,12 +87,7 @@ pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'s
     sources
 }
 
-fn default_drop_fields() -> FieldCut {
-    let paths = DROP_FIELDS.iter().filter_map(|path| Path::parse(path).ok());
-    FieldCut::new(paths).unwrap_or_default()
-}
-
-fn read_drop_fields(value: &Value) -> Result<FieldCut, ValueError> {
+pub(super) fn field_paths(value: &Value) -> Result<FieldCut, ValueError> {
     let expected = || {
         ValueError::new(format!(
             "expected a list of paths such as [metadata.managedFields], found {}",
@@ -178,35 +102,7 @@ fn read_drop_fields(value: &Value) -> Result<FieldCut, ValueError> {
     FieldCut::new(paths).map_err(|error| ValueError::new(error.to_string()))
 }
 
-fn read_contact_timeout(value: &Value) -> Result<Duration, ValueError> {
-    let time = value::positive_duration(value)?;
-    if (MIN_CONTACT_TIMEOUT..=MAX_CONTACT_TIMEOUT).contains(&time) {
-        return Ok(time);
-    }
-    Err(ValueError::new(format!("expected a duration from 3s to 5m, found {}", value::found(value))))
-}
-
-/// Returns how many objects a page has.
-fn read_page_size(value: &Value) -> Result<u32, ValueError> {
-    let size =
-        value.as_u64().and_then(|size| u32::try_from(size).ok()).filter(|size| (1..=MAX_PAGE_SIZE).contains(size));
-    size.ok_or_else(|| {
-        ValueError::new(format!(
-            "expected a number of objects from 1 to {MAX_PAGE_SIZE}, found {}",
-            value::found(value)
-        ))
-    })
-}
-
-fn read_watch_timeout(value: &Value) -> Result<Duration, ValueError> {
-    let timeout = value::duration(value)?;
-    if !(MIN_WATCH_TIMEOUT..=MAX_WATCH_TIMEOUT).contains(&timeout) {
-        return Err(ValueError::new(format!("expected a duration from 10s to 24h, found {}", value::found(value))));
-    }
-    Ok(timeout)
-}
-
-fn read_namespaces(value: &Value) -> Result<Vec<String>, ValueError> {
+pub(super) fn namespaces(value: &Value) -> Result<Vec<String>, ValueError> {
     let list = value.as_array().filter(|list| (1..=MAX_NAMESPACES).contains(&list.len()));
     let expected = || {
         let what = format!("expected a list of 1 to {MAX_NAMESPACES} namespaces such as [shop, stock]");
@@ -227,8 +123,8 @@ fn read_namespaces(value: &Value) -> Result<Vec<String>, ValueError> {
     Ok(namespaces)
 }
 
-/// Returns whether versions are opaque.
-fn read_versions(value: &Value) -> Result<bool, ValueError> {
+/// Reads `auto` or `opaque`.
+pub(super) fn auto_or_opaque(value: &Value) -> Result<bool, ValueError> {
     match value::text(value)? {
         "auto" => Ok(false),
         "opaque" => Ok(true),
@@ -253,29 +149,29 @@ fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {
     Ok(KubeFlag { name, group, version, plural, namespace })
 }
 
-fn check_group(text: &str) -> Result<(), ValueError> {
+pub(super) fn check_group(text: &str) -> Result<(), ValueError> {
     let is_group = text.len() <= MAX_GROUP_BYTES && text.split('.').all(is_label);
     check(is_group || text.is_empty(), "an API group such as apps, or \"\" for the core", text)
 }
 
-fn check_version(text: &str) -> Result<(), ValueError> {
+pub(super) fn check_version(text: &str) -> Result<(), ValueError> {
     check(is_label(text), "a version of an API such as v1", text)
 }
 
-fn check_plural(text: &str) -> Result<(), ValueError> {
+pub(super) fn check_plural(text: &str) -> Result<(), ValueError> {
     check(is_label(text), "a kind as it is written in paths, such as pods", text)
 }
 
-fn check_namespace(text: &str) -> Result<(), ValueError> {
+pub(super) fn check_namespace(text: &str) -> Result<(), ValueError> {
     check(is_label(text) || text.is_empty(), "one namespace, or \"\" for all", text)
 }
 
-fn check_namespace_selector(text: &str) -> Result<(), ValueError> {
+pub(super) fn check_namespace_selector(text: &str) -> Result<(), ValueError> {
     check(!text.trim().is_empty(), "a label selector such as team=shop", text)?;
     check_label_selector(text)
 }
 
-fn check_label_selector(text: &str) -> Result<(), ValueError> {
+pub(super) fn check_label_selector(text: &str) -> Result<(), ValueError> {
     LabelSelector::parse(text).map(drop).map_err(|error| ValueError::new(error.to_string()))
 }
 
@@ -293,6 +189,7 @@ fn is_label(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ResourceOptions;
 
     #[test]
     fn a_flag_is_a_kind_and_perhaps_a_namespace() {
@@ -320,16 +217,18 @@ mod tests {
     #[test]
     #[cfg(not(feature = "kube"))]
     fn a_build_without_it_says_so() {
-        let mut errors = ConfigErrors::default();
         let flags = ServeFlags { kube: vec!["pods=v1/pods".to_owned()], ..ServeFlags::default() };
-        assert!(flagged(&flags, &mut errors).is_empty());
-        assert!(resolve("a", &RawKube::default(), FilePath::new(""), FieldCut::default(), &mut errors).is_none());
+        let errors = Input::none(|section| {
+            assert!(flagged(&flags, section.input()).is_empty());
+            assert!(resolve(section, section, &Indexers::default()).is_none());
+            section.input().errors.take()
+        });
         assert_eq!(errors.to_string().matches("built without the Kubernetes API").count(), 2);
     }
 
     #[test]
     fn what_is_dropped_unless_it_is_said_can_be() {
         let json = br#"{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}","a":"b"},"managedFields":[]}}"#;
-        assert_eq!(&*default_drop_fields().apply(json), br#"{"metadata":{"annotations":{"a":"b"}}}"#);
+        assert_eq!(&*ResourceOptions::default().drop_fields.apply(json), br#"{"metadata":{"annotations":{"a":"b"}}}"#);
     }
 }

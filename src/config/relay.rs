@@ -1,14 +1,12 @@
 //! The keys and the flag of the `informerd` source.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use super::{
-    RelayResource, SourceConfig,
-    error::ConfigErrors,
-    raw::{RawRelay, RawRelayTls, ServeFlags},
-    upstream::{self, TlsFiles},
+    RelayResource, ServeFlags, SourceConfig,
+    section::{Input, Section},
+    table::{RelayKeys, RelayTlsKeys},
+    upstream,
     value::{self, ValueError, quote},
 };
 
@@ -23,37 +21,24 @@ struct RelayFlag<'a> {
 }
 
 /// Reads the section of one resource, whose name is that of the upstream's unless that is written.
-pub(super) fn resolve(
-    key: &str,
-    name: &str,
-    raw: RawRelay,
-    directory: &Path,
-    errors: &mut ConfigErrors,
-) -> Option<SourceConfig> {
-    let at = |leaf: &str| format!("{key}.{leaf}");
-    if raw.endpoint.is_none() {
-        errors.add(&at("endpoint"), format!("is missing; write for example {EXAMPLE}"));
+pub(super) fn resolve(section: &Section<'_>, name: &str) -> SourceConfig {
+    let RelayKeys { endpoint, resource } = RelayKeys::read(section);
+    let tls = section.section_or_empty("tls");
+    let RelayTlsKeys { ca, cert, key } = RelayTlsKeys::read(&tls);
+    let is_tls = !tls.written_of(&["ca", "cert", "key"]).is_empty();
+    if is_tls && !endpoint.is_empty() && !endpoint.starts_with("https://") {
+        tls.add_here("is for an endpoint with https:// alone; write it so, or remove it");
     }
-    let endpoint =
-        errors.read(&at("endpoint"), raw.endpoint.as_ref(), |endpoint| self::endpoint(value::text(endpoint)?));
-    let resource = errors.read(&at("resource"), raw.resource.as_ref(), resource);
-    let tls_key = at("tls");
-    let RawRelayTls { ca, cert, key } = errors.section(&tls_key, raw.tls).unwrap_or_default();
-    let files = TlsFiles { ca: ca.as_ref(), cert: cert.as_ref(), key: key.as_ref() };
-    let is_tls = [files.ca, files.cert, files.key].iter().any(Option::is_some);
-    if is_tls && endpoint.as_ref().is_some_and(|endpoint| !endpoint.starts_with("https://")) {
-        errors.add(&tls_key, "is for an endpoint with https:// alone; write it so, or remove it");
-    }
-    let (ca, identity) = files.resolve(&tls_key, directory, errors);
+    let (ca, identity) = upstream::tls(&tls, ca, cert, key);
     let resource = resource.unwrap_or_else(|| name.to_owned());
-    Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, resource, ca, identity }))
+    SourceConfig::Informerd(RelayResource { endpoint, resource, ca, identity })
 }
 
 /// The resources that flags name.
-pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'static str, String, SourceConfig)> {
+pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     let mut sources = Vec::new();
     for text in &flags.relay {
-        if let Some(RelayFlag { name, endpoint, resource }) = errors.check("--relay", parse_flag(text)) {
+        if let Some(RelayFlag { name, endpoint, resource }) = input.check("--relay", parse_flag(text)) {
             let resource = RelayResource { endpoint, resource: resource.to_owned(), ca: None, identity: None };
             sources.push(("--relay", name.to_owned(), SourceConfig::Informerd(resource)));
         }
@@ -61,16 +46,14 @@ pub(super) fn flagged(flags: &ServeFlags, errors: &mut ConfigErrors) -> Vec<(&'s
     sources
 }
 
-/// `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
-fn endpoint(text: &str) -> Result<String, ValueError> {
-    let is_socket = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/') && !path.ends_with('/'));
-    if is_socket { Ok(text.to_owned()) } else { upstream::endpoint(text, EXAMPLE) }
+/// Reads `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
+pub(super) fn endpoint(value: &Value) -> Result<String, ValueError> {
+    parse_endpoint(value::text(value)?)
 }
 
-fn resource(value: &Value) -> Result<String, ValueError> {
-    let name = value::text(value)?;
-    value::check_resource_name(name)?;
-    Ok(name.to_owned())
+fn parse_endpoint(text: &str) -> Result<String, ValueError> {
+    let is_socket = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/') && !path.ends_with('/'));
+    if is_socket { Ok(text.to_owned()) } else { upstream::endpoint(text, EXAMPLE) }
 }
 
 /// Reads `NAME=http://HOST:PORT[/RESOURCE]`: without a resource, the one of this name.
@@ -88,7 +71,7 @@ fn parse_flag(text: &str) -> Result<RelayFlag<'_>, ValueError> {
         resource => resource,
     };
     value::check_resource_name(resource)?;
-    Ok(RelayFlag { name, endpoint: endpoint(&url[..at]).map_err(|_| expected())?, resource })
+    Ok(RelayFlag { name, endpoint: parse_endpoint(&url[..at]).map_err(|_| expected())?, resource })
 }
 
 #[cfg(test)]
@@ -115,7 +98,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_may_be_a_unix_socket() {
-        assert_eq!(endpoint("unix:/run/informerd.sock"), Ok("unix:/run/informerd.sock".to_owned()));
-        assert!(endpoint("unix:informerd.sock").is_err() && endpoint("unix:/run/").is_err());
+        assert_eq!(parse_endpoint("unix:/run/informerd.sock"), Ok("unix:/run/informerd.sock".to_owned()));
+        assert!(parse_endpoint("unix:informerd.sock").is_err() && parse_endpoint("unix:/run/").is_err());
     }
 }

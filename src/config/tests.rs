@@ -3,10 +3,11 @@ mod files;
 #[cfg(feature = "kube")]
 mod kube;
 mod relay;
+mod table;
 
-use std::{fmt::Write, fs};
+use std::{fs, time::Duration};
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -53,19 +54,27 @@ fn defaults() {
         name: "pods".into(),
         source: files("./manifests", Some("Pod")),
         indexers: Arc::default(),
-        optional: false,
-        snapshot: None,
-        full_channel_policy: None,
-        queue_length: None,
+        options: ResourceOptions {
+            drop_fields: ResourceOptions::default().drop_fields,
+            optional: false,
+            snapshot: None,
+            full_channel_policy: None,
+            queue_length: None,
+        },
     };
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 };
     assert_eq!(pods.queue_options(&config.watch), queue);
     let retention = Retention { size: 16 << 20, ..config.history };
     assert_eq!(config.broadcaster(), BroadcasterConfig { retention, ..BroadcasterConfig::default() });
     let expected = Config {
-        listen: "127.0.0.1:50051".parse().unwrap(),
-        admin_listen: Some("127.0.0.1:9464".parse().unwrap()),
-        insecure: false,
+        general: GeneralConfig {
+            listen: "127.0.0.1:50051".parse().unwrap(),
+            insecure: false,
+            stale_after: Duration::from_secs(15),
+            state_dir: None,
+            state_interval: Duration::from_secs(60),
+        },
+        admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()) },
         tls: None,
         watch: WatchConfig {
             full_channel_policy: FullChannelPolicy::Replay,
@@ -103,38 +112,9 @@ fn defaults() {
             expression_steps: 10_000,
         },
         drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
-        stale_after: Duration::from_secs(15),
-        state_dir: None,
-        state_interval: Duration::from_secs(60),
         resources: [("pods".to_owned(), pods)].into(),
     };
     assert_eq!(config, expected);
-}
-
-#[test]
-fn the_reference_tells_the_defaults() {
-    let default = load("", &["--files=pods=."]).unwrap();
-    for key in reference() {
-        let Some(text) = key.default else { continue };
-        let mut yaml = String::new();
-        for (depth, part) in key.path.replace("<name>", "other").split('.').enumerate() {
-            write!(yaml, "\n{}{part}:", "  ".repeat(depth)).unwrap();
-        }
-        writeln!(yaml, " {text}").unwrap();
-        let mut expected = default.clone();
-        if key.path.starts_with("resources") {
-            let (rest, source) = match key.path.split('.').nth(3) {
-                Some("files") => ("        path: /x\n", files("/x", None)),
-                Some("stream") => ("        path: /x\n", SourceConfig::Stream(StreamResource::new(Some("/x".into())))),
-                _ => ("    source: { files: { path: /x } }\n", files("/x", None)),
-            };
-            yaml.push_str(rest);
-            let other = ResourceConfig { source, name: "other".into(), ..default.resources["pods"].clone() };
-            expected.resources.insert("other".into(), other);
-        }
-        assert_eq!(load(&yaml, &["--files=pods=."]), Ok(expected), "{yaml}");
-        assert_eq!(reference().iter().filter(|other| other.path == key.path).count(), 1);
-    }
 }
 
 #[test]
@@ -164,8 +144,8 @@ resources:
     let (directory, flags) = file(yaml, &[]);
     let config = Config::load(&flags).unwrap();
     let policies = vec![FullChannelPolicy::Block, FullChannelPolicy::Drop];
-    assert_eq!(config.listen, ListenAddr::Unix("/run/informerd.sock".into()));
-    assert_eq!((config.admin_listen, config.insecure), (None, true));
+    assert_eq!(config.general.listen, ListenAddr::Unix("/run/informerd.sock".into()));
+    assert_eq!((config.admin.listen, config.general.insecure), (None, true));
     assert_eq!(
         config.watch,
         WatchConfig {
@@ -204,9 +184,9 @@ resources:
         }
     );
     assert_eq!(config.drain, DrainConfig { delay: Duration::from_secs(1), period: Duration::ZERO });
-    assert_eq!(config.stale_after, Duration::from_millis(1));
-    assert_eq!(config.state_dir, Some(directory.path().join("state")));
-    assert_eq!(config.state_interval, Duration::from_secs(5));
+    assert_eq!(config.general.stale_after, Duration::from_millis(1));
+    assert_eq!(config.general.state_dir, Some(directory.path().join("state")));
+    assert_eq!(config.general.state_interval, Duration::from_secs(5));
     assert_eq!(
         config.broadcaster(),
         BroadcasterConfig {
@@ -227,10 +207,13 @@ resources:
         name: "pods".into(),
         source: files(directory.path().join("pods/a"), Some("Pod")),
         indexers: Arc::new(indexers.unwrap()),
-        optional: true,
-        snapshot: Some(false),
-        full_channel_policy: Some(FullChannelPolicy::Drop),
-        queue_length: Some(5),
+        options: ResourceOptions {
+            drop_fields: ResourceOptions::default().drop_fields,
+            optional: true,
+            snapshot: Some(false),
+            full_channel_policy: Some(FullChannelPolicy::Drop),
+            queue_length: Some(5),
+        },
     };
     assert_eq!(pods.queue_options(&config.watch), QueueOptions { policy: FullChannelPolicy::Drop, length: 5 });
     assert_eq!(config.resources["pods"], pods);
@@ -243,50 +226,14 @@ resources:
 fn a_flag_wins_over_the_file() {
     let yaml = "{ listen: 127.0.0.1:1, admin: { listen: 127.0.0.1:2 }, insecure: true }";
     let config = load(yaml, &["--files=a=."]).unwrap();
-    assert_eq!((config.listen.to_string(), config.insecure), ("127.0.0.1:1".to_owned(), true));
-    assert_eq!(config.admin_listen, Some("127.0.0.1:2".parse().unwrap()));
+    assert_eq!((config.general.listen.to_string(), config.general.insecure), ("127.0.0.1:1".to_owned(), true));
+    assert_eq!(config.admin.listen, Some("127.0.0.1:2".parse().unwrap()));
     let args = ["--files=a=.", "--listen=[::1]:3", "--admin-listen=none", "--insecure=false"];
     let config = load(yaml, &args).unwrap();
-    assert_eq!((config.listen.to_string(), config.insecure), ("[::1]:3".to_owned(), false));
-    assert_eq!(config.admin_listen, None);
+    assert_eq!((config.general.listen.to_string(), config.general.insecure), ("[::1]:3".to_owned(), false));
+    assert_eq!(config.admin.listen, None);
     let config = load("state_dir: /a", &["--files=a=.", "--state-dir=b"]).unwrap();
-    assert_eq!(config.state_dir, Some("b".into()), "as it is: relative to the working directory");
-}
-
-/// That a flag wins over its variable is clap's doing.
-#[test]
-fn flags_and_their_environment() {
-    let command = Serve::command();
-    let variables: Vec<_> =
-        command.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_env()?.to_str()?))).collect();
-    assert_eq!(
-        variables,
-        [
-            ("config", "INFORMERD_CONFIG"),
-            ("listen", "INFORMERD_LISTEN"),
-            ("admin-listen", "INFORMERD_ADMIN_LISTEN"),
-            ("insecure", "INFORMERD_INSECURE"),
-            ("etcd-username", "INFORMERD_ETCD_USERNAME"),
-            ("etcd-password-file", "INFORMERD_ETCD_PASSWORD_FILE"),
-            ("kubeconfig", "INFORMERD_KUBECONFIG"),
-            ("kube-context", "INFORMERD_KUBE_CONTEXT"),
-            ("state-dir", "INFORMERD_STATE_DIR"),
-            ("log-format", "INFORMERD_LOG_FORMAT"),
-            ("log", "INFORMERD_LOG"),
-        ]
-    );
-    command.debug_assert();
-    assert_eq!(flags(&[]), ServeFlags::default());
-    assert_eq!(flags(&["--log-format", "json", "--log=debug"]).log_format, LogFormat::Json);
-    for (args, insecure) in [
-        (vec![], None),
-        (vec!["--insecure"], Some(true)),
-        (vec!["--insecure=no"], Some(false)),
-        (vec!["--insecure=1"], Some(true)),
-    ] {
-        assert_eq!(flags(&args).insecure, insecure);
-    }
-    assert_eq!(flags(&["--files=a=b", "--insecure", "--files", "c=d"]).files, ["a=b", "c=d"]);
+    assert_eq!(config.general.state_dir, Some("b".into()), "as it is: relative to the working directory");
 }
 
 #[test]
@@ -468,7 +415,7 @@ proptest! {
         let yaml = keys.iter().map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join("\n");
         for content in [bytes, yaml.into_bytes()] {
             let (_directory, mut flags) = file(content, &[]);
-            flags.listen = Some(flag.clone());
+            flags = flags.with("listen", flag.as_str());
             flags.files.push(flag.clone());
             if let Err(errors) = Config::load(&flags) {
                 prop_assert_eq!(errors.to_string().lines().count(), errors.iter().len());
@@ -483,8 +430,11 @@ fn a_state_is_kept_of_sources_that_a_later_start_can_begin_with() {
         format!("resources: {{ a: {{ source: {{ {source} }}, snapshot: {snapshot} }} }}")
     };
     let etcd = "etcd: { endpoints: [\"http://127.0.0.1:1\"], prefix: /a/ }";
-    assert_eq!(load(&resource(etcd, "true"), &[]).unwrap().resources["a"].snapshot, Some(true));
-    assert_eq!(load(&resource("files: { path: . }", "false"), &[]).unwrap().resources["a"].snapshot, Some(false));
+    assert_eq!(load(&resource(etcd, "true"), &[]).unwrap().resources["a"].options.snapshot, Some(true));
+    assert_eq!(
+        load(&resource("files: { path: . }", "false"), &[]).unwrap().resources["a"].options.snapshot,
+        Some(false)
+    );
     for source in ["files: { path: . }", "stream: { path: x }"] {
         let problem = "resources.a.snapshot: is for `kube`, `etcd` and `informerd` sources alone; remove it";
         assert_eq!(problems(&resource(source, "true")), problem);

@@ -1,52 +1,26 @@
 //! What sources that call a server have in common: where it is, and the files of TLS.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use http::Uri;
-use serde_json::Value;
 
 use super::{
-    error::ConfigErrors,
-    value::{self, ValueError, quote},
+    section::Section,
+    value::{ValueError, quote},
 };
 
-/// The files of TLS as they are written.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TlsFiles<'a> {
-    pub(super) ca: Option<&'a Value>,
-    pub(super) cert: Option<&'a Value>,
-    pub(super) key: Option<&'a Value>,
-}
-
-/// Whom to trust, and our own certificate with its key.
+/// The certificates to trust, and our own certificate with its key.
 pub(super) type Tls = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
 
-// === impl TlsFiles ===
-
-impl TlsFiles<'_> {
-    /// Reads the paths below a key.
-    pub(super) fn resolve(self, at: &str, directory: &Path, errors: &mut ConfigErrors) -> Tls {
-        let file = |leaf: &str, written: Option<&Value>, errors: &mut ConfigErrors| {
-            self::file(&format!("{at}.{leaf}"), written, directory, errors)
-        };
-        match (self.cert, self.key) {
-            (Some(_), None) => {
-                errors.add(&format!("{at}.key"), "is missing; write the path of the certificate's key in PEM");
-            }
-            (None, Some(_)) => {
-                errors.add(&format!("{at}.cert"), "is missing; write the path of the key's certificate in PEM");
-            }
-            _ => {}
-        }
-        let identity = file("cert", self.cert, errors).zip(file("key", self.key, errors));
-        (file("ca", self.ca, errors), identity)
+/// Puts together the files of a section of TLS.
+pub(super) fn tls(section: &Section<'_>, ca: Option<PathBuf>, cert: Option<PathBuf>, key: Option<PathBuf>) -> Tls {
+    match (section.is_written("cert"), section.is_written("key")) {
+        (true, false) => section.add("key", "is missing; write the path of the certificate's key in PEM"),
+        (false, true) => section.add("cert", "is missing; write the path of the key's certificate in PEM"),
+        _ => {}
     }
-}
-
-/// The path of a file, relative to the configuration file's directory.
-pub(super) fn file(key: &str, written: Option<&Value>, directory: &Path, errors: &mut ConfigErrors) -> Option<PathBuf> {
-    let path = errors.read(key, written, value::file)?;
-    Some(directory.join(path).components().collect())
+    let relative = |path: PathBuf| section.relative(&path);
+    (ca.map(relative), cert.map(relative).zip(key.map(relative)))
 }
 
 /// `http://HOST:PORT` or `https://HOST:PORT`.

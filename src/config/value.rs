@@ -1,6 +1,6 @@
 //! What may stand at a key or in a flag: its syntax, and errors that show how it is written.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde_json::Value;
 
@@ -71,7 +71,7 @@ impl ValueError {
         Self(message.into())
     }
 
-    fn expected(what: &str, found: impl std::fmt::Display) -> Self {
+    fn expected(what: &str, found: impl Display) -> Self {
         Self(format!("expected {what}, found {found}"))
     }
 }
@@ -142,14 +142,49 @@ pub(super) fn positive_duration(value: &Value) -> Result<Duration, ValueError> {
     Ok(duration)
 }
 
-/// A duration from the first to the second of these.
-pub(super) fn duration_within(value: &Value, (least, most): (Duration, Duration)) -> Result<Duration, ValueError> {
-    let duration = duration(value)?;
-    if duration < least || duration > most {
-        let what = format!("a duration from {} to {}", text_of(least), text_of(most));
-        return Err(ValueError::expected(&what, found(value)));
+/// Reads what is within bounds, which are written as in the file.
+pub(super) fn within<T: PartialOrd>(
+    form: &str,
+    least: &str,
+    most: &str,
+    read: impl Fn(&Value) -> Result<T, ValueError>,
+) -> impl Fn(&Value) -> Result<T, ValueError> {
+    move |value| {
+        let bounds = read(&written(least))?..=read(&written(most))?;
+        match read(value) {
+            Ok(good) if bounds.contains(&good) => Ok(good),
+            // It shows the form, which everybody knows of an integer.
+            Err(error) if form != "integer" => Err(error),
+            _ => {
+                let article = if form.starts_with('i') { "an" } else { "a" };
+                Err(ValueError::expected(&format!("{article} {form} from {least} to {most}"), found(value)))
+            }
+        }
     }
-    Ok(duration)
+}
+
+/// Reads what may also be `none`.
+pub(super) fn or_none<T>(
+    read: impl Fn(&Value) -> Result<T, ValueError>,
+) -> impl Fn(&Value) -> Result<Option<T>, ValueError> {
+    move |value| if value.as_str() == Some("none") { Ok(None) } else { read(value).map(Some) }
+}
+
+/// Reads a text that passes a check.
+pub(super) fn checked(
+    read: impl Fn(&Value) -> Result<String, ValueError>,
+    check: impl Fn(&str) -> Result<(), ValueError>,
+) -> impl Fn(&Value) -> Result<String, ValueError> {
+    move |value| read(value).and_then(|text| check(&text).map(|()| text))
+}
+
+/// Reads a default or a bound of the table.
+///
+/// # Panics
+///
+/// When it is not YAML. A test reads them all.
+pub(super) fn written(text: &str) -> Value {
+    serde_saphyr::from_str(text).expect("YAML")
 }
 
 /// As it would be written, in the largest unit that it is a multiple of.
@@ -160,30 +195,21 @@ pub(super) fn text_of(duration: Duration) -> String {
     format!("{}{name}", microseconds / u128::from(unit))
 }
 
-/// For which every change may have to wait.
-pub(super) fn window(value: &Value) -> Result<Duration, ValueError> {
-    let duration = duration(value)?;
-    if duration > Duration::from_secs(1) {
-        return Err(ValueError::expected("a duration of at most 1s, such as 5ms", found(value)));
+pub(super) fn size(value: &Value) -> Result<usize, ValueError> {
+    match value {
+        Value::String(text) => parse_size(text),
+        Value::Number(number) if number.is_u64() => {
+            number.as_u64().and_then(|bytes| in_memory(bytes).ok()).ok_or_else(|| too_large(&found(value)))
+        }
+        _ => Err(ValueError::expected("a size such as 64KiB, 16MiB, 1GiB or a number of bytes", found(value))),
     }
-    Ok(duration)
 }
 
 pub(super) fn positive_size(value: &Value) -> Result<usize, ValueError> {
-    let size = match value {
-        Value::String(text) => parse_size(text)?,
-        Value::Number(number) if number.is_u64() => {
-            number.as_u64().and_then(|bytes| in_memory(bytes).ok()).ok_or_else(|| too_large(&found(value)))?
-        }
-        _ => {
-            let what = "a size such as 64KiB, 16MiB, 1GiB or a number of bytes";
-            return Err(ValueError::expected(what, found(value)));
-        }
-    };
-    if size == 0 {
-        return Err(ValueError::expected("a size of more than 0, such as 64KiB, 16MiB or 1GiB", found(value)));
+    match size(value)? {
+        0 => Err(ValueError::expected("a size of more than 0, such as 64KiB, 16MiB or 1GiB", found(value))),
+        size => Ok(size),
     }
-    Ok(size)
 }
 
 pub(super) fn count(value: &Value) -> Result<usize, ValueError> {
@@ -198,10 +224,9 @@ pub(super) fn positive_count(value: &Value) -> Result<usize, ValueError> {
     }
 }
 
-/// A count of HTTP/2, which has 31 bits for it.
-pub(super) fn positive_count_31(value: &Value) -> Result<u32, ValueError> {
-    let count = u32::try_from(positive_count(value)?).ok().filter(|count| i32::try_from(*count).is_ok());
-    count.ok_or_else(|| ValueError(format!("expected an integer of at most {}, found {}", i32::MAX, found(value))))
+pub(super) fn integer<T: TryFrom<u64>>(value: &Value) -> Result<T, ValueError> {
+    let number = value.as_u64().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| ValueError::expected("an integer", found(value)))
 }
 
 pub(super) fn boolean(value: &Value) -> Result<bool, ValueError> {
@@ -212,20 +237,19 @@ pub(super) fn text(value: &Value) -> Result<&str, ValueError> {
     value.as_str().ok_or_else(|| ValueError::expected("a text (in quotes, if it looks like a number)", found(value)))
 }
 
+pub(super) fn string(value: &Value) -> Result<String, ValueError> {
+    text(value).map(str::to_owned)
+}
+
 pub(super) fn listen(value: &Value) -> Result<ListenAddr, ValueError> {
     text(value)?.parse()
 }
 
-pub(super) fn admin_listen(value: &Value) -> Result<Option<SocketAddr>, ValueError> {
-    parse_admin_listen(text(value)?)
-}
-
-pub(super) fn parse_admin_listen(text: &str) -> Result<Option<SocketAddr>, ValueError> {
-    if text == "none" {
-        return Ok(None);
-    }
+/// Where HTTP for operators listens; `none` is read by [`or_none`].
+pub(super) fn admin_listen(value: &Value) -> Result<SocketAddr, ValueError> {
+    let text = text(value)?;
     let what = "IP:PORT such as 127.0.0.1:9464 or [::1]:9464, or none";
-    text.parse().map(Some).map_err(|_| ValueError::expected(what, quote(text)))
+    text.parse().map_err(|_| ValueError::expected(what, quote(text)))
 }
 
 pub(super) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
@@ -329,40 +353,13 @@ pub(super) fn path_index(value: &Value) -> Result<IndexFunc, ValueError> {
     Ok(IndexFunc::Path(path))
 }
 
-/// Steps of one evaluation of an expression.
-/// Reads the time of a publish cycle: from 10us to 100ms.
-pub(super) fn selection_budget(value: &Value) -> Result<Duration, ValueError> {
-    duration_within(value, (Duration::from_micros(10), Duration::from_millis(100)))
-}
-
-pub(super) fn request_timeout(value: &Value) -> Result<Duration, ValueError> {
-    duration_within(value, (Duration::from_millis(100), Duration::from_secs(300)))
-}
-
-pub(super) fn percent(value: &Value) -> Result<u32, ValueError> {
-    let percent = value.as_u64().and_then(|percent| u32::try_from(percent).ok()).filter(|at| (1..=100).contains(at));
-    percent.ok_or_else(|| ValueError::expected("an integer from 1 to 100", found(value)))
-}
-
-pub(super) fn memory(value: &Value) -> Result<usize, ValueError> {
-    let size = positive_size(value)?;
-    let is_within = (1 << 20..=1 << 40).contains(&(size as u64));
-    is_within.then_some(size).ok_or_else(|| ValueError::expected("a size from 1MiB to 1024GiB", found(value)))
-}
-
-pub(super) fn expression_steps(value: &Value) -> Result<u64, ValueError> {
-    let steps = value.as_u64().filter(|steps| (100..=100_000).contains(steps));
-    steps.ok_or_else(|| ValueError::expected("an integer from 100 to 100000", found(value)))
-}
-
-pub(super) fn expression_index(value: &Value, max_steps: u64) -> Result<IndexFunc, ValueError> {
+pub(super) fn expression(value: &Value) -> Result<Expression, ValueError> {
     let text = text(value)?;
     if !Expression::IS_SUPPORTED {
         return Err(ValueError::new("this informerd was built without expressions (cargo feature `cel`); use `path`"));
     }
-    let expression = Expression::parse(text)
-        .map_err(|error| ValueError(format!("{error}; an example: object.spec.containers.map(c, c.image)")))?;
-    Ok(IndexFunc::Expression(expression.with_max_steps(max_steps)))
+    Expression::parse(text)
+        .map_err(|error| ValueError(format!("{error}; an example: object.spec.containers.map(c, c.image)")))
 }
 
 /// Whether a resource can have this name.

@@ -450,12 +450,9 @@ async fn a_unix_socket_is_served_like_any_other() {
     std::fs::create_dir(directory.path().join("pods")).unwrap();
     std::fs::write(directory.path().join("pods/a.yaml"), "{kind: Pod, metadata: {name: a}}\n").unwrap();
     let address = format!("unix:{}", directory.path().join("informerd.sock").display());
-    let flags = ServeFlags {
-        listen: Some(address.clone()),
-        admin_listen: Some("127.0.0.1:0".to_owned()),
-        files: vec![format!("pods={}@Pod", directory.path().join("pods").display())],
-        ..ServeFlags::default()
-    };
+    let files = vec![format!("pods={}@Pod", directory.path().join("pods").display())];
+    let flags = ServeFlags { files, ..ServeFlags::default() };
+    let flags = flags.with("listen", address.as_str()).with("admin.listen", "127.0.0.1:0");
     let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(app.run(shutdown.clone().cancelled_owned()));

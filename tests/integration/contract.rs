@@ -1,9 +1,12 @@
 //! What is promised in writing: the proto is documented to the last field, reflection serves it with google.rpc's details,
 //! and `docs/` has every key of the configuration, every RPC and every reason of a problem.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, env, fs, path::Path};
 
-use informerd::proto::pb::FILE_DESCRIPTOR_SET;
+use informerd::{
+    config::{Key, reference},
+    proto::pb::FILE_DESCRIPTOR_SET,
+};
 use prost::Message;
 use prost_types::{FileDescriptorProto, FileDescriptorSet};
 
@@ -67,17 +70,29 @@ fn table<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     rows.skip(2).map(|row| row.split('|').nth(1).unwrap().trim().trim_matches('`')).collect()
 }
 
+/// A row of the page, as the table of the configuration has it.
+fn row(key: &Key) -> String {
+    let Key { path, form, default, meaning, flag } = key;
+    let form = form.replace('_', " ");
+    let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
+    let flag = flag.map(|flag| format!(" (`--{}`, `{}`)", flag.name, flag.variable)).unwrap_or_default();
+    format!("| `{path}` | {form} | {default} | {meaning}{flag} |\n")
+}
+
+/// With `UPDATE_DOCS=1`, the page is written.
 #[test]
 fn the_configuration_page_has_every_key_and_no_other() {
-    let page = include_str!("../../docs/configuration.md");
-    let reference = informerd::config::reference();
-    for informerd::config::Key { path, default, meaning } in reference {
-        let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
-        let row = format!("| `{path}` | {default} | {meaning} |");
-        assert!(page.lines().any(|line| line == row), "not in docs/configuration.md: {row}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let head = "\n## Keys\n\n| key | form | default | meaning |\n|---|---|---|---|\n";
+    let (before, rows) = page.split_once(head).expect("the heading and the head of the table");
+    let expected: String = reference().iter().map(row).collect();
+    if env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(path, format!("{before}{head}{expected}")).unwrap();
+    } else {
+        let differ = rows.lines().zip(expected.lines()).find(|(row, expected)| row != expected);
+        assert!(rows == expected, "docs/configuration.md is not as the code: run with UPDATE_DOCS=1: {differ:?}");
     }
-    let keys: Vec<&str> = reference.iter().map(|key| key.path).collect();
-    assert_eq!(table(page, "## Keys"), keys);
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
         let manifest = Manifest::read(file);
         let config = config(config_text(&manifest));
         let container = container(&manifest);
-        let admin = config.admin_listen.unwrap();
+        let admin = config.admin.listen.unwrap();
         assert!(admin.ip().is_unspecified(), "{file}: the kubelet asks from outside of the pod");
         assert_eq!(named(&container["ports"], "admin")["containerPort"], admin.port(), "{file}");
         for (probe, path) in [("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
@@ -64,7 +64,7 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
         }
         let annotations = &manifest.pod()["metadata"]["annotations"];
         assert_eq!(annotations["prometheus.io/port"], admin.port().to_string(), "{file}");
-        let ListenAddr::Tcp(grpc) = config.listen else { panic!("{file}: TCP") };
+        let ListenAddr::Tcp(grpc) = config.general.listen else { panic!("{file}: TCP") };
         assert_eq!(grpc.ip().is_loopback(), file == "sidecar.yaml", "{file}");
         if !grpc.ip().is_loopback() {
             assert_eq!(named(&container["ports"], "grpc")["containerPort"], grpc.port(), "{file}");
@@ -82,7 +82,7 @@ fn the_standalone_cache_can_be_had_under_tls() {
     let manifest = Manifest::read("standalone.yaml");
     let text = config_text(&manifest).replace("insecure: true\n", "").replace("#   tls: ", "tls: ");
     let config = config(&text);
-    assert!(config.tls.is_some_and(|tls| tls.client_ca.is_some()) && !config.listen.is_local());
+    assert!(config.tls.is_some_and(|tls| tls.client_ca.is_some()) && !config.general.listen.is_local());
 }
 
 /// What no API server looks at.

@@ -243,12 +243,9 @@ async fn a_unix_socket_is_served_and_removed() {
     let socket = directory.path().join("informerd.sock");
     // Left behind by a server that was killed.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let flags = ServeFlags {
-        listen: Some(format!("unix:{}", socket.display())),
-        admin_listen: Some("none".to_owned()),
-        files: vec![format!("pods={}", directory.path().display())],
-        ..ServeFlags::default()
-    };
+    let files = vec![format!("pods={}", directory.path().display())];
+    let flags = ServeFlags { files, ..ServeFlags::default() };
+    let flags = flags.with("listen", format!("unix:{}", socket.display())).with("admin.listen", "none");
     let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(app.run(shutdown.clone().cancelled_owned()));

@@ -58,8 +58,7 @@ pub(crate) fn service_config() -> ServiceConfig {
 impl Served {
     /// With these flags, on ports of its own.
     pub(crate) async fn start(directory: TempDir, flags: ServeFlags) -> Self {
-        let anywhere = Some("127.0.0.1:0".to_owned());
-        let flags = ServeFlags { listen: anywhere.clone(), admin_listen: anywhere, ..flags };
+        let flags = flags.with("listen", "127.0.0.1:0").with("admin.listen", "127.0.0.1:0");
         let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
         let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
         let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());

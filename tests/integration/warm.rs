@@ -44,11 +44,8 @@ fn kept() -> TempDir {
 }
 
 async fn start(directory: &TempDir) -> Served {
-    let flags = ServeFlags {
-        etcd: vec![format!("settings={NOWHERE}/s/")],
-        state_dir: Some(directory.path().join("state")),
-        ..ServeFlags::default()
-    };
+    let flags = ServeFlags { etcd: vec![format!("settings={NOWHERE}/s/")], ..ServeFlags::default() };
+    let flags = flags.with("state_dir", directory.path().join("state").to_str());
     Served::start(tempfile::tempdir().unwrap(), flags).await
 }
 
@@ -203,11 +200,8 @@ async fn a_relay_goes_on_where_its_earlier_start_was() {
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let directory = tempfile::tempdir().unwrap();
     let start = async || {
-        let flags = ServeFlags {
-            relay: vec![format!("pods={}", origin.address())],
-            state_dir: Some(directory.path().join("state")),
-            ..ServeFlags::default()
-        };
+        let flags = ServeFlags { relay: vec![format!("pods={}", origin.address())], ..ServeFlags::default() };
+        let flags = flags.with("state_dir", directory.path().join("state").to_str());
         Served::start(tempfile::tempdir().unwrap(), flags).await
     };
     let is_at = |version: &'static str| move |resource: &pb::Resource| resource.resource_version == version;

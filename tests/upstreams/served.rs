@@ -91,13 +91,8 @@ impl Served {
             resources[*name] = resource.clone();
         }
         fs::write(&config, json!({ "resources": resources }).to_string()).unwrap();
-        let anywhere = Some("127.0.0.1:0".to_owned());
-        let flags = ServeFlags {
-            config: Some(config),
-            listen: anywhere.clone(),
-            admin_listen: anywhere,
-            ..ServeFlags::default()
-        };
+        let flags = ServeFlags { config: Some(config), ..ServeFlags::default() };
+        let flags = flags.with("listen", "127.0.0.1:0").with("admin.listen", "127.0.0.1:0");
         let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
         let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
         let admin = app.admin_address().unwrap();

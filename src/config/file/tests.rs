@@ -3,10 +3,6 @@ use std::{collections::BTreeSet, fmt::Write};
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{
-    raw::{RawIndex, RawResource, RawSource, Section},
-    reference,
-};
 
 fn problems(bytes: &[u8]) -> String {
     let mut errors = ConfigErrors::default();
@@ -97,33 +93,6 @@ resources:
             "resources.7.x: unknown key; known here: source, drop_fields, indexes, optional, snapshot, full_channel_policy, queue_length",
         ])
     );
-}
-
-#[test]
-fn the_reference_has_every_key_that_is_read_and_no_other() {
-    fn leaves(value: &Value, at: &str, keys: &mut BTreeSet<String>) {
-        match value.as_object() {
-            Some(map) => map.iter().for_each(|(key, value)| leaves(value, &format!("{at}.{key}"), keys)),
-            None => assert!(keys.insert(at.trim_start_matches('.').to_owned())),
-        }
-    }
-    let resource = RawResource {
-        source: Section::Keys(RawSource {
-            files: Some(Section::default()),
-            stream: Some(Section::default()),
-            etcd: Some(Section::default()),
-            kube: Some(Section::default()),
-            informerd: Some(Section::default()),
-        }),
-        indexes: Section::Keys([("<index>".to_owned(), Section::Keys(RawIndex::default()))].into()),
-        ..RawResource::default()
-    };
-    let resources = Section::Keys([("<name>".to_owned(), Section::Keys(resource))].into());
-    let all = serde_json::to_value(RawConfig { resources, ..RawConfig::default() }).unwrap();
-    let mut read = BTreeSet::new();
-    leaves(&all, "", &mut read);
-    assert_eq!(read, reference().iter().map(|key| key.path.to_owned()).collect());
-    assert_eq!(read.len(), reference().len());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The `kube` source.
 
 use super::*;
-use crate::model::Path as FieldPath;
+use crate::model::{FieldCut, Path as FieldPath};
 
 fn kube(config: &Config, name: &str) -> KubeResource {
     match &config.resources[name].source {
@@ -35,24 +35,26 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         field_selector: "metadata.name=x".to_owned(),
         is_metadata_only: true,
         page_size: Some(100),
-        watch_timeout: Some(Duration::from_secs(60)),
+        watch_timeout: Duration::from_secs(60),
         has_opaque_versions: true,
         kubeconfig: Some(directory.path().join("c")),
         context: Some("d".to_owned()),
-        contact_timeout: Some(std::time::Duration::from_secs(300)),
-        drop_fields: cut("status"),
+        contact_timeout: Duration::from_secs(300),
     };
     assert_eq!(kube(&config, "a"), expected);
+    assert_eq!(config.resources["a"].options.drop_fields, cut("status"));
     let plain = kube(&config, "b");
     assert_eq!(
-        (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context, plain.contact_timeout),
-        ("", "", &None, &None, None)
+        (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context),
+        ("", "", &None, &None)
     );
-    assert!(!plain.is_metadata_only);
+    assert!(!plain.is_metadata_only && !plain.has_opaque_versions);
+    assert_eq!((plain.contact_timeout, plain.watch_timeout), (Duration::from_secs(15), Duration::from_secs(300)));
     assert_eq!(kube(&config, "n").namespaces, ["shop", "stock"]);
     assert_eq!(kube(&config, "s").namespace_selector, "team=shop");
-    assert_ne!(plain.drop_fields, FieldCut::default());
-    assert_eq!(kube(&config, "c").drop_fields, FieldCut::default());
+    assert_ne!(config.resources["b"].options.drop_fields, FieldCut::default());
+    assert_eq!(config.resources["c"].options.drop_fields, FieldCut::default());
+    assert_eq!(config.resources["d"].options.drop_fields, config.resources["b"].options.drop_fields);
     let flagged = KubeResource { kubeconfig: Some("f".into()), context: Some("e".to_owned()), ..plain };
     assert_eq!(kube(&config, "d"), flagged);
 }
@@ -74,11 +76,8 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, group: A"), format!("{key}.group: expected an API group such as apps")),
         (&format!("{all}, label_selector: 'a in'"), format!("{key}.label_selector: ")),
         (&format!("{all}, metadata_only: 1"), format!("{key}.metadata_only: expected true or false, found")),
-        (&format!("{all}, page_size: 0"), format!("{key}.page_size: expected a number of objects from 1 to 100000")),
-        (
-            &format!("{all}, page_size: 100001"),
-            format!("{key}.page_size: expected a number of objects from 1 to 100000"),
-        ),
+        (&format!("{all}, page_size: 0"), format!("{key}.page_size: expected an integer from 1 to 100000, found")),
+        (&format!("{all}, page_size: 100001"), format!("{key}.page_size: expected an integer from 1 to 100000, found")),
         (&format!("{all}, watch_timeout: 9s"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
         (&format!("{all}, watch_timeout: 25h"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
         (&format!("{all}, versions: decimal"), format!("{key}.versions: expected auto or opaque, found")),

@@ -1,0 +1,184 @@
+//! The flags of `informerd serve`, exactly as the user gives them.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum, builder::BoolishValueParser};
+use serde_json::Value;
+
+use super::{
+    keys::reference,
+    rows::{Key, KeyFlag},
+};
+
+/// The flags of `informerd serve`; each wins over the environment, that over the file, and that over the default.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct ServeFlags {
+    /// Read the configuration from this YAML file [default: no file]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG")]
+    pub config: Option<PathBuf>,
+
+    /// Those that stand for keys of the file.
+    #[command(flatten)]
+    pub keys: KeyFlags,
+
+    /// Serve the objects of the JSON and YAML files below DIR as resource NAME, only those of KIND if it is given; for
+    /// example `--files pods=./manifests@Pod`. Can be repeated
+    #[arg(long, value_name = "NAME=DIR[@KIND]")]
+    pub files: Vec<String>,
+
+    /// Serve what the JSON watch events of FILE, or of standard input for `-`, add up to as resource NAME; for example
+    /// `kubectl get pods -A -w --output-watch-events -o json | informerd serve --stream pods=-`. Can be repeated
+    #[arg(long, value_name = "NAME=FILE|-")]
+    pub stream: Vec<String>,
+
+    /// Serve the keys below PREFIX of an etcd cluster as resource NAME; for example
+    /// `--etcd settings=http://127.0.0.1:2379/settings/`. Several endpoints and certificates need a file. Can be repeated
+    #[arg(long, value_name = "NAME=http://HOST:PORT/PREFIX")]
+    pub etcd: Vec<String>,
+
+    /// Relay a resource of another informerd as resource NAME: the one of that name, or RESOURCE if it is given; for example
+    /// `--relay pods=http://127.0.0.1:50051`. Certificates need a file. Can be repeated
+    #[arg(long, value_name = "NAME=http://HOST:PORT[/RESOURCE]")]
+    pub relay: Vec<String>,
+
+    /// The user for every --etcd
+    #[arg(long, value_name = "NAME", env = "INFORMERD_ETCD_USERNAME")]
+    pub etcd_username: Option<String>,
+
+    /// The file with that user's password, read at each connection
+    #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE")]
+    pub etcd_password_file: Option<PathBuf>,
+
+    /// Serve a kind of object of a Kubernetes API as resource NAME, in one namespace if it is given; for example `--kube
+    /// pods=v1/pods` or `--kube web=apps/v1/deployments@shop`. Can be repeated
+    #[arg(long, value_name = "NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]")]
+    pub kube: Vec<String>,
+
+    /// The kubeconfig for every --kube [default: KUBECONFIG, ~/.kube/config, or the cluster that this runs in]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The context of the kubeconfig for every --kube [default: its current context]
+    #[arg(long, value_name = "NAME", env = "INFORMERD_KUBE_CONTEXT")]
+    pub kube_context: Option<String>,
+
+    /// Write the log in this format
+    #[arg(long, value_name = "FORMAT", env = "INFORMERD_LOG_FORMAT", value_enum, default_value_t)]
+    pub log_format: LogFormat,
+
+    /// Log from this level on: error, warn, info, debug or trace, or a filter such as `info,informerd::watch=debug`
+    #[arg(long, value_name = "FILTER", env = "INFORMERD_LOG", default_value = DEFAULT_LOG)]
+    pub log: String,
+}
+
+/// The flags that stand for keys of the file, by the paths of the keys. The table has them all, with their variables.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeyFlags(BTreeMap<&'static str, Value>);
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum)]
+pub enum LogFormat {
+    /// Lines to read.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+const DEFAULT_LOG: &str = "info";
+
+// === impl ServeFlags ===
+
+impl ServeFlags {
+    /// As with the flag that stands for this key.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        let (key, _) = key_flags().find(|(known, _)| known.path == key).expect("a key with a flag");
+        self.keys.0.insert(key.path, value.into());
+        self
+    }
+}
+
+impl Default for ServeFlags {
+    /// As without any flag and in an empty environment.
+    fn default() -> Self {
+        Self {
+            config: None,
+            keys: KeyFlags::default(),
+            files: Vec::new(),
+            stream: Vec::new(),
+            etcd: Vec::new(),
+            relay: Vec::new(),
+            etcd_username: None,
+            etcd_password_file: None,
+            kube: Vec::new(),
+            kubeconfig: None,
+            kube_context: None,
+            log_format: LogFormat::default(),
+            log: DEFAULT_LOG.to_owned(),
+        }
+    }
+}
+
+// === impl KeyFlags ===
+
+impl KeyFlags {
+    /// The flag that was given for a key, as errors name it, and its value.
+    pub(super) fn get(&self, path: &str) -> Option<(String, &Value)> {
+        let (key, value) = self.0.get_key_value(path)?;
+        let (_, flag) = key_flags().find(|(known, _)| known.path == *key)?;
+        Some((format!("--{} (or {})", flag.name, flag.variable), value))
+    }
+}
+
+impl FromArgMatches for KeyFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = key_flags().filter_map(|(key, flag)| {
+            let value = if is_boolean(key) {
+                matches.get_one::<bool>(flag.name).map(|value| Value::Bool(*value))
+            } else {
+                matches.get_one::<String>(flag.name).map(|text| Value::String(text.clone()))
+            };
+            Some((key.path, value?))
+        });
+        Ok(Self(given.collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.extend(Self::from_arg_matches(matches)?.0);
+        Ok(())
+    }
+}
+
+impl Args for KeyFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(key_flags().map(|(key, flag)| {
+            let default = key.default.unwrap_or("none");
+            let (first, rest) = key.meaning.split_at(1);
+            let help = format!("{}{rest} [default: {default}]", first.to_uppercase());
+            let arg = Arg::new(flag.name).long(flag.name).value_name(flag.value).env(flag.variable).help(help);
+            if !is_boolean(key) {
+                return arg;
+            }
+            let arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+            arg.value_parser(BoolishValueParser::new()).hide_possible_values(true)
+        }))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+/// The keys that a flag stands for.
+fn key_flags() -> impl Iterator<Item = (&'static Key, KeyFlag)> {
+    reference().iter().filter_map(|key| Some((key, key.flag?)))
+}
+
+fn is_boolean(key: &Key) -> bool {
+    key.form == "boolean"
+}

@@ -1,0 +1,136 @@
+//! The table: what its rows say is what is read, and what help and the reference show.
+
+use std::fmt::Write;
+
+use clap::CommandFactory;
+
+use super::*;
+
+/// The keys that this build reads.
+fn served() -> impl Iterator<Item = &'static Key> {
+    let is_for_kube = |key: &Key| key.path.contains(".kube.") || key.path.ends_with(".drop_fields");
+    reference().iter().filter(move |key| cfg!(feature = "kube") || !is_for_kube(key))
+}
+
+#[test]
+fn the_reference_tells_the_defaults() {
+    let default = load("", &["--files=pods=."]).unwrap();
+    for key in served() {
+        let Some(text) = key.default else { continue };
+        let mut yaml = String::new();
+        for (depth, part) in key.path.replace("<name>", "other").split('.').enumerate() {
+            write!(yaml, "\n{}{part}:", "  ".repeat(depth)).unwrap();
+        }
+        writeln!(yaml, " {text}").unwrap();
+        let mut expected = default.clone();
+        if key.path.starts_with("resources") {
+            let kube = KubeResource { version: "v1".to_owned(), plural: "pods".to_owned(), ..KubeResource::default() };
+            let (rest, source) = match key.path.split('.').skip(2).find(|part| *part != "source") {
+                Some("files") => ("        path: /x\n", files("/x", None)),
+                Some("stream") => ("        path: /x\n", SourceConfig::Stream(StreamResource::new(Some("/x".into())))),
+                Some("kube") => ("        version: v1\n        plural: pods\n", SourceConfig::Kube(kube)),
+                Some("drop_fields") => {
+                    ("    source: { kube: { version: v1, plural: pods } }\n", SourceConfig::Kube(kube))
+                }
+                _ => ("    source: { files: { path: /x } }\n", files("/x", None)),
+            };
+            yaml.push_str(rest);
+            let other = ResourceConfig { source, name: "other".into(), ..default.resources["pods"].clone() };
+            expected.resources.insert("other".into(), other);
+        }
+        assert_eq!(load(&yaml, &["--files=pods=."]), Ok(expected), "{yaml}");
+        assert_eq!(reference().iter().filter(|other| other.path == key.path).count(), 1);
+    }
+}
+
+/// A map is what no key may have.
+#[test]
+fn every_key_of_the_table_is_read() {
+    for key in served() {
+        let path = key.path.replace("<name>", "other").replace("<index>", "owner");
+        let mut yaml = String::new();
+        for (depth, part) in path.split('.').enumerate() {
+            write!(yaml, "\n{}{part}:", "  ".repeat(depth)).unwrap();
+        }
+        let source = if path.ends_with(".drop_fields") { "\n    source: { kube: {} }" } else { "" };
+        let errors = load(&format!("{yaml} {{ a: b }}{source}"), &["--files=pods=."]).unwrap_err();
+        let mut problems = errors.iter().filter(|error| error.at() == path);
+        let problem = problems.next().unwrap_or_else(|| panic!("{path} is not read: {errors}"));
+        assert!(problem.problem().ends_with("found a map") && problems.next().is_none(), "{errors}");
+    }
+}
+
+#[test]
+fn bounds_that_the_table_gives() {
+    for (key, good, bad, expected) in [
+        ("limits.request_timeout", ["100ms", "5m"], ["99ms", "301s"], "a duration from 100ms to 5m"),
+        ("watch.selection_budget", ["10us", "100ms"], ["9us", "101ms"], "a duration from 10us to 100ms"),
+        ("watch.batch_window", ["0", "1s"], ["1001ms", "2s"], "a duration from 0ms to 1s"),
+        ("watch.selection_share", ["1", "100"], ["0", "101"], "an integer from 1 to 100"),
+        ("limits.peer_share", ["1", "100"], ["0", "101"], "an integer from 1 to 100"),
+        ("limits.memory", ["1MiB", "1024GiB"], ["0", "1025GiB"], "a size from 1MiB to 1024GiB"),
+        ("limits.memory", ["1024KiB", "1048576"], ["1023KiB", "1048575"], "a size from 1MiB to 1024GiB"),
+        ("limits.expression_steps", ["100", "100000"], ["99", "100001"], "an integer from 100 to 100000"),
+        ("limits.streams_per_connection", ["1", "2147483647"], ["0", "2147483648"], "an integer from 1 to 2147483647"),
+    ] {
+        let (section, leaf) = key.split_once('.').unwrap();
+        let load = |value: &str| load(&format!("{section}: {{ {leaf}: {value} }}"), &["--files=x=."]);
+        for value in good {
+            assert!(load(value).is_ok(), "{key}: {value}");
+        }
+        for value in bad {
+            let problem = load(value).unwrap_err().to_string();
+            assert!(problem.starts_with(&format!("{key}: expected {expected}, found ")), "{problem}");
+        }
+    }
+}
+
+#[test]
+fn help_shows_the_default_of_a_flag() {
+    for (flag, help) in [
+        ("listen", "Where gRPC listens: IP:PORT or unix:/path/of/socket [default: 127.0.0.1:50051]"),
+        ("insecure", "Allow gRPC in plain text on an address that is not loopback [default: false]"),
+    ] {
+        let command = Serve::command();
+        let arg = command.get_arguments().find(|arg| arg.get_long() == Some(flag)).unwrap();
+        assert_eq!(arg.get_help().unwrap().to_string(), help);
+    }
+}
+
+/// That a flag wins over its variable is clap's doing.
+#[test]
+fn flags_and_their_environment() {
+    let command = Serve::command();
+    let variables: Vec<_> =
+        command.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_env()?.to_str()?))).collect();
+    assert_eq!(
+        variables,
+        [
+            ("config", "INFORMERD_CONFIG"),
+            ("listen", "INFORMERD_LISTEN"),
+            ("admin-listen", "INFORMERD_ADMIN_LISTEN"),
+            ("insecure", "INFORMERD_INSECURE"),
+            ("state-dir", "INFORMERD_STATE_DIR"),
+            ("etcd-username", "INFORMERD_ETCD_USERNAME"),
+            ("etcd-password-file", "INFORMERD_ETCD_PASSWORD_FILE"),
+            ("kubeconfig", "INFORMERD_KUBECONFIG"),
+            ("kube-context", "INFORMERD_KUBE_CONTEXT"),
+            ("log-format", "INFORMERD_LOG_FORMAT"),
+            ("log", "INFORMERD_LOG"),
+        ]
+    );
+    command.debug_assert();
+    assert_eq!(flags(&[]), ServeFlags::default());
+    assert_eq!(flags(&["--log-format", "json", "--log=debug"]).log_format, LogFormat::Json);
+    for (args, insecure) in [
+        (vec![], None),
+        (vec!["--insecure"], Some(true)),
+        (vec!["--insecure=no"], Some(false)),
+        (vec!["--insecure=1"], Some(true)),
+    ] {
+        let expected =
+            insecure.map_or(ServeFlags::default(), |insecure| ServeFlags::default().with("insecure", insecure));
+        assert_eq!(flags(&args), expected);
+    }
+    assert_eq!(flags(&["--files=a=b", "--insecure", "--files", "c=d"]).files, ["a=b", "c=d"]);
+}
