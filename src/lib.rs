@@ -36,21 +36,39 @@
 //! What holds everywhere: one writer per resource, on a thread of its own; a watch is joined exactly; whatever a client is
 //! not sent, it is told of in band; everything has a bound.
 
+#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod admin;
+#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod app;
 pub mod cache;
+#[doc(hidden)]
 pub mod census;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
 pub mod cli;
+#[cfg(feature = "client")]
 pub mod client;
+#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod config;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod grpc;
 pub mod model;
+#[cfg(feature = "client")]
 pub mod proto;
+#[cfg(feature = "server")]
 pub mod source;
 mod sync;
+#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod telemetry;
+#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod transport;
 pub mod watch;
 

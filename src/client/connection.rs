@@ -196,6 +196,7 @@ impl Client {
     }
 
     /// One object, at or after a version, with a deadline for the server, which reports a failure to reach the version before it.
+    #[cfg(feature = "server")]
     pub(crate) async fn get_within(
         &self,
         request: pb::GetRequest,
