@@ -21,6 +21,8 @@ pub struct ConfigErrors {
 /// What somebody still reads; a file of 1 MiB has room for a hundred thousand unknown keys.
 const MAX_ERRORS: usize = 100;
 
+const MAX_SHOWN_CHARS: usize = 80;
+
 // === impl ConfigError ===
 
 impl ConfigError {
@@ -105,6 +107,23 @@ fn one_line(text: &str) -> String {
     line
 }
 
+/// A key as one text: names as they are, unless they would be misread.
+pub(super) fn join<S: AsRef<str>>(path: &[S]) -> String {
+    let parts: Vec<_> = path.iter().map(|part| segment(part.as_ref())).collect();
+    parts.join(".")
+}
+
+/// A name as it is, unless it would be misread.
+pub(super) fn segment(name: &str) -> String {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/');
+    if !name.is_empty() && name.len() <= MAX_SHOWN_CHARS && name.bytes().all(is_plain) {
+        return name.to_owned();
+    }
+    let beginning: String = name.chars().take(MAX_SHOWN_CHARS).collect();
+    let more = if beginning.len() < name.len() { "…" } else { "" };
+    format!("{beginning:?}{more}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,5 +155,11 @@ mod tests {
         for (key, is_found) in [("a", true), ("a.bc", true), ("a.bc.d", true), ("a.b", false), ("a.bc.d.e", false)] {
             assert_eq!(errors.has_at(key), is_found, "{key}");
         }
+    }
+
+    #[test]
+    fn names_that_would_be_misread_are_quoted() {
+        let path: Vec<String> = ["resources", "a.b", "c d", "", "é\n", "x-1/y_2"].map(Into::into).into();
+        assert_eq!(join(&path), r#"resources."a.b"."c d".""."é\n".x-1/y_2"#);
     }
 }

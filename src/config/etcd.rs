@@ -1,16 +1,13 @@
 //! The keys and flags of the `etcd` source.
 
-use serde_json::Value;
-
 use super::{
     EtcdResource, EtcdTlsConfig, ServeFlags, SourceConfig,
     section::{Input, Section},
     table::{EtcdKeys, EtcdTlsKeys},
-    upstream,
+    upstream::{self, ETCD},
     value::{self, ValueError, quote},
 };
 
-const EXAMPLE: &str = "http://127.0.0.1:2379";
 const USERNAME_FLAG: &str = "--etcd-username (or INFORMERD_ETCD_USERNAME)";
 const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FILE)";
 
@@ -70,22 +67,6 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
     sources
 }
 
-/// At least one; each once.
-pub(super) fn endpoints(value: &Value) -> Result<Vec<String>, ValueError> {
-    let list = value.as_array().filter(|list| !list.is_empty());
-    let list = list.ok_or_else(|| {
-        ValueError::new(format!("expected a list such as [\"http://127.0.0.1:2379\"], found {}", value::found(value)))
-    })?;
-    let mut endpoints = Vec::new();
-    for value in list {
-        let endpoint = upstream::endpoint(value::text(value)?, EXAMPLE)?;
-        if !endpoints.contains(&endpoint) {
-            endpoints.push(endpoint);
-        }
-    }
-    Ok(endpoints)
-}
-
 /// Reads `NAME=http://HOST:PORT/PREFIX`: the prefix is everything from the slash after the port on, as it is.
 fn parse_flag(text: &str) -> Result<EtcdFlag<'_>, ValueError> {
     let expected = || {
@@ -96,7 +77,7 @@ fn parse_flag(text: &str) -> Result<EtcdFlag<'_>, ValueError> {
     value::check_resource_name(name)?;
     let authority = url.find("://").map(|at| at + 3).ok_or_else(expected)?;
     let at = url[authority..].find('/').map(|at| authority + at).ok_or_else(expected)?;
-    Ok(EtcdFlag { name, endpoint: upstream::endpoint(&url[..at], EXAMPLE)?, prefix: &url[at..] })
+    Ok(EtcdFlag { name, endpoint: upstream::endpoint(&url[..at], ETCD)?, prefix: &url[at..] })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The flags of `informerd serve`, exactly as the user gives them.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum, builder::BoolishValueParser};
 use serde_json::Value;
@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{
     keys::reference,
     rows::{Key, KeyFlag},
+    section::KeyFlags,
 };
 
 /// The flags of `informerd serve`; each wins over the environment, that over the file, and that over the default.
@@ -17,7 +18,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// Those that stand for keys of the file.
+    /// Those that stand for keys of the file; the table has them, with their variables.
     #[command(flatten)]
     pub keys: KeyFlags,
 
@@ -71,10 +72,6 @@ pub struct ServeFlags {
     pub log: String,
 }
 
-/// The flags that stand for keys of the file, by the paths of the keys. The table has them all, with their variables.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KeyFlags(BTreeMap<&'static str, Value>);
-
 /// How the log is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum)]
 pub enum LogFormat {
@@ -97,8 +94,8 @@ impl ServeFlags {
     /// When there is none.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
-        let (key, _) = key_flags().find(|(known, _)| known.path == key).expect("a key with a flag");
-        self.keys.0.insert(key.path, value.into());
+        let (key, flag) = key_flags().find(|(known, _)| known.path == key).expect("a key with a flag");
+        self.keys.insert(key.path, flag.to_string(), value.into());
         self
     }
 }
@@ -126,30 +123,24 @@ impl Default for ServeFlags {
 
 // === impl KeyFlags ===
 
-impl KeyFlags {
-    /// The flag that was given for a key, as errors name it, and its value.
-    pub(super) fn get(&self, path: &str) -> Option<(String, &Value)> {
-        let (key, value) = self.0.get_key_value(path)?;
-        let (_, flag) = key_flags().find(|(known, _)| known.path == *key)?;
-        Some((format!("--{} (or {})", flag.name, flag.variable), value))
-    }
-}
-
 impl FromArgMatches for KeyFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = key_flags().filter_map(|(key, flag)| {
+        let mut given = Self::default();
+        given.update_from_arg_matches(matches)?;
+        Ok(given)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for (key, flag) in key_flags() {
             let value = if is_boolean(key) {
                 matches.get_one::<bool>(flag.name).map(|value| Value::Bool(*value))
             } else {
                 matches.get_one::<String>(flag.name).map(|text| Value::String(text.clone()))
             };
-            Some((key.path, value?))
-        });
-        Ok(Self(given.collect()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0.extend(Self::from_arg_matches(matches)?.0);
+            if let Some(value) = value {
+                self.insert(key.path, flag.to_string(), value);
+            }
+        }
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     ConfigError,
-    error::ConfigErrors,
+    error::{ConfigErrors, join, segment},
     rows::{Key, Row},
     table::GeneralConfig,
 };
@@ -16,8 +16,6 @@ const LATER: [&str; 1] = ["resources.<name>.ttl"];
 
 /// Longer than any key and typo; the distance of two texts takes time by the product of their lengths.
 const MAX_TYPO_BYTES: usize = 64;
-
-const MAX_SHOWN_CHARS: usize = 80;
 
 /// Every key of the configuration file, in the order of the reference.
 pub fn reference() -> &'static [Key] {
@@ -48,12 +46,6 @@ fn check_section(path: &mut Vec<String>, section: &Map<String, Value>, errors: &
     }
 }
 
-/// A key as one text: names as they are, unless they would be misread.
-pub(super) fn join<S: AsRef<str>>(path: &[S]) -> String {
-    let parts: Vec<_> = path.iter().map(|part| segment(part.as_ref())).collect();
-    parts.join(".")
-}
-
 /// Says what is wrong with a key that nothing reads.
 fn unread(path: &[String]) -> ConfigError {
     let at = join(path);
@@ -75,17 +67,7 @@ fn unread(path: &[String]) -> ConfigError {
     ConfigError::new(&at, &problem)
 }
 
-fn segment(name: &str) -> String {
-    let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/');
-    if !name.is_empty() && name.len() <= MAX_SHOWN_CHARS && name.bytes().all(is_plain) {
-        return name.to_owned();
-    }
-    let beginning: String = name.chars().take(MAX_SHOWN_CHARS).collect();
-    let more = if beginning.len() < name.len() { "…" } else { "" };
-    format!("{beginning:?}{more}")
-}
-
-/// Whether a pattern begins like this path.
+/// Returns true if a pattern begins like this path.
 fn is_at<S: AsRef<str>>(pattern: &str, path: &[S]) -> bool {
     let mut parts = pattern.split('.');
     path.iter().all(|name| parts.next().is_some_and(|part| part.starts_with('<') || part == name.as_ref()))
@@ -161,11 +143,5 @@ mod tests {
             assert_eq!(problem(&key), format!("{key}: `{name}` is not supported by this version; remove it"));
         }
         assert!(problem("resources.pods.source.kubes").contains("unknown key"));
-    }
-
-    #[test]
-    fn names_that_would_be_misread_are_quoted() {
-        let path: Vec<String> = ["resources", "a.b", "c d", "", "é\n", "x-1/y_2"].map(Into::into).into();
-        assert_eq!(join(&path), r#"resources."a.b"."c d".""."é\n".x-1/y_2"#);
     }
 }

@@ -1,13 +1,15 @@
 //! The keys and flags of the `kube` source.
 
-use serde_json::Value;
-
 use super::{
     KubeResource, ServeFlags, SourceConfig,
     section::{Input, Section},
-    value::{self, ValueError, quote},
+    value::{
+        self, ValueError,
+        kube::{check_group, check_namespace, check_plural, check_version},
+        quote,
+    },
 };
-use crate::model::{FieldCut, IndexFunc, Indexers, LabelSelector, Path};
+use crate::model::{IndexFunc, Indexers};
 
 /// `--kube NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`, read.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,11 +23,6 @@ struct KubeFlag<'a> {
 
 /// The keys of `PartialObjectMetadata`.
 const PARTIAL_KEYS: [&str; 3] = ["apiVersion", "kind", "metadata"];
-/// As a DNS label and as a DNS subdomain.
-const MAX_LABEL_BYTES: usize = 63;
-const MAX_GROUP_BYTES: usize = 253;
-/// Each has a watch of its own.
-const MAX_NAMESPACES: usize = 100;
 const WITHOUT: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`); use another source";
 
 /// Reads the section of one resource.
@@ -87,51 +84,6 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
     sources
 }
 
-pub(super) fn field_paths(value: &Value) -> Result<FieldCut, ValueError> {
-    let expected = || {
-        ValueError::new(format!(
-            "expected a list of paths such as [metadata.managedFields], found {}",
-            value::found(value)
-        ))
-    };
-    let mut paths = Vec::new();
-    for path in value.as_array().ok_or_else(expected)? {
-        let path = Path::parse(value::text(path)?);
-        paths.push(path.map_err(|error| ValueError::new(format!("{error}; an example: metadata.managedFields")))?);
-    }
-    FieldCut::new(paths).map_err(|error| ValueError::new(error.to_string()))
-}
-
-pub(super) fn namespaces(value: &Value) -> Result<Vec<String>, ValueError> {
-    let list = value.as_array().filter(|list| (1..=MAX_NAMESPACES).contains(&list.len()));
-    let expected = || {
-        let what = format!("expected a list of 1 to {MAX_NAMESPACES} namespaces such as [shop, stock]");
-        ValueError::new(format!(
-            "{what}, found {}",
-            value.as_array().map_or(value::found(value), |list| list.len().to_string())
-        ))
-    };
-    let mut namespaces = Vec::new();
-    for value in list.ok_or_else(expected)? {
-        let name = value::text(value)?;
-        check(is_label(name), "a namespace", name)?;
-        if namespaces.iter().any(|earlier| earlier == name) {
-            return Err(ValueError::new(format!("expected each namespace once, found {} again", quote(name))));
-        }
-        namespaces.push(name.to_owned());
-    }
-    Ok(namespaces)
-}
-
-/// Reads `auto` or `opaque`.
-pub(super) fn auto_or_opaque(value: &Value) -> Result<bool, ValueError> {
-    match value::text(value)? {
-        "auto" => Ok(false),
-        "opaque" => Ok(true),
-        other => Err(ValueError::new(format!("expected auto or opaque, found {}", quote(other)))),
-    }
-}
-
 fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {
     let expected = || {
         let what = "NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE] such as web=apps/v1/deployments@shop";
@@ -147,43 +99,6 @@ fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {
     check_plural(plural)?;
     check_namespace(namespace)?;
     Ok(KubeFlag { name, group, version, plural, namespace })
-}
-
-pub(super) fn check_group(text: &str) -> Result<(), ValueError> {
-    let is_group = text.len() <= MAX_GROUP_BYTES && text.split('.').all(is_label);
-    check(is_group || text.is_empty(), "an API group such as apps, or \"\" for the core", text)
-}
-
-pub(super) fn check_version(text: &str) -> Result<(), ValueError> {
-    check(is_label(text), "a version of an API such as v1", text)
-}
-
-pub(super) fn check_plural(text: &str) -> Result<(), ValueError> {
-    check(is_label(text), "a kind as it is written in paths, such as pods", text)
-}
-
-pub(super) fn check_namespace(text: &str) -> Result<(), ValueError> {
-    check(is_label(text) || text.is_empty(), "one namespace, or \"\" for all", text)
-}
-
-pub(super) fn check_namespace_selector(text: &str) -> Result<(), ValueError> {
-    check(!text.trim().is_empty(), "a label selector such as team=shop", text)?;
-    check_label_selector(text)
-}
-
-pub(super) fn check_label_selector(text: &str) -> Result<(), ValueError> {
-    LabelSelector::parse(text).map(drop).map_err(|error| ValueError::new(error.to_string()))
-}
-
-fn check(is_good: bool, what: &str, text: &str) -> Result<(), ValueError> {
-    if is_good { Ok(()) } else { Err(ValueError::new(format!("expected {what}, found {}", quote(text)))) }
-}
-
-fn is_label(text: &str) -> bool {
-    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let bytes = text.as_bytes();
-    let is_inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
-    bytes.len() <= MAX_LABEL_BYTES && edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(is_inner)
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
-use super::value::{ValueError, quote};
+use serde_json::Value;
+
+use super::value::{self, ValueError, quote};
 
 /// An address to listen on, as `127.0.0.1:50051`, `[::1]:50051` or `unix:/run/informerd.sock`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +17,11 @@ pub enum ListenAddr {
 
 /// `sun_path` of Linux without its final NUL.
 const MAX_UNIX_PATH_BYTES: usize = 107;
+
+/// Reads an address of the file.
+pub(super) fn address_or_socket(value: &Value) -> Result<ListenAddr, ValueError> {
+    value::text(value)?.parse()
+}
 
 // === impl ListenAddr ===
 

@@ -1,16 +1,12 @@
 //! The keys and the flag of the `informerd` source.
 
-use serde_json::Value;
-
 use super::{
     RelayResource, ServeFlags, SourceConfig,
     section::{Input, Section},
     table::{RelayKeys, RelayTlsKeys},
-    upstream,
+    upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
-
-const EXAMPLE: &str = "http://127.0.0.1:50051";
 
 /// `--relay NAME=URL[/RESOURCE]`, read.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,16 +40,6 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
         }
     }
     sources
-}
-
-/// Reads `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
-pub(super) fn endpoint(value: &Value) -> Result<String, ValueError> {
-    parse_endpoint(value::text(value)?)
-}
-
-fn parse_endpoint(text: &str) -> Result<String, ValueError> {
-    let is_socket = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/') && !path.ends_with('/'));
-    if is_socket { Ok(text.to_owned()) } else { upstream::endpoint(text, EXAMPLE) }
 }
 
 /// Reads `NAME=http://HOST:PORT[/RESOURCE]`: without a resource, the one of this name.

@@ -1,5 +1,7 @@
 //! The form of the table: what a row may have, and what becomes of it.
 
+use std::fmt;
+
 /// A row of the configuration reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
@@ -139,6 +141,15 @@ macro_rules! rows {
     (@read $section:ident, $key:expr, $read:ident,) => { $section.optional($key, $read) };
 }
 pub(super) use rows;
+
+// === impl KeyFlag ===
+
+impl fmt::Display for KeyFlag {
+    /// As errors name it: the user may have set the variable.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "--{} (or {})", self.name, self.variable)
+    }
+}
 
 // === impl Row ===
 

@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Display,
     path::{Path, PathBuf},
 };
@@ -10,11 +10,13 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::{
-    error::ConfigErrors,
-    flags::KeyFlags,
-    keys,
+    error::{ConfigErrors, join},
     value::{self, ValueError, found},
 };
+
+/// The flags that were given for keys of the file, by the paths of the keys.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeyFlags(BTreeMap<&'static str, (String, Value)>);
 
 /// The sources of a configuration besides the file's keys, and the problems that were found so far.
 #[derive(Debug)]
@@ -32,6 +34,20 @@ pub(super) struct Section<'a> {
     path: String,
     keys: Option<&'a Map<String, Value>>,
     input: &'a Input<'a>,
+}
+
+// === impl KeyFlags ===
+
+impl KeyFlags {
+    /// Adds the value of a flag, with its name for errors.
+    pub(super) fn insert(&mut self, path: &'static str, flag: String, value: Value) {
+        self.0.insert(path, (flag, value));
+    }
+
+    /// The flag that was given for a key, as errors name it, and its value.
+    pub(super) fn get(&self, path: &str) -> Option<&(String, Value)> {
+        self.0.get(path)
+    }
 }
 
 // === impl Input ===
@@ -68,14 +84,14 @@ impl<'a> Section<'a> {
 
     /// The path of a key.
     pub(super) fn at(&self, key: &str) -> String {
-        let key = keys::join(&[key]);
+        let key = join(&[key]);
         if self.path.is_empty() { key } else { format!("{}.{key}", self.path) }
     }
 
     /// The flag that stands for a key, if it was given, or the path of the key.
     pub(super) fn origin(&self, key: &str) -> String {
         let path = self.at(key);
-        self.input.flags.get(&path).map_or(path.clone(), |(flag, _)| flag)
+        self.input.flags.get(&path).map_or(path.clone(), |(flag, _)| flag.clone())
     }
 
     /// Returns true if a flag stands for a key, and was given.
@@ -145,7 +161,7 @@ impl<'a> Section<'a> {
     pub(super) fn optional<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T, ValueError>) -> Option<T> {
         let path = self.at(key);
         let in_file = self.written(key).and_then(|value| self.input.check(&path, read(value)));
-        let in_flag = self.input.flags.get(&path).and_then(|(flag, value)| self.input.check(&flag, read(value)));
+        let in_flag = self.input.flags.get(&path).and_then(|(flag, value)| self.input.check(flag, read(value)));
         in_flag.or(in_file)
     }
 

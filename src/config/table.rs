@@ -8,13 +8,13 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use super::{
     ListenAddr,
-    etcd::endpoints,
-    kube::{self, auto_or_opaque, field_paths, namespaces},
-    relay::endpoint,
+    listen::address_or_socket,
     rows::rows,
+    upstream::{endpoints, relay_endpoint as endpoint},
     value::{
-        self, admin_listen as address, boolean, count, duration, expression, file, integer, kind, label_index as label,
-        listen as address_or_socket, path as directory, path_index as field_path, policies, policy, positive_count,
+        self, admin_listen as address, boolean, count, duration, expression, file, integer, kind,
+        kube::{self, auto_or_opaque, field_paths, namespaces},
+        label_index as label, path as directory, path_index as field_path, policies, policy, positive_count,
         positive_duration, positive_size, size, stream_path as file_or_dash, string as text,
     },
 };

@@ -5,14 +5,17 @@ mod kube;
 mod relay;
 mod table;
 
-use std::{fs, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::Parser;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::model::{IndexFunc, Path as JsonPath};
+use crate::{
+    model::{IndexFunc, Indexers, Path as JsonPath},
+    watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
+};
 
 #[derive(Debug, Parser)]
 struct Serve {

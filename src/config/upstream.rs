@@ -3,11 +3,16 @@
 use std::path::PathBuf;
 
 use http::Uri;
+use serde_json::Value;
 
 use super::{
     section::Section,
-    value::{ValueError, quote},
+    value::{self, ValueError, quote},
 };
+
+/// Examples of endpoints.
+pub(super) const ETCD: &str = "http://127.0.0.1:2379";
+const INFORMERD: &str = "http://127.0.0.1:50051";
 
 /// The certificates to trust, and our own certificate with its key.
 pub(super) type Tls = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
@@ -34,6 +39,33 @@ pub(super) fn endpoint(text: &str, example: &str) -> Result<String, ValueError> 
     let uri =
         uri.ok_or_else(|| ValueError::new(format!("expected an endpoint such as {example}, found {}", quote(text))))?;
     Ok(uri.to_string().trim_end_matches('/').to_owned())
+}
+
+/// Reads the members of an etcd cluster: at least one, each once.
+pub(super) fn endpoints(value: &Value) -> Result<Vec<String>, ValueError> {
+    let list = value.as_array().filter(|list| !list.is_empty());
+    let list = list.ok_or_else(|| {
+        ValueError::new(format!("expected a list such as [\"http://127.0.0.1:2379\"], found {}", value::found(value)))
+    })?;
+    let mut endpoints = Vec::new();
+    for value in list {
+        let endpoint = endpoint(value::text(value)?, ETCD)?;
+        if !endpoints.contains(&endpoint) {
+            endpoints.push(endpoint);
+        }
+    }
+    Ok(endpoints)
+}
+
+/// Reads another informerd: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
+pub(super) fn relay_endpoint(value: &Value) -> Result<String, ValueError> {
+    parse_endpoint(value::text(value)?)
+}
+
+/// As a flag has it.
+pub(super) fn parse_endpoint(text: &str) -> Result<String, ValueError> {
+    let is_socket = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/') && !path.ends_with('/'));
+    if is_socket { Ok(text.to_owned()) } else { endpoint(text, INFORMERD) }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! What may stand at a key or in a flag: its syntax, and errors that show how it is written.
 
+pub(super) mod kube;
+
 use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde_json::Value;
 
-use super::ListenAddr;
 use crate::{
     model::{Expression, IndexFunc, LabelSelector, Path},
     watch::FullChannelPolicy,
@@ -239,10 +240,6 @@ pub(super) fn text(value: &Value) -> Result<&str, ValueError> {
 
 pub(super) fn string(value: &Value) -> Result<String, ValueError> {
     text(value).map(str::to_owned)
-}
-
-pub(super) fn listen(value: &Value) -> Result<ListenAddr, ValueError> {
-    text(value)?.parse()
 }
 
 /// Where HTTP for operators listens; `none` is read by [`or_none`].

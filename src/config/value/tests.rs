@@ -327,7 +327,7 @@ proptest! {
         let value = json!(text);
         prop_assert_eq!(parse_duration(&text).is_ok(), duration(&value).is_ok());
         prop_assert_eq!(parse_size(&text).is_ok_and(|size| size > 0), positive_size(&value).is_ok());
-        prop_assert_eq!(text.parse(), listen(&value));
+        prop_assert_eq!(text.parse(), crate::config::listen::address_or_socket(&value));
         prop_assert!(label_index(&value).is_err() || text.is_ascii());
         prop_assert!(path_index(&value).is_err() || !text.is_empty());
         prop_assert!(parse_files_flag(&text).is_err() || text.contains('='));
