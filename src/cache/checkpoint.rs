@@ -75,3 +75,22 @@ impl Checkpoints {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio_test::{assert_pending, assert_ready, task::spawn};
+
+    use super::*;
+
+    #[test]
+    fn a_proof_that_is_asked_for_once_is_queued_once() {
+        let checkpoints = Checkpoints::default();
+        assert!(!checkpoints.is_wanted());
+        let mut taken = spawn(checkpoints.take());
+        assert_pending!(taken.poll());
+        assert!(checkpoints.is_wanted());
+        assert!(!checkpoints.is_wanted());
+        checkpoints.give(None);
+        assert!(assert_ready!(taken.poll()).is_none());
+    }
+}

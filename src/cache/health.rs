@@ -407,4 +407,35 @@ mod tests {
         assert!(health.clear_problem(ProblemReason::SnapshotNotWritten, "").is_some());
         assert_eq!(health.report().last_error, None);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_has_failed_until_it_is_alive_and_may_begin_with_what_an_earlier_start_saw() {
+        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
+        assert!(!health.has_failed());
+        health.failed("gone");
+        assert!(health.has_failed());
+        health.alive();
+        assert!(!health.has_failed());
+        let seen_at = Some(SystemTime::UNIX_EPOCH);
+        health.resumed(seen_at);
+        assert_eq!(health.report().seen_at, seen_at);
+        assert_eq!(health.late_changes(), 0);
+        health.count_late_change();
+        assert_eq!(health.late_changes(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn namespaces_are_sorted_and_problems_are_found_by_their_reasons() {
+        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
+        assert!(health.namespaces().is_empty());
+        health.set_namespaces(["b", "a", "b"].map(str::to_owned).to_vec());
+        assert_eq!(health.namespaces(), ["a", "b"]);
+        health.set_problem(Problem::new(ProblemReason::FileInvalid, "a.yaml", "bad"));
+        health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", "full"));
+        let subjects = |reason| -> Vec<String> {
+            health.problems_of(&[reason]).into_iter().map(|problem| problem.subject).collect()
+        };
+        assert_eq!(subjects(ProblemReason::FileInvalid), ["a.yaml"]);
+        assert_eq!(subjects(ProblemReason::UpstreamUnreachable), [""; 0]);
+    }
 }

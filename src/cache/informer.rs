@@ -286,10 +286,8 @@ impl<F: Frame> Writer<F> {
         })?;
         let cursor = (!backlog.has_more).then(|| match start {
             // All of a version that is open here was complete where the client has it from.
-            Start::After(version) if *version == *live.indexer.version() => {
-                live.broadcaster.subscribe_after(subscribe, version)
-            }
-            _ => live.broadcaster.subscribe(subscribe),
+            Start::After(version) => live.broadcaster.subscribe_after(subscribe, version),
+            Start::Now | Start::Complete | Start::AfterOffset(_) => live.broadcaster.subscribe(subscribe),
         });
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         let snapshot = match start {

@@ -297,6 +297,15 @@ mod tests {
         batch.iter().map(text).collect()
     }
 
+    #[test]
+    fn a_bookmark_is_a_delta_of_one_and_of_nothing_else() {
+        let bookmark = || Event::Bookmark(ResourceVersion::decimal(2));
+        let event = || Event::Added(object("a", 1));
+        assert!(Delta::event(bookmark()).is_bookmark());
+        assert!(!Delta::event(event()).is_bookmark() && !Delta::transaction([event(), bookmark()]).is_bookmark());
+        assert!(!replace(2).is_bookmark());
+    }
+
     /// `TestRealFIFO_basic`, `_addUpdate`, `_detectLineJumpers`, `_enqueueingNoLister`: arrival order, no grouping by key,
     /// no deduplication, deletions of unknown keys as well.
     #[tokio::test]

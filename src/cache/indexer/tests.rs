@@ -133,6 +133,18 @@ fn objects_are_found_by_the_values_of_an_index() {
     assert!(snapshot.by_index("none", "foo", None).is_none(), "an unknown index is an error");
     assert!(snapshot.index_values("none", None).is_none());
     assert_eq!(snapshot.index_func("user"), indexers().get("user"));
+    assert_eq!(snapshot.indexers(), &indexers());
+}
+
+#[test]
+fn the_namespaces_are_the_index_of_that_name_and_of_no_other() {
+    let objects = ["shop/a", "b"].map(|name| pod(name, "", "ernie", version(1))).into();
+    let snapshot = Indexer::new(indexers(), list(objects, 1)).snapshot();
+    let found = |index, value| names(snapshot.by_index(index, value, None).unwrap());
+    assert_eq!(found("namespace", "shop"), ["shop/a"]);
+    assert_eq!(found("namespace", ""), [""; 0], "an object without a namespace has no value");
+    assert_eq!(found("user", "ernie"), ["b", "shop/a"]);
+    assert_eq!(found("user", "shop"), [""; 0]);
 }
 
 /// client-go `TestMultiIndexKeys`.

@@ -210,3 +210,39 @@ fn a_state_of_something_else_is_not_used() {
     fs::create_dir(file.path()).unwrap();
     assert!(matches!(file.read(), Err(SnapshotFileError::Io(_))), "a directory");
 }
+
+#[test]
+fn what_is_removed_is_the_state_and_what_is_beside_it() {
+    let place = Place::new();
+    let file = place.file();
+    assert!(!file.remove().unwrap(), "there is none");
+    file.write(&small(7), None).unwrap();
+    fs::write(file.path().with_extension("tmp"), "half").unwrap();
+    assert!(file.remove().unwrap());
+    assert_eq!(place.names(), ["lock"]);
+    fs::create_dir(file.path()).unwrap();
+    assert!(file.remove().is_err(), "a directory is there still");
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_an_error_and_not_none() {
+    let place = Place::new();
+    let file = place.file();
+    // A loop, also for root.
+    std::os::unix::fs::symlink(file.path(), file.path()).unwrap();
+    assert!(matches!(file.read(), Err(SnapshotFileError::Io(_))));
+}
+
+#[test]
+fn a_piece_is_read_up_to_its_bound_and_to_its_end() {
+    let read = |len: usize, there: u64| {
+        let bytes = (len as u32).to_le_bytes();
+        let mut piece = Vec::new();
+        Sum::new(bytes.chain(io::repeat(0).take(there))).read_piece(&mut piece).map(|()| piece.len())
+    };
+    let message = |len, there| read(len, there).unwrap_err().to_string();
+    assert_eq!(read(5, 9).unwrap(), 5);
+    assert_eq!(read(MAX_PIECE_BYTES, u64::MAX).unwrap(), MAX_PIECE_BYTES, "as it may be written");
+    assert_eq!(message(MAX_PIECE_BYTES + 1, u64::MAX), "it is damaged: a piece is too large");
+    assert_eq!(message(5, 4), "it is damaged: it ends too early");
+}

@@ -37,6 +37,12 @@ fn a_list_at_the_held_version_has_whatever_is_held() {
     let namespace = indexer.snapshot().objects(None, None).next().unwrap().key().namespace().to_owned();
     let lost = List { lost_namespaces: vec![namespace], ..state(&[], 10) };
     assert_eq!(missing(&lost, Evidence::Listed), None, "nobody asked for it");
+    let joined = |namespace: &str| {
+        let objects = [state(&["a", "b"], 11).objects, state(&["shop/a"], 11).objects].concat();
+        List { new_namespaces: vec![namespace.to_owned()], ..list(objects, 11) }
+    };
+    assert_eq!(missing(&joined("shop"), Evidence::Bytes), None, "nobody followed its namespace before");
+    assert_eq!(missing(&joined("other"), Evidence::Bytes).as_deref(), Some("shop/a"));
     let counted = |at| ResourceVersion::of_lineage("abc".into(), at);
     let counts =
         |names: &[&str]| List::new(names.iter().map(|name| pod(name, "", "", counted(3))).collect(), counted(10));

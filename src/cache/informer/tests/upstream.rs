@@ -71,6 +71,71 @@ async fn what_was_applied_ahead_of_a_list_stays_and_is_repeated_or_is_of_another
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_a_list_shows_of_what_was_applied_ahead_of_it_need_not_be_repeated() {
+    let ahead = |event, safe| Delta::transaction([event, Event::Bookmark(version(safe))]);
+    let running = Running::start();
+    running.list(vec![object("a", 1), object("b", 2)], version(3)).await;
+    let mut cursor = running.watch().await.cursor.unwrap();
+    running.fifo.push(ahead(Event::Modified(object("a", 12)), 3)).await;
+    running.fifo.push(ahead(Event::Deleted(object("b", 14)), 3)).await;
+    settle().await;
+    assert_eq!(taken(&mut cursor).await, ["~a 3", "-b 3"]);
+    running.list(vec![object("a", 12)], version(5)).await;
+    running.apply(Event::Bookmark(version(20))).await;
+    running.apply(put("d", 30)).await;
+    assert_eq!(taken(&mut cursor).await, ["+d 30"]);
+}
+
+/// Of the events that say so, and not of the others.
+#[tokio::test(start_paused = true)]
+async fn changes_of_objects_that_can_no_longer_be_served_are_counted() {
+    let running = Running::start();
+    running.list(vec![object("a", 1), object("b", 1)], version(3)).await;
+    running.apply(put("a", 4)).await;
+    running.apply(put("b", 5)).await;
+    running.apply(Event::NotServed(object("a", 6))).await;
+    assert_eq!((count(&running.handle.stats().not_served), count(&running.handle.stats().changes)), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_are_woken_when_the_state_of_the_source_changes_and_only_then() {
+    let running = Running::start();
+    let health = running.handle.health().clone();
+    health.alive();
+    running.list(Vec::new(), version(1)).await;
+    let mut pokes = Vec::new();
+    for (seconds, is_alive) in [(3, false), (10, false), (3, false), (0, true), (3, false)] {
+        if is_alive {
+            health.alive();
+        }
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        pokes.push(running.handle.pokes());
+    }
+    assert_eq!(pokes, [0, 1, 1, 1, 2], "it turned stale after ten seconds, and was alive again");
+}
+
+/// It is asked about each state that has what it waits for, and about the first one of another history.
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_a_version_is_woken_by_it_or_by_another_history() {
+    let running = Running::start();
+    running.list(vec![object("a", 1)], version(90)).await;
+    let (handle, asked) = (running.handle.clone(), Arc::new(AtomicU64::new(0)));
+    let counts = Arc::clone(&asked);
+    let waiting = tokio::spawn(async move {
+        let is_rewritten = |snapshot: &Snapshot| {
+            counts.fetch_add(1, Ordering::Relaxed);
+            snapshot.version() < &version(90)
+        };
+        handle.wait_for(1000, is_rewritten).await
+    });
+    settle().await;
+    running.apply(put("a", 91)).await;
+    assert_eq!(count(&asked), 1, "not about a version below the one that it waits for");
+    running.list(vec![object("a", 1)], version(50)).await;
+    assert_eq!(waiting.await.unwrap().version(), &version(50));
+}
+
 /// Invariant 13: the source is told for as long as somebody waits, and not of those who need not.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_for_a_version_is_a_demand() {
