@@ -179,6 +179,7 @@ fn of_blocks_that_were_all_taken_the_oldest_is_forgotten_and_none_that_fits() {
     assert_eq!(read(&backfill, 3), 40);
     assert_eq!([1, 2, 3].map(|selected| read(&backfill, selected)), [40; 3], "these are still there");
     assert_eq!(read(&backfill, 0), 50);
+    assert_eq!(backfill.bytes(), 3 * one.bytes());
 }
 
 #[test]

@@ -81,6 +81,12 @@ fn what_the_client_has_and_the_latest_state_decide() {
     assert_eq!(lines(&recreated, ""), ["Deleted Change a 3 +0 @1", "Added Change a 4 +1 @99"], "another uid");
     let again = [change(Some(&a1), None, 2), change(None, Some(&a3), 3)];
     assert_eq!(lines(&again, ""), ["Modified Change a 3 +1 @99"], "the same uid");
+    let unknown = object("a", "", "web", 3);
+    for (had, now) in [(&a1, &unknown), (&unknown, &a1)] {
+        let again = [change(Some(had), None, 4), change(None, Some(now), 5)];
+        let told = lines(&again, "");
+        assert!(told.len() == 1 && told[0].starts_with("Modified"), "without a uid nobody can tell: {told:?}");
+    }
 }
 
 #[test]

@@ -180,7 +180,14 @@ mod tests {
         assert_eq!((state.passed, forgotten.len()), (4, 0), "just as much as may be kept");
         state.pass(3 * 7, &mut forgotten);
         assert_eq!((state.passed, forgotten.len(), state.published.len()), (3, 1, 9));
-        assert_eq!(state.forget_before(1008).len(), 7);
+        state.oldest = reached(1007);
+        state.pass(3 * 7, &mut forgotten);
+        assert_eq!(
+            (state.passed, forgotten.len(), state.published.len()),
+            (3, 4, 6),
+            "of what was forgotten nothing counts"
+        );
+        assert_eq!(state.forget_before(1008).len(), 4);
         assert_eq!((state.passed, state.published.len()), (0, 2));
     }
 }

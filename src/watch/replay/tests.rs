@@ -202,3 +202,20 @@ proptest! {
         }
     }
 }
+
+/// Of a batch that it has, a client needs the changes that were ahead of its version, and no others.
+#[test]
+fn of_what_came_ahead_a_client_is_told_what_is_above_its_version() {
+    let ahead = |(name, number): (u8, u128)| {
+        let change =
+            Change { old: None, new: Some(object(name, true, number)), version: version(number), cause: Cause::Change };
+        let (before, after) = (version(5), version(5));
+        Arc::new(Batch { before, after, changes: vec![change], is_relist: false, is_open: true })
+    };
+    let told = |from| {
+        let mut replay = Replay::new([(1, 12), (2, 14), (3, 13)].map(ahead).to_vec(), 0, at(version(from)));
+        let told = replayed(&mut replay, &selection(""), 100, 100);
+        told.iter().map(|event| event.object.key().name().to_owned()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!([5, 6, 12, 13, 14].map(told), ["o1 o2 o3", "o1 o2 o3", "o2 o3", "o2", ""]);
+}

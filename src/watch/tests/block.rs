@@ -52,6 +52,7 @@ async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
         }
         broadcaster.publish(&world.several(1));
         assert!(broadcaster.is_blocked());
+        assert_eq!(cursor.gauge().state(), Some(CursorState::Blocking));
         let mut ready = tokio_test::task::spawn(broadcaster.ready());
         tokio_test::assert_pending!(ready.poll());
         let read = length as u128;
@@ -62,6 +63,7 @@ async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
         tokio_test::assert_ready!(ready.poll());
         drop(ready);
         assert!(!broadcaster.is_blocked());
+        assert_eq!(cursor.gauge().state(), Some(CursorState::Following));
         assert_eq!(drain(&mut cursor), modified([read + 3, read + 4]));
     }
 }

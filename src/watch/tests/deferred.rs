@@ -378,7 +378,8 @@ fn a_relist_before_what_is_filled_is_told_once() {
         frames.iter().flat_map(Text::lines).collect::<Vec<_>>()
     });
     assert_eq!(all, other);
-    assert!(all.len() > 8);
+    let after_relists = all.iter().filter(|line| line.contains("after a relist")).count();
+    assert!(all.len() > 8 && after_relists == 2, "{all:?}");
 }
 
 /// By threads of their own, at their own pace.

@@ -167,3 +167,70 @@ fn a_group_that_is_deferred_again_is_filled_once() {
     }
     assert_eq!(drain(&mut cursor), modified(1..=9));
 }
+
+#[test]
+fn a_group_that_has_become_cheap_is_not_taken_back_in_the_first_second() {
+    let mut rig = Rig::new();
+    let cursor = rig.subscribe(not("db"), Replay);
+    // Later than the least time by far.
+    rig.pause(Duration::from_secs(60));
+    cursor.set_cost(1 << 40);
+    rig.publish(1);
+    let least = Duration::from_secs(1);
+    for (pause, deferred) in
+        [(Duration::ZERO, 1), (least.saturating_sub(Duration::from_nanos(1)), 1), (Duration::from_nanos(1), 0)]
+    {
+        rig.fill();
+        cursor.set_cost(0);
+        rig.pause(pause);
+        rig.publish(1);
+        assert_eq!(rig.deferred(), deferred, "{pause:?}");
+    }
+}
+
+/// The writer has no time for more.
+#[test]
+fn few_groups_are_taken_back_in_one_cycle() {
+    let mut rig = Rig::new();
+    let cursors: Vec<_> = (0..40).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
+    rig.defer();
+    rig.pause(Duration::from_secs(60));
+    let mut deferred = vec![rig.deferred()];
+    for _ in 0..3 {
+        rig.fill();
+        for cursor in &cursors {
+            cursor.set_cost(0);
+        }
+        rig.publish(1);
+        deferred.push(rig.deferred());
+    }
+    assert_eq!(deferred, [40, 24, 8, 0]);
+}
+
+#[test]
+fn the_policy_acts_on_who_joined_a_group_that_is_behind_when_that_is_filled_up_to_there() {
+    let mut rig = Rig::new();
+    let _first = rig.subscribe(not("db"), Replay);
+    rig.defer();
+    let subscribe = live(not("db"), queue(FullChannelPolicy::Drop, 4));
+    let mut late = rig.broadcaster.subscribe(Subscribe { initial_events: true, ..subscribe });
+    late.go_live();
+    rig.fill();
+    assert_eq!(drain(&mut late), []);
+    rig.publish(10);
+    rig.fill();
+    assert_eq!(drain(&mut late), [modified(3..=6), vec![Dropped(6, 6)]].concat());
+}
+
+#[test]
+fn cheap_groups_at_one_place_are_filled_in_one_piece() {
+    let mut rig = Rig::new();
+    let cursors: Vec<_> = (0..10).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
+    for (cost, pieces) in [(1 << 40, 10), (20_000, 1)] {
+        for cursor in &cursors {
+            cursor.set_cost(cost);
+        }
+        rig.publish(1);
+        assert_eq!((rig.deferred(), rig.fill()), (10, pieces));
+    }
+}

@@ -255,6 +255,11 @@ fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
         let bound = (1..1000).map(|step| step * 100).find(|bound| held(*bound, steps).0 == 0).unwrap();
         let (first, second) = (20 * 100, 40 * 100);
         assert!(bound > first.max(second), "{bound} is more than either of them takes");
+        if steps == 0 {
+            // Of the bodies those count that the cache does not have any more.
+            let bound = entries + 20 * 100;
+            assert_eq!([bound, bound - 1].map(|bound| held(bound, steps).0), [0, 1]);
+        }
     }
 }
 
@@ -262,12 +267,64 @@ fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
 fn what_merges_for_a_client_is_not_kept_in_its_log() {
     let mut rig = Rig::new(bounds(10_000, 1 << 30), 1 << 30);
     let mut slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
+    rig.publish(&[(0, Some(true)), (1, Some(true))]);
+    assert_eq!(drain(&mut slow), [], "it merges");
     for _ in 0..1000 {
         rig.publish(&[(0, Some(true))]);
         drop(drain(&mut slow));
     }
     let (bytes, _) = slow.kept();
-    assert!(bytes < 100 * 1000, "{bytes} bytes of runs and marks for a thousand changes");
+    assert!(bytes < 10 * 1000, "{bytes} bytes of runs and marks for a thousand changes");
+}
+
+/// Those of a client that is further ahead too, though it is looked at together with another.
+#[test]
+fn clients_that_stopped_at_different_places_lose_nothing_when_the_history_forgets() {
+    let mut rig = Rig::new(bounds(EVENTS, 10 * (256 + 100)), 1 << 30);
+    let mut cursors = [(); 2].map(|()| rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000))));
+    for number in 0..4 * EVENTS {
+        rig.publish(&[((number % 7) as u8, Some(true))]);
+        if number < 20 {
+            assert_eq!(drain(&mut cursors[1]).len(), 1);
+        }
+        if let Some(oldest) = number.checked_sub(EVENTS) {
+            rig.broadcaster.forget_before(&rig.places[oldest].clone());
+        }
+        rig.work();
+    }
+    for cursor in &mut cursors {
+        assert_eq!(drain(cursor), []);
+        rig.work();
+        assert_eq!(drain(cursor).len(), 7);
+    }
+    assert_eq!(rig.retained(|stats| &stats.expired), 0);
+}
+
+/// As many events as a history has, and of those that it has forgotten as many bytes as its bound.
+#[test]
+fn what_is_kept_without_a_history_has_the_bounds_of_one() {
+    const DEPTH: usize = 4;
+    // The first change has no old state.
+    for (size, published, expired) in [(0, 4, 0), (0, 5, 1), (256 + 356, 6, 0), (256 + 356, 7, 1)] {
+        let mut rig = Rig::new(bounds(DEPTH, size), 1 << 30);
+        let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
+        for _ in 0..published {
+            rig.publish(&[(0, Some(true))]);
+        }
+        assert_eq!(drain(&mut cursor), []);
+        rig.work();
+        assert_eq!(rig.retained(|stats| &stats.expired), expired, "{published} with {size} bytes");
+    }
+}
+
+#[test]
+fn work_waits_once_however_often_there_is_more() {
+    let mut rig = Rig::new(bounds(4, 1 << 20), 1 << 30);
+    let _slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
+    for _ in 0..100 {
+        rig.publish(&[(0, Some(true))]);
+    }
+    assert!((1..10).contains(&rig.work()));
 }
 
 /// A reader, and what it has been told.

@@ -181,16 +181,39 @@ async fn a_wake_larger_than_every_bound_stays_until_it_is_old_or_another_follows
     assert_eq!(drain(&mut cursor), [Parked]);
 }
 
+/// It is caught up with as soon as what is left is not more than the queue holds, by its size as well.
+#[test]
+fn drop_acts_on_a_queue_that_has_been_caught_up_with_to_just_its_size() {
+    for (unread, acts) in [(3, true), (4, false)] {
+        let config = BroadcasterConfig { queue_size: 3, ..BroadcasterConfig::default() };
+        let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
+        let subscribe = Subscribe { initial_events: true, ..live(everything(), queue(Drop, 100)) };
+        let mut cursor = broadcaster.subscribe(subscribe);
+        let mut world = World::at(0);
+        broadcaster.publish(&world.several(unread));
+        cursor.go_live();
+        assert_eq!(take(&mut cursor, 1), modified([1]));
+        broadcaster.publish(&world.several(3));
+        let (last, dropped) = (unread as u128 + 3, unread as u64 - 1);
+        let expected = if acts { [modified(2..=4), vec![Dropped(dropped, 4)]].concat() } else { modified(2..=last) };
+        assert_eq!(drain(&mut cursor), expected, "{unread}");
+    }
+}
+
 // === COALESCE ===
 
 #[test]
 fn coalesce_sends_events_one_by_one_to_a_client_that_keeps_up() {
-    let mut broadcaster = broadcaster::<Deliveries>(0);
-    let mut cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, 4)));
-    let mut world = World::at(0);
-    for round in 0..10 {
-        broadcaster.publish(&world.several(3));
-        assert_eq!(drain(&mut cursor), modified(round * 3 + 1..=round * 3 + 3));
+    // By events, and by size, which is as many.
+    for (length, queue_size) in [(4, usize::MAX), (1000, 3)] {
+        let config = BroadcasterConfig { queue_size, ..BroadcasterConfig::default() };
+        let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
+        let mut cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, length)));
+        let mut world = World::at(0);
+        for round in 0..10 {
+            broadcaster.publish(&world.several(3));
+            assert_eq!(drain(&mut cursor), modified(round * 3 + 1..=round * 3 + 3));
+        }
     }
 }
 
@@ -250,6 +273,20 @@ fn a_coalescing_client_that_goes_leaves_nothing_behind() {
     assert_eq!(drain(&mut stays), [event(EventType::Added, "a", 10)]);
     broadcaster.stop(&End::Stopped);
     assert_eq!(drain(&mut stays), [Ended(End::Stopped)]);
+}
+
+#[test]
+fn nothing_is_kept_for_a_coalescing_client_that_has_gone() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
+    let mut world = World::at(0);
+    let [first, second] = [(); 2].map(|()| Arc::new(world.one("a", "web")));
+    broadcaster.publish(&[Arc::clone(&first)]);
+    assert!(Arc::strong_count(&first) > 1);
+    drop(cursor);
+    assert_eq!(Arc::strong_count(&first), 1);
+    broadcaster.publish(&[Arc::clone(&second)]);
+    assert_eq!(Arc::strong_count(&second), 1);
 }
 
 // === The initial phase ===
@@ -332,4 +369,21 @@ fn what_is_just_as_large_as_the_room_fits_and_what_is_not_encoded_yet_has_no_siz
     while threads.run_one() {}
     assert_eq!(fitting(&mut cursor, 1000), Err(TooLarge(None)));
     assert_eq!(drain(&mut cursor), modified([4]));
+}
+
+#[test]
+fn an_event_that_does_not_fit_has_its_own_size() {
+    let mut broadcaster = broadcaster::<Text>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 100)));
+    let mut world = World::at(0);
+    broadcaster.publish(&[world.batch(|world| vec![world.put_sized("a", "web", 10)])]);
+    assert_eq!(lines(&mut cursor, usize::MAX).len(), 1);
+    let sized = [200, 3000];
+    broadcaster.publish(&[world.batch(|world| sized.map(|size| world.put_sized("a", "web", size)).into())]);
+    for size in sized {
+        let fitting = cursor.poll_take_fitting(&mut Context::from_waker(Waker::noop()), 100);
+        let Poll::Ready(Err(TooLarge(Some(needed)))) = fitting else { panic!("{fitting:?}") };
+        assert!(needed > size);
+        assert_eq!(lines(&mut cursor, 1).iter().map(String::len).collect::<Vec<_>>(), [needed]);
+    }
 }

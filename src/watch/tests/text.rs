@@ -12,11 +12,15 @@ pub(super) struct Text(Bytes);
 
 /// What a line says.
 pub(super) fn line(format: Letter, notice: &Notice<'_>) -> String {
-    let Notice { event_type, cause, object, object_version, version, .. } = notice;
+    let Notice { event_type, cause, object, object_version, version, relisted, .. } = notice;
+    let gap = if *relisted { " after a relist" } else { "" };
     let (name, app) = (object.key().name(), object.labels().get("app").unwrap_or_default());
     let body = String::from_utf8_lossy(object.body());
     let of = object.version();
-    format!("{}:{event_type:?}/{cause:?} {name}={app}@{of} at {object_version} resume {version} {body}\n", format.0)
+    format!(
+        "{}:{event_type:?}/{cause:?} {name}={app}@{of} at {object_version} resume {version}{gap} {body}\n",
+        format.0
+    )
 }
 
 impl Text {

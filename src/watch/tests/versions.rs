@@ -94,6 +94,63 @@ fn who_joins_after_the_version_that_is_reached_gets_what_comes_at_it() {
     assert_eq!(names, ["b"]);
 }
 
+/// One that is first given initial events.
+fn after_initial_events(
+    broadcaster: &mut Broadcaster<Deliveries>,
+    queue: QueueOptions,
+    number: u128,
+) -> Cursor<Deliveries> {
+    let subscribe = Subscribe { initial_events: true, ..live(everything(), queue) };
+    let mut cursor = broadcaster.subscribe_after(subscribe, &version(number));
+    cursor.go_live();
+    cursor
+}
+
+#[test]
+fn the_policy_acts_on_who_has_all_of_an_open_version_when_it_has_read_what_comes_after_it() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    broadcaster.publish(&[world.one("z", "web")]);
+    let mut open =
+        |name: &str| Batch { before: version(8), after: version(9), is_open: true, ..world.one(name, "web") };
+    let (first, second) = (open("a"), open("b"));
+    broadcaster.publish(&[first]);
+    let mut cursor = after_initial_events(&mut broadcaster, queue(FullChannelPolicy::Drop, 2), 9);
+    broadcaster.publish(&[second]);
+    assert_eq!((take(&mut cursor, 9), cursor.reached().offset), (vec![], 3));
+    broadcaster.publish(&[Batch { before: version(9), after: version(12), ..world.one("d", "web") }]);
+    assert_eq!(drain(&mut cursor), [event(EventType::Added, "d", 12)]);
+    let mut world = World::at(12);
+    broadcaster.publish(&world.several(5));
+    let held = [event(EventType::Added, "a", 13), event(EventType::Modified, "a", 14)];
+    assert_eq!(drain(&mut cursor), [held.as_slice(), &[Dropped(3, 14)]].concat());
+}
+
+#[test]
+fn the_policy_acts_at_once_on_who_has_a_version_that_is_complete() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    broadcaster.publish(&world.several(1));
+    let mut cursor = after_initial_events(&mut broadcaster, queue(FullChannelPolicy::Drop, 2), 1);
+    assert_eq!(take(&mut cursor, 9), []);
+    broadcaster.publish(&world.several(5));
+    assert_eq!(drain(&mut cursor), [modified([2, 3]), vec![Dropped(3, 3)]].concat());
+}
+
+/// In its batch only a replay gives no lower version.
+#[test]
+fn who_has_all_of_an_open_version_is_parked_before_a_relist_that_closes_it() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut world = World::at(0);
+    let _keeps_the_log = broadcaster.subscribe(live(everything(), REPLAY));
+    broadcaster.publish(&[world.one("z", "web")]);
+    broadcaster.publish(&[Batch { before: version(8), after: version(9), is_open: true, ..world.one("a", "web") }]);
+    let mut cursor = after_initial_events(&mut broadcaster, REPLAY, 9);
+    let relist = world.batch(|world| vec![world.put("b", "web"), world.put("c", "web")]);
+    broadcaster.publish(&[Batch { before: version(8), after: version(12), is_relist: true, ..relist }]);
+    assert_eq!((drain(&mut cursor), cursor.version()), (vec![Parked], &version(9)));
+}
+
 #[test]
 fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -103,7 +160,10 @@ fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
     let batch = world.batch(|world| ["a", "b", "c"].map(|name| world.put(name, "web")).into());
     broadcaster.publish(&[single, batch]);
     let mut versions = vec![cursor.version().number()];
-    while !take(&mut cursor, 1).is_empty() {
+    for is_last in [false, false, false, true] {
+        assert!(!cursor.is_at_head());
+        assert_eq!(take(&mut cursor, 1).len(), 1);
+        assert_eq!(cursor.is_at_head(), is_last);
         versions.push(cursor.version().number());
     }
     assert_eq!(versions, [0, 1, 1, 1, 4]);
@@ -229,6 +289,8 @@ fn an_arena_is_bounded_and_events_larger_than_it_go_through() {
     let mut world = World::at(0);
     let batch = world.batch(|world| (0..9).map(|at| world.put_sized("a", "web", 20_000 * at)).collect());
     broadcaster.publish(&[batch]);
+    let retained = broadcaster.stats().retained_size.load(Ordering::Relaxed);
+    assert!(retained >= 36 * 20_000, "all arenas count: {retained}");
     for cursor in [&mut all, &mut web] {
         let mut sizes = Vec::new();
         while let Poll::Ready(Taken::Frames(frames)) =
