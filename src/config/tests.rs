@@ -120,9 +120,8 @@ fn defaults() {
     assert_eq!(config, expected);
 }
 
-#[test]
-fn a_file_with_everything() {
-    let yaml = "
+/// A file that has every kind of key.
+const EVERYTHING: &str = "
 listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
@@ -144,7 +143,10 @@ resources:
     queue_length: 5
   flags: { source: { files: { path: /flags } }, indexes: }
 ";
-    let (directory, flags) = file(yaml, &[]);
+
+#[test]
+fn a_file_with_everything() {
+    let (directory, flags) = file(EVERYTHING, &[]);
     let config = Config::load(&flags).unwrap();
     let policies = vec![FullChannelPolicy::Block, FullChannelPolicy::Drop];
     assert_eq!(config.general.listen, ListenAddr::Unix("/run/informerd.sock".into()));
