@@ -1,4 +1,4 @@
-//! The upstreams: each is a [`ListerWatcher`](crate::cache::ListerWatcher) of its own, and knows nothing of who reads it.
+//! The upstreams. Each is a separate [`ListerWatcher`](crate::cache::ListerWatcher) and does not depend on its readers.
 
 pub mod etcd;
 pub mod files;

@@ -1,8 +1,8 @@
 //! TCP connections to a host that may have several addresses.
 //!
-//! `TcpStream::connect` tries the addresses of a name one after the other, each for as long as the system likes, and always in
-//! the same order: the first address that drops packets uses up the time of all. Here the attempts overlap (RFC 8305), and
-//! each dial begins with another address, so that one that accepts connections and then does nothing is left by the next dial.
+//! `TcpStream::connect` tries the addresses of a name one after the other, each for as long as the kernel allows, and always in
+//! the same order: the first address that drops packets uses up the whole timeout. Here the attempts overlap (RFC 8305), and
+//! each dial begins with another address, so that the next dial avoids one that accepts connections and then does nothing.
 
 use std::{
     io,
@@ -18,22 +18,22 @@ use tokio::{
     time::timeout,
 };
 
-/// Opens TCP connections.
+/// TCP dialer.
 #[derive(Debug, Default)]
 pub(super) struct Dialer {
     dials: AtomicUsize,
 }
 
-/// The name and all of its addresses share it.
+/// Timeout of the name lookup and all addresses together.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time of an attempt before the next one begins beside it: the recommendation of RFC 8305, section 5.
+/// Delay before the next attempt begins in parallel, as RFC 8305, section 5, recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// So many attempts begin within [`DIAL_TIMEOUT`], and leave the last one a second.
+/// Largest number of addresses tried: so many attempts begin within [`DIAL_TIMEOUT`] and leave the last one a second.
 const MAX_ADDRESSES: usize = 16;
-/// After so much silence the kernel sends a keepalive probe, and then one each [`KEEPALIVE_INTERVAL`].
+/// Silence before the kernel sends a keepalive probe; further probes follow every [`KEEPALIVE_INTERVAL`].
 const KEEPALIVE_TIME: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The kernel closes a connection whose peer has acknowledged nothing for so long.
+/// Longest time without an acknowledgement by the peer before the kernel closes the connection.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -65,8 +65,8 @@ impl Dialer {
     }
 }
 
-/// Connects to the first address that answers: an attempt that fails makes the next one begin at once, and one that takes
-/// long makes it begin beside it.
+/// Connects to the first address that answers. The next attempt begins at once when one fails, and in parallel when one takes
+/// long.
 async fn connect(addresses: Vec<SocketAddr>) -> Result<TcpStream, String> {
     let mut waiting = addresses.into_iter();
     let mut attempts = FuturesUnordered::new();
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener whose queue is full: the kernel drops what else arrives, as the network drops what a dead host should get.
+    /// Returns a listener whose queue is full: the kernel drops further packets, as the network does for a dead host.
     fn black_hole() -> (SocketAddr, Socket, Vec<std::net::TcpStream>) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
@@ -124,7 +124,7 @@ mod tests {
         std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
     }
 
-    /// The time is paused: only the delays between attempts count.
+    /// Time is paused: only the delays between attempts count.
     #[tokio::test(start_paused = true)]
     async fn an_address_that_drops_packets_costs_a_quarter_of_a_second() {
         let holes = [black_hole(), black_hole()];

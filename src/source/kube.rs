@@ -1,40 +1,41 @@
-//! The `kube` source: one kind of object of a Kubernetes API, in all namespaces or in one.
+//! The `kube` source: one kind of object of a Kubernetes API, in all namespaces or in some.
 //!
 //! ```text
 //!          ┌─▶ initial events of a watch, or pages ──▶ objects ──┐
-//!   Api ───┤                                                     ├──▶ Known (whose versions, which cluster) ──▶ List, Delta
+//!   Api ───┤                                                     ├──▶ Known (version scheme, cluster, position) ──▶ List, Delta
 //!          └─▶ lines of a watch ──▶ events ──────────────────────┘
 //! ```
 //!
-//! Made by the application from its configuration, one for each resource; driven by the resource's Reflector. `api` knows
-//! requests and what their failures mean (SEMANTICS 1.25-1.27), `list` pages, `watch` streams, `object` bodies and versions.
+//! The application makes one source for each configured resource, and the resource's Reflector drives it. `api` sends requests
+//! and classifies their failures, `list` reads pages, `watch` reads streams, `object` reads bodies and versions.
 //!
 //! Below `api`, all resources of one kubeconfig and context share a `client`:
 //!
 //! ```text
-//!   client ──▶ access: kubeconfig, tls, proxy, exec (what a request needs; renewed when it expires or is refused)
+//!   client ──▶ access: kubeconfig, tls, proxy, exec (credentials; renewed when they expire or the server refuses them)
 //!      │
-//!      └─────▶ pool of connections: dial, tunnel, tls, HTTP/2 or HTTP/1.1 (and whether the peer is there)
+//!      └─────▶ pool of connections: dial, tunnel, tls, HTTP/2 or HTTP/1.1 (with a check that the peer is alive)
 //! ```
 //!
-//! - Bodies are the bytes that came, but for the fields that are cut (`FieldCut`) and for the type that a page leaves out of
-//!   its items: it is put in front, as the API itself writes it in events, so that an object is the same whichever way it came.
-//! - Versions are the API's own decimals; an API that has others is served by lineage, for good (invariant 12).
-//! - A list is never older than what is known (invariant 14). An API server that lags behind is asked for the most recent
-//!   state, which it cannot answer out of its own cache; only that can show a rewind by its version. Another uid of the
-//!   namespace kube-system shows another cluster.
-//! - A later start watches from the last change that is known, which has to be told again (`proof`); so does a watch that
-//!   broke. If the API server has forgotten that change since, the resource is listed.
-//! - Before a watch is opened again one request reads how far the cluster is and the object that changed last (`head`): a
-//!   watch from a version that was lost in a restore would be silent until the cluster has counted up to it. A watch that the
-//!   API has closed as it should needs no more than that.
-//! - Versions that are counted here have no order in the API, nor a number before them. A watch that broke goes on from the text
-//!   before the last change, which has to come first; if there was none since the list, the resource is listed.
-//! - The first list of an API that streams initial events is a watch (`initial`). An API that does not is listed, and gets
-//!   another try at a new connection, then every 10 minutes.
+//! - Bodies are the bytes received, except that configured fields are cut (`FieldCut`), and that the type, which a page omits
+//!   from its items, is put in front. The API writes it there in events too, so an object is the same in a list and in a watch.
+//! - Versions are the API's own decimals. The source numbers the versions of an API that has others under a lineage, from then
+//!   on.
+//! - The source never emits a list older than the last known version. When an API server lags behind, the source requests the
+//!   most recent state, which the server cannot answer from its cache; only that answer can show by its version that the
+//!   history was rewritten. A changed uid of the namespace kube-system shows another cluster.
+//! - After a restart, and after a broken connection, the watch begins before the last known change, which the API has to replay
+//!   first (`proof`). If the API server no longer has that change, the source lists the resource.
+//! - Before the source reopens a watch, one request reads the current version of the cluster and the object that changed last
+//!   (`head`). Without it, a watch from a version lost in a restore would be silent until the cluster reached that version
+//!   again. After a watch that the API closed normally, no more is needed.
+//! - Versions numbered by lineage have no order in the API and no predecessor. A broken watch resumes from the API's text
+//!   before the last change, which the API has to replay first; without a change since the list, the source lists the resource.
+//! - The first list of an API that streams initial events is a watch (`initial`). From any other API the source lists, and
+//!   tries initial events again at the next connection, then every 10 minutes.
 //!
-//! Deliberately not here: waiting, relisting and backing off, which are the Reflector's; but for the time that an answer asks
-//! for (Retry-After), which no request of the resource undercuts.
+//! The Reflector waits, relists and backs off, not the source. Only a Retry-After of an answer is kept here: no request of the
+//! resource is sent earlier.
 
 #[cfg(feature = "kube")]
 mod access;
@@ -113,62 +114,65 @@ use crate::model::FieldCut;
 #[expect(clippy::disallowed_types, reason = "the others have nothing else to wait for")]
 type SingleFlight<T> = tokio::sync::Mutex<T>;
 
-/// What a [`KubeSource`] follows, and how.
+/// Configuration of a [`KubeSource`]: the objects to follow, the cluster and the timeouts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeConfig {
-    /// The name of the resource, for the log.
+    /// Name of the resource, for the log.
     pub resource: String,
-    /// The API group, such as `apps`; empty for the core.
+    /// API group, such as `apps`; empty for the core group.
     pub group: String,
-    /// The version of the group, such as `v1`.
+    /// Version of the group, such as `v1`.
     pub version: String,
-    /// The kind as it is written in paths, such as `pods`.
+    /// Plural name of the kind in paths, such as `pods`.
     pub plural: String,
-    /// Only this namespace; empty for all, and for what has none.
+    /// Selected namespace; empty for all, and for cluster-scoped kinds.
     pub namespace: String,
-    /// Only these namespaces, at most 100, each with a list and a watch of its own; instead of `namespace`, and only of an API
-    /// whose versions are decimals.
+    /// Selected namespaces, at most 100, each with its own list and watch. Excludes `namespace`, and requires an API whose
+    /// versions are decimals.
     pub namespaces: Vec<String>,
-    /// Only namespaces with these labels, at most 100 at a time, as with `namespaces`; needs `list` and `watch` of namespaces.
+    /// Label selector of namespaces, of which at most 100 may match at a time; else as `namespaces`. Needs `list` and `watch`
+    /// of namespaces.
     pub namespace_selector: String,
-    /// Only objects with these labels, as kubectl's `-l`; empty for all.
+    /// Label selector of objects, as kubectl's `-l`; empty for all.
     pub label_selector: String,
-    /// Only objects with these fields, as far as the API can select by them; empty for all.
+    /// Field selector of objects, with the fields that the API supports; empty for all.
     pub field_selector: String,
-    /// Which cluster, and as whom.
+    /// Cluster and user.
     pub cluster: KubeCluster,
-    /// What is not kept of bodies.
+    /// Fields to remove from bodies.
     pub drop_fields: FieldCut,
-    /// Only the metadata of objects is requested and kept: bodies are `PartialObjectMetadata` of `meta.k8s.io/v1`.
+    /// True if only the metadata of objects is requested and kept: bodies are `PartialObjectMetadata` of `meta.k8s.io/v1`.
     pub is_metadata_only: bool,
-    /// Objects on a page of a list; `None` for 500 where pages are of use, and none where the API would not use its cache.
+    /// Objects on a page of a list. `None` means 500, or no pages where a limit would keep the API from using its cache.
     pub page_size: Option<u32>,
-    /// How long the API may take to begin an answer, and for a page.
+    /// Timeout of the API for the head of an answer, and for a page.
     pub answer_timeout: Duration,
-    /// How long the API server may give no sign of life. A connection that is silent for a third of it is asked for one; one
-    /// that is silent for all of it is closed, and the resource is STALE by the time of the last contact. At least 100 ms; less counts as that.
+    /// Longest silence of the API server. A connection silent for a third of it is probed; one silent for all of it is closed,
+    /// and the resource is STALE as of the last contact. Values below 100 ms count as 100 ms.
     pub contact_timeout: Duration,
-    /// How long the initial events of a watch may make no progress: an API that has them to send begins with them.
+    /// Longest time without progress of a watch's initial events. An API that supports them begins with them.
     pub initial_events_timeout: Duration,
-    /// Versions are counted here, whatever they look like: for an API whose decimals are in no order.
+    /// True if the source numbers the versions itself, for an API whose decimals have no order.
     pub has_opaque_versions: bool,
-    /// How long the API is asked to keep a watch open, at least; at most twice as long, at random.
+    /// Minimum of the timeout requested for a watch; the actual one is random, up to twice as long.
     pub watch_timeout: Duration,
 }
 
-/// Which cluster, and as whom. With neither, that of `KUBECONFIG` or `~/.kube/config`, or else the one that this runs in.
+/// Cluster and user. With neither field set: those of `KUBECONFIG` or `~/.kube/config`, else those of the pod's service
+/// account.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct KubeCluster {
-    /// A kubeconfig file.
+    /// Path of a kubeconfig file.
     pub kubeconfig: Option<PathBuf>,
-    /// A context of it, instead of its current one.
+    /// Context in that file, in place of its current one.
     pub context: Option<String>,
 }
 
 // === impl KubeConfig ===
 
 impl KubeConfig {
-    /// All objects of a kind in all namespaces, whole, with the times of client-go: a watch of 5 to 10 minutes.
+    /// Returns the configuration for all objects of a kind in all namespaces, with whole bodies and client-go's timeouts: a
+    /// watch lasts 5 to 10 minutes.
     pub fn new(resource: &str, group: &str, version: &str, plural: &str) -> Self {
         Self {
             resource: resource.to_owned(),

@@ -1,11 +1,11 @@
-//! Where the versions of a source that has none of its own begin.
+//! Lineage of a source that numbers its versions itself.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::model::{Lineage, random_id};
 
-/// A text of `[a-z0-9]` that no earlier start has had: the time in milliseconds, and random digits for two starts in the
-/// same one.
+/// Returns a text of `[a-z0-9]` that no earlier run had: the time in milliseconds, then random digits in case two runs begin in
+/// the same millisecond.
 pub(super) fn new_lineage() -> Lineage {
     let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     // Four digits of base 36.

@@ -1,7 +1,7 @@
-//! Standing problems of one source's content, reported to the resource's health and to the log.
+//! Lasting problems of one source's content, reported to the resource's health and to the log.
 //!
-//! The log has a line for each problem that begins, or whose message changes, and for each that ends: at most [`MAX_LOGGED`]
-//! of either for one list or scan, and one line that counts the rest.
+//! The log has a line for each problem that begins, or whose message changes, and for each that ends: at most [`MAX_LOGGED`] of
+//! either for one list or scan, and one line with the number of the rest.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,21 +11,21 @@ use crate::{
     model::ObjectKey,
 };
 
-/// Reports the problems of one source.
+/// Reporter of the problems of one source.
 #[derive(Debug)]
 pub(super) struct Problems {
-    /// The kind of the source, for the log.
+    /// Kind of the source, for the log.
     source: &'static str,
     resource: String,
     health: SourceHealth,
 }
 
-/// Problems with single objects, for a later start.
+/// Problems with single objects, saved for the next run.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct KeptProblems(Vec<Problem>);
 
-/// The reasons why single objects of an upstream are not served.
+/// Reasons for not serving single objects of an upstream.
 pub(super) const OBJECT_REASONS: [ProblemReason; 2] = [ProblemReason::ObjectTooLarge, ProblemReason::ObjectInvalid];
 
 const MAX_LOGGED: usize = 100;
@@ -37,7 +37,7 @@ impl Problems {
         Self { source, resource, health }
     }
 
-    /// Replaces all problems of these reasons by those that a list or scan has found.
+    /// Replaces all problems of these reasons with those found by a list or scan.
     pub(super) fn replace(&self, reasons: &[ProblemReason], found: Vec<Problem>) {
         let changes = self.health.replace_problems(reasons, found);
         changes.begun.iter().take(MAX_LOGGED).for_each(|problem| self.log_begun(problem));
@@ -60,13 +60,13 @@ impl Problems {
     pub(super) fn set(&self, problem: &Problem) {
         match self.health.set_problem(problem.clone()) {
             ProblemReport::News => self.log_begun(problem),
-            // A source without end may have problems without end.
+            // An endless source may have endless problems.
             ProblemReport::Omitted(count) if count.is_power_of_two() => self.log_begun(problem),
             ProblemReport::Omitted(_) | ProblemReport::Known => {}
         }
     }
 
-    /// Reports one problem with an object, which has no other one then.
+    /// Reports one problem with an object, in place of any earlier one.
     pub(super) fn set_object(&self, problem: &Problem) {
         for reason in OBJECT_REASONS.into_iter().filter(|reason| *reason != problem.reason) {
             self.health.clear_problem(reason, &problem.subject);
@@ -74,19 +74,19 @@ impl Problems {
         self.set(problem);
     }
 
-    /// Ends the problems with an object that can be served, or is gone.
+    /// Ends the problems with an object that can be served, or was removed.
     pub(super) fn clear_object(&self, subject: &str) {
         for ended in OBJECT_REASONS.iter().filter_map(|reason| self.health.clear_problem(*reason, subject)) {
             self.log_ended(&ended);
         }
     }
 
-    /// Returns the problems with single objects, for a later start.
+    /// Returns the problems with single objects, to be saved for the next run.
     pub(super) fn keep(&self) -> KeptProblems {
         KeptProblems(self.health.problems_of(&OBJECT_REASONS))
     }
 
-    /// Takes over the problems with single objects of an earlier start.
+    /// Restores the problems with single objects of a previous run.
     pub(super) fn resume(&self, kept: KeptProblems) {
         self.replace(&OBJECT_REASONS, kept.0);
     }
@@ -102,7 +102,7 @@ impl Problems {
     }
 }
 
-/// Returns an object's key as the subject of a problem: in one line.
+/// Returns an object's key as the subject of a problem, escaped to one line.
 pub(super) fn subject_of(key: &ObjectKey) -> String {
     escaped(&key.to_string()).into_owned()
 }

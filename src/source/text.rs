@@ -1,12 +1,12 @@
-//! Foreign text made fit for one line of a log or an answer.
+//! Foreign text, escaped for one line of a log or an answer.
 //!
-//! File names and what parsers quote come from whoever writes the source: a newline in them must not begin another
+//! File names and quotes of parsers are under the control of the source's writer: a newline in them must not begin another
 //! line, and a control character must not reach a terminal.
 
-/// The longest line that is made of a parser's words, in characters.
+/// Longest line, in characters.
 const MAX_CHARS: usize = 300;
 
-/// `text` in one line of bounded length, with control characters escaped.
+/// Returns `text` in one line of bounded length, with control characters escaped.
 pub(super) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len().min(MAX_CHARS));
     for (count, part) in text.split_whitespace().enumerate() {
@@ -22,7 +22,7 @@ pub(super) fn one_line(text: &str) -> String {
     line
 }
 
-/// `text` with control characters escaped, of any length.
+/// Returns `text` with control characters escaped, of any length.
 pub(super) fn escaped(text: &str) -> std::borrow::Cow<'_, str> {
     if !text.contains(char::is_control) {
         return text.into();
@@ -31,7 +31,7 @@ pub(super) fn escaped(text: &str) -> std::borrow::Cow<'_, str> {
     text.chars().map(escape).collect::<String>().into()
 }
 
-/// The innermost cause of an error, in one line: the errors above it repeat that something failed.
+/// Returns the innermost cause of an error, in one line. The outer errors only repeat that something failed.
 pub(super) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

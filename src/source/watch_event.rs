@@ -1,6 +1,6 @@
 //! One watch event as JSON, `metav1.WatchEvent`: its type, and the bytes of its object.
 //!
-//! Pure. What the object means is for the source that reads the event; so is what follows from a bookmark or a failure.
+//! Pure. The source that reads the event interprets the object, and acts on bookmarks and failures.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -8,18 +8,18 @@ use serde_json::value::RawValue;
 use super::text::one_line;
 use crate::model::{EventType, JsonText, ObjectError};
 
-/// What has been read. Objects of bookmarks and failures are JSON, and empty where there is none.
+/// Decoded event. The objects of bookmarks and failures are JSON, or empty if absent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said<'a, T> {
-    /// An object came, changed or went.
+    /// An added, modified or deleted object.
     Change(EventType, T),
-    /// BOOKMARK.
+    /// Object of a BOOKMARK event.
     Bookmark(&'a str),
-    /// ERROR.
+    /// Object of an ERROR event.
     Failure(&'a str),
 }
 
-/// The annotation of the bookmark that ends the initial events of a watch with `sendInitialEvents`; its value is "true".
+/// Annotation of the bookmark that ends the initial events of a watch with `sendInitialEvents`; its value is "true".
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 #[derive(Deserialize)]
@@ -30,7 +30,7 @@ struct WatchEvent<'a> {
     object: Option<&'a RawValue>,
 }
 
-/// What `metav1.Status` says for people.
+/// Readable part of a `metav1.Status`.
 #[derive(Deserialize)]
 struct Status<'a> {
     #[serde(borrow, default)]
@@ -39,12 +39,11 @@ struct Status<'a> {
     reason: Option<JsonText<'a>>,
 }
 
-/// Reads one event; `object` makes of the bytes of a change what the source wants. It may be called twice, with the same
-/// bytes, if it fails.
+/// Decodes one event; `object` converts the bytes of a change. If `object` fails, it may be called again with the same bytes.
 ///
 /// # Errors
 ///
-/// In one line that says why it is none.
+/// The reason in one line.
 pub(super) fn decode<'a, T>(
     event: &'a [u8],
     mut object: impl FnMut(&'a str) -> Result<T, ObjectError>,
@@ -69,20 +68,20 @@ pub(super) fn decode<'a, T>(
     object(text).map(|made| Said::Change(event_type, made)).map_err(|error| describe(&error))
 }
 
-/// The object of a change that is written as Go and most others do, without blanks and the type first. If that object is
-/// JSON, so is the event, and need not be read for itself; whatever else it may be, the long way tells.
+/// Returns the type and object of a change in the compact form that Go and most others write: no blanks, and the type first. If
+/// the object is valid JSON, so is the event, which then needs no parsing of its own. Any other form takes the general path.
 fn compact(event: &[u8]) -> Option<(EventType, &str)> {
     let rest = event.strip_prefix(b"{\"type\":\"")?;
     let after = |event_type, name: &[u8]| Some((event_type, rest.strip_prefix(name)?.strip_prefix(b"\",\"object\":")?));
     let (event_type, rest) = after(EventType::Modified, b"MODIFIED")
         .or_else(|| after(EventType::Added, b"ADDED"))
         .or_else(|| after(EventType::Deleted, b"DELETED"))?;
-    // Blanks around it would not be its own.
+    // Surrounding blanks would not be part of the object.
     let object = rest.strip_suffix(b"}").filter(|object| object.starts_with(b"{") && object.ends_with(b"}"))?;
     Some((event_type, str::from_utf8(object).ok()?))
 }
 
-/// What a `metav1.Status` says, in one line; any other text as it is.
+/// Returns the message and reason of a `metav1.Status` in one line; any other text as it is.
 pub(super) fn status_text(status: &str) -> String {
     match serde_json::from_str(status) {
         Ok(Status { message: Some(message), reason }) if !message.is_empty() => {
@@ -93,7 +92,7 @@ pub(super) fn status_text(status: &str) -> String {
     }
 }
 
-/// In one line, without the position, which is one in the object and not in what it came in.
+/// Returns the error in one line, without the position, which is relative to the object and not to its event or list.
 pub(super) fn describe(error: &ObjectError) -> String {
     match error {
         ObjectError::Json(error) => explain(error),

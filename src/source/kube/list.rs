@@ -1,4 +1,4 @@
-//! A whole resource, in pages (SEMANTICS 1.26).
+//! List of a whole resource, in pages.
 
 use std::{
     borrow::Cow,
@@ -28,7 +28,7 @@ struct Page<'a> {
     api_version: Option<JsonText<'a>>,
     #[serde(borrow)]
     metadata: ListMetadata<'a>,
-    /// Go writes null for none.
+    /// Go writes null for an empty list.
     #[serde(borrow)]
     items: Option<Vec<&'a RawValue>>,
 }
@@ -42,7 +42,7 @@ struct ListMetadata<'a> {
     next: Option<JsonText<'a>>,
 }
 
-/// client-go's.
+/// client-go's page size.
 const PAGE_SIZE: u32 = 500;
 
 /// Reads all pages, at the version of the first.
@@ -50,13 +50,13 @@ pub(super) async fn read(shared: &Shared, at: &ListVersion) -> Result<Reading, S
     read_at(shared, VersionQuery::of(shared, at)).await
 }
 
-/// Reads all pages at exactly this version, if the API still has it and takes account of it: the reading has its version.
+/// Reads all pages at exactly this version, if the API still has it and supports the parameter: the reading has its version.
 pub(super) async fn read_exact(shared: &Shared, version: String) -> Result<Reading, Stop> {
     read_at(shared, VersionQuery { text: version.into(), is_exact: true }).await
 }
 
 async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
-    // Without a limit the API can answer what is not the most recent out of its cache.
+    // Without a limit the API can answer from its cache unless the most recent state is requested.
     let is_paged = at.is_exact || at.is_empty() || at.is_any() || shared.pages.load(Ordering::Relaxed);
     let limit = shared.config.page_size.or(is_paged.then_some(PAGE_SIZE));
     let limit = limit.map(|limit| limit.to_string());
@@ -65,7 +65,7 @@ async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
     let mut reading = Reading::default();
     let mut next = take(shared, &first, &mut reading).await?;
     if at.is_any() && next.is_some() {
-        // There is no cache: pages are of use for every list.
+        // The API has no cache: every list is paged.
         shared.pages.store(true, Ordering::Relaxed);
     }
     while let Some(token) = next {
@@ -83,14 +83,14 @@ async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
     Ok(reading)
 }
 
-/// Reads one page, and gives the token of the next.
+/// Reads one page, and returns the token of the next.
 async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) -> Result<Option<String>, Stop> {
     let bytes = shared.api.list(&shared.target(query)).await?;
     let reader = ItemReader::new(&shared.config, shared.known.lock().is_decimal());
     decode(&bytes, reader, reading)
 }
 
-/// Adds the objects of a page, and gives the token of the next.
+/// Adds the objects of a page, and returns the token of the next.
 pub(super) fn decode(bytes: &[u8], reader: ItemReader<'_>, reading: &mut Reading) -> Result<Option<String>, Stop> {
     let unreadable = |problem: String| Stop::Source(SourceError::Undecodable(problem));
     let page: Page<'_> =
@@ -114,11 +114,11 @@ pub(super) fn decode(bytes: &[u8], reader: ItemReader<'_>, reading: &mut Reading
     Ok(metadata.next.as_deref().filter(|next| !next.is_empty()).map(str::to_owned))
 }
 
-/// How a version is asked for.
+/// Version parameters of a list request.
 #[derive(Debug)]
 pub(super) struct VersionQuery {
     pub(super) text: Cow<'static, str>,
-    /// That version, and no later one.
+    /// True if that version is requested, and no later one.
     pub(super) is_exact: bool,
 }
 
@@ -147,7 +147,7 @@ impl VersionQuery {
             "" => Vec::new(),
             "0" => vec![("resourceVersion", "0")],
             text if self.is_exact => vec![("resourceVersion", text), ("resourceVersionMatch", "Exact")],
-            // With a limit and without this, it would be exactly that version.
+            // With a limit and without this, the API would take it for exactly that version.
             text => vec![("resourceVersion", text), ("resourceVersionMatch", "NotOlderThan")],
         }
     }

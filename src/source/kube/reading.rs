@@ -1,4 +1,4 @@
-//! State of a source, and what is read with it.
+//! Shared state of a source, and the result of reading a list.
 
 use std::{
     borrow::Cow,
@@ -27,22 +27,22 @@ pub(super) struct Shared {
     pub(super) health: SourceHealth,
     pub(super) initial_events: Mutex<Attempts>,
     pub(super) sent_ahead: SentAhead,
-    /// Whether every list is paged.
+    /// Set once every list is to be paged.
     pub(super) pages: AtomicBool,
     pub(super) path: String,
 }
 
-/// What a list is made of.
+/// Content of a list.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) objects: Vec<Arc<Object>>,
-    /// What the API calls the version of all.
+    /// The API's version of the whole list.
     pub(super) version: String,
-    /// Objects that cannot be served, and why.
+    /// Objects that cannot be served, with the reason.
     pub(super) problems: Vec<(Arc<Object>, Problem)>,
 }
 
-/// Why there is no list.
+/// Failure of a list.
 #[derive(Debug)]
 pub(super) enum Stop {
     Source(SourceError),
@@ -79,12 +79,12 @@ impl Shared {
         }
     }
 
-    /// The path of the resource with a query, and what is selected.
+    /// Returns the path of the resource with a query and the configured selectors.
     pub(super) fn target(&self, query: &[(&str, &str)]) -> String {
         self.target_in("", None, query)
     }
 
-    /// The same in one namespace, if one is given, of what a field selector selects besides.
+    /// Returns the same in one namespace, if it is not empty, with an additional field selector.
     pub(super) fn target_in(&self, namespace: &str, field: Option<&str>, query: &[(&str, &str)]) -> String {
         let KubeConfig { label_selector, field_selector, .. } = &self.config;
         let fields = match field {
@@ -104,11 +104,11 @@ impl Shared {
         if query.is_empty() { path.into_owned() } else { format!("{path}?{query}") }
     }
 
-    /// Whose API it is, as far as we may know.
+    /// Checks that the cluster is still the same, as far as its uid may be read.
     pub(super) async fn check_cluster(&self) -> Result<(), SourceError> {
         let namespace = match self.api.get(CLUSTER).await {
             Ok(namespace) => namespace,
-            // Not for us to read, or not there: an API of another kind.
+            // The request is forbidden, or the namespace does not exist: the API is of another kind.
             Err(SourceError::Refused(_) | SourceError::Unavailable(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -116,7 +116,7 @@ impl Shared {
         self.known.lock().check_cluster(&metadata.uid).map_err(SourceError::HistoryChanged)
     }
 
-    /// What was read, at its version.
+    /// Turns a reading into a list at its version.
     pub(super) fn settle(&self, reading: Reading, at: &ListVersion) -> Result<List, SourceError> {
         let Reading { mut objects, version: text, problems } = reading;
         let mut known = self.known.lock();
@@ -128,10 +128,10 @@ impl Shared {
         if let ListVersion::NotOlderThan(known) = at
             && version < *known
         {
-            // An API server that lags, or a cluster that went back in time: the most recent list tells.
+            // An API server that lags, or a history that was rewritten: the most recent list decides.
             return Err(SourceError::VersionTooLarge(format!("the API is at {version}, and {known} was known")));
         }
-        // The cache compares with the version before an open one.
+        // The cache compares only with the version before an open one.
         if let Some(position) = known.position().filter(|position| position.is_open() && version < position.version) {
             let text = format!("the cluster is at version {version}, and {} was known", position.version);
             known.forget();

@@ -1,4 +1,4 @@
-//! The source itself: lists and watches one resource of one API.
+//! The source: lists and watches one resource of one API.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,26 +23,26 @@ use crate::{
     source::problems::KeptProblems,
 };
 
-/// A resource of a Kubernetes API as an upstream.
+/// Upstream that is a resource of a Kubernetes API.
 #[derive(Debug)]
 pub struct KubeSource {
     shared: Arc<Shared>,
-    /// The watch whose initial events were the last list.
+    /// Watch whose initial events were the last list.
     opened: Mutex<Option<(ResourceVersion, Live)>>,
-    /// Instead of one path.
+    /// Selected namespaces, if several; each has its own path.
     namespaces: Option<Namespaces>,
 }
 
-/// What a later start goes on with.
+/// Data saved for the next run.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     cluster: Option<String>,
-    /// Safe to resume from.
+    /// Version that is safe to resume from.
     version: String,
-    /// The version after it is known in part: its changes are the mark's.
+    /// True if the version after it is known in part: its changes are in `mark`.
     #[serde(default)]
     is_open: bool,
-    /// Every version stays open until the next.
+    /// True if every version stays open until the next.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     leaves_open: bool,
     mark: Option<KeptMark>,
@@ -52,13 +52,13 @@ struct Kept {
 // === impl KubeSource ===
 
 impl KubeSource {
-    /// A source with connections of its own, which has not connected yet and reports its problems to `health`.
+    /// Returns a source with its own connections, not connected yet, which reports its problems to `health`.
     pub fn new(config: KubeConfig, health: SourceHealth) -> Self {
         Self::with_clients(config, health, &KubeClients::default())
     }
 
-    /// The same with the connections and credentials of every other source of the same cluster and context. They are made on
-    /// the runtime of the first such call, which has to outlast the sources.
+    /// Returns a source that shares the connections and credentials of every other source of the same cluster and context. They
+    /// run on the runtime of the first such call, which has to outlast the sources.
     pub fn with_clients(config: KubeConfig, health: SourceHealth, clients: &KubeClients) -> Self {
         let one = Some(config.namespace.clone()).filter(|name| !name.is_empty());
         health.set_namespaces(one.into_iter().chain(config.namespaces.iter().cloned()).collect());
@@ -69,11 +69,11 @@ impl KubeSource {
         Self { shared, opened: Mutex::default(), namespaces }
     }
 
-    /// Whether there is a kubeconfig with the context, or a cluster that this runs in. No connection is made.
+    /// Checks that there is a kubeconfig with the context, or a surrounding cluster, without a connection.
     ///
     /// # Errors
     ///
-    /// In one line.
+    /// The reason in one line.
     pub fn check(config: &KubeConfig) -> Result<(), String> {
         api::check(&config.cluster)
     }
@@ -87,7 +87,7 @@ impl KubeSource {
                     shared.initial_events.lock().succeeded();
                     return Ok((reading, Some(live)));
                 }
-                // SEMANTICS 1.27, rule 15.
+                // Initial events did not succeed: an ordinary list follows, and a refusal counts as a failed attempt.
                 Err(Stop::Source(
                     error @ (SourceError::Refused(_)
                     | SourceError::Unavailable(_)
@@ -123,7 +123,7 @@ impl ListerWatcher for KubeSource {
             read => read,
         }
         .map_err(Stop::into_error)?;
-        // Only now: it is of this list that the cluster has to be known.
+        // Not before: this list's cluster is the one to check.
         shared.check_cluster().await?;
         let list = shared.settle(reading, &at)?;
         let missing = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty() && list.objects.is_empty());
@@ -148,7 +148,7 @@ impl ListerWatcher for KubeSource {
             let next = tokio::select! {
                 biased;
                 next = live.next() => next,
-                // Which never ends.
+                // Never completes.
                 () = &mut checks => Ok(None),
             };
             match next {
@@ -175,11 +175,11 @@ impl ListerWatcher for KubeSource {
 }
 
 impl WarmStart for KubeSource {
-    /// Another cluster behind the same kubeconfig is found out when it is asked.
+    /// Another cluster behind the same kubeconfig is detected by a request, not by the identity.
     fn identity(&self) -> String {
         let KubeConfig { label_selector, field_selector, cluster, drop_fields, .. } = &self.shared.config;
         let KubeCluster { kubeconfig, context } = cluster;
-        // Nothing is kept of opaque versions, and what was kept before they were is of another form.
+        // Opaque versions save no position, and one that was saved before they were configured has another form.
         let opaque = if self.shared.config.has_opaque_versions { " with opaque versions" } else { "" };
         let partial = if self.shared.config.is_metadata_only { " metadata only" } else { "" };
         let namespaces =
@@ -198,7 +198,7 @@ impl WarmStart for KubeSource {
             let known = self.shared.known.lock();
             (known.cluster().map(str::to_owned), known.position()?.clone(), known.leaves_open())
         };
-        // What is counted here counts anew at each start.
+        // Versions numbered by lineage begin anew in each run.
         let version = position.version.lineage().is_none().then(|| position.safe().to_string())?;
         let is_open = position.is_open();
         let mark = position.mark().as_ref().map(Mark::keep);

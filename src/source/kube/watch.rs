@@ -1,12 +1,12 @@
 //! One watch of a resource, line by line.
 //!
-//! It is a stream's state and not a task. Invariants:
+//! It is the state of a stream, not a task. Invariants:
 //!
-//! - What cannot be read ends the watch before anything after it is told, and counts as not told (invariant 16).
-//! - A line that did not come whole is never told.
-//! - The API closes a watch after the time that it was asked for; one that it does not close, and one whose connection gives no
-//!   sign of life, is given up and opened again. One in which nothing comes over a connection that is alive is followed: APIs
-//!   without a watch cache send no bookmarks, as for Events.
+//! - An event that cannot be read ends the watch before any later event is emitted, and counts as not received.
+//! - A line that was not received whole is never emitted.
+//! - The API closes a watch after the requested time. The source drops and reopens one that the API does not close in time, and
+//!   one whose connection shows no sign of life. It keeps one that is silent over a live connection: APIs without a watch
+//!   cache, as for Events, send no bookmarks.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -37,27 +37,27 @@ pub(super) struct Live {
     shared: Arc<Shared>,
     pub(super) lines: Lines,
     watchdog: Watchdog,
-    /// When the last line came.
+    /// Time of the last line.
     heard_at: Instant,
-    /// When the API should have closed it.
+    /// Time by which the API should have closed the watch.
     pub(super) deadline: Instant,
-    /// What has to be told again first.
+    /// Changes that the API has to replay first.
     recognition: Option<Recognition>,
-    /// The same of versions that are counted here.
+    /// Change that the API has to replay first, where versions are numbered by lineage.
     replay: Option<Replay>,
-    /// Changes that have been received, and whether they are deletions; they are handed out once the history is recognised.
+    /// Events received before the history is recognised, with true for a deletion. They are emitted after that.
     held: VecDeque<(Event, bool)>,
-    /// Nothing has come yet that shows that the API watches from the version.
+    /// True until something shows that the API watches from the version.
     is_opening: bool,
 }
 
-/// What comes after the time that was asked for is late.
+/// Delay after the requested time before a watch that the API has not closed counts as late.
 const GRACE: Duration = Duration::from_secs(30);
-/// An API that cannot watch from a version says so at once. A watch in which nothing has come for so long goes on from it.
+/// Silence after which a watch counts as open: an API that cannot watch from a version reports it at once.
 const OPENING: Duration = Duration::from_secs(5);
 const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
 
-/// Opens a watch of what happens after a version, and what it has to tell first.
+/// Opens a watch after a version, with the changes that the API has to replay first.
 pub(super) async fn open(
     shared: &Arc<Shared>,
     from: &ResourceVersion,
@@ -72,7 +72,7 @@ pub(super) async fn open(
     Ok(Live { is_opening: recognition.is_none(), recognition, ..live })
 }
 
-/// Opens a watch from before the last change, which it has to replay.
+/// Opens a watch from before the last change, which the API has to replay.
 pub(super) async fn open_replay(shared: &Arc<Shared>, replay: Replay) -> Result<Live, SourceError> {
     let live = Live::open(shared, &[("resourceVersion", &replay.before)]).await?;
     Ok(Live { replay: Some(replay), ..live })
@@ -81,14 +81,16 @@ pub(super) async fn open_replay(shared: &Arc<Shared>, replay: Replay) -> Result<
 // === impl Shared ===
 
 impl Shared {
-    /// Opens a watch from a version, if the history of the cluster is the one that is known there.
+    /// Opens a watch from a version, if the cluster still has the history known up to there.
     ///
-    /// What the head proves is enough only at the version of the last known change: a cluster that was restored to a state
-    /// between that change and the known version has the change too, and may have others since. So a watch that broke goes on
-    /// from before the change. One that the API has just closed itself ended in the history that it goes on with, and so does a list
-    /// that it has just answered; a proxy may have held the request for the watch until the cluster was restored.
+    /// The head is proof enough only at the version of the last known change. A cluster restored to a state between that change
+    /// and the known version has the change too, and may have had others since, so a broken watch resumes from before the
+    /// change. No such proof is needed after a watch that the API itself has just closed, or a list that it has just answered:
+    /// both belong to its current history. The time limit is there since a proxy may have held the watch request until the
+    /// cluster was restored.
     ///
-    /// Of versions that are counted here the text before the last change is known, unless that is older than the list.
+    /// Where versions are numbered by lineage, the API's text before the last change is known, unless that change is older than
+    /// the list.
     pub(super) async fn watch(
         self: &Arc<Self>,
         from: &ResourceVersion,
@@ -166,11 +168,11 @@ impl Live {
         })
     }
 
-    /// The next event or bookmark; `None` when the API closes the watch.
+    /// Returns the next event or bookmark; `None` when the API closes the watch.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when it is dropped: what was received stays.
+    /// Dropping the future loses nothing: received data stays.
     pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
         loop {
             if !self.is_unproved()
@@ -180,7 +182,7 @@ impl Live {
             }
             let line = self.first_or_next_line().await.map_err(|no_line| self.broken(no_line))?;
             let Some(line) = line else {
-                // What was to be told again first may be missing.
+                // Otherwise the API may have closed the watch before it replayed the change.
                 if self.recognition.is_none() && self.replay.is_none() {
                     let seen = self.heard_at.max(self.watchdog.seen());
                     self.shared.known.lock().note_close(seen);
@@ -229,20 +231,20 @@ impl Live {
         Ok(Delta::Changes { events: [event].into_iter().collect(), closes })
     }
 
-    /// Returns whether a change, at a version that is counted here, is the last known one, replayed.
+    /// Returns true if a change, at a version numbered by lineage, is the replay of the last known one.
     fn is_replayed(&mut self, is_deletion: bool, item: &Item) -> Result<bool, SourceError> {
         let Some(replay) = &self.replay else { return Ok(false) };
         if replay.judge(is_deletion, &item.object, &item.text)? == Verdict::Further {
             return Ok(false);
         }
         self.shared.health.alive();
-        // While its version is open, all of that comes again.
+        // While the version is open, the API replays all of its changes.
         let is_open = replay.is_open;
         self.replay = None;
         Ok(!is_open)
     }
 
-    /// Whether an event has not been told to an earlier start.
+    /// Returns true if an event was not received before the watch was opened.
     fn is_new(&mut self, event: &Event) -> Result<bool, SourceError> {
         let Some(recognition) = &mut self.recognition else { return Ok(true) };
         match recognition.judge(event) {
@@ -285,10 +287,10 @@ impl Live {
         Ok(event(Arc::new(object)))
     }
 
-    /// The next line. That nothing comes when the watch is opened shows that the upstream is alive, unless a line has begun.
+    /// Returns the next line. Silence after opening shows that the upstream is alive, unless a line has begun.
     async fn first_or_next_line(&mut self) -> Result<Option<Bytes>, NoLine> {
         if self.is_unproved() {
-            // The API replays what it has at once. One without bookmarks would be silent for ever if it has nothing.
+            // The API replays at once. One without bookmarks would be silent for ever if it had nothing to replay.
             return match timeout(self.shared.config.contact_timeout, self.line()).await {
                 Ok(line) => line,
                 Err(_) if self.lines.is_between_lines() => Err(NoLine::NotReplayed),
@@ -307,7 +309,7 @@ impl Live {
         self.line().await
     }
 
-    /// Returns whether something has to be replayed yet.
+    /// Returns true if the API has yet to replay something.
     fn is_unproved(&self) -> bool {
         self.replay.is_some() || self.recognition.as_ref().is_some_and(|recognition| !recognition.is_recognised())
     }
@@ -317,9 +319,10 @@ impl Live {
             let line = tokio::select! {
                 biased;
                 line = timeout_at(self.deadline, self.lines.next()) => line.unwrap_or(Err(NoLine::Late))?,
-                // Which would begin the time of the lines anew.
+                // Without the guard, this branch would restart the timeout of the lines.
                 () = self.watchdog.next(), if !self.lines.has_bound() => {
-                    // A history that is not recognised yet is not served as fresh, nor a watch that may be refused yet.
+                    // A history that is not recognised yet is not reported as fresh, nor is a watch that the API may still
+                    // refuse.
                     if !self.is_unproved() && !self.is_opening {
                         self.shared.health.alive();
                     }
