@@ -1,11 +1,11 @@
-//! Attempts to have the initial events of a watch.
+//! Attempts to read the initial events of a watch.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Whether initial events are worth requesting. A failure is of the API server that was connected: the next connection gets
-/// another try, and when that fails too, so does every tenth minute.
+/// Record of attempts. A failure concerns the API server of that connection: the next connection gets another attempt. After a
+/// second failure there is one attempt every 10 minutes.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
     failures: u32,
@@ -17,23 +17,23 @@ const RETRY_AFTER: Duration = Duration::from_secs(600);
 // === impl Attempts ===
 
 impl Attempts {
-    /// Whether to request them now.
+    /// Returns true if the source should request initial events now.
     pub(super) fn are_worthwhile(&self) -> bool {
         self.retry_at.is_none_or(|at| Instant::now() >= at)
     }
 
-    /// They came to their end.
+    /// Records that the initial events were read to their end.
     pub(super) fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// The API refused them, or did not end them in time.
+    /// Records that the API refused them, or did not end them in time.
     pub(super) fn failed(&mut self) {
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(Instant::now() + RETRY_AFTER);
     }
 
-    /// The next request goes over another connection, perhaps to another API server.
+    /// Records that the next request uses another connection, perhaps to another API server.
     pub(super) fn has_new_connection(&mut self) {
         if self.failures <= 1 {
             self.retry_at = None;

@@ -1,4 +1,4 @@
-//! The body of an answer: part by part, or whole, and unpacked where it is compressed.
+//! Body of an answer, read in parts or whole, and decompressed if necessary.
 
 use std::{
     io::Write,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{cache::SourceHealth, source::text::root_cause};
 
-/// A body that is still to be read.
+/// Unread body.
 pub(super) struct Body {
     incoming: Incoming,
     /// `None` after its end.
@@ -30,12 +30,12 @@ pub(super) struct Body {
     health: Option<SourceHealth>,
 }
 
-/// Why a body does not go on.
+/// Failure of a body.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct BodyError(String);
 
-/// The content of a body, within a bound.
+/// Content of a body, within a bound.
 struct Unpacked {
     bytes: Vec<u8>,
     max_bytes: usize,
@@ -48,18 +48,18 @@ impl Body {
         Self { incoming, sender: Some(sender), slot, pool, health: None }
     }
 
-    /// Makes a failure of the connection count against a resource, from the last contact on.
+    /// Reports a failure of the connection to a resource's health, as of the last contact.
     pub(super) fn reporting_to(mut self, health: SourceHealth) -> Self {
         self.health = Some(health);
         self
     }
 
-    /// Returns its connection.
+    /// Returns the body's connection.
     pub(super) fn link(&self) -> &Arc<Link> {
         &self.slot.0
     }
 
-    /// Reads all of it.
+    /// Reads the whole body.
     pub(super) async fn read(mut self, is_gzip: bool, max_bytes: usize) -> Result<Bytes, String> {
         let unpacked = Unpacked { bytes: Vec::new(), max_bytes };
         let mut packed = if is_gzip { Ok(GzDecoder::new(unpacked)) } else { Err(unpacked) };
@@ -88,7 +88,7 @@ impl Body {
         BodyError(self.pool.lock().describe(contact, error))
     }
 
-    /// An answer has come whole.
+    /// Returns an HTTP/1.1 connection to the pool, since the answer was received whole.
     fn ended(&mut self) {
         if let Some(sender @ Sender::Http1(_)) = self.sender.take() {
             self.pool.lock().give_back(sender, Arc::clone(&self.slot.0));

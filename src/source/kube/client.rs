@@ -1,8 +1,8 @@
-//! The connections of this process to one API server, for all resources that follow it as the same user.
+//! Connections of this process to one API server, for all resources that follow it as the same user.
 //!
-//! Over HTTP/2 all requests share one connection, and another one when the server takes no more requests on it. Over HTTP/1.1
-//! each watch has one, and those that are free are used again. Connections are made on the runtime that the client was made
-//! on, so that none ends with the thread of a resource.
+//! All HTTP/2 requests share one connection, and a second one when the server accepts no more requests on the first. Over
+//! HTTP/1.1 each watch has one, and idle connections are reused. Connections run on the runtime that the client was made on, so
+//! that none ends with the thread of a resource.
 
 use std::{
     collections::HashMap,
@@ -32,26 +32,26 @@ use super::{
 };
 use crate::{cache::SourceError, source::dial::Dialer};
 
-/// The clients of a process, one for each cluster and context: what follows the same one shares its connections and
-/// credentials. Clones share them, too.
+/// Clients of a process, one for each cluster and context: sources of the same one share its connections and credentials.
+/// Clones share them too.
 #[derive(Debug, Clone, Default)]
 pub struct KubeClients {
     clients: Arc<Mutex<Clients>>,
 }
 
-/// By the contact timeout, too, since it is that of a connection.
+/// Clients by cluster and contact timeout, since the timeout belongs to a connection.
 type Clients = HashMap<(KubeCluster, Duration), Weak<Client>>;
 
-/// Sends requests to one API server.
+/// HTTP client of one API server.
 pub(super) struct Client {
     authenticator: Authenticator,
     dialer: Dialer,
     contact_timeout: Duration,
-    /// Makes the connections; without it, the runtime of the request does.
+    /// Runtime of the connections; `None` for that of the request.
     runtime: Option<Handle>,
     pool: Arc<Mutex<Pool>>,
     connecting: SingleFlight<Option<Failed>>,
-    /// Attempts to connect that are over.
+    /// Number of finished attempts to connect.
     attempts: AtomicU64,
     probing: SingleFlight<()>,
 }
@@ -61,23 +61,23 @@ struct Failed {
     error: OpenError,
 }
 
-/// A request that was not answered.
+/// Failure of a request without an answer.
 pub(super) struct Failure {
     pub(super) error: SourceError,
-    /// When the peer was last heard from; `None` if there was no connection.
+    /// Last contact with the peer; `None` without a connection.
     pub(super) contact: Option<Instant>,
 }
 
-/// The parts of a request besides its path.
+/// Parts of a request besides its path.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
     pub(super) accept: &'static str,
     pub(super) may_compress: bool,
-    /// For the head of the answer.
+    /// Timeout of the answer's head.
     pub(super) timeout: Duration,
 }
 
-/// Watches a connection for signs of life.
+/// Liveness check of a connection.
 pub(super) struct Watchdog {
     client: Arc<Client>,
     link: Arc<Link>,
@@ -85,7 +85,7 @@ pub(super) struct Watchdog {
 }
 
 const MIN_CONTACT_TIMEOUT: Duration = Duration::from_millis(100);
-/// Every user may read it by default, and a refusal is an answer, too.
+/// Path that every user may read by default; a refusal is a sign of life too.
 const PROBE: &str = "/version";
 const PROBE_DELAY: Duration = Duration::from_secs(1);
 const MAX_PROBE_BYTES: usize = 64 << 10;
@@ -93,7 +93,7 @@ const MAX_PROBE_BYTES: usize = 64 << 10;
 // === impl KubeClients ===
 
 impl KubeClients {
-    /// The client of a cluster and a context.
+    /// Returns the client of a cluster and a context.
     pub(super) fn get(&self, cluster: &KubeCluster, contact_timeout: Duration) -> Arc<Client> {
         let mut clients = self.clients.lock();
         clients.retain(|_, client| client.strong_count() > 0);
@@ -124,11 +124,12 @@ impl Client {
         }
     }
 
-    /// Sends a request for a path and its query. Credentials that the API server refuses are obtained again, once.
+    /// Sends a request for a path with its query. If the API server refuses the credentials, they are renewed and the request
+    /// is repeated, once.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the request up.
+    /// Dropping the future abandons the request.
     pub(super) async fn send(
         self: &Arc<Self>,
         target: &str,
@@ -181,7 +182,7 @@ impl Client {
                     let answer = answer.map(|incoming| Body::new(incoming, sender, slot, Arc::clone(&self.pool)));
                     return Ok((access, answer));
                 }
-                // The server has closed it while it was not used. Every request can be repeated.
+                // The server closed the connection while it was idle. Every request can be repeated.
                 Ok(Err(error)) if is_reused && !is_again && contact.last().elapsed() < self.contact_timeout => {
                     tracing::debug!(%error, "connection lost, request repeated");
                     is_again = true;
@@ -202,10 +203,10 @@ impl Client {
         }
     }
 
-    /// Makes a connection, or takes one that another request has made meanwhile.
+    /// Opens a connection, or takes one that another request has opened in the meantime.
     async fn connect(self: &Arc<Self>, known: &Access) -> Result<(Arc<Access>, Lease), Refused> {
         let begun = self.attempts.load(Ordering::Acquire);
-        // A connection of HTTP/2 is for all requests: they wait for one attempt, and share its failure.
+        // All requests share an HTTP/2 connection: they wait for one attempt, and share its failure.
         let is_alone = self.pool.lock().is_http1 == Some(true);
         let mut connecting = if is_alone { None } else { Some(self.connecting.lock().await) };
         let access = self.authenticator.get(Need::Fresh).await.map_err(|error| Refused::before(known, error))?;
@@ -226,7 +227,7 @@ impl Client {
                 if link.is_http2 {
                     tracing::info!(url = &*access.url, "connected to the API server");
                 } else {
-                    // One for each watch.
+                    // Each watch has one.
                     tracing::debug!(url = &*access.url, "connected to the API server over HTTP/1.1");
                 }
                 Ok((access, self.pool.lock().add(sender, link)))
@@ -255,13 +256,13 @@ impl Client {
         }
     }
 
-    /// Returns what watches over the connection of a body.
+    /// Returns the liveness check for the connection of a body.
     pub(super) fn watchdog(self: &Arc<Self>, body: &Body) -> Watchdog {
         Watchdog { client: Arc::clone(self), link: Arc::clone(body.link()), seen: Instant::now() }
     }
 
-    /// Sends requests over another connection of HTTP/1.1 until the server answers one, or until the contact timeout is over:
-    /// then all connections are closed.
+    /// Sends requests over another HTTP/1.1 connection until the server answers one. After the contact timeout it closes all
+    /// connections.
     async fn probe(self: &Arc<Self>, contact: &Contact) {
         let silent_since = contact.last();
         let _only_one = self.probing.lock().await;
@@ -272,7 +273,7 @@ impl Client {
         let answered = async {
             loop {
                 if let Ok((_, answer)) = self.send(PROBE, wish).await {
-                    // To its end, so that the connection can be used again.
+                    // Read to its end, so that the connection can be reused.
                     drop(Limited::new(answer.into_body(), MAX_PROBE_BYTES).collect().await);
                     return;
                 }
@@ -292,7 +293,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// A request that has failed, and whether because of the credentials of an access.
+/// Failed request; `is_refusal` is true if the server refused the credentials.
 struct Refused {
     access: u64,
     is_refusal: bool,
@@ -333,17 +334,17 @@ impl Wish {
 // === impl Watchdog ===
 
 impl Watchdog {
-    /// Returns when the peer was last seen to be there: before what came last, if that came after a silence.
+    /// Returns the last known contact; a contact that ended a silence counts only after the next check.
     pub(super) fn seen(&self) -> Instant {
         self.seen
     }
 
-    /// Waits until the peer has shown again that it is there; not more often than each third of the contact timeout. Of a
-    /// peer that is not there, the body of the answer fails within the contact timeout.
+    /// Waits for the next contact, at most once per third of the contact timeout. If the peer is gone, the body fails within
+    /// the contact timeout.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when it is dropped.
+    /// Dropping the future loses nothing.
     pub(super) async fn next(&mut self) {
         let Self { client, link, seen } = self;
         let interval = ping_interval(client.contact_timeout);
@@ -355,7 +356,7 @@ impl Watchdog {
                 return;
             }
             if link.is_http2 {
-                // Its PING is on the way.
+                // A PING is on its way.
                 sleep(interval / 10).await;
             } else {
                 client.probe(&link.contact).await;

@@ -1,8 +1,7 @@
 //! One connection to an API server: TCP, a proxy, TLS, and HTTP/2 or HTTP/1.1 as the server chooses.
 //!
-//! A connection of HTTP/2 proves by itself that its peer is there: it sends a PING when nothing has come for a third of the
-//! contact timeout, and closes when nothing has come for the whole of it. One of HTTP/1.1 cannot, as long as an answer is
-//! open on it; `client` sends a request over another one.
+//! An HTTP/2 connection checks its peer itself: it sends a PING after a third of the contact timeout without data, and closes
+//! after all of it. An HTTP/1.1 connection cannot while an answer is open on it; `client` sends a request over another one.
 
 use std::{
     io,
@@ -38,46 +37,46 @@ use super::{
 };
 use crate::source::{dial::Dialer, text::root_cause};
 
-/// When bytes last came from a peer.
+/// Time of the last bytes from a peer.
 #[derive(Debug)]
 pub(super) struct Contact {
     base: Instant,
     micros: AtomicU64,
 }
 
-/// The state of a connection that its requests share.
+/// State of a connection, shared by its requests.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// Of the [`Access`] that it was made with.
+    /// Version of the [`Access`] it was opened with.
     pub(super) access: u64,
-    /// Of all connections of HTTP/1.1 together, and of one of HTTP/2.
+    /// Contact of one HTTP/2 connection, or of all HTTP/1.1 connections together.
     pub(super) contact: Arc<Contact>,
     pub(super) is_http2: bool,
-    /// The most requests at one time that the server takes.
+    /// Largest number of concurrent requests that the server accepts.
     pub(super) max_streams: AtomicUsize,
-    /// Requests whose answers are not over.
+    /// Number of requests with unfinished answers.
     pub(super) streams: AtomicUsize,
 }
 
-/// Sends requests over one connection.
+/// Request sender of one connection.
 pub(super) enum Sender {
     Http1(http1::SendRequest<Empty<Bytes>>),
     Http2(http2::SendRequest<Empty<Bytes>>),
 }
 
-/// The state that all connections of HTTP/1.1 of one client share.
+/// State shared by all HTTP/1.1 connections of one client.
 #[derive(Debug, Clone)]
 pub(super) struct Http1Links {
     pub(super) contact: Arc<Contact>,
-    /// Closes them.
+    /// Closes all of them when cancelled.
     pub(super) closed: CancellationToken,
 }
 
-/// There is no connection.
+/// Failure to open a connection.
 #[derive(Debug, Clone)]
 pub(super) struct OpenError {
     pub(super) problem: String,
-    /// The server refuses the client certificate.
+    /// True if the server refused the client certificate.
     pub(super) is_refusal: bool,
 }
 
@@ -85,19 +84,20 @@ trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Notes when bytes come.
+/// Stream that records when bytes arrive.
 struct Noted<S> {
     stream: S,
     contacts: [Arc<Contact>; 2],
 }
 
-/// The proxy, TLS and HTTP together, besides the time of the dial.
+/// Timeout of the proxy, TLS and HTTP handshakes together, after the dial.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two checks for the SETTINGS of a server.
+/// Interval between two checks for the server's SETTINGS.
 const SETTINGS_INTERVAL: Duration = Duration::from_millis(2);
-/// The most bytes that an API server may send ahead on one stream: two objects of the largest size that etcd takes.
+/// Flow-control window of one stream: two objects of the largest size that etcd accepts.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// Enough for [`super::pool::MAX_STREAMS`] streams: one that is not read stops no other.
+/// Flow-control window of a connection, enough for [`super::pool::MAX_STREAMS`] streams: a stream that is not read blocks no
+/// other.
 const CONNECTION_WINDOW_BYTES: u32 = 512 << 20;
 
 // === impl Contact ===
@@ -107,7 +107,7 @@ impl Contact {
         Self { base: Instant::now(), micros: AtomicU64::new(0) }
     }
 
-    /// The last time, or that of its making.
+    /// Returns the time of the last contact, or of the creation if there was none.
     pub(super) fn last(&self) -> Instant {
         self.base + Duration::from_micros(self.micros.load(Ordering::Relaxed))
     }
@@ -145,7 +145,7 @@ impl Sender {
                 if let Ok(host) = HeaderValue::from_str(&authority) {
                     request.headers_mut().insert(header::HOST, host);
                 }
-                // Its last answer may have ended a moment ago.
+                // The previous answer may have ended a moment ago.
                 sender.ready().await?;
                 sender.send_request(request).await
             }
@@ -163,7 +163,7 @@ impl Sender {
 impl<S: AsyncRead + Unpin> AsyncRead for Noted<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        // The end and a reset come from a peer that is there.
+        // An end of the stream and a reset also come from a live peer.
         let is_contact = match &read {
             Poll::Ready(Err(error)) => error.kind() != io::ErrorKind::TimedOut,
             Poll::Ready(Ok(())) => true,
@@ -204,7 +204,7 @@ impl From<String> for OpenError {
     }
 }
 
-/// Connects.
+/// Opens a connection.
 ///
 /// # Cancel safety
 ///
@@ -242,12 +242,12 @@ pub(super) async fn open(
     shaken.unwrap_or_else(|_| Err(format!("no answer within {HANDSHAKE_TIMEOUT:?} to the start of TLS or HTTP").into()))
 }
 
-/// Opens the tunnel of a proxy and begins TLS, as far as there are any; true for HTTP/2.
+/// Opens the proxy's tunnel and TLS, where configured; the flag is true for HTTP/2.
 async fn secured(mut stream: Box<dyn Io>, access: &Access) -> Result<(Box<dyn Io>, bool), OpenError> {
     if let Some(proxy) = &access.proxy {
         if proxy.kind == ProxyKind::Https {
             let name = proxy.host.clone().try_into().map_err(|_| format!("{:?} is no name of a host", proxy.host))?;
-            // Its certificate has nothing to do with the cluster's authority.
+            // The proxy's certificate is not signed by the cluster's authority.
             let config = tokio::task::spawn_blocking(|| Trust::read(None)?.client_config(None, false)).await;
             let config = config.map_err(|error| error.to_string())??;
             let tls = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
@@ -272,7 +272,7 @@ async fn over_http2(stream: Box<dyn Io>, contact_timeout: Duration, link: &Arc<L
         .keep_alive_while_idle(true)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        // No request is sent before the SETTINGS of the server: one above its limit would wait until another ends.
+        // No request is sent before the server's SETTINGS: one above its limit would wait until another ends.
         .initial_max_send_streams(0);
     let connected = builder.handshake(TokioIo::new(stream)).await;
     let (sender, mut connection) = connected.map_err(|error| OpenError::of(&error))?;
@@ -287,7 +287,7 @@ async fn over_http2(stream: Box<dyn Io>, contact_timeout: Duration, link: &Arc<L
     }
     link.max_streams.store(connection.current_max_send_streams(), Ordering::Release);
     let noted = Arc::clone(link);
-    // It ends with the last sender and the last answer, and is polled at every request.
+    // The task ends with the last sender and the last answer, and is polled at every request.
     tokio::spawn(std::future::poll_fn(move |cx| {
         let polled = Pin::new(&mut connection).poll(cx);
         if polled.is_pending() {
@@ -305,7 +305,7 @@ async fn over_http1(stream: Box<dyn Io>, http1: &Http1Links) -> Result<Sender, O
     Ok(Sender::Http1(sender))
 }
 
-/// The silence after which a PING or a request demands a sign of life.
+/// Returns the silence after which a PING or a request probes the peer.
 pub(super) fn ping_interval(contact_timeout: Duration) -> Duration {
     contact_timeout / 3
 }

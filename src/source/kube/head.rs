@@ -1,18 +1,17 @@
-//! One cheap request before a watch is opened again: how far the cluster is, and whether it still has the last known change
-//! (invariant 14).
+//! One cheap request before a watch is reopened, for the cluster's present version and the last known change.
 //!
-//! It lists one object by its name, on the path of its namespace, which the API answers with one read of its store. The
-//! configured selectors go along: with a role for `resourceNames` the API allows no other request.
+//! It lists one object by name, on the path of its namespace, which the API answers with one read of its store. It has the
+//! configured selectors too: under a role with `resourceNames` the API allows no other request.
 //!
-//! What the answer proves:
+//! Conclusions from the answer:
 //!
-//! | the answer | proves |
+//! | answer | conclusion |
 //! |---|---|
-//! | a lower version than the known one | another history |
-//! | the object at an older version, at another one up to the known version, or with another uid | another history |
-//! | an object at an older version than that at which it was deleted | another history |
-//! | the object at its known version, with the same bytes | the history up to that version |
-//! | no object, or a newer one; an answer of another kind, or none that this server may have | nothing |
+//! | a lower version than the known one | history rewritten |
+//! | the object at an older version, at another one up to the known version, or with another uid | history rewritten |
+//! | an object at an older version than that of its deletion | history rewritten |
+//! | the object at its known version, with the same bytes | same history up to that version |
+//! | no object, or a newer one; an answer of another kind, or one that may not be read | none |
 
 use std::borrow::Cow;
 
@@ -30,10 +29,10 @@ use crate::{
     model::{JsonText, ResourceVersion},
 };
 
-/// What the answer shows, if it is of the known history.
+/// Conclusion from an answer that does not contradict the known history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Head {
-    /// The last known change is there.
+    /// The last known change is present.
     HasMark,
     /// There is no object.
     Empty,
@@ -50,7 +49,7 @@ struct Answer<'a> {
     api_version: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     metadata: AnswerMetadata<'a>,
-    /// Go writes null for none.
+    /// Go writes null for an empty list.
     #[serde(borrow, default)]
     items: Option<Vec<&'a RawValue>>,
 }
@@ -62,19 +61,19 @@ struct AnswerMetadata<'a> {
     resource_version: Option<JsonText<'a>>,
 }
 
-/// One object of Kubernetes has at most 1.5 MiB as it is stored, and more as JSON. An API that takes no account of `limit`
-/// sends no more than this at each opening of a watch.
+/// Largest answer. A Kubernetes object has at most 1.5 MiB as stored, and more as JSON. An API that ignores `limit` sends no
+/// more than this each time a watch is opened.
 const MAX_HEAD_BYTES: usize = 8 << 20;
 
 // === impl Shared ===
 
 impl Shared {
-    /// Requests the head of the resource, and the object that changed last up to the known version.
+    /// Requests the present version of the cluster, and the object of the last known change.
     ///
     /// # Errors
     ///
-    /// [`SourceError::HistoryChanged`] when the answer is not of the known history. What the API does not allow or cannot read
-    /// proves nothing; other failures are those that the watch would meet.
+    /// [`SourceError::HistoryChanged`] if the answer contradicts the known history. A request that the API forbids or cannot
+    /// parse proves nothing; other failures are those that the watch would meet.
     pub(super) async fn head(&self, known: &ResourceVersion, mark: Option<&Mark>) -> Result<Head, SourceError> {
         let name = mark.map(|mark| format!("metadata.name={}", escaped(mark.key().name())));
         let namespace = mark.map_or("", |mark| mark.key().namespace());
@@ -88,7 +87,7 @@ impl Shared {
         })
     }
 
-    /// Requests the most recent version of the cluster; `None` when the API does not allow it, or has no decimals.
+    /// Requests the present version of the cluster; `None` if the API forbids it, or its versions are not decimals.
     ///
     /// # Errors
     ///
@@ -137,7 +136,7 @@ fn judge(
     let Some(mark) = mark else { return Ok(if items.is_empty() { Head::Empty } else { Head::Unknown }) };
     let listed = ItemType::of_list(answer.kind.as_deref(), answer.api_version.as_deref());
     let objects = items.iter().filter_map(|item| reader.read_listed(item.get().as_bytes(), listed).ok());
-    // An API that takes no account of the selector sends others.
+    // An API that ignores the selector sends other objects.
     let marked = objects.map(|item| item.object).find(|object| object.key() == mark.key());
     let Some(object) = marked else { return Ok(Head::Unknown) };
     let (version, uid) = (object.version(), object.uid());
@@ -145,7 +144,7 @@ fn judge(
         if version < mark.version() {
             return Err(format!("{} was deleted at version {}, and is there at {version}", mark.key(), mark.version()));
         }
-        // One that left the selection with its last change may be in it again, unchanged, when the API selects anew.
+        // An object that left the selection with its last change may be in it again, unchanged, if the API selects differently.
         return Ok(Head::Unknown);
     }
     if version == mark.version() && uid == mark.uid() {
@@ -175,7 +174,7 @@ mod tests {
     use super::*;
     use crate::source::kube::{KubeConfig, proof::KeptMark};
 
-    /// Known up to 9; `a` in `n` with the uid `u` was changed last, at 5.
+    /// Judges an answer for a history known up to 9, in which `a` in `n` with the uid `u` was changed last, at 5.
     fn judged(version: &str, items: &str, is_deleted: bool) -> Result<Head, String> {
         let text = format!(r#"{{"metadata":{{"resourceVersion":"{version}"}},"items":{items}}}"#);
         let kept = format!(

@@ -1,8 +1,8 @@
-//! The state of a resource as the initial events of a watch, which then goes on (SEMANTICS 1.27, rules 12 to 15).
+//! State of a resource, read as the initial events of a watch, which then continues.
 //!
-//! An API that does not know `sendInitialEvents` refuses the request or takes it for that of another watch, which may be busy
-//! and never ends its initial events. So what is no progress of them is bounded in time: an object that was not among them yet
-//! is progress, until something happens to one that was.
+//! An API that does not support `sendInitialEvents` refuses the request, or takes it for that of an ordinary watch, which may
+//! be busy and never ends its initial events. So the time without progress is bounded. An object that was not yet received
+//! counts as progress, until the first change of one that was.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -38,7 +38,7 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
     loop {
         let told = match live.line().await {
             Ok(Some(told)) => told,
-            // From the beginning, after a while.
+            // The Reflector begins again, after a backoff.
             Ok(None) => {
                 return Err(SourceError::Busy("the watch was closed before its initial events ended".into()).into());
             }

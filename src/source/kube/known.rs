@@ -1,4 +1,4 @@
-//! What is known of the API between a list and a watch: which cluster it is, how its versions count, and where the resource is.
+//! State of one source between a list and a watch: the cluster, its version scheme, and the position of the resource.
 
 use std::time::Duration;
 
@@ -10,94 +10,95 @@ use crate::{
     source::lineage::new_lineage,
 };
 
-/// What one source knows.
+/// State of one source.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// The uid of the namespace kube-system, as far as it may be read.
+    /// Uid of the namespace kube-system; `None` if it may not be read.
     cluster: Option<String>,
-    /// `None` while versions are the API's own.
+    /// Numbering of the versions; `None` while they are the API's own.
     lineage: Option<Place>,
-    /// `None` before the first list, and when the history is another one.
+    /// `None` before the first list, and after the history was rewritten.
     position: Option<Position>,
-    /// Every version stays open until the next: the API has made several changes at one that were not all deletions.
+    /// True if every version stays open until the next: the API made several changes at one that were not all deletions.
     leaves_open: bool,
 }
 
-/// Where the resource is.
+/// Position of the resource in the API's history.
 #[derive(Debug, Clone)]
 pub(super) struct Position {
-    /// Everything up to here has been handed out.
+    /// Version up to which all events have been emitted.
     pub(super) version: ResourceVersion,
     openness: Openness,
-    /// Changes at that version.
+    /// Number of changes at that version.
     changes: usize,
-    /// The last change up to there.
+    /// Last change up to there.
     mark: Option<Mark>,
     pub(super) origin: Origin,
 }
 
-/// Whether more changes may come at a version (invariant 12).
+/// State of a version, from which it follows if more changes may have it.
 ///
-/// The API makes one change at each version, but for deletions: all objects on one lease expire at one. The next version ends
-/// it, and so does the second bookmark at it: the API server may send the first between two of its changes.
+/// The API makes one change at each version, except for deletions: all objects on one lease expire at one. The next version
+/// closes it, and so does the second bookmark at it: the API server may send the first between two of its changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Openness {
-    /// By a list or a bookmark.
+    /// Closed by a list or a bookmark.
     Closed,
-    /// By a change, which is the only one.
+    /// Closed by a change, the only one.
     Changed,
     Open,
-    /// Still open, and a bookmark has come.
+    /// Still open after one bookmark.
     Bookmarked,
 }
 
-/// An event at the version where the resource is.
+/// Effect of an event on the version of the resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Noted {
-    /// Nothing more comes at it.
+    /// True if no more changes have this version.
     pub(super) closes: bool,
-    /// By the API's rules nothing more could come at it.
+    /// True if by the API's rules the version was closed already.
     pub(super) is_late: bool,
-    /// The API's versions do not tell its changes apart.
+    /// True if too many changes have the version: the API's versions do not distinguish changes.
     pub(super) is_beyond_bound: bool,
 }
 
-/// Whom a position is known from.
+/// Evidence for a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// An earlier start: the API has not shown yet that its history is that one.
+    /// A previous run; the API has not shown yet that it has the same history.
     EarlierStart,
-    /// The API, by the list that was the last thing that happened, at this time.
+    /// A list at this time, with no event since.
     List(Instant),
-    /// The API, by a watch that it closed as it should, which was the last thing that happened; it was seen at this time before.
-    /// An API server that is killed, and a machine that is rolled back, end no answer that way.
+    /// A watch that the API closed normally, with no event since; the API was last seen at this time, before the close. A
+    /// killed API server, or a machine that is rolled back, ends no answer that way.
     Closed(Instant),
-    /// The API, by a watch. By now it may be another one, or one that was restored.
+    /// A watch. The API may be another one by now, or may have been restored.
     Watch,
 }
 
-/// Where a resource is whose versions are not decimals.
+/// Position of a resource whose versions are not decimals.
 #[derive(Debug)]
 struct Place {
     version: ResourceVersion,
-    /// What the API says instead.
+    /// The API's text for the version.
     text: String,
-    /// What it said before that. The version before is resumed from there: the API may have said the same for both.
+    /// The API's text before that. A watch resumes the previous version from it, since the API may have had the same text for
+    /// both.
     previous: String,
-    /// The API has said the same for the version before.
+    /// True if the API had the same text for the previous version.
     is_repeated: bool,
-    /// Texts of the API: that of the last change, and the one before it.
+    /// The API's texts: that of the last change, and the one before it.
     changed: String,
     before_change: String,
 }
 
-/// Changes of the API at one version; a lease of Kubernetes has at most 1,000 objects. When there are more its versions are of
-/// no use, and what is at an open version is kept for whoever resumes before it.
+/// Largest number of changes at one version; a lease of Kubernetes has at most 1,000 objects. With more, the API's versions are
+/// of no use, and the changes at an open version stay in memory for clients that resume before it.
 pub(super) const MAX_CHANGES: usize = 10_000;
 
-/// A cluster that is stopped, which closes its watches, takes longer than this until it answers again, restored. The close may
-/// come late by then, and a proxy may hold requests. A connection in which nothing happens shows each 5 s that it is alive, by
-/// default; where that takes longer, a watch that was closed needs a proof.
+/// Lower bound of the time from the stop of a cluster, which closes its watches, until it answers again, restored. The bound
+/// allows for a late close, and for requests that a proxy holds. By default an idle connection shows every 5 s that it is
+/// alive; where that takes longer, a closed watch needs a proof.
 const RESTORE: Duration = Duration::from_secs(10);
 
 // === impl Place ===
@@ -116,7 +117,7 @@ impl Place {
 // === impl Position ===
 
 impl Position {
-    /// Returns the version that a watch goes on from: nothing more comes at it.
+    /// Returns the last closed version, from which a watch resumes.
     pub(super) fn safe(&self) -> ResourceVersion {
         if self.is_open() { self.version.previous() } else { self.version.clone() }
     }
@@ -125,7 +126,7 @@ impl Position {
         matches!(self.openness, Openness::Open | Openness::Bookmarked)
     }
 
-    /// Returns the last change, to be recognised.
+    /// Returns the last change, for the API to replay.
     pub(super) fn mark(&self) -> Option<Mark> {
         let mark = self.mark.clone()?;
         Some(if self.is_open() { mark.open() } else { mark })
@@ -135,12 +136,12 @@ impl Position {
 // === impl Origin ===
 
 impl Origin {
-    /// Returns whether the API that answers now is the one that has just closed the watch: it is of the same history.
+    /// Returns true if the API has just closed the watch: it still has the same history.
     pub(super) fn is_just_closed(self) -> bool {
         matches!(self, Self::Closed(at) if at.elapsed() < RESTORE)
     }
 
-    /// Returns whether the API that answers now is the one that has just been listed.
+    /// Returns true if the API has just answered a list: it still has the same history.
     pub(super) fn is_just_listed(self) -> bool {
         matches!(self, Self::List(at) if at.elapsed() < RESTORE)
     }
@@ -149,15 +150,15 @@ impl Origin {
 // === impl Known ===
 
 impl Known {
-    /// Takes note of the cluster.
+    /// Compares the cluster with the last known one, which it replaces.
     ///
     /// # Errors
     ///
-    /// What has changed, once: from now on the new cluster is the one to be kept.
+    /// The difference, reported once: the next call compares with the new cluster.
     pub(super) fn check_cluster(&mut self, uid: &str) -> Result<(), String> {
         match self.cluster.replace(uid.to_owned()) {
             Some(known) if known != uid => {
-                // What is known is of the old one.
+                // The position is one of the old cluster.
                 self.position = None;
                 Err(format!("kube-system had the uid {known}, and has {uid}"))
             }
@@ -165,46 +166,46 @@ impl Known {
         }
     }
 
-    /// The uid of the namespace kube-system, as far as it may be read.
+    /// Returns the uid of the namespace kube-system; `None` if it may not be read.
     pub(super) fn cluster(&self) -> Option<&str> {
         self.cluster.as_deref()
     }
 
-    /// Where the resource is.
+    /// Returns the position of the resource.
     pub(super) fn position(&self) -> Option<&Position> {
         self.position.as_ref()
     }
 
-    /// Goes on from where an earlier start was: at a version, of which it had all, and perhaps a part of the next one.
+    /// Returns the state of a previous run: complete up to a version, and perhaps with a part of the next one.
     pub(super) fn resume(cluster: Option<String>, safe: ResourceVersion, is_open: bool, mark: Option<Mark>) -> Self {
         let (version, openness) = if is_open { (safe.next(), Openness::Open) } else { (safe, Openness::Closed) };
         let position = Position { version, openness, changes: 0, mark, origin: Origin::EarlierStart };
         Self { cluster, position: Some(position), ..Self::default() }
     }
 
-    /// Returns the same for an API every version of which stays open until the next, or not.
+    /// Sets if every version stays open until the next.
     pub(super) fn with_open_versions(self, leaves_open: bool) -> Self {
         Self { leaves_open, ..self }
     }
 
-    /// Returns whether every version stays open until the next.
+    /// Returns true if every version stays open until the next.
     pub(super) fn leaves_open(&self) -> bool {
         self.leaves_open
     }
 
-    /// Whether versions are the API's own.
+    /// Returns true if versions are the API's own.
     pub(super) fn is_decimal(&self) -> bool {
         self.lineage.is_none()
     }
 
-    /// A source whose versions are not the API's own, whatever they look like.
+    /// Returns the state for an API whose versions are opaque, even if they look like decimals.
     pub(super) fn opaque() -> Self {
         let mut known = Self::default();
         known.begin_lineage();
         known
     }
 
-    /// From now on versions are counted here.
+    /// Numbers all further versions here, in a new lineage.
     pub(super) fn begin_lineage(&mut self) {
         let version = ResourceVersion::of_lineage(new_lineage(), 0);
         self.lineage = Some(Place {
@@ -217,7 +218,7 @@ impl Known {
         });
     }
 
-    /// What the API calls a version; `None` for one that it cannot be asked for any more.
+    /// Returns the API's text for a version; `None` for one that the API can no longer be queried for.
     pub(super) fn text_of(&self, version: &ResourceVersion) -> Option<String> {
         let Some(Place { version: current, text, previous, .. }) = &self.lineage else {
             return version.lineage().is_none().then(|| version.to_string());
@@ -232,7 +233,7 @@ impl Known {
         Some(text.clone()).filter(|text| !text.is_empty())
     }
 
-    /// The version of a change, which is another one than that before.
+    /// Returns the version of a change, which always differs from the previous one where versions are numbered by lineage.
     pub(super) fn change(&mut self, text: &str) -> Result<ResourceVersion, VersionError> {
         let Some(place) = &mut self.lineage else { return ResourceVersion::parse_decimal(text) };
         let version = place.advance(text);
@@ -243,7 +244,7 @@ impl Known {
         Ok(version)
     }
 
-    /// The version of a state, which may be the one before.
+    /// Returns the version of a state, which may be the same as before.
     pub(super) fn state(&mut self, text: &str) -> Result<ResourceVersion, VersionError> {
         match &mut self.lineage {
             Some(place) if place.text == text && !text.is_empty() => Ok(place.version.clone()),
@@ -252,8 +253,8 @@ impl Known {
         }
     }
 
-    /// Goes back to the last change, whose version is counted here, and returns what the API has to replay; `None` when there was
-    /// none since the list.
+    /// Rewinds to the last change, where versions are numbered by lineage, and returns what the API has to replay; `None`
+    /// without a change since the list.
     pub(super) fn begin_replay(&mut self) -> Option<Replay> {
         let position = self.position.as_ref()?;
         let mark = position.mark.clone().filter(|mark| !mark.is_listed())?;
@@ -264,16 +265,16 @@ impl Known {
         Some(Replay { mark, before, text, is_open: position.is_open() })
     }
 
-    /// A list has been read.
+    /// Records a list.
     pub(super) fn note_list(&mut self, version: &ResourceVersion, mark: Option<Mark>) {
         let (version, openness) = (version.clone(), Openness::Closed);
         self.position = Some(Position { version, openness, changes: 0, mark, origin: Origin::List(Instant::now()) });
     }
 
-    /// Takes note of an event that is handed out, which is a deletion or not in the API's own words. One that contradicts what
-    /// is known is not taken over by whom it is handed to.
+    /// Records an event that is to be emitted; `is_deletion` is the API's own event type. The cache rejects an event below the
+    /// position, which stays as it is.
     pub(super) fn note_event(&mut self, event: &Event, is_deletion: bool) -> Noted {
-        // A change that is counted here has a number of its own, whatever the API calls it.
+        // A change numbered by lineage always has its own number, even if the API repeats its text.
         let is_repeated = self.lineage.as_ref().is_some_and(|place| place.is_repeated);
         let is_same = |position: &Position| *event.version() == position.version || is_repeated;
         let (at_version, changes, known) = match self.position.take() {
@@ -311,7 +312,7 @@ impl Known {
         Noted { closes, is_late, is_beyond_bound: changes > MAX_CHANGES && self.lineage.is_none() }
     }
 
-    /// From now on every version stays open until the next.
+    /// Leaves every further version open until the next.
     fn leave_open(&mut self, version: impl std::fmt::Display) {
         if !std::mem::replace(&mut self.leaves_open, true) {
             tracing::warn!(
@@ -321,20 +322,20 @@ impl Known {
         }
     }
 
-    /// The API, which was seen at this time before, has closed a watch, and everything in it has been handed out.
+    /// Records that the API closed a watch, all of whose events have been emitted. The API was last seen at this time.
     pub(super) fn note_close(&mut self, seen: Instant) {
         if let Some(position) = self.position.as_mut().filter(|position| position.origin == Origin::Watch) {
             position.origin = Origin::Closed(seen);
         }
     }
 
-    /// What is known is of another history.
+    /// Drops the position, which belongs to a history that was rewritten.
     pub(super) fn forget(&mut self) {
         self.position = None;
     }
 
-    /// Where a watch from this version begins, if the resource is there. That a list, or the close of a watch, was the last
-    /// thing that happened is true once.
+    /// Returns the position for a watch from this version, if the resource is there. A list or a close counts as the last event
+    /// for one watch only.
     pub(super) fn begin_watch(&mut self, from: &ResourceVersion) -> Option<Position> {
         let position =
             self.position.as_mut().filter(|position| position.version == *from || position.safe() == *from)?;
@@ -359,7 +360,7 @@ mod tests {
         assert_eq!(known.check_cluster("b"), Ok(()));
     }
 
-    /// Another API server that takes over at once is of the same history, and one that is restored has not started by then.
+    /// Another API server that takes over at once has the same history; one that is restored has not started by then.
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_was_closed_vouches_for_the_history_for_a_while() {
         let mut known = Known::default();
@@ -380,7 +381,6 @@ mod tests {
         }
     }
 
-    /// Invariant 12.
     #[test]
     fn versions_are_the_apis_own_or_counted_here() {
         let mut known = Known::default();

@@ -1,4 +1,4 @@
-//! The lines of an answer that does not end.
+//! Line reader for a streaming answer.
 
 use std::{fmt, time::Duration};
 
@@ -9,32 +9,32 @@ use tokio::time::timeout;
 use super::body::Body;
 use crate::source::text::root_cause;
 
-/// A body that is read line by line.
+/// Body that is read line by line.
 pub(super) struct Lines<B = Body> {
     body: B,
     unread: BytesMut,
-    /// So much of it has no end of a line.
+    /// Length of the prefix of `unread` without a newline.
     searched: usize,
-    /// `None` for as long as the connection lasts.
+    /// Longest silence; `None` for as long as the connection lasts.
     silence: Option<Duration>,
 }
 
-/// Why there is no line any more.
+/// End of the lines without a regular end of the body.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoLine {
-    /// The connection broke, or the body ended within a line. What came of it is not told.
+    /// The connection broke, or the body ended within a line, which is dropped.
     Broken(String),
-    /// Nothing has come for longer than it may take.
+    /// The silence exceeded its bound.
     Silent,
-    /// The time for all of them is over; told by whoever sets one.
+    /// The deadline of the watch passed; reported by the caller that sets one.
     Late,
-    /// What had to be replayed first has not been; reported by whoever waits for it.
+    /// The API did not replay the last known change in time; reported by the caller that waits for it.
     NotReplayed,
-    /// It is longer than [`MAX_LINE_BYTES`].
+    /// A line exceeded [`MAX_LINE_BYTES`].
     TooLong,
 }
 
-/// An object of Kubernetes has at most 1.5 MiB as it is stored, and more as JSON.
+/// Longest line. A Kubernetes object has at most 1.5 MiB as stored, and more as JSON.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
 // === impl Lines ===
@@ -47,12 +47,12 @@ where
         Self { body, unread: BytesMut::new(), searched: 0, silence: None }
     }
 
-    /// From now on silence is an end after so long; with `None` it never is.
+    /// Bounds the silence from now on; `None` means no bound.
     pub(super) fn end_after(&mut self, silence: Option<Duration>) {
         self.silence = silence;
     }
 
-    /// Whether nothing has come of the next line.
+    /// Returns true if no part of the next line has been received.
     pub(super) fn is_between_lines(&self) -> bool {
         self.unread.is_empty()
     }
@@ -61,11 +61,11 @@ where
         self.silence.is_some()
     }
 
-    /// The next line without its end; `None` at the end of the body.
+    /// Returns the next line without its newline; `None` at the end of the body.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when it is dropped: what was received stays.
+    /// Dropping the future loses nothing: received data stays.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, NoLine> {
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.unread[self.searched..]) {

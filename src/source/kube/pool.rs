@@ -1,4 +1,4 @@
-//! The open connections of one client, and the requests that they are leased to.
+//! Open connections of one client, and the requests they are leased to.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use super::connection::{Contact, Http1Links, Link, Sender};
 use crate::source::text::root_cause;
 
-/// The connections of a client.
+/// Connections of a client.
 pub(super) struct Pool {
     contact_timeout: Duration,
-    /// Of the last connection; `None` before the first.
+    /// Protocol of the last connection; `None` before the first.
     pub(super) is_http1: Option<bool>,
     http2: Vec<(http2::SendRequest<Empty<Bytes>>, Arc<Link>)>,
     idle: Vec<Idle>,
@@ -30,21 +30,21 @@ struct Idle {
     since: Instant,
 }
 
-/// A connection for one request.
+/// Connection leased to one request.
 pub(super) struct Lease {
     pub(super) sender: Sender,
     pub(super) slot: Slot,
     pub(super) is_reused: bool,
 }
 
-/// One of the streams of a connection.
+/// One stream of a connection.
 pub(super) struct Slot(pub(super) Arc<Link>);
 
-/// The most requests at one time on one connection of HTTP/2, whatever the server takes.
+/// Largest number of concurrent requests on one HTTP/2 connection, even if the server accepts more.
 pub(super) const MAX_STREAMS: usize = 100;
-/// Unused connections of HTTP/1.1 that are kept.
+/// Largest number of idle HTTP/1.1 connections.
 const MAX_IDLE: usize = 8;
-/// Before a server closes a connection that is not used: Go's do after 2 minutes or more.
+/// Longest idle time of a connection. Servers written in Go close one after 2 minutes or more.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 // === impl Pool ===
@@ -55,9 +55,9 @@ impl Pool {
         Self { contact_timeout, is_http1: None, http2: Vec::new(), idle: Vec::new(), http1 }
     }
 
-    /// A connection with an access that takes another request.
+    /// Returns a connection of an access that accepts another request.
     pub(super) fn take(&mut self, access: u64) -> Option<Lease> {
-        // Answers that are not over keep a connection for themselves.
+        // Unfinished answers keep their own reference to a connection.
         self.http2.retain(|(sender, link)| !sender.is_closed() && link.access == access);
         self.idle.retain(|idle| {
             !idle.sender.is_closed() && idle.link.access == access && idle.since.elapsed() < IDLE_TIMEOUT
@@ -75,7 +75,7 @@ impl Pool {
     pub(super) fn add(&mut self, sender: Sender, link: Arc<Link>) -> Lease {
         self.is_http1 = Some(!link.is_http2);
         if let Sender::Http2(sender) = &sender {
-            // Beyond the first, unused connections close.
+            // All unused connections but the first close.
             let mut first = true;
             self.http2.retain(|(_, link)| std::mem::take(&mut first) || link.streams.load(Ordering::Acquire) > 0);
             self.http2.push((sender.clone(), Arc::clone(&link)));
@@ -83,14 +83,14 @@ impl Pool {
         Lease { sender, slot: Slot::new(link), is_reused: false }
     }
 
-    /// Gives a connection of HTTP/1.1 back, over which an answer has come whole.
+    /// Returns an HTTP/1.1 connection to the pool, after an answer was received whole.
     pub(super) fn give_back(&mut self, sender: Sender, link: Arc<Link>) {
         if self.idle.len() < MAX_IDLE && !self.http1.closed.is_cancelled() {
             self.idle.push(Idle { sender, link, since: Instant::now() });
         }
     }
 
-    /// Describes the loss of a connection on which bytes came last at this time.
+    /// Describes the loss of a connection with this last contact.
     pub(super) fn describe(&self, contact: Instant, error: &hyper::Error) -> String {
         let silence = contact.elapsed();
         if silence < self.contact_timeout {

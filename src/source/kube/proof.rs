@@ -1,13 +1,12 @@
-//! Proof that the history of the API is the one that was followed before: by an earlier start, or until the connection broke
-//! (invariant 14).
+//! Proof that the API still has the history that a previous run followed, or this one until the connection broke.
 //!
-//! Pure. A cluster that was restored has the same uid, and may have counted on beyond the version that is known. So the last
-//! change that is known has to be told again, and nothing between it and that version: a watch begins just before it. API
-//! servers keep the last changes of each resource for as long as they run, and one that has begun after the change says that
-//! it is too old; then the resource is listed, and the cache compares the list with what it holds.
+//! Pure. A restored cluster has the same uid, and may have reached versions beyond the last known one. So a watch begins just
+//! before the last known change: the API has to replay it, and no other change up to the known version. API servers keep the
+//! last changes of each resource in memory. One that was started after the change answers that the version is too old; then the
+//! source lists the resource, and the cache compares the list with its objects.
 //!
-//! Many objects can be deleted at one version: those of an expired lease. The API replays them in any order. All of them that
-//! are known have to be replayed; while their version is open there may be further ones.
+//! Many objects can be deleted at one version: those of an expired lease. The API replays them in any order. It has to replay
+//! all of the known ones; while their version is open there may be further ones.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,22 +18,22 @@ use crate::{
     source::digest,
 };
 
-/// The last change of a resource that is known, and the others at its version, to be recognised.
+/// Last known change of a resource, with the others at its version, for comparison with a replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mark {
     object: Arc<Object>,
     is_deleted: bool,
-    /// Of the bytes of an object that an earlier start has read.
+    /// Digest of the object's bytes, if a previous run read them.
     digest: Option<String>,
-    /// It is the newest of a list. What was deleted between it and the list is not known.
+    /// True if the object is the newest of a list. Deletions between its version and the list are not known.
     is_listed: bool,
-    /// The other known changes at its version.
+    /// Other known changes at its version.
     others: BTreeSet<MarkedChange>,
-    /// There may be changes at its version that are not known.
+    /// True if there may be unknown changes at its version.
     has_more: bool,
 }
 
-/// A change, as far as it is recognised.
+/// Identity of a change, for comparison.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct MarkedChange {
     key: ObjectKey,
@@ -42,7 +41,7 @@ struct MarkedChange {
     is_deleted: bool,
 }
 
-/// A mark, for a later start: its numbers and names only.
+/// A mark as saved for the next run: versions, names and digests only.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KeptMark {
     version: String,
@@ -59,38 +58,38 @@ pub(super) struct KeptMark {
     has_more: bool,
 }
 
-/// Namespace, name, uid, and whether it was deleted.
+/// Namespace, name, uid, and true for a deletion.
 type KeptChange = (String, String, String, bool);
 
-/// A watch that begins before the version that is known, until it is beyond it.
+/// Comparison of a watch that begins before the known version with the known changes, until the watch is beyond that version.
 #[derive(Debug)]
 pub(super) struct Recognition {
     mark: Mark,
     known: ResourceVersion,
-    /// The known changes that have not been replayed yet.
+    /// Known changes that the API has not replayed yet.
     missing: BTreeSet<MarkedChange>,
 }
 
-/// What an event of such a watch is.
+/// Relation of an event to the known history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It was told to the earlier start.
+    /// Received before.
     Old,
-    /// It shows that the history is the same, and was told to the earlier start.
+    /// Received before; it shows that the history is the same.
     Recognised,
-    /// It has not been told, and neither has what follows.
+    /// Not received before, and neither are all later events.
     New,
-    /// It is of the version that is open; the next event may be an old one.
+    /// Event of the open version; the next one may be an old one.
     Further,
 }
 
-/// Changes of one version that are kept to be recognised; of more of them the rest is taken as it is replayed.
+/// Bound of the changes of one version that are kept for comparison; beyond it, replayed changes are not compared.
 const MAX_MARKED: usize = 4096;
 
 // === impl Mark ===
 
 impl Mark {
-    /// Of what was told last.
+    /// Returns the mark of the last event; `None` for a bookmark.
     pub(super) fn of_event(event: &Event) -> Option<Self> {
         let (object, is_deleted) = match event {
             Event::Added(object) | Event::Modified(object) | Event::NotServed(object) => (object, false),
@@ -100,7 +99,7 @@ impl Mark {
         Some(Self::new(Arc::clone(object), is_deleted, false))
     }
 
-    /// Of a list; none of an empty one.
+    /// Returns the mark of a list; `None` for an empty one.
     pub(super) fn of_list(objects: &[Arc<Object>]) -> Option<Self> {
         let newest = objects.iter().max_by_key(|object| object.version().number())?;
         let at_newest = objects.iter().filter(|object| object.version() == newest.version());
@@ -113,7 +112,7 @@ impl Mark {
         Self { object, is_deleted, digest: None, is_listed, others: BTreeSet::new(), has_more: false }
     }
 
-    /// Returns the mark after a later change, which it is part of if that is at the same version.
+    /// Returns the mark after a later change, added to this one if it is at the same version.
     pub(super) fn followed_by(mut self, change: Self) -> Self {
         let is_same = self.object.version() == change.object.version();
         if self.is_listed || !is_same {
@@ -130,12 +129,12 @@ impl Mark {
         self
     }
 
-    /// Returns the mark as it is while more may come at its version.
+    /// Returns the mark while its version is open.
     pub(super) fn open(self) -> Self {
         Self { has_more: true, ..self }
     }
 
-    /// Returns whether the deletion of an object is among the known changes.
+    /// Returns true if the deletion of an object is among the known changes.
     pub(super) fn has_deletion(&self, last: &Object) -> bool {
         let deletion = MarkedChange { key: last.key().clone(), uid: last.uid().to_owned(), is_deleted: true };
         self.version() == last.version() && (self.marked() == deletion || self.others.contains(&deletion))
@@ -146,9 +145,9 @@ impl Mark {
         MarkedChange { key: object.key().clone(), uid: object.uid().to_owned(), is_deleted: *is_deleted }
     }
 
-    /// The version to watch from, so that the change is told first; `None` if there is none before it.
+    /// Returns the version to watch from, so that the API replays the change first; `None` if there is none before it.
     pub(super) fn before(&self) -> Option<ResourceVersion> {
-        // 0 would be any version.
+        // 0 would mean any version.
         let before = self.object.version().number().checked_sub(1).filter(|before| *before > 0)?;
         Some(ResourceVersion::decimal(before))
     }
@@ -161,7 +160,7 @@ impl Mark {
         self.object.uid()
     }
 
-    /// The version of the change.
+    /// Returns the version of the change.
     pub(super) fn version(&self) -> &ResourceVersion {
         self.object.version()
     }
@@ -170,7 +169,7 @@ impl Mark {
         self.is_deleted
     }
 
-    /// Returns whether it is the newest object of a list, and no change that was received.
+    /// Returns true if the object is the newest of a list, and not a received change.
     pub(super) fn is_listed(&self) -> bool {
         self.is_listed
     }
@@ -194,7 +193,7 @@ impl Mark {
         }
     }
 
-    /// What was kept, as far as it has to be recognised; `None` if it is none.
+    /// Returns a saved mark, as far as the comparison needs it; `None` if it is not valid.
     pub(super) fn resume(kept: KeptMark) -> Option<Self> {
         let KeptMark { version, namespace, name, uid, is_deleted, is_listed, digest, others, has_more } = kept;
         let other = |(namespace, name, uid, is_deleted): KeptChange| {
@@ -203,12 +202,12 @@ impl Mark {
         let others = others.into_iter().map(other).collect::<Option<_>>()?;
         let (key, version) = (ObjectKey::new(&namespace, &name).ok()?, version.parse().ok()?);
         let object = Object::new(ObjectParts { uid, ..ObjectParts::bare(key, version) });
-        // Of older state files, which have none, nothing is compared.
+        // Older snapshot files have no digest: the bytes are not compared.
         let digest = digest.or_else(|| Some(String::new()));
         Some(Self { object: Arc::new(object), is_deleted, digest, is_listed, others, has_more })
     }
 
-    /// Returns whether an object has the bytes of the last known change.
+    /// Returns true if an object has the bytes of the last known change.
     pub(super) fn is_written_as(&self, object: &Object) -> bool {
         match &self.digest {
             None => self.object.body() == object.body(),
@@ -220,33 +219,32 @@ impl Mark {
 // === impl Recognition ===
 
 impl Recognition {
-    /// The mark of the history that is known up to a version.
+    /// Returns the comparison for a history known up to a version.
     pub(super) fn new(mark: Mark, known: ResourceVersion) -> Self {
         let missing = [mark.marked()].into_iter().chain(mark.others.iter().cloned()).collect();
         Self { mark, known, missing }
     }
 
-    /// Returns whether the last known changes have been replayed.
+    /// Returns true if the API has replayed the last known changes.
     pub(super) fn is_recognised(&self) -> bool {
         self.missing.is_empty()
     }
 
-    /// What the next event is.
+    /// Compares the next event with the known history.
     ///
     /// # Errors
     ///
-    /// [`SourceError::HistoryChanged`] when it cannot be of the history that is known, [`SourceError::Expired`] when that
-    /// cannot be told.
+    /// [`SourceError::HistoryChanged`] if the event contradicts the known history, [`SourceError::Expired`] if that is unclear.
     pub(super) fn judge(&mut self, event: &Event) -> Result<Verdict, SourceError> {
         let Self { mark, known, missing } = self;
         let marked = mark.object.version();
         let told = Mark::of_event(event);
         if let Some(told) = told.as_ref().filter(|told| told.object.version() == marked) {
             let change = told.marked();
-            // Whoever goes on from before an open version may lack what is known of it.
+            // A client that resumes from before an open version may lack its known changes.
             let at_open = mark.has_more && known == marked;
             if missing.remove(&change) {
-                // API servers of two versions write it differently, and so may a history that was restored.
+                // API servers of two versions write it differently, and so may a restored history.
                 if change == mark.marked() && !mark.is_deleted && !mark.is_written_as(&told.object) {
                     return Err(SourceError::Expired(format!("{} has other bytes at {marked}", mark.object.key())));
                 }
@@ -255,14 +253,14 @@ impl Recognition {
             if change == mark.marked() || mark.others.contains(&change) {
                 return Ok(Verdict::Old);
             }
-            // An API that makes several changes at one version makes deletions, unless it is known to break that rule.
+            // Several changes at one version are deletions, unless the API is known to break that rule.
             let is_alike = told.is_deleted || !mark.is_deleted || mark.others.iter().any(|other| !other.is_deleted);
             if mark.has_more && is_alike {
-                // At a version that is not the last nothing can be emitted any more.
+                // Only changes of the last version can still be emitted.
                 return Ok(if at_open { Verdict::Further } else { Verdict::Old });
             }
         }
-        // The API may send a bookmark between two changes of a version, of which the first may be of objects that are not
+        // The API may send a bookmark between two changes of a version, the first of which may be of objects that are not
         // selected.
         let is_one_of_several = mark.is_deleted || mark.has_more || !mark.others.is_empty();
         let is_before = event.version() < marked || event.version() == marked && is_one_of_several;
@@ -310,7 +308,7 @@ mod tests {
         Event::Bookmark(ResourceVersion::decimal(version))
     }
 
-    /// Known up to 9, and changed last at 5.
+    /// Returns the comparison for a history known up to 9, with the last change at 5.
     fn recognition(is_deleted: bool, is_listed: bool) -> Recognition {
         let mark = Mark::new(object("a", "u", 5), is_deleted, is_listed);
         let mark = Mark::resume(serde_json::from_str(&serde_json::to_string(&mark.keep()).unwrap()).unwrap()).unwrap();
@@ -354,7 +352,7 @@ mod tests {
         assert!(matches!(judged, Err(SourceError::HistoryChanged(_))), "{judged:?}");
     }
 
-    /// It may have been deleted before the list.
+    /// The object may have been deleted before the list.
     #[test]
     fn what_a_list_does_not_show_proves_nothing() {
         let mut recognition = recognition(false, true);
@@ -371,7 +369,7 @@ mod tests {
         assert_eq!(Mark::of_list(&[object("a", "u", 1)]).unwrap().before(), None);
     }
 
-    /// By an API server of another version, or in a restored history.
+    /// An API server of another version, or a restored history, writes other bytes.
     #[test]
     fn other_bytes_at_the_same_version_are_listed() {
         let written = |body: &str| {
@@ -396,7 +394,7 @@ mod tests {
         Event::Deleted(object(name, "u", version))
     }
 
-    /// The deletions of `a`, `b` and `c` at 5, in a mark that was kept.
+    /// Returns the saved mark of the deletions of `a`, `b` and `c` at 5.
     fn expired() -> Mark {
         let marks = ["a", "b", "c", "b"].map(|name| Mark::of_event(&deleted(name, 5)).unwrap());
         let mark = marks.into_iter().reduce(Mark::followed_by).unwrap();
@@ -435,7 +433,8 @@ mod tests {
         }
     }
 
-    /// Objects of two namespaces end with one lease; one namespace is followed, and the API sends a bookmark after the other.
+    /// Objects of two namespaces expire with one lease; the source follows one of them, and the API sends a bookmark after the
+    /// other.
     #[test]
     fn a_bookmark_may_come_before_the_first_selected_change_of_a_version() {
         let mut recognition = Recognition::new(Mark::of_event(&deleted("a", 5)).unwrap(), ResourceVersion::decimal(5));

@@ -1,8 +1,8 @@
-//! Proof that the history of the API is the one that was followed before a connection broke, where versions are counted here.
+//! Proof that the API still has the history followed before a connection broke, where versions are numbered by lineage.
 //!
-//! Pure. Such versions have no order, and an API that was restored may have one again. So a watch begins at the text before the
-//! last known change, which has to come first, as it was. What follows it is new: a version that was reached by a bookmark
-//! alone holds nothing that is known.
+//! Pure. Such versions have no order, and a restored API may repeat one. So a watch begins at the API's text before the last
+//! known change, which the API has to replay first, unchanged. All later events are new: a version reached only by a bookmark
+//! holds no known change.
 
 use super::proof::{Mark, Verdict};
 use crate::{cache::SourceError, model::Object};
@@ -11,10 +11,10 @@ use crate::{cache::SourceError, model::Object};
 #[derive(Debug)]
 pub(super) struct Replay {
     pub(super) mark: Mark,
-    /// The API's texts: of the version before the change, and of that of the change.
+    /// The API's texts: of the version before the change, and of the change.
     pub(super) before: String,
     pub(super) text: String,
-    /// More changes may come at that version.
+    /// True if more changes may have that version.
     pub(super) is_open: bool,
 }
 
@@ -25,8 +25,8 @@ impl Replay {
     ///
     /// # Errors
     ///
-    /// [`SourceError::Expired`] when the last known change is not replayed as it was: versions without an order do not show
-    /// another history.
+    /// [`SourceError::Expired`] if the API does not replay the last known change unchanged: versions without an order cannot
+    /// show that the history was rewritten.
     pub(super) fn judge(&self, is_deletion: bool, object: &Object, text: &str) -> Result<Verdict, SourceError> {
         let Self { mark, .. } = self;
         let is_same = object.key() == mark.key()
@@ -35,7 +35,7 @@ impl Replay {
             && (is_deletion || mark.is_written_as(object));
         match is_same {
             true if text == self.text => Ok(Verdict::Recognised),
-            // Of several deletions any may come first.
+            // The API may replay the deletions of one version in any order.
             false if text == self.text => Ok(Verdict::Further),
             _ => Err(self.is_missing()),
         }
