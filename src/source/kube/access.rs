@@ -1,8 +1,8 @@
-//! What a request to an API server needs: its address, TLS, a proxy, and credentials.
+//! Prerequisites of a request to an API server: its address, TLS, a proxy, and credentials.
 //!
-//! Files are read, and plugins run, beside the runtime and for one caller at a time: the others wait for its result.
-//! They are read again when they have changed and a connection is to be made, and when the API server refuses the credentials.
-//! A plugin runs when its credentials have expired or are refused, and not more often than each [`PLUGIN_INTERVAL`].
+//! Files are read, and plugins run, outside of the runtime's threads and for one caller at a time; the others wait for the
+//! result. Files are read again when they have changed and a connection is to be opened, and when the API server refuses the
+//! credentials. A plugin runs when its credentials have expired or were refused, at most once per [`PLUGIN_INTERVAL`].
 
 use std::{
     path::{Path, PathBuf},
@@ -26,15 +26,15 @@ use super::{
 };
 use crate::cache::SourceError;
 
-/// Everything for requests to one API server, until something of it changes.
+/// Configuration and credentials for requests to one API server, until any of them changes.
 pub(super) struct Access {
-    /// Another one for every change.
+    /// Number that differs after every change.
     pub(super) version: u64,
     /// `server` of the kubeconfig, for errors.
     pub(super) url: Arc<str>,
     pub(super) host: String,
     pub(super) port: u16,
-    /// The first part of every path, without a slash at its end.
+    /// Common prefix of all paths, without a trailing slash.
     pub(super) root: String,
     /// `None` for plain text.
     pub(super) tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
@@ -47,26 +47,26 @@ pub(super) struct Access {
 
 enum Bearer {
     Fixed(Option<HeaderValue>),
-    /// Read for each request. The last content counts while the file cannot be read (kubernetes/kubernetes#68164).
+    /// Token file, read for each request. While it cannot be read, its last content is used (kubernetes/kubernetes#68164).
     File {
         path: PathBuf,
         last: Mutex<Option<HeaderValue>>,
     },
 }
 
-/// Makes the [`Access`] of one context.
+/// Source of the [`Access`] of one context.
 pub(super) struct Authenticator {
     cluster: KubeCluster,
     current: Mutex<Option<Arc<Access>>>,
     loaded: SingleFlight<Loaded>,
 }
 
-/// Which access is good enough.
+/// Requirement on an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
     /// Any that has not expired.
     Any,
-    /// One from the files as they are now.
+    /// One from the present files.
     Fresh,
     /// Another one than this version, which the API server has refused.
     Other(u64),
@@ -79,7 +79,7 @@ struct Loaded {
     versions: u64,
 }
 
-/// The content of files.
+/// Content of the kubeconfig and the files that it names.
 struct Files {
     stamps: Vec<Stamp>,
     cluster: Cluster,
@@ -99,7 +99,7 @@ struct Address {
     root: String,
 }
 
-/// A file, and what changes with its content; nothing for one that is not there.
+/// A file with its modification time and size; `None` if it does not exist.
 #[derive(Debug, PartialEq, Eq)]
 struct Stamp(PathBuf, Option<(SystemTime, u64)>);
 
@@ -109,11 +109,11 @@ struct PluginRun {
     result: Result<ExecCredential, String>,
 }
 
-/// A plugin is not run again earlier, whatever has become of its credentials.
+/// Shortest time between two runs of a plugin, even if its credentials expire or are refused.
 const PLUGIN_INTERVAL: Duration = Duration::from_secs(10);
-/// Files on a server that does not answer must not stop everything.
+/// Timeout of reading files, which may be on a server that does not answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// As client-go writes the names of extra fields of a user into headers.
+/// Characters of a user's extra field names in headers, as client-go escapes them.
 const HEADER_NAME: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 // === impl Authenticator ===
@@ -123,7 +123,7 @@ impl Authenticator {
         Self { cluster, current: Mutex::default(), loaded: SingleFlight::default() }
     }
 
-    /// Returns an access that is good enough, or, of [`Need::Other`], the same one if there is no other.
+    /// Returns an access that meets the requirement; for [`Need::Other`] the same one if there is no other.
     ///
     /// # Cancel safety
     ///
@@ -142,7 +142,7 @@ impl Authenticator {
                 *self.current.lock() = Some(Arc::clone(&access));
                 Ok(access)
             }
-            // What was read before is good until it is refused: a file may be missing while it is replaced.
+            // The previous access is good until the server refuses it: a file may be missing while it is replaced.
             Err(error) => match current.filter(|access| need == Need::Fresh && !access.is_expired()) {
                 Some(access) => {
                     tracing::warn!(%error, "kubeconfig not reloaded");
@@ -209,7 +209,7 @@ impl Loaded {
         cluster: &Cluster,
         need: Need,
     ) -> Result<ExecCredential, SourceError> {
-        // The position of the resource is still good: when the plugin answers, its watch resumes.
+        // The position of the resource stays valid: when the plugin succeeds, the watch resumes.
         let failure =
             |problem: &String| SourceError::Busy(format!("{}: {problem}", cluster.server.trim_end_matches('/')));
         if let Some(PluginRun { ended, result, .. }) = self.run.as_ref().filter(|run| run.exec == *exec) {
@@ -233,7 +233,7 @@ impl Loaded {
 // === impl Files ===
 
 impl Files {
-    /// Reads everything, unless nothing has changed.
+    /// Reads all files, unless none has changed.
     fn read(cluster: &KubeCluster, previous: Option<Arc<Self>>, is_forced: bool) -> Result<Arc<Self>, String> {
         if let Some(previous) = &previous
             && !is_forced
@@ -245,7 +245,7 @@ impl Files {
         let RestConfig { files, cluster, user } = RestConfig::load(cluster, &env)?;
         let named = [&cluster.certificate_authority, &user.client_certificate, &user.client_key];
         let named = named.into_iter().flatten();
-        // Before they are read: what changes meanwhile is read again.
+        // Taken before the files are read, so that a change in the meantime is read again.
         let stamps: Vec<Stamp> = files.iter().chain(named).map(|path| Stamp::of(path)).collect();
         let (authority, identity) = (cluster.authority()?, user.identity()?);
         let address = Address::parse(&cluster.server)?;
@@ -271,7 +271,7 @@ impl Files {
         let ExecCredential { token, identity: issued, expires_at } =
             credential.unwrap_or(ExecCredential { token: None, identity: None, expires_at: None });
         let tls = if address.is_tls {
-            // As in client-go, which needs it for debugging.
+            // As client-go, which has it for debugging.
             let is_http2 = std::env::var_os("DISABLE_HTTP2").is_none_or(|value| value.is_empty());
             let config = trust.client_config(identity.as_deref().or(issued.as_deref()), is_http2)?;
             let name = cluster.tls_server_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(&address.host);
@@ -288,7 +288,7 @@ impl Files {
             (_, token) => Bearer::Fixed(token.filter(|token| !token.is_empty()).map(bearer).transpose()?),
         };
         let mut headers = user.headers()?;
-        // By which the API's audit log and its priorities know the client.
+        // The API's audit log and its flow control identify the client by it.
         let user_agent = HeaderValue::from_static(concat!("informerd/", env!("CARGO_PKG_VERSION")));
         headers.insert(header::USER_AGENT, user_agent);
         let Address { host, port, root, .. } = address.clone();
@@ -313,7 +313,7 @@ impl Files {
 impl Address {
     fn parse(server: &str) -> Result<Self, String> {
         let problem = |why: &str| format!("server {server:?} of the kubeconfig: {why}; write https://HOST:PORT");
-        // As client-go: a host without a scheme is plain text.
+        // As client-go: a host without a scheme means plain text.
         let text = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
         let uri: Uri = text.parse().map_err(|error: http::uri::InvalidUri| problem(&error.to_string()))?;
         let is_tls = match uri.scheme_str() {
@@ -333,7 +333,7 @@ impl Address {
 // === impl User ===
 
 impl User {
-    /// The plugin to run: what is written into the kubeconfig counts before it.
+    /// Returns the plugin to run; static credentials in the kubeconfig have precedence.
     fn plugin(&self) -> Option<&ExecConfig> {
         let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let has_own = has(&self.token)
@@ -344,7 +344,7 @@ impl User {
         self.exec.as_ref().filter(|_| !has_own)
     }
 
-    /// The headers of every request, but for a token.
+    /// Returns the headers of every request, without a token.
     fn headers(&self) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::new();
         if let Some(username) = self.username.as_ref().filter(|name| !name.is_empty()) {
@@ -352,7 +352,7 @@ impl User {
             let credentials = BASE64_STANDARD.encode(format!("{username}:{password}"));
             headers.insert(header::AUTHORIZATION, secret(&format!("Basic {credentials}"), "the password")?);
         } else if let Some(provider) = self.auth_provider.as_ref().filter(|_| self.token.is_none()) {
-            // client-go has only OIDC left, whose token kubectl would renew.
+            // client-go supports only OIDC still, whose token kubectl would renew.
             let token = ["id-token", "access-token"].into_iter().find_map(|key| provider.config.get(key));
             let token = token.ok_or_else(|| {
                 format!("auth-provider {:?} of the kubeconfig is not supported; use an exec plugin", provider.name)
@@ -385,7 +385,7 @@ impl User {
 // === impl Access ===
 
 impl Access {
-    /// The headers of a request.
+    /// Returns the headers of a request.
     pub(super) async fn headers(&self) -> Result<HeaderMap, SourceError> {
         let mut headers = self.headers.clone();
         if let Some(bearer) = self.bearer.get().await.map_err(SourceError::Unavailable)? {
@@ -394,7 +394,7 @@ impl Access {
         Ok(headers)
     }
 
-    /// As in the header `Host`.
+    /// Returns the authority, as in the header `Host`.
     pub(super) fn authority(&self) -> String {
         let Self { host, port, .. } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -440,7 +440,7 @@ impl Stamp {
     }
 }
 
-/// As client-go: without the white space around it, such as the end of a line.
+/// Reads a token as client-go does: without surrounding white space, such as a final newline.
 fn read_token(path: &Path) -> Result<HeaderValue, String> {
     let text = read_text(path).map_err(|problem| format!("the token file {problem}"))?;
     let token = text.trim();
@@ -454,7 +454,7 @@ fn bearer(token: &str) -> Result<HeaderValue, String> {
     secret(&format!("Bearer {}", token.trim()), "the token of the kubeconfig")
 }
 
-/// A header that no log shows.
+/// Returns a sensitive header value, which no log shows.
 fn secret(text: &str, name: &str) -> Result<HeaderValue, String> {
     let value = HeaderValue::from_str(text);
     let mut value = value.map_err(|_| format!("{name} has a line break or another control character in it"))?;

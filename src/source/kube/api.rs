@@ -1,4 +1,4 @@
-//! Requests to one Kubernetes API for one resource, and what their failures mean.
+//! Requests to one Kubernetes API for one resource, with the classification of their failures.
 
 use std::{
     sync::Arc,
@@ -19,34 +19,34 @@ use super::{
 };
 use crate::cache::{SourceError, SourceHealth};
 
-/// Requests of one resource.
+/// Request sender of one resource.
 #[derive(Debug)]
 pub(super) struct Api {
     client: Arc<Client>,
     is_metadata_only: bool,
     answer_timeout: Duration,
-    /// A lost connection counts against the resource from the last contact on.
+    /// Health of the resource. A lost connection counts as of the last contact.
     health: SourceHealth,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of the last answer, for errors.
+    /// URL of the last answer, for errors.
     url: Option<Arc<str>>,
-    /// No request earlier, by the Retry-After of an answer.
+    /// Earliest time of the next request, from the Retry-After of an answer.
     not_before: Option<Instant>,
 }
 
-/// An absurd Retry-After is not obeyed.
+/// Lower limit of the cap on Retry-After, which may be absurd.
 const MIN_PATIENCE: Duration = Duration::from_secs(1);
 const MAX_PATIENCE: Duration = Duration::from_secs(5 * 60);
-/// Of an answer that is no success.
+/// Largest body of an unsuccessful answer.
 const MAX_FAILURE_BYTES: usize = 64 << 10;
-/// Of a page, unpacked. A list that is not paged is one.
+/// Largest page, decompressed. An unpaged list is one page.
 const MAX_PAGE_BYTES: usize = 1 << 30;
 const JSON: &str = "application/json";
-/// As client-go's metadata client requests it. An API that does not know the type answers with whole objects.
+/// Accept header of client-go's metadata client. An API that does not know the type answers with whole objects.
 const PARTIAL_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
@@ -58,7 +58,7 @@ impl Api {
         Self { client, is_metadata_only, answer_timeout, health, state: Mutex::default() }
     }
 
-    /// Requests a watch. The answer is a success, and its body is still to be read.
+    /// Requests a watch. The answer is a success, with its body unread.
     pub(super) async fn open(&self, target: &str) -> Result<Body, SourceError> {
         let accept = if self.is_metadata_only { PARTIAL } else { JSON };
         let wish = Wish { accept, may_compress: false, timeout: self.answer_timeout };
@@ -70,12 +70,12 @@ impl Api {
         self.list_within(target, MAX_PAGE_BYTES).await
     }
 
-    /// Requests a list that is expected to be small, and reads at most so many bytes of it, of an API that sends more.
+    /// Requests a list that is expected to be small, and reads at most so many bytes.
     pub(super) async fn list_within(&self, target: &str, max_bytes: usize) -> Result<Bytes, SourceError> {
         self.read(target, if self.is_metadata_only { PARTIAL_LIST } else { JSON }, max_bytes).await
     }
 
-    /// Requests one object by its path, and reads the whole of it.
+    /// Requests one object by its path, and reads the whole answer.
     pub(super) async fn get(&self, target: &str) -> Result<Bytes, SourceError> {
         self.read(target, JSON, MAX_PAGE_BYTES).await
     }
@@ -91,7 +91,7 @@ impl Api {
         }
     }
 
-    /// Whether there is an object at a path; `None` when the API does not tell.
+    /// Returns true if there is an object at a path; `None` if the API does not answer that.
     pub(super) async fn exists(&self, path: &str) -> Option<bool> {
         let wish = Wish { accept: JSON, may_compress: false, timeout: self.answer_timeout };
         let (_, answer) = self.client.send(path, wish).await.ok()?;
@@ -101,12 +101,12 @@ impl Api {
         }
     }
 
-    /// Returns what watches over the connection of a body.
+    /// Returns the liveness check for the connection of a body.
     pub(super) fn watchdog(&self, body: &Body) -> Watchdog {
         self.client.watchdog(body)
     }
 
-    /// Returns the meaning of an ERROR in a watch.
+    /// Classifies an ERROR event of a watch.
     pub(super) fn told(&self, status: &str) -> SourceError {
         let url = self.state.lock().url.clone();
         self.failure(url.as_deref().unwrap_or("the API"), None, None, status)
@@ -154,7 +154,7 @@ impl Api {
     }
 }
 
-/// Checks that the files that lead to a cluster are there. No connection is made, and no plugin is run.
+/// Checks that the configuration files of a cluster are there, without a connection or a plugin.
 pub(super) fn check(cluster: &KubeCluster) -> Result<(), String> {
     let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     RestConfig::load(cluster, &env).map(drop)
@@ -164,7 +164,7 @@ fn is_gzip(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"gzip"))
 }
 
-/// In seconds, or until a date (RFC 9110, section 10.2.3).
+/// Parses the header, in seconds or as a date (RFC 9110, section 10.2.3).
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse() {

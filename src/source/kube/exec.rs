@@ -1,7 +1,7 @@
 //! Exec plugins: programs that print credentials (client-go's `plugin/pkg/client/auth/exec`).
 //!
-//! A plugin runs as a process of its own, with bounds in time and output, and without a terminal. Nothing of this process
-//! waits for it but the requests that need its credentials.
+//! A plugin runs as a child process, with bounded time and output, and without a terminal. Only the requests that need its
+//! credentials wait for it.
 
 use std::{process::Stdio, time::Duration};
 
@@ -16,13 +16,13 @@ use tokio::{
 use super::kubeconfig::{Cluster, ExecConfig};
 use crate::source::text::one_line;
 
-/// The answer of a plugin.
+/// Answer of a plugin.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct ExecCredential {
     pub(super) token: Option<String>,
-    /// A client certificate and its key, in PEM.
+    /// Client certificate and its key, in PEM.
     pub(super) identity: Option<Vec<u8>>,
-    /// Seconds since 1970; `None` for credentials that last until they are refused.
+    /// Unix time in seconds; `None` for credentials that last until the server refuses them.
     pub(super) expires_at: Option<i64>,
 }
 
@@ -44,10 +44,10 @@ struct Status {
     expiration_timestamp: Option<String>,
 }
 
-/// The longest run of a plugin. One that waits for a login never ends by itself.
+/// Timeout of a plugin. One that waits for a login never ends by itself.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
-/// The end of what it writes to stderr, for the error.
+/// Length of the end of a plugin's stderr that the error quotes.
 const MAX_COMPLAINT_BYTES: usize = 2 << 10;
 
 /// Runs a plugin.
@@ -75,7 +75,7 @@ pub(super) async fn run(exec: &ExecConfig, cluster: &Cluster) -> Result<ExecCred
     }
 }
 
-/// Makes the value of `KUBERNETES_EXEC_INFO`.
+/// Returns the value of `KUBERNETES_EXEC_INFO`.
 fn info(exec: &ExecConfig, cluster: &Cluster) -> Result<String, String> {
     use base64::prelude::{BASE64_STANDARD, Engine};
     let mut spec = json!({ "interactive": false });
@@ -108,7 +108,7 @@ async fn output(exec: &ExecConfig, info: &str) -> Result<Vec<u8>, String> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (printed, complaint) = tokio::join!(first(stdout), last(stderr));
     let status = child.wait().await.map_err(|error| format!("exec plugin {name:?}: {error}"))?;
-    // It may have failed because the rest is not read.
+    // The plugin may have failed because the rest of its output was not read.
     let printed =
         printed.ok_or_else(|| format!("exec plugin {name:?} has printed more than {MAX_OUTPUT_BYTES} bytes"))?;
     if !status.success() {
@@ -123,13 +123,13 @@ async fn output(exec: &ExecConfig, info: &str) -> Result<Vec<u8>, String> {
 async fn first(stream: Option<impl AsyncRead + Unpin>) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
-        // What can be read is judged by its content.
+        // A read error leaves the bytes so far, which the parser judges.
         drop(stream.take(MAX_OUTPUT_BYTES as u64 + 1).read_to_end(&mut bytes).await);
     }
     (bytes.len() <= MAX_OUTPUT_BYTES).then_some(bytes)
 }
 
-/// Reads to the end, so that the plugin can write, and keeps the last bytes.
+/// Reads to the end, so that the plugin is not blocked, and keeps the last bytes.
 async fn last(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     let mut kept = Vec::new();
     let Some(mut stream) = stream else { return kept };
@@ -141,7 +141,7 @@ async fn last(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     kept
 }
 
-/// Reads the credentials. client-go takes YAML, too, which some plugins print.
+/// Parses the credentials. As client-go, it accepts YAML too, which some plugins print.
 fn read(printed: &[u8], api_version: &str) -> Result<ExecCredential, String> {
     let printed = std::str::from_utf8(printed).map_err(|_| "it has not printed UTF-8".to_owned())?;
     let printed: Printed = serde_saphyr::from_str(printed)

@@ -1,7 +1,7 @@
 //! Kubeconfig files and the service account of a pod, read as client-go's `clientcmd` and `rest.InClusterConfig` read them.
 //!
-//! Of several files in `KUBECONFIG` the first that defines a name wins, and a file that does not exist is skipped. Paths are
-//! relative to the file that names them. Values that are written into a file (`…-data`) win over files that it names.
+//! If `KUBECONFIG` has several files, the first that defines a name wins, and files that do not exist are skipped. Paths are
+//! relative to the file that names them. Inline values (`…-data`) win over named files.
 
 use std::{
     collections::BTreeMap,
@@ -16,16 +16,15 @@ use serde_json::Value;
 use super::KubeCluster;
 use crate::source::text::one_line;
 
-/// The cluster and the user of a context: client-go's `rest.Config`, with absolute paths or such as are relative to the
-/// working directory.
+/// Cluster and user of a context: client-go's `rest.Config`. Paths are absolute, or relative to the working directory.
 pub(super) struct RestConfig {
-    /// The kubeconfig files that were read, or looked for.
+    /// Kubeconfig files that were read or looked for.
     pub(super) files: Vec<PathBuf>,
     pub(super) cluster: Cluster,
     pub(super) user: User,
 }
 
-/// The address of an API server, and its authority.
+/// Address of an API server, and its authority.
 #[derive(Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "kebab-case")]
 pub(super) struct Cluster {
@@ -40,7 +39,7 @@ pub(super) struct Cluster {
     pub(super) extensions: Option<Vec<Extension>>,
 }
 
-/// The credentials of a user.
+/// Credentials of a user.
 #[derive(Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "kebab-case")]
 pub(super) struct User {
@@ -65,7 +64,7 @@ pub(super) struct User {
     pub(super) exec: Option<ExecConfig>,
 }
 
-/// An exec plugin.
+/// Exec plugin.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct ExecConfig {
@@ -87,7 +86,7 @@ pub(super) struct ExecEnv {
     pub(super) value: String,
 }
 
-/// A plugin that is built into client-go, or was.
+/// Auth provider: a plugin that is, or was, built into client-go.
 #[derive(Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(super) struct AuthProvider {
@@ -147,21 +146,21 @@ struct Context {
     user: String,
 }
 
-/// Environment variables by their names; those that are empty count as not set.
+/// Lookup of environment variables by name; empty ones count as unset.
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const SERVICE_PORT: &str = "KUBERNETES_SERVICE_PORT";
-/// For exec plugins that get the cluster.
+/// Extension of a cluster for exec plugins that receive the cluster.
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
-/// No kubeconfig, token or certificate is larger.
+/// Largest kubeconfig, token or certificate file.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 // === impl RestConfig ===
 
 impl RestConfig {
-    /// Reads what leads to a cluster. No connection is made, and no plugin is run.
+    /// Loads the cluster and user of a context, without a connection or a plugin.
     pub(super) fn load(cluster: &KubeCluster, env: Env<'_>) -> Result<Self, String> {
         let files = files(cluster, env);
         let kubeconfig = Kubeconfig::read(&files)?;
@@ -180,7 +179,7 @@ impl RestConfig {
 // === impl Kubeconfig ===
 
 impl Kubeconfig {
-    /// Reads and merges files; `None` when there are none.
+    /// Reads and merges files; `None` if there are none.
     fn read(files: &[PathBuf]) -> Result<Option<Self>, String> {
         let mut merged: Option<Self> = None;
         for path in files {
@@ -200,7 +199,7 @@ impl Kubeconfig {
         Ok(merged)
     }
 
-    /// Makes the paths in a file independent of where it is.
+    /// Resolves the paths in a file against its directory.
     fn relative_to(mut self, directory: &Path) -> Self {
         let resolve = |path: &mut Option<PathBuf>| {
             if let Some(path) = path {
@@ -214,7 +213,7 @@ impl Kubeconfig {
             resolve(&mut user.client_certificate);
             resolve(&mut user.client_key);
             resolve(&mut user.token_file);
-            // One without a slash is looked up in PATH.
+            // A command without a slash is looked up in PATH.
             if let Some(exec) = user.exec.as_mut().filter(|exec| exec.command.contains('/')) {
                 exec.command = directory.join(&exec.command).display().to_string();
             }
@@ -247,7 +246,7 @@ impl Kubeconfig {
         if cluster.server.is_empty() {
             return Err(format!("cluster {:?} of the kubeconfig has no `server`", context.cluster));
         }
-        // client-go takes a user that is not defined for one without credentials.
+        // client-go treats an undefined user as one without credentials.
         let user = self.users.into_iter().find(|known| known.name == context.user);
         Ok((cluster, user.unwrap_or_default().user))
     }
@@ -256,7 +255,7 @@ impl Kubeconfig {
 // === impl Cluster ===
 
 impl Cluster {
-    /// The certificates that may have signed the API server's, in PEM; `None` for those that the system trusts.
+    /// Returns the certificates that may sign the API server's, in PEM; `None` for those that the system trusts.
     pub(super) fn authority(&self) -> Result<Option<Vec<u8>>, String> {
         pem(
             "certificate-authority-data",
@@ -265,7 +264,7 @@ impl Cluster {
         )
     }
 
-    /// The part that is for exec plugins alone.
+    /// Returns the extension for exec plugins.
     pub(super) fn exec_config(&self) -> Option<&Value> {
         let extension = self.extensions.iter().flatten().find(|extension| extension.name == EXEC_EXTENSION)?;
         Some(&extension.extension)
@@ -275,7 +274,7 @@ impl Cluster {
 // === impl User ===
 
 impl User {
-    /// The client certificate and its key, in PEM, one after the other.
+    /// Returns the client certificate and its key, concatenated, in PEM.
     pub(super) fn identity(&self) -> Result<Option<Vec<u8>>, String> {
         let certificate = pem(
             "client-certificate-data",
@@ -296,7 +295,7 @@ impl User {
     }
 }
 
-/// Returns the files in which a kubeconfig would be.
+/// Returns the paths to look for a kubeconfig at.
 fn files(cluster: &KubeCluster, env: Env<'_>) -> Vec<PathBuf> {
     if let Some(path) = &cluster.kubeconfig {
         return vec![path.clone()];
@@ -315,7 +314,7 @@ fn no_kubeconfig(files: &[PathBuf]) -> String {
     format!("no kubeconfig: none of {} exists; name one, or run inside a cluster", files.join(", "))
 }
 
-/// The service account that Kubernetes mounts into a pod.
+/// Returns the service account that Kubernetes mounts into a pod.
 fn in_cluster(env: Env<'_>) -> Result<RestConfig, String> {
     let host = env(SERVICE_HOST).unwrap_or_default();
     let port = env(SERVICE_PORT).ok_or_else(|| format!("{SERVICE_HOST} is set, and {SERVICE_PORT} is not"))?;
@@ -336,7 +335,7 @@ fn in_cluster(env: Env<'_>) -> Result<RestConfig, String> {
     Ok(RestConfig { files: Vec::new(), cluster, user: User { token_file: Some(token), ..User::default() } })
 }
 
-/// Reads a small file of text.
+/// Reads a small text file.
 pub(super) fn read_text(path: &Path) -> Result<String, String> {
     String::from_utf8(read(path)?).map_err(|_| format!("{} is not UTF-8", path.display()))
 }
@@ -351,7 +350,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// A value in base64, or else a file.
+/// Returns an inline base64 value, or else the content of a file.
 fn pem(key: &str, data: Option<&str>, path: Option<&Path>) -> Result<Option<Vec<u8>>, String> {
     use base64::prelude::{BASE64_STANDARD, Engine};
     if let Some(data) = data.filter(|data| !data.is_empty()) {
@@ -363,7 +362,7 @@ fn pem(key: &str, data: Option<&str>, path: Option<&Path>) -> Result<Option<Vec<
     path.filter(|path| !path.as_os_str().is_empty()).map(read).transpose()
 }
 
-/// Takes null for nothing, as Go does.
+/// Deserializes null as the default, as Go does.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }

@@ -9,15 +9,15 @@
 //!        └── short watch ── bookmark (while others are ahead of it)
 //! ```
 //!
-//! Each namespace is a resource of its own as far as `list`, `watch`, `head` and `proof` are concerned, with its own position.
+//! For `list`, `watch`, `head` and `proof` each namespace is a resource of its own, with its own position.
 //!
-//! - A watch that the API closes is opened again by itself. An error of one ends all of them: the Reflector opens them again,
-//!   each from its own position.
-//! - What a member has received is handed out before anything else is awaited, so that positions and what was handed out agree.
-//! - A quiet namespace holds the merged version back until its next bookmark, about a minute. While somebody waits for a later
-//!   version, or much is ahead, a short watch from its position is requested beside the one that is open: the API ends it with
-//!   a bookmark, if its etcd has counted on meanwhile, as it does all the time in a cluster that is alive. What it shows
-//!   besides comes by the open one.
+//! - When the API closes the watch of one namespace, only that one is reopened. An error of one ends all of them: the Reflector
+//!   reopens them, each from its own position.
+//! - Received events of a member are emitted before anything else is awaited, so that positions and emitted events agree.
+//! - A quiet namespace holds the merged version back until its next bookmark, about a minute. While a caller waits for a later
+//!   version, or many events are ahead, the source requests a short second watch from the namespace's position. The API ends it
+//!   with a bookmark if etcd's revision has advanced, as it does constantly in a live cluster. Its events are ignored, since
+//!   the open watch has them too.
 
 pub(super) mod existence;
 mod member;
@@ -54,12 +54,12 @@ use crate::{
     source::problems::KeptProblems,
 };
 
-/// The namespaces of one resource.
+/// Namespaces of one resource.
 pub(super) struct Namespaces {
-    /// The resource as a whole: its problems, and which cluster it is of.
+    /// State of the whole resource: its problems, and its cluster.
     whole: Arc<Shared>,
     client: Arc<Client>,
-    /// What decides which they are, instead of the configuration.
+    /// Selector of the namespaces, if they are not configured by name.
     selector: Option<Selector>,
     state: Arc<Mutex<State>>,
 }
@@ -70,25 +70,25 @@ struct State {
     merge: Merge,
 }
 
-/// The open watches of all members.
+/// Open watches of all members.
 struct Merged {
     state: Arc<Mutex<State>>,
     members: Vec<Member>,
     health: SourceHealth,
-    /// Ends when the namespaces are not the selected ones any more, or that cannot be told.
+    /// Completes when the selected namespaces have changed, or their watch fails.
     selection: Pin<Box<dyn Future<Output = SourceError> + Send>>,
-    /// Never ends.
+    /// Never completes.
     checks: Pin<Box<dyn Future<Output = ()> + Send>>,
     watches: SelectAll<MemberWatch>,
     probes: FuturesUnordered<Pin<Box<dyn Future<Output = Probe> + Send>>>,
-    /// The members that there is a probe of.
+    /// Members with a running probe.
     probed: Vec<usize>,
 }
 
-/// A member, and the version up to which nothing has happened to it.
+/// A member, and the version up to which it has no events.
 type Probe = (usize, Option<ResourceVersion>);
 
-/// What a later start goes on with.
+/// Data saved for the next run.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     cluster: Option<String>,
@@ -98,9 +98,9 @@ struct Kept {
     selector: Option<KeptMember>,
 }
 
-/// Attempts to list all namespaces at one version.
+/// Number of attempts to list all namespaces at one version.
 const LIST_ATTEMPTS: usize = 4;
-/// So many events are ahead before probes are sent though nobody waits.
+/// Number of events ahead at which probes are sent without a waiting caller.
 const PROBE_AHEAD: usize = 1_000;
 
 // === impl Namespaces ===
@@ -125,7 +125,7 @@ impl Namespaces {
         self.whole.health.set_namespaces(names.clone());
         let members: Vec<Member> = names.iter().map(|name| self.member(name)).collect();
         self.find_sent_ahead(&members).await?;
-        // No namespace goes back behind what was handed out of it.
+        // No namespace may fall behind its emitted events.
         let highest = self.state.lock().merge.highest().cloned();
         let at = match (at, highest.clone()) {
             (ListVersion::NotOlderThan(version), Some(highest)) if highest > *version => {
@@ -139,7 +139,7 @@ impl Namespaces {
         }
         for _ in 0..LIST_ATTEMPTS {
             let Some(readings) = read(&members, at).await? else { continue };
-            // Only now: it is of this list that the cluster has to be known.
+            // Not before: this list's cluster is the one to check.
             self.whole.check_cluster().await?;
             if self.selector.is_none() {
                 let empty = names.iter().zip(&readings).filter(|(_, reading)| reading.objects.is_empty());
@@ -152,7 +152,7 @@ impl Namespaces {
         Err(SourceError::Unavailable(text.to_owned()))
     }
 
-    /// Makes one list of those of all namespaces, which are at one version.
+    /// Combines the lists of all namespaces, which are at one version.
     fn settle(
         &self,
         members: Vec<Member>,
@@ -191,7 +191,7 @@ impl Namespaces {
         for (member, mark) in members.iter().zip(marks) {
             let mut known = member.shared.known.lock();
             if let Some(uid) = &cluster {
-                // What was known of another one is forgotten; the list is of this one.
+                // The position of another cluster is dropped; the list is of this one.
                 drop(known.check_cluster(uid));
             }
             known.note_list(&list.version, mark);
@@ -248,7 +248,7 @@ impl Namespaces {
         }
     }
 
-    /// What the objects depend upon besides the rest of the configuration.
+    /// Returns the part of the identity that namespaces add.
     pub(super) fn identity(&self) -> String {
         let KubeConfig { namespaces, namespace_selector, .. } = &self.whole.config;
         format!("in {namespaces:?} and by labels {namespace_selector:?}")
@@ -267,8 +267,8 @@ impl Namespaces {
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
-    /// Goes on from where an earlier start was. The kept state is that of the merged version: a namespace that was ahead is
-    /// watched from there.
+    /// Restores the state of a previous run, which is that of the merged version: the watch of a namespace that was ahead
+    /// begins there.
     pub(super) fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
         let unreadable = |error: &dyn std::fmt::Display| format!("its proof cannot be read: {error}");
         let kept: Kept = serde_json::from_slice(proof).map_err(|error| unreadable(&error))?;
@@ -276,7 +276,7 @@ impl Namespaces {
         if version != at.to_string() {
             return Err(format!("its proof is of version {version}, and it is at {at}"));
         }
-        // A single namespace is ahead of none, unless others were selected before.
+        // A single namespace is never ahead, unless others were selected before.
         if members.len() > 1 || self.selector.is_some() || members.iter().any(|member| member.leaves_open) {
             self.whole.sent_ahead.resume();
         }
@@ -303,7 +303,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// The member that there is, or a new one.
+    /// Returns the existing member, or a new one.
     fn member(&self, namespace: &str) -> Member {
         let state = self.state.lock();
         state.members.iter().find(|member| member.namespace == namespace).cloned().unwrap_or_else(|| {
@@ -320,7 +320,7 @@ impl std::fmt::Debug for Namespaces {
     }
 }
 
-/// Reads all namespaces at one version; `None` when the API has answered with different ones, or has forgotten the first.
+/// Lists all namespaces at one version; `None` if the API answered with different ones, or no longer has the first one.
 async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading>>, SourceError> {
     let Some((first, others)) = members.split_first() else { return Ok(None) };
     let first = list::read(&first.shared, at).await.map_err(into_error)?;
@@ -358,7 +358,8 @@ impl Merged {
                 self.probe();
             }
             tokio::select! {
-                // What was received counts before what is asked for. All are cancel-safe: nothing is taken that is not used.
+                // Received events come before new requests. All branches are cancel-safe: they take nothing that they do not
+                // return.
                 biased;
                 Some((at, received)) = self.watches.next() => {
                     if let Some(delta) = self.state.lock().merge.take(at, received?)? {
@@ -381,7 +382,7 @@ impl Merged {
         }
     }
 
-    /// The members that others are ahead of and that there is no probe of.
+    /// Returns the members without a running probe that others are ahead of.
     fn unprobed(&self) -> Vec<(usize, ResourceVersion)> {
         let mut behind = self.state.lock().merge.behind();
         behind.retain(|(at, _)| !self.probed.contains(at));

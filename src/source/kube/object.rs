@@ -1,4 +1,4 @@
-//! The objects of an API: what is kept of their bytes, and what cannot be served.
+//! Objects of an API: the bytes to keep of them, and the ones that cannot be served.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -12,26 +12,26 @@ use crate::{
     source::{problems::subject_of, watch_event::INITIAL_EVENTS_END},
 };
 
-/// One object, as it was read.
+/// One decoded object.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) object: Object,
-    /// What the API calls its version, where that is not a decimal.
+    /// The API's text for its version, if that is not a decimal.
     pub(super) text: String,
-    /// Why it cannot be served; the object is then its key, its uid and its version alone.
+    /// Reason for which it cannot be served; the object then has only its key, uid and version.
     pub(super) problem: Option<Problem>,
 }
 
-/// Reads objects.
+/// Object decoder.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ItemReader<'a> {
     cut: &'a FieldCut,
     is_metadata_only: bool,
-    /// Whether versions have to be decimals.
+    /// True if versions have to be decimals.
     is_decimal: bool,
 }
 
-/// What the items of a list are, where they do not say it.
+/// Type of the items of a list, which omit their own.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct ItemType<'a> {
     pub(super) api_version: &'a str,
@@ -46,15 +46,15 @@ impl<'a> ItemType<'a> {
     }
 }
 
-/// What the object of a bookmark says.
+/// Content of a bookmark's object.
 #[derive(Debug, Default)]
 pub(super) struct Bookmark {
     pub(super) version: String,
-    /// Whether the initial events have been told.
+    /// True if the bookmark ends the initial events.
     pub(super) ends_initial_events: bool,
 }
 
-/// apimachinery's: whether its fields are written, with any value.
+/// apimachinery's `TypeMeta`: presence of its fields, with any value.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct TypeMeta {
@@ -62,11 +62,11 @@ struct TypeMeta {
     kind: Written,
 }
 
-/// A field, and whether it is written.
+/// Presence of a field.
 #[derive(Default)]
 struct Written(bool);
 
-/// The part of an object that a `PartialObjectMetadata` has.
+/// Part of an object that a `PartialObjectMetadata` has.
 #[derive(Deserialize)]
 struct Partial<'a> {
     #[serde(borrow)]
@@ -93,7 +93,7 @@ struct BareMetadata<'a> {
     annotations: Option<BTreeMap<String, String>>,
 }
 
-/// Until it is counted.
+/// Placeholder of a version until it is numbered.
 const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
 
 // === impl ItemReader ===
@@ -104,17 +104,17 @@ impl<'a> ItemReader<'a> {
         Self { cut: drop_fields, is_metadata_only: *is_metadata_only, is_decimal }
     }
 
-    /// Reads one object.
+    /// Decodes one object.
     ///
     /// # Errors
     ///
-    /// For what has no key, and no version of the kind that is expected. What is only too large is an item.
+    /// The object has no key, or no version of the expected kind. One that is only too large gives an item.
     pub(super) fn read(self, body: &[u8]) -> Result<Item, ObjectError> {
         let body = self.cut.apply(body);
         if self.is_metadata_only { self.read_cut(&partial(&body)?) } else { self.read_cut(&body) }
     }
 
-    /// The same of an item of a list, which says its type before its items (and leaves it out of them).
+    /// Decodes an item of a list, which has the type before its items (and omits it in them).
     pub(super) fn read_listed(self, body: &[u8], listed: ItemType<'_>) -> Result<Item, ObjectError> {
         if self.is_metadata_only {
             return self.read(body);
@@ -141,7 +141,7 @@ impl<'a> ItemReader<'a> {
         }
     }
 
-    /// What is too large to be served is known by its name, and does not keep the rest from being served.
+    /// Returns an item without a body for an object too large to be served, so that the others can be served.
     fn bare(self, body: &[u8], error: &ObjectError) -> Result<Item, ObjectError> {
         let Bare { metadata } = serde_json::from_slice(body)?;
         let text = metadata.resource_version.as_deref().unwrap_or_default();
@@ -166,7 +166,7 @@ impl<'de> Deserialize<'de> for Written {
 // === impl Bookmark ===
 
 impl Bookmark {
-    /// Reads the object of a bookmark.
+    /// Decodes the object of a bookmark.
     pub(super) fn read(object: &str) -> Result<Self, ObjectError> {
         let Bare { metadata } = serde_json::from_str(object)?;
         let annotations = metadata.annotations.unwrap_or_default();
@@ -177,14 +177,14 @@ impl Bookmark {
     }
 }
 
-/// Returns a `PartialObjectMetadata`, byte by byte as an API server of Kubernetes writes it. Of an API that does not know the
-/// type and answers with whole objects nothing else is kept.
+/// Returns a `PartialObjectMetadata`, byte for byte as an API server of Kubernetes writes it. If the API does not know the type
+/// and answers with whole objects, the rest of them is dropped.
 fn partial(body: &[u8]) -> Result<Vec<u8>, ObjectError> {
     let Partial { metadata } = serde_json::from_slice(body)?;
     Ok(format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{metadata}}}"#).into())
 }
 
-/// As the API writes it in watch events: the type first.
+/// Puts the type first, as the API writes it in watch events.
 fn typed<'a>(body: &'a [u8], listed: ItemType<'_>) -> Cow<'a, [u8]> {
     let Some(rest) = body.strip_prefix(b"{") else { return body.into() };
     let ItemType { api_version, kind } = listed;
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(reader(&cut).read_listed(without, LISTED).unwrap().object.body(), without, "as it came");
     }
 
-    /// The first is as the API server of Kubernetes writes it, and the others as an API that does not know the type.
+    /// The first is as the API server of Kubernetes writes it, the others as an API that does not know the type.
     #[test]
     fn of_a_whole_object_the_metadata_is_kept() {
         let cut = FieldCut::new([Path::parse("metadata.managedFields").unwrap()]).unwrap();

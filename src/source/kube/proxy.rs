@@ -1,8 +1,8 @@
-//! The proxy on the way to an API server.
+//! Proxy for connections to an API server.
 //!
-//! `proxy-url` of the kubeconfig counts first, and for every host. Without it the environment counts as for kubectl, by the
-//! rules of `golang.org/x/net/http/httpproxy`: `HTTPS_PROXY` or `HTTP_PROXY` by the scheme of the API server, unless its host is
-//! `localhost`, a loopback address, or in `NO_PROXY`. Go does not know `ALL_PROXY`.
+//! `proxy-url` of the kubeconfig has precedence, for every host. Without it the environment is used as kubectl does, by the
+//! rules of `golang.org/x/net/http/httpproxy`: `HTTPS_PROXY` or `HTTP_PROXY` by the scheme of the API server, unless its host
+//! is `localhost`, a loopback address, or in `NO_PROXY`. Go does not support `ALL_PROXY`.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 
 use super::kubeconfig::Env;
 
-/// A proxy, and where it was configured.
+/// A proxy with the origin of its configuration.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) kind: ProxyKind,
@@ -19,13 +19,13 @@ pub(super) struct Proxy {
     pub(super) port: u16,
     /// User and password.
     pub(super) credentials: Option<(String, String)>,
-    /// The key or variable, for errors.
+    /// Key or variable, for errors.
     pub(super) origin: &'static str,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProxyKind {
-    /// CONNECT, in plain text as far as the proxy.
+    /// CONNECT, in plain text up to the proxy.
     Http,
     /// CONNECT, over TLS.
     Https,
@@ -39,7 +39,7 @@ enum Exception {
     All,
     Network(IpAddr, u8),
     Address(IpAddr, Option<u16>),
-    /// A host name, and whether it is one itself besides the domains below it.
+    /// A domain; the flag is true if the entry includes the host of that name besides its subdomains.
     Domain {
         suffix: String,
         is_host: bool,
@@ -71,13 +71,13 @@ impl Proxy {
         if is_excepted(&exceptions, host, port) {
             return Ok(None);
         }
-        // As Go does: a host and port without a scheme.
+        // As Go: a host and port without a scheme.
         let url = if url.contains("://") { url } else { format!("http://{url}") };
         Self::parse(&url, origin).map(Some)
     }
 
     fn parse(url: &str, origin: &'static str) -> Result<Self, String> {
-        // It may hold a password: errors do not repeat it.
+        // Errors do not repeat the URL, which may contain a password.
         let problem = |why: &str| format!("{origin} is not a proxy: {why}; write for example http://proxy:3128");
         let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| problem(&error.to_string()))?;
         let (kind, default_port) = match uri.scheme_str() {
@@ -102,7 +102,7 @@ impl Proxy {
     }
 }
 
-/// Returns true for a host that no proxy of the environment is used for.
+/// Returns true if the environment excludes a host from the proxy.
 fn is_excepted(list: &str, host: &str, port: u16) -> bool {
     let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
     let address: Option<IpAddr> = host.parse().ok();
@@ -127,7 +127,7 @@ impl Exception {
             return Some(Self::Network(network, length));
         }
         let (host, port) = match text.rsplit_once(':') {
-            // An address of IPv6 has colons of its own.
+            // An IPv6 address contains colons.
             Some((host, port)) if !host.contains(':') || host.starts_with('[') && host.ends_with(']') => {
                 (host, Some(port.parse().ok()?))
             }
@@ -161,7 +161,7 @@ impl Exception {
     }
 }
 
-/// An IPv4 address that is written as one of IPv6 is itself, as in Go.
+/// Returns an IPv4-mapped IPv6 address as the IPv4 address, as Go does.
 fn canonical(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }

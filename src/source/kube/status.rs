@@ -1,4 +1,4 @@
-//! `metav1.Status`, the reason why an API server does not serve a request.
+//! `metav1.Status`: the reason for which an API server refuses a request.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{cache::SourceError, source::watch_event::status_text};
 
-/// The part of `metav1.Status` that is for programs.
+/// Machine-readable part of `metav1.Status`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {
@@ -35,22 +35,22 @@ const TOO_LARGE: &str = "Too large resource version";
 // === impl Status ===
 
 impl Status {
-    /// Reads a body; one of another kind says nothing.
+    /// Parses a body; one of another kind gives an empty status.
     pub(super) fn read(text: &str) -> Self {
         serde_json::from_str(text).unwrap_or_default()
     }
 
-    /// The code, where the answer itself has none.
+    /// Returns the status code, for an ERROR event, which has no HTTP code.
     pub(super) fn code(&self) -> Option<u16> {
         self.code
     }
 
-    /// The time that the server asks for before the next request.
+    /// Returns the delay that the server requests before the next request.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         self.details.as_ref()?.retry_after_seconds.map(Duration::from_secs)
     }
 
-    /// Returns what a failure means: SEMANTICS 1.25, rules 6 and 7, and 1.27, rules 2 and 9.
+    /// Classifies a failure as a source error, by its HTTP code and reason.
     pub(super) fn error(&self, code: u16, url: &str, text: &str) -> SourceError {
         let reason = self.reason.as_deref().unwrap_or_default();
         let words = status_text(text);
@@ -61,7 +61,7 @@ impl Status {
         }
         match (code, reason) {
             (410, _) | (_, "Expired" | "Gone") => SourceError::Expired(told("")),
-            // What is in front of the API, or the API while it begins or ends, says nothing of the version.
+            // A proxy in front of the API, or an API that is starting or stopping, reports nothing about the version.
             (408 | 429 | 502 | 503, _) | (_, "TooManyRequests") => SourceError::Busy(told("")),
             (504, _) => SourceError::Incomplete(told("")),
             (401, _) => SourceError::Refused(told("; correct the credentials of the kubeconfig or the token")),
@@ -72,7 +72,7 @@ impl Status {
         }
     }
 
-    /// In each of the forms that servers have had for it.
+    /// Returns true for each of the forms that servers have used for "resource version too large".
     fn is_too_large(&self) -> bool {
         let causes = || self.details.iter().filter_map(|details| details.causes.as_ref()).flatten();
         let is_timeout = self.reason.as_deref() == Some("Timeout");
@@ -90,7 +90,7 @@ mod tests {
         serde_json::from_str::<Status>(status).unwrap_or_default().error(code, "u", status)
     }
 
-    /// The three forms of `TestReflectorFullListIfTooLarge`.
+    /// The three forms are those of `TestReflectorFullListIfTooLarge`.
     #[test]
     fn a_version_that_is_too_large_is_recognised_in_each_of_its_forms() {
         for status in [

@@ -1,4 +1,4 @@
-//! TLS to an API server: whom to trust, and the client certificate.
+//! TLS to an API server: trusted issuers, and the client certificate.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 
-/// The protocols that are offered, the preferred one first.
+/// Offered protocols in order of preference.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// The issuers of server certificates that are accepted.
+/// Accepted issuers of server certificates.
 #[derive(Clone)]
 pub(super) enum Trust {
     Roots(Arc<RootCertStore>),
@@ -20,14 +20,14 @@ pub(super) enum Trust {
     AnyCertificate,
 }
 
-/// Accepts every certificate.
+/// Verifier that accepts every certificate.
 #[derive(Debug)]
 struct NoVerifier(Arc<CryptoProvider>);
 
 // === impl Trust ===
 
 impl Trust {
-    /// Reads certificates in PEM; with `None` those that the system trusts, which takes some milliseconds.
+    /// Parses certificates in PEM; `None` loads those that the system trusts, which takes some milliseconds.
     pub(super) fn read(authority: Option<&[u8]>) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
         if let Some(pem) = authority {
@@ -49,7 +49,7 @@ impl Trust {
         Ok(Self::Roots(Arc::new(roots)))
     }
 
-    /// The configuration of a client with a certificate and its key in PEM, if there are any.
+    /// Returns a client configuration with an optional certificate and its key in PEM.
     pub(super) fn client_config(&self, identity: Option<&[u8]>, is_http2: bool) -> Result<ClientConfig, String> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -114,13 +114,13 @@ impl ServerCertVerifier for NoVerifier {
     }
 }
 
-/// Returns the alert by which the peer refused us, if that is at the bottom of an error. In TLS 1.3 a refused client certificate
-/// is an alert after the handshake.
+/// Returns true if the root cause of an error is an alert by which the peer refused the client certificate. In TLS 1.3 that
+/// alert follows the handshake.
 pub(super) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         let rustls = error.downcast_ref::<Error>();
-        // `io::Error` does not name what it wraps as its source.
+        // `io::Error` does not return the error it wraps as its source.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let rustls = rustls.or_else(|| wrapped.and_then(|error| error.downcast_ref::<Error>()));
         if matches!(rustls, Some(Error::AlertReceived(_))) {

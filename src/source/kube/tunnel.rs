@@ -1,4 +1,4 @@
-//! The way through a proxy: CONNECT of HTTP/1.1 (RFC 9110, section 9.3.6), or SOCKS5 (RFC 1928 and 1929).
+//! Tunnel through a proxy: CONNECT of HTTP/1.1 (RFC 9110, section 9.3.6), or SOCKS5 (RFC 1928 and 1929).
 
 use std::{io, net::IpAddr};
 
@@ -10,7 +10,7 @@ use crate::source::text::one_line;
 
 const MAX_HEAD_BYTES: usize = 8 << 10;
 
-/// Makes a proxy connect to a host. The stream is that connection afterwards.
+/// Opens a tunnel to a host. Afterwards the stream is the connection to that host.
 pub(super) async fn open<S>(stream: &mut S, proxy: &Proxy, host: &str, port: u16) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -38,7 +38,7 @@ where
     request.push_str("\r\n");
     stream.write_all(request.as_bytes()).await.map_err(describe)?;
     stream.flush().await.map_err(describe)?;
-    // Byte by byte, so that nothing of what follows is taken.
+    // Byte by byte, so that nothing after the head is consumed.
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == MAX_HEAD_BYTES {
@@ -105,7 +105,7 @@ where
     if answer[1] != 0 {
         return Err(refusal(answer[1]).to_owned());
     }
-    // The address that it has bound, and the port.
+    // The bound address and port.
     let length = match answer[3] {
         1 => 4,
         4 => 16,
@@ -117,7 +117,7 @@ where
     Ok(())
 }
 
-/// RFC 1928, section 6.
+/// Describes a reply code of RFC 1928, section 6.
 fn refusal(code: u8) -> &'static str {
     match code {
         2 => "its rules do not allow it",

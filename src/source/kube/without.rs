@@ -1,4 +1,4 @@
-//! The `kube` source in a build without it: a configuration that names it has been refused.
+//! The `kube` source in a build without it. The configuration check refuses every use.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::{
     model::ResourceVersion,
 };
 
-/// A source that has nothing.
+/// Source whose requests fail.
 #[derive(Debug)]
 pub struct KubeSource;
 
-/// Nothing to connect with.
+/// Empty set of clients.
 #[derive(Debug, Clone, Default)]
 pub struct KubeClients(());
 
@@ -21,17 +21,17 @@ const PROBLEM: &str = "this informerd was built without the Kubernetes API (carg
 // === impl KubeSource ===
 
 impl KubeSource {
-    /// A source that has nothing.
+    /// Returns a source whose requests fail.
     pub fn new(_: KubeConfig, _: SourceHealth) -> Self {
         Self
     }
 
-    /// A source that has nothing.
+    /// Returns a source whose requests fail.
     pub fn with_clients(_: KubeConfig, _: SourceHealth, _: &KubeClients) -> Self {
         Self
     }
 
-    /// It cannot be read.
+    /// Fails.
     ///
     /// # Errors
     ///

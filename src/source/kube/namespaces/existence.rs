@@ -1,4 +1,4 @@
-//! Namespaces of the configuration that do not exist: the API lists nothing in them, and says nothing of it.
+//! Configured namespaces that do not exist: the API returns an empty list for them, and no error.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,14 +7,14 @@ use futures_util::{StreamExt, stream};
 use super::super::reading::Shared;
 use crate::cache::{Problem, ProblemReason};
 
-/// Requests for different namespaces at a time.
+/// Number of concurrent requests for different namespaces.
 pub(super) const CONCURRENCY: usize = 8;
-/// How often all are checked, and while one does not exist.
+/// Intervals of the checks of all namespaces: in general, and while one does not exist.
 const INTERVAL: Duration = Duration::from_secs(300);
 const INTERVAL_WHILE_MISSING: Duration = Duration::from_secs(20);
 
-/// Reports those of these namespaces that do not exist, and returns how many that are. What the API does not tell is no
-/// problem. The others of the configuration exist.
+/// Reports the namespaces among these that do not exist, and returns their number. An inconclusive answer is no problem. The
+/// other configured namespaces are known to exist.
 pub(in crate::source::kube) async fn check(shared: &Shared, names: &[String]) -> usize {
     let found = stream::iter(names.iter().cloned())
         .map(|name| async move {
@@ -33,7 +33,7 @@ pub(in crate::source::kube) async fn check(shared: &Shared, names: &[String]) ->
     missing
 }
 
-/// Checks all of them again and again.
+/// Checks all of them periodically.
 pub(in crate::source::kube) async fn keep_checking(shared: Arc<Shared>, names: Vec<String>) {
     let is_missing = |problem: &Problem| problem.reason == ProblemReason::NamespaceNotFound;
     let mut is_any_missing = shared.health.problems().iter().any(is_missing);

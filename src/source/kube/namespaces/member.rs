@@ -27,10 +27,10 @@ pub(super) struct Member {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What a member receives, with its place.
+/// Events of a member, with its index.
 pub(super) type MemberWatch = Pin<Box<dyn Stream<Item = (usize, Result<Delta, SourceError>)> + Send>>;
 
-/// The open watch of one member.
+/// Open watch of one member.
 pub(super) struct Followed {
     member: Member,
     live: Live,
@@ -38,41 +38,41 @@ pub(super) struct Followed {
     is_empty: bool,
 }
 
-/// What a later start goes on with.
+/// Data saved for the next run.
 #[derive(Serialize, Deserialize)]
 pub(super) struct KeptMember {
     pub(super) namespace: String,
-    /// All of it was received.
+    /// Version up to which all events were received.
     pub(super) version: String,
-    /// The version after it is known in part: its changes are the mark's.
+    /// True if the version after it is known in part: its changes are in `mark`.
     #[serde(default)]
     pub(super) is_open: bool,
-    /// Every version stays open until the next.
+    /// True if every version stays open until the next.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) leaves_open: bool,
     pub(super) mark: Option<KeptMark>,
 }
 
-/// A watch that ends sooner and empty is not opened again at once.
+/// Shortest duration of an empty watch before it counts as failed, so that it is not reopened at once.
 const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
-/// kube-apiserver sends a bookmark two seconds before the end of a watch.
+/// Timeout of a probe: kube-apiserver sends a bookmark two seconds before the end of a watch.
 const PROBE_TIME: Duration = Duration::from_secs(4);
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// Of an API that takes no account of `limit`.
+/// Largest answer of an API that ignores `limit`.
 const MAX_NUDGE_BYTES: usize = 8 << 20;
 const NUDGE_AFTER: Duration = Duration::from_millis(500);
 // === impl Member ===
 
 impl Member {
-    /// The version that was handed out completely; `None` when that is not known.
+    /// Returns the last version whose events were all emitted; `None` without a position.
     pub(super) fn reached(&self) -> Option<ResourceVersion> {
         self.shared.known.lock().position().map(Position::safe)
     }
 
-    /// Opens its watch, for a resource that goes on from a merged version.
+    /// Opens the watch of this namespace, for a resource that resumes from a merged version.
     pub(super) async fn follow(self, merged: &ResourceVersion) -> Result<Followed, SourceError> {
         let position = self.shared.known.lock().position().cloned();
-        // By a bookmark alone it lacks nothing of what it has.
+        // A namespace that is ahead by a bookmark alone lacks no events.
         let is_ahead = |position: &Position| position.mark().is_some_and(|mark| mark.version() > merged);
         let ahead = position.filter(|position| position.origin == Origin::EarlierStart && is_ahead(position));
         let live = match ahead {
@@ -82,8 +82,8 @@ impl Member {
         Ok(Followed { member: self, live, opened_at: Instant::now(), is_empty: true })
     }
 
-    /// Opens the watch of a namespace that was ahead when an earlier start ended, at the merged version, which is that of the
-    /// kept state.
+    /// Opens the watch of a namespace that was ahead at the end of a previous run, at the merged version, which is that of its
+    /// snapshot.
     async fn open_behind(&self, merged: &ResourceVersion, position: Position) -> Result<Live, SourceError> {
         let (mark, Position { version, .. }) = (position.mark(), position);
         self.shared.check_cluster().await?;
@@ -114,7 +114,7 @@ impl Member {
         Some(KeptMember { namespace, version, is_open, leaves_open: known.leaves_open(), mark })
     }
 
-    /// Returns a version up to which nothing has happened after this one, if the API tells.
+    /// Returns a later version up to which this namespace has no events, if the API shows one.
     pub(super) async fn probe(self, from: ResourceVersion) -> Option<ResourceVersion> {
         let begun = Instant::now();
         let found = self.probe_once(&from).await;
@@ -137,7 +137,7 @@ impl Member {
                             return Some(version);
                         }
                     }
-                    // Of a version that is open what is known comes again.
+                    // The API repeats the known deletions of an open version.
                     Said::Change(EventType::Deleted, item) if self.has_deleted(&item.object) => {}
                     _ => return None,
                 }
@@ -154,8 +154,8 @@ impl Member {
         mark.is_some_and(|mark| mark.has_deletion(last))
     }
 
-    /// Makes kube-apiserver find out how far etcd is: it does so for a list of the most recent state, and sends no bookmark
-    /// at a version that it knew when the watch was opened. Never ends.
+    /// Makes kube-apiserver query etcd's revision, as it does for a list of the most recent state: it sends no bookmark at a
+    /// version that it knew when the watch was opened. Never completes.
     async fn nudge(&self) {
         sleep(NUDGE_AFTER).await;
         drop(self.shared.api.list_within(&self.shared.target(&[("limit", "1")]), MAX_NUDGE_BYTES).await);

@@ -1,15 +1,16 @@
-//! The rule by which the watches of several namespaces become one: what is handed out, and at which version.
+//! Rule that merges the watches of several namespaces into one: the events to emit, and their version.
 //!
-//! Pure. The API counts all objects of a kind together, so that a version means the same in each namespace. A namespace has
-//! *reached* a version when everything up to it was received: by an event that closes its version, or by a bookmark.
+//! Pure. The API numbers the versions of all objects of a kind together, so that a version means the same in each namespace. A
+//! namespace has *reached* a version when all events up to it were received: by an event that closes its version, or by a
+//! bookmark.
 //!
-//! - The **merged version** is the lowest that any namespace has reached: the one to resume from (invariant 3).
-//! - An event is handed out at once. One above the merged version is *ahead*: it comes with the merged version behind it, and
-//!   whoever resumes from a version below the event gets it again ([`History`](crate::cache::History)).
-//! - When the lowest namespace advances, a bookmark moves everybody on.
-//! - The order within a namespace is the API's. Between namespaces there is none.
+//! - The **merged version** is the lowest one that all namespaces have reached. It is the one to resume from.
+//! - An event is emitted at once. One above the merged version is *ahead*: it is followed by the merged version, and a client
+//!   that resumes from a version below the event receives it again ([`History`](crate::cache::History)).
+//! - When the lowest namespace advances, a bookmark advances all clients.
+//! - The order within a namespace is the API's. There is none between namespaces.
 //!
-//! Bounded: at more than 10,000 events or 16 MiB ahead the resource is listed, which brings all namespaces to one version.
+//! Bounded: with more than 10,000 events or 16 MiB ahead the resource is listed, which brings all namespaces to one version.
 
 use std::collections::BTreeMap;
 
@@ -21,19 +22,19 @@ use crate::{
 /// Position of several watches of one resource.
 #[derive(Debug)]
 pub(super) struct Merge {
-    /// Of each member.
+    /// Version that each member has reached.
     reached: Vec<ResourceVersion>,
-    /// Handed out.
+    /// Merged version as emitted.
     version: ResourceVersion,
-    /// Of an event that was handed out or a bookmark; it may be open.
+    /// Highest version of an emitted event or a bookmark; it may be open.
     highest: ResourceVersion,
     ahead: Ahead,
 }
 
-/// Events above the merged version that were handed out.
+/// Emitted events above the merged version.
 #[derive(Debug, Default)]
 struct Ahead {
-    /// How many at each version, and of which size.
+    /// Number and size of the events at each version.
     by_version: BTreeMap<u128, (usize, usize)>,
     events: usize,
     bytes: usize,
@@ -45,13 +46,13 @@ const MAX_AHEAD_BYTES: usize = 16 << 20;
 // === impl Merge ===
 
 impl Merge {
-    /// Members at the version of a list.
+    /// Returns the position after a list: all members have reached its version.
     pub(super) fn new(members: usize, version: ResourceVersion) -> Self {
         let (reached, highest) = (vec![version.clone(); members], version.clone());
         Self { reached, version, highest, ahead: Ahead::default() }
     }
 
-    /// Goes on from a version with members that have reached these.
+    /// Resumes from a version, with the versions that the members have reached.
     pub(super) fn begin(&mut self, version: ResourceVersion, reached: Vec<ResourceVersion>) {
         (self.version, self.reached) = (version, reached);
         for at in 0..self.reached.len() {
@@ -59,16 +60,16 @@ impl Merge {
         }
     }
 
-    /// The merged version, as it was handed out.
+    /// Returns the merged version as emitted.
     pub(super) fn version(&self) -> &ResourceVersion {
         &self.version
     }
 
-    /// Takes over what a member has received, and returns what is to be handed out at once.
+    /// Adds received events of a member, and returns the events to emit at once.
     ///
     /// # Errors
     ///
-    /// [`SourceError::Expired`] when too much is ahead.
+    /// [`SourceError::Expired`] if too much is ahead.
     pub(super) fn take(&mut self, member: usize, delta: Delta) -> Result<Option<Delta>, SourceError> {
         let Delta::Changes { mut events, closes } = delta else { return Ok(Some(delta)) };
         let Some(version) = events.last().map(|last| last.version().clone()) else { return Ok(None) };
@@ -97,7 +98,7 @@ impl Merge {
         Ok(Some(Delta::Changes { events, closes: true }))
     }
 
-    /// Takes note that nothing has happened to a member up to a version.
+    /// Records that a member has no further events up to a version.
     pub(super) fn note_quiet(&mut self, member: usize, version: ResourceVersion) {
         self.note_highest(&version);
         if version > self.reached[member] {
@@ -111,7 +112,7 @@ impl Merge {
         }
     }
 
-    /// Returns the bookmark that moves everybody on, if there is one to hand out.
+    /// Returns the bookmark that advances all clients, if there is one to emit.
     pub(super) fn progress(&mut self) -> Option<Delta> {
         let lowest = self.lowest().clone();
         if lowest <= self.version {
@@ -121,12 +122,12 @@ impl Merge {
         Some(Delta::event(Event::Bookmark(lowest)))
     }
 
-    /// How many events are ahead.
+    /// Returns the number of events ahead.
     pub(super) fn ahead(&self) -> usize {
         self.ahead.events
     }
 
-    /// The members that others are ahead of, the furthest behind first, with the version that they have reached.
+    /// Returns the members that others are ahead of, the furthest behind first, with the version that they have reached.
     pub(super) fn behind(&self) -> Vec<(usize, ResourceVersion)> {
         let is_behind = |(_, at): &(usize, ResourceVersion)| *at < self.highest;
         let mut behind: Vec<_> = self.reached.iter().cloned().enumerate().filter(is_behind).collect();
@@ -134,7 +135,7 @@ impl Merge {
         behind
     }
 
-    /// The highest version of what a member has received; `None` without members.
+    /// Returns the highest version that any member has received; `None` without members.
     pub(super) fn highest(&self) -> Option<&ResourceVersion> {
         Some(&self.highest).filter(|_| !self.reached.is_empty())
     }

@@ -1,6 +1,6 @@
-//! The namespaces that a label selector selects: a list, and a watch that says when it is out of date.
+//! Namespaces selected by a label selector: a list, and a watch that shows when it is out of date.
 //!
-//! Namespaces are a resource like another, of which only the names are of interest. A namespace that comes or goes leads to a
+//! Namespaces are followed as any other resource, of which only the names matter. A namespace that is added or removed causes a
 //! list of all namespaces, so that the resource is at one version again.
 
 use std::{sync::Arc, time::Duration};
@@ -22,16 +22,16 @@ pub(super) struct Selector {
     member: Member,
 }
 
-/// Each has a watch of its own.
+/// Bound of the selected namespaces, each of which has its own watch.
 pub(super) const MAX_NAMESPACES: usize = 100;
 
-/// After a change of the selected namespaces, more of which may follow.
+/// Delay after a change of the selected namespaces, in which more may follow.
 const SETTLING: Duration = Duration::from_secs(1);
 const FAR: Duration = Duration::from_secs(3600);
 // === impl Selector ===
 
 impl Selector {
-    /// Makes the selector of a resource.
+    /// Returns the selector of a resource.
     pub(super) fn new(whole: &Shared, client: Arc<Client>) -> Self {
         let KubeConfig { resource, namespace_selector, cluster, .. } = &whole.config;
         let config = KubeConfig {
@@ -47,7 +47,7 @@ impl Selector {
         Self { member: Member { namespace: String::new(), shared: Arc::new(shared) } }
     }
 
-    /// Lists them: their names, and the version of all objects that the list is of.
+    /// Lists the selected namespaces: their names, and the version of the list.
     pub(super) async fn list(&self) -> Result<(Vec<String>, String), SourceError> {
         let shared = &self.member.shared;
         let reading = list::read(shared, &ListVersion::MostRecent).await.map_err(into_error)?;
@@ -66,11 +66,11 @@ impl Selector {
         Ok((names, reading.version))
     }
 
-    /// Takes note of the cluster that the list was of.
+    /// Records the cluster of the list, unless one is known already.
     pub(super) fn check_cluster(&self, uid: &str) {
         let mut known = self.member.shared.known.lock();
         if known.cluster().is_none() {
-            // What was not known contradicts nothing.
+            // Without a known cluster there is no difference to report.
             drop(known.check_cluster(uid));
         }
     }
@@ -89,13 +89,13 @@ impl Selector {
     }
 }
 
-/// Waits until the selected namespaces are other ones than these for a moment, in which more may come.
+/// Waits until the selected namespaces differ from these for a moment, in which more changes may follow.
 pub(super) async fn changed(mut followed: Followed, names: Vec<String>) -> SourceError {
     let mut until: Option<Instant> = None;
     loop {
         let deadline = until.unwrap_or_else(|| Instant::now() + FAR);
         let received = tokio::select! {
-            // Cancel-safe: nothing is lost of a watch.
+            // Cancel-safe: dropping it loses nothing of a watch.
             received = followed.next() => received,
             () = tokio::time::sleep_until(deadline), if until.is_some() => {
                 return SourceError::Expired("the selected namespaces have changed".to_owned());
