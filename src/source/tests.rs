@@ -1,4 +1,4 @@
-//! What the tests of several sources share.
+//! Shared helpers of the sources' tests.
 
 #[allow(dead_code, reason = "the tests over real upstreams use the rest")]
 pub(in crate::source) mod gate;
@@ -12,7 +12,7 @@ pub(in crate::source) use self::{
 };
 use crate::{cache::Delta, model::Event};
 
-/// The event of a delta that has one.
+/// Returns the only event of a delta.
 pub(in crate::source) fn sole_event(delta: Delta) -> Event {
     match delta {
         Delta::Changes { mut events, .. } if events.len() == 1 => events.remove(0),
@@ -20,5 +20,5 @@ pub(in crate::source) fn sole_event(delta: Delta) -> Event {
     }
 }
 
-/// No test waits longer than this for anything.
+/// Longest wait of any test.
 pub(in crate::source) const DEADLINE: Duration = Duration::from_secs(20);

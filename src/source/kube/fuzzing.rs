@@ -1,4 +1,4 @@
-//! What an API server answers, against the trees that `serde_json` makes of it.
+//! Comparison of an API server's decoded answers with the trees that `serde_json` makes of them.
 
 use std::{collections::BTreeMap, convert::Infallible, sync::LazyLock};
 
@@ -21,7 +21,7 @@ use crate::{
     source::watch_event::{self, INITIAL_EVENTS_END, Said},
 };
 
-/// An object, as far as it is compared.
+/// Compared parts of an object.
 #[derive(Debug, PartialEq, Eq)]
 struct Expected {
     /// Namespace, name, uid, version, API version and kind.
@@ -30,16 +30,16 @@ struct Expected {
     body: Value,
 }
 
-/// Why there is nothing to compare with.
+/// Reason for which there is nothing to compare with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unlike {
-    /// It cannot be read.
+    /// The input is invalid.
     Refused,
-    /// serde reads a list as the fields of a struct as well.
+    /// The input has an array in place of an object, which serde accepts for a struct.
     NotCompared,
 }
 
-/// Words of an error, and what it says besides.
+/// Largest error text.
 const MAX_ERROR_BYTES: usize = 2 << 10;
 
 static WHOLE: LazyLock<KubeConfig> = LazyLock::new(|| KubeConfig::new("pods", "", "v1", "pods"));
@@ -49,7 +49,7 @@ static CUT: LazyLock<KubeConfig> = LazyLock::new(|| {
 });
 static PARTIAL: LazyLock<KubeConfig> = LazyLock::new(|| KubeConfig { is_metadata_only: true, ..CUT.clone() });
 
-/// Reads one page of a list.
+/// Decodes one page of a list.
 pub(crate) fn list(data: &[u8]) {
     let page = page(data, &WHOLE, true);
     for (config, is_decimal) in [(&CUT, true), (&PARTIAL, true), (&WHOLE, false)] {
@@ -65,7 +65,7 @@ pub(crate) fn list(data: &[u8]) {
     }
 }
 
-/// Compares a page with its tree. Without the second one of two equal keys it is read if its tree can be.
+/// Compares a page with its tree. If no key is repeated, the page is decoded whenever its tree can be.
 fn compare_page(text: &[u8], has_each_key_once: bool) {
     let Some(expected) = tree(text).map(|tree| expected_page(&tree)) else { return };
     match (page(text, &WHOLE, true), expected) {
@@ -79,7 +79,7 @@ fn compare_page(text: &[u8], has_each_key_once: bool) {
     }
 }
 
-/// Reads one line: as an event of a watch, as the object of a bookmark and as that of an error.
+/// Decodes one line: as a watch event, as the object of a bookmark and as that of an error.
 pub(crate) fn line(line: &[u8]) {
     let said = read_line(line, &WHOLE);
     if let Some(rest) = line.strip_prefix(b"{") {
@@ -120,7 +120,7 @@ fn compare_line(line: &[u8], has_each_key_once: bool) {
     }
 }
 
-/// Reads the lines of an answer that comes in these pieces, in each way.
+/// Reads the lines of an answer that arrives in pieces, once for each division into pieces.
 pub(crate) fn lines(data: &[u8], ways: &[Vec<&[u8]>]) {
     let mut expected: Vec<&[u8]> = data.split(|byte| *byte == b'\n').collect();
     let torn = expected.pop().unwrap_or_default();
@@ -199,7 +199,7 @@ fn found(object: &Object) -> Expected {
     }
 }
 
-/// Reads a JSON text as a tree; not one that has the name under which `serde_json` hides a raw value.
+/// Parses a JSON text as a tree; `None` if it contains the name under which `serde_json` hides a raw value.
 fn tree(json: &[u8]) -> Option<Value> {
     let is_hidden = memchr::memmem::find(json, b"serde_json::private").is_some();
     serde_json::from_slice(json).ok().filter(|_| !is_hidden)
@@ -217,7 +217,7 @@ fn expected_page(tree: &Value) -> Result<(String, Option<String>, Vec<Expected>)
     };
     let kind = kind.strip_suffix("List").unwrap_or_default();
     let items: Vec<_> = items.iter().map(|item| expected_item(item, Some((&*api_version, kind)))).collect();
-    // One that is refused decides, wherever it is.
+    // One invalid item makes the page invalid, wherever it is.
     if items.iter().any(|item| matches!(item, Err(Unlike::Refused))) {
         return Err(Unlike::Refused);
     }
@@ -280,7 +280,7 @@ fn record(value: Option<&Value>) -> Result<&Map<String, Value>, Unlike> {
     }
 }
 
-/// Returns a text, which is empty where it is null or missing.
+/// Returns a text, which is empty if it is null or missing.
 fn text(map: &Map<String, Value>, key: &str) -> Result<String, Unlike> {
     match map.get(key) {
         None | Some(Value::Null) => Ok(String::new()),

@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(ItemReader { is_decimal: false, ..reader(&cut) }.read(body).unwrap().text, "x-1");
     }
 
-    /// `TestWatchList`: "a bookmark with any other value does not count".
+    /// `TestWatchList`: a bookmark with any other value does not count.
     #[test]
     fn a_bookmark_ends_the_initial_events_only_if_it_says_true() {
         let read = |value: &str| {

@@ -1,5 +1,5 @@
-//! The source under its Reflector, against a scripted API over TCP. Whatever is done to it, what comes out of the queue is
-//! folded, and has to be what was written: in order, each once.
+//! Tests of the source under its Reflector, against a scripted API over TCP. Each folds the queue's deltas into a state and
+//! compares it with the written one: all changes in order, each once.
 
 mod connections;
 mod faults;
@@ -25,7 +25,7 @@ use crate::{
     source::tests::{DEADLINE, Gate, Kept, Rig},
 };
 
-/// A source of one API, behind a gate.
+/// A scripted API behind a gate, with a kubeconfig.
 struct Stand {
     play: Play,
     gate: Gate,
@@ -42,7 +42,7 @@ impl Stand {
         Self { play, gate, kubeconfig }
     }
 
-    /// With times for tests.
+    /// Returns a configuration with short timeouts.
     fn config(&self) -> KubeConfig {
         KubeConfig {
             cluster: KubeCluster { kubeconfig: Some(PathBuf::from(&*self.kubeconfig)), context: None },
@@ -56,19 +56,19 @@ impl Stand {
         follow(self.config(), None)
     }
 
-    /// A later start.
+    /// Starts a source that resumes from a previous run.
     fn resumed(&self, kept: &Kept) -> Rig {
         follow(self.config(), Some(kept))
     }
 
-    /// One that has been listed.
+    /// Starts a source, and waits for its list.
     async fn listed(&self) -> Rig {
         let mut rig = self.rig();
         assert_eq!(rig.told().await, format!("list {}", self.play.revision()));
         rig
     }
 
-    /// Folds until it is there, and holds the state against the truth.
+    /// Folds deltas up to the API's revision, and compares the state.
     async fn reach(&self, rig: &mut Rig) {
         rig.reach_state(self.play.revision(), || self.play.state()).await;
     }
@@ -83,7 +83,7 @@ fn value(object: &Object) -> String {
     Path::parse("value").unwrap().scalar(object.body()).unwrap_or_default()
 }
 
-/// A file that leads to a server, as this user. It names whom to trust, which takes less time than what the system trusts.
+/// Writes a kubeconfig for a server and a user. It names an authority, since loading the system's takes longer.
 fn kubeconfig(server: &str, user: &str) -> tempfile::TempPath {
     static AUTHORITY: LazyLock<String> = LazyLock::new(|| {
         let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -100,7 +100,7 @@ fn kubeconfig(server: &str, user: &str) -> tempfile::TempPath {
     path
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 async fn until(mut condition: impl FnMut() -> bool) {
     let so = async {
         while !condition() {

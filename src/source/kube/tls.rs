@@ -114,8 +114,8 @@ impl ServerCertVerifier for NoVerifier {
     }
 }
 
-/// Returns true if the root cause of an error is an alert by which the peer refused the client certificate. In TLS 1.3 that
-/// alert follows the handshake.
+/// Returns true if an error was caused by a TLS alert of the peer, which counts as a refusal of the client certificate. In TLS
+/// 1.3 that alert follows the handshake.
 pub(super) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,4 +1,4 @@
-//! What stands between a source and a member: a connection that can be cut, frozen or refused, at any byte.
+//! Proxy between a source and its upstream: a connection that can be cut, frozen or refused, at any byte.
 
 use std::{
     net::SocketAddr,
@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// A listener that passes bytes on. Dropped, it closes everything.
+/// Listener that forwards bytes to a member. Dropping it closes all connections.
 pub(crate) struct Gate {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -26,11 +26,11 @@ struct Shared {
     member: SocketAddr,
     is_refusing: AtomicBool,
     is_frozen: AtomicBool,
-    /// Bytes of the member that the next connection passes before it is cut.
+    /// Number of the member's bytes that the next connection forwards before it is cut.
     limit: AtomicUsize,
     accepted: AtomicUsize,
     passed: AtomicUsize,
-    /// What is open is closed once so many bytes have passed in all.
+    /// Total number of forwarded bytes at which open connections are closed, once.
     cut_at: AtomicUsize,
     cut: parking_lot::Mutex<CancellationToken>,
 }
@@ -65,12 +65,12 @@ impl Gate {
         self.address.port()
     }
 
-    /// Closes what is open.
+    /// Closes open connections.
     pub(crate) fn cut(&self) {
         self.shared.cut();
     }
 
-    /// Closes what comes, as well.
+    /// Closes open and new connections, until it is reset.
     pub(crate) fn refuse(&self, is_refusing: bool) {
         self.shared.is_refusing.store(is_refusing, Ordering::SeqCst);
         if is_refusing {
@@ -78,22 +78,22 @@ impl Gate {
         }
     }
 
-    /// Passes nothing on, and keeps everything open.
+    /// Stops forwarding, and keeps connections open.
     pub(crate) fn freeze(&self, is_frozen: bool) {
         self.shared.is_frozen.store(is_frozen, Ordering::SeqCst);
     }
 
-    /// The next connection is cut after so many bytes of the member.
+    /// Cuts the next connection after so many bytes of the member.
     pub(crate) fn limit_next(&self, bytes: usize) {
         self.shared.limit.store(bytes, Ordering::SeqCst);
     }
 
-    /// Closes what is open, once, after so many more bytes of the member on all connections together.
+    /// Closes open connections, once, after so many more bytes of the member on all connections together.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.shared.cut_at.store(self.passed() + bytes, Ordering::SeqCst);
     }
 
-    /// Whether `cut_after` has yet to close something.
+    /// Returns true if `cut_after` has yet to take effect.
     pub(crate) fn is_to_cut(&self) -> bool {
         self.shared.cut_at.load(Ordering::SeqCst) != usize::MAX
     }
@@ -102,7 +102,7 @@ impl Gate {
         self.shared.accepted.load(Ordering::SeqCst)
     }
 
-    /// Bytes of the member, in all.
+    /// Returns the total number of forwarded bytes of the member.
     pub(crate) fn passed(&self) -> usize {
         self.shared.passed.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! A source under its Reflector, and what has come out of the queue, folded: what is told twice, torn or backwards fails.
+//! A source under its Reflector, with the folded state of its queue; a repeated, torn or backward event fails the test.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use crate::{
     model::{Event, Object, ResourceVersion},
 };
 
-/// A source, what drives it, and what has come of it.
+/// A source with its queue, its health, and the folded state.
 pub(in crate::source) struct Rig {
     pub(in crate::source) fifo: Arc<RealFifo>,
     pub(in crate::source) health: SourceHealth,
@@ -28,15 +28,15 @@ pub(in crate::source) struct Rig {
     /// Key to uid and value.
     pub(in crate::source) state: BTreeMap<String, (String, String)>,
     pub(in crate::source) version: u128,
-    /// The last version that is complete.
+    /// Last complete version.
     pub(in crate::source) safe: u128,
     pub(in crate::source) rewinds: usize,
-    /// Of the last list.
+    /// New namespaces of the last list.
     pub(in crate::source) new_namespaces: Vec<String>,
     pub(in crate::source) expires_older: bool,
 }
 
-/// A state that a later start could begin with, and its proof.
+/// State that a next run can begin with, and its proof.
 #[derive(Clone)]
 pub(in crate::source) struct Kept {
     pub(in crate::source) proof: Bytes,
@@ -47,8 +47,8 @@ pub(in crate::source) struct Kept {
 // === impl Rig ===
 
 impl Rig {
-    /// Lists and watches a source, with short delays, from what an earlier start has kept, if there is something. `value` is
-    /// what is told of an object.
+    /// Lists and watches a source, with short delays, and resumes from saved data, if there are any. `value` returns the
+    /// compared part of an object.
     pub(in crate::source) fn follow(
         source: impl ListerWatcher,
         health: SourceHealth,
@@ -85,12 +85,12 @@ impl Rig {
         }
     }
 
-    /// What has come of it so far, and its proof.
+    /// Returns the folded state, and its proof.
     pub(in crate::source) async fn kept(&mut self) -> Kept {
         let fifo = Arc::clone(&self.fifo);
         let taking = tokio::spawn(async move { drop(fifo.checkpoints().take().await) });
         let proof = loop {
-            // Bookmarks may come before it.
+            // Bookmarks may come before the proof.
             let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
             match popped.unwrap().remove(0) {
                 Delta::Checkpoint(proof) => break proof,
@@ -101,7 +101,7 @@ impl Rig {
         Kept { proof, version: self.safe, state: self.state.clone() }
     }
 
-    /// The next delta, folded, in short: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`, `7 ahead +a=1@9`.
+    /// Folds the next delta, and returns its summary: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`, `7 ahead +a=1@9`.
     pub(in crate::source) async fn next(&mut self) -> String {
         let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("something in time");
         let delta = popped.unwrap().remove(0);
@@ -109,7 +109,7 @@ impl Rig {
         let closes = delta.closes();
         let text = match delta {
             Delta::Replace(list) => {
-                // As the informer takes it.
+                // As the informer does.
                 if version < self.version {
                     self.rewinds += 1;
                     (self.version, self.safe) = (0, 0);
@@ -152,7 +152,7 @@ impl Rig {
         self.version = version;
     }
 
-    /// What comes next but for bookmarks.
+    /// Returns the summary of the next delta that is no bookmark.
     pub(in crate::source) async fn told(&mut self) -> String {
         loop {
             let text = self.next().await;
@@ -162,7 +162,7 @@ impl Rig {
         }
     }
 
-    /// Folds until it is there, and holds the state against the truth.
+    /// Folds deltas up to a version, and compares the state.
     pub(in crate::source) async fn reach_state(
         &mut self,
         version: impl Into<u128>,
@@ -202,7 +202,7 @@ impl Rig {
         self.stats.lists.load(Ordering::Relaxed)
     }
 
-    /// Waits for the source to say what is wrong.
+    /// Waits for an error of the source that contains this text.
     pub(in crate::source) async fn error(&self, part: &str) -> String {
         let said = async {
             loop {

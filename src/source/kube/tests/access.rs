@@ -24,7 +24,7 @@ async fn a_user_becomes_the_headers_of_client_go() {
         ("token: t", vec!["authorization: Bearer t"]),
         ("username: u, password: p", vec!["authorization: Basic dTpw"]),
         ("auth-provider: {name: oidc, config: {id-token: i}}", vec!["authorization: Bearer i"]),
-        // What is written counts before a plugin, which is not run.
+        // Static credentials have precedence over a plugin, which does not run.
         ("token: t, exec: {command: /no/such/plugin}", vec!["authorization: Bearer t"]),
         (
             "as: me, as-uid: '7', as-groups: [a, b], as-user-extra: {Some/Key: [x, y]}",
@@ -65,7 +65,7 @@ async fn what_cannot_be_used_is_named_with_its_key() {
     }
 }
 
-/// Files that have changed count for the next connection; one that is missing while it is replaced does not matter.
+/// Changed files apply to the next connection; one that is missing while it is replaced is no failure.
 #[tokio::test]
 async fn files_are_read_again_when_they_have_changed() {
     let directory = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ async fn a_token_file_that_goes_away_leaves_its_last_token() {
     assert_eq!(headers(&access.headers().await.unwrap()), ["authorization: Bearer t"]);
 }
 
-/// A plugin whose credentials are over is run again, and not while they last.
+/// A plugin runs again after its credentials have expired, and not before.
 #[tokio::test]
 async fn a_plugin_is_run_again_when_its_credentials_end() {
     let directory = tempfile::tempdir().unwrap();

@@ -21,17 +21,17 @@ use crate::{
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
-/// An API server over TLS, whose answers do not matter.
+/// API server over TLS, with answers that do not matter.
 struct Server {
     address: std::net::SocketAddr,
     authority: String,
     connections: Arc<AtomicUsize>,
-    /// Requests that wait for their answers.
+    /// Number of requests without a complete answer.
     open: Arc<AtomicUsize>,
     directory: tempfile::TempDir,
 }
 
-/// A certificate and its key, in PEM.
+/// Returns a certificate and its key, in PEM.
 fn certificate() -> (String, String) {
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
@@ -59,7 +59,8 @@ fn tls(alpn: &str, (cert, key): &(String, String), client: Option<&str>) -> Serv
     config
 }
 
-/// `/hold` is answered and never ends, `/large` is 1 MiB in gzip if that is allowed, and everything else ends at once.
+/// Answers a request: `/hold` never ends, `/large` is 1 MiB, in gzip if the client accepts it, and any other answer ends at
+/// once.
 fn answer(request: &Request<Incoming>, open: &AtomicUsize) -> Answer {
     let full = |bytes: Vec<u8>| BoxBody::new(Full::new(Bytes::from(bytes)));
     if request.uri().path() == "/hold" {
@@ -89,7 +90,7 @@ impl Server {
         Self::with(alpn, max_streams, certificate.0, move || Arc::clone(&config)).await
     }
 
-    /// With a configuration of TLS for each connection.
+    /// Starts a server with a separate TLS configuration for each connection.
     async fn with(
         alpn: &'static str,
         max_streams: u32,
@@ -150,7 +151,7 @@ impl Server {
     }
 }
 
-/// A server that takes few requests at a time makes none wait: there is another connection for them.
+/// Beyond the server's limit of concurrent requests the client opens another connection.
 #[tokio::test]
 async fn requests_share_a_connection_of_http2_up_to_what_the_server_takes() {
     let server = Server::start("h2", 3).await;
@@ -160,7 +161,7 @@ async fn requests_share_a_connection_of_http2_up_to_what_the_server_takes() {
         held.push(timeout(DEADLINE, api.open("/hold")).await.unwrap().unwrap());
     }
     assert_eq!((server.connections(), server.open.load(Ordering::SeqCst)), (3, 7));
-    // Room for two; what is over makes room.
+    // Two streams are free; each request frees its stream at its end.
     for _ in 0..5 {
         assert_eq!(api.get("/x").await.unwrap(), "/x");
     }
@@ -169,7 +170,7 @@ async fn requests_share_a_connection_of_http2_up_to_what_the_server_takes() {
     assert_eq!(server.connections(), 3);
 }
 
-/// Those that begin together do not begin with a connection each.
+/// Concurrent requests do not open a connection each.
 #[tokio::test]
 async fn requests_that_begin_together_wait_for_one_connection() {
     let server = Server::start("h2", 100).await;
@@ -207,7 +208,7 @@ async fn a_compressed_page_is_unpacked_within_a_bound() {
     assert_eq!(problem, "the answer has more than 1048575 bytes");
 }
 
-/// By a PING: the kernel of a frozen proxy still acknowledges everything.
+/// A PING detects it: the kernel of a frozen proxy still acknowledges every packet.
 #[tokio::test]
 async fn a_frozen_connection_of_http2_ends_and_is_stale_by_the_last_contact() {
     let server = Server::start("h2", 100).await;
@@ -244,7 +245,7 @@ async fn a_frozen_connection_of_http2_ends_and_is_stale_by_the_last_contact() {
     assert_eq!(server.connections(), 2);
 }
 
-/// In TLS 1.3 a server refuses a client certificate after the handshake. The certificate that has been renewed is in the file.
+/// In TLS 1.3 a server refuses a client certificate after the handshake. The renewed certificate is in the file.
 #[tokio::test]
 async fn a_client_certificate_that_is_refused_is_read_again() {
     for alpn in ["h2", "http/1.1"] {
@@ -265,7 +266,7 @@ async fn a_client_certificate_that_is_refused_is_read_again() {
         assert_eq!(api.get("/x").await.unwrap(), "/x");
         accepted.lock().clone_from(&renewed.0);
         write(&renewed);
-        // Over the connection that is there.
+        // Over the open connection.
         assert_eq!(api.get("/x").await.unwrap(), "/x");
         assert_eq!(server.connections(), 1, "{alpn}");
         let other = server.api_over(server.address.port(), user, &health);

@@ -1,4 +1,4 @@
-//! Connections and credentials: where they come from, how often they are obtained, and that nothing else waits for them.
+//! Tests of connections and credentials: their source, the number of renewals, and that no other task waits for them.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::cache::SyncState;
 
-/// A plugin that notes its runs and gives the token `t`.
+/// Plugin that records its runs and prints the token `t`.
 struct Plugin {
     directory: tempfile::TempDir,
     kubeconfig: tempfile::TempPath,
@@ -16,7 +16,7 @@ struct Plugin {
 // === impl Plugin ===
 
 impl Plugin {
-    /// Does something else before it prints.
+    /// Writes a plugin that runs another command before it prints.
     fn new(server: &str, before: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let script = directory.path().join("plugin");
@@ -45,7 +45,7 @@ fn cluster(kubeconfig: &Path) -> KubeCluster {
     KubeCluster { kubeconfig: Some(kubeconfig.to_owned()), context: None }
 }
 
-/// On one thread, which a plugin that blocked it would stop for as long as it runs.
+/// On a single thread, which a blocking plugin would stop.
 #[tokio::test]
 async fn a_slow_exec_plugin_delays_nothing_else_and_runs_once_for_a_connection() {
     let stand = Stand::new().await;
@@ -72,7 +72,7 @@ async fn a_slow_exec_plugin_delays_nothing_else_and_runs_once_for_a_connection()
     assert_eq!(plugin.runs(), 1, "another connection needs no other token");
 }
 
-/// A plugin runs at most every 10 s.
+/// Returns the largest number of plugin runs since then: one every 10 s.
 fn most_runs(since: Instant) -> usize {
     since.elapsed().as_secs() as usize / 10
 }
@@ -87,7 +87,7 @@ async fn an_exec_plugin_is_not_run_at_each_attempt_of_an_outage() {
     assert_eq!(plugin.runs(), 1, "{} attempts to list", rig.lists());
 }
 
-/// As with twenty resources of one cloud provider: one run of the plugin serves all, and its failure is that of all.
+/// As with twenty resources of one cloud provider: they share one run of the plugin, and its failure.
 #[tokio::test]
 async fn resources_of_one_cluster_share_a_run_and_its_failure() {
     let stand = Stand::new().await;
@@ -116,7 +116,7 @@ async fn resources_of_one_cluster_share_a_run_and_its_failure() {
     assert!(runs <= 1 + most_runs(since), "{runs} runs in {:?}", since.elapsed());
 }
 
-/// A token that the API does not know any more is obtained again, once.
+/// A token that the API refuses is renewed, once.
 #[tokio::test]
 async fn a_refused_token_makes_the_plugin_run_again_after_a_while() {
     let stand = Stand::new().await;
@@ -140,7 +140,7 @@ async fn a_refused_token_makes_the_plugin_run_again_after_a_while() {
     assert_eq!(rig.rewinds, 0);
 }
 
-/// `echo TOKEN >file`: client-go trims it. It reads the file before the token in the kubeconfig.
+/// `echo TOKEN >file`: client-go trims the token. The file has precedence over a token in the kubeconfig.
 #[tokio::test]
 async fn a_token_file_may_end_with_a_line_and_wins_over_a_token() {
     let stand = Stand::new().await;
@@ -151,7 +151,7 @@ async fn a_token_file_may_end_with_a_line_and_wins_over_a_token() {
     let path = kubeconfig(&stand.gate.url(), &user);
     let mut rig = follow(KubeConfig { cluster: cluster(&path), ..stand.config() }, None);
     assert_eq!(rig.told().await, "list 1");
-    // One that is read again without being refused.
+    // The new token is read before the server refuses the old one.
     fs::write(token.path(), "two\r\n").unwrap();
     stand.play.set(|store| store.token = Some("two"));
     stand.gate.cut();
@@ -173,7 +173,7 @@ async fn a_token_file_that_is_of_no_use_is_named() {
     }
 }
 
-/// The kernel of a frozen proxy still acknowledges everything, so that TCP alone would notice nothing.
+/// The kernel of a frozen proxy still acknowledges every packet, so that TCP alone detects nothing.
 #[tokio::test]
 async fn a_frozen_connection_is_stale_within_25_seconds_and_is_opened_again() {
     let stand = Stand::new().await;
@@ -198,8 +198,8 @@ async fn a_frozen_connection_is_stale_within_25_seconds_and_is_opened_again() {
     assert_eq!(rig.lists(), 1);
 }
 
-/// An API without a watch cache sends no bookmarks, as for Events: its watch is followed as long as its server answers,
-/// which one request proves for all resources.
+/// An API without a watch cache sends no bookmarks, as for Events: the source keeps its watch while the server answers, which
+/// one request shows for all resources.
 #[tokio::test]
 async fn a_watch_in_which_nothing_comes_stays_open_and_fresh_while_its_server_answers() {
     let stand = Stand::new().await;
@@ -233,7 +233,7 @@ async fn a_watch_in_which_nothing_comes_stays_open_and_fresh_while_its_server_an
     }
 }
 
-/// A proxy that passes bytes on, and the first lines that it got.
+/// Returns a proxy that forwards bytes, with the heads of the requests that it received.
 async fn proxy() -> (std::net::SocketAddr, std::sync::Arc<parking_lot::Mutex<Vec<String>>>) {
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -251,7 +251,7 @@ async fn proxy() -> (std::net::SocketAddr, std::sync::Arc<parking_lot::Mutex<Vec
                 }
                 let target = head.split(' ').nth(1).unwrap().to_owned();
                 noted.lock().push(head.replace("\r\n", " "));
-                // The name in the request is one that only the proxy resolves.
+                // Only the proxy resolves the name in the request.
                 let port = target.rsplit_once(':').unwrap().1;
                 let mut server = tokio::net::TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
                 client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.unwrap();

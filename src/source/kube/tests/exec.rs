@@ -27,7 +27,7 @@ async fn a_plugin_gives_a_token_or_a_certificate_and_when_they_end() {
     let status = r#"{"clientCertificateData":"c","clientKeyData":"k","expirationTimestamp":null}"#;
     let credential = run(&exec(&printed(status)), &Cluster::default()).await.unwrap();
     assert_eq!((credential.identity.as_deref(), credential.expires_at), (Some(&b"c\nk\n"[..]), None));
-    // YAML, as some print it; with a complaint that is larger than a pipe.
+    // YAML, as some plugins print; stderr is larger than a pipe's buffer.
     let yaml = "yes complaint | head -c 200000 >&2; \
                 printf 'apiVersion: client.authentication.k8s.io/v1\\nkind: ExecCredential\\nstatus:\\n  token: y\\n'";
     assert_eq!(run(&exec(yaml), &Cluster::default()).await.unwrap().token.as_deref(), Some("y"));
@@ -87,7 +87,7 @@ async fn a_plugin_that_is_of_no_use_is_named_and_why() {
     assert!(problem(&always).await.contains("needs a terminal"));
 }
 
-/// The minute passes at once, as soon as the plugin has started.
+/// The timeout of a minute is skipped as soon as the plugin has started.
 #[tokio::test]
 async fn a_plugin_that_hangs_is_named_after_a_minute_and_killed() {
     let directory = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ async fn a_plugin_that_hangs_is_named_after_a_minute_and_killed() {
     let started = async {
         loop {
             match std::fs::read_to_string(&path) {
-                // The file is there before it is written.
+                // The file exists before its content is written.
                 Ok(pid) if pid.ends_with('\n') => return pid,
                 _ => tokio::time::sleep(Duration::from_millis(2)).await,
             }

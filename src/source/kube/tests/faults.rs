@@ -1,4 +1,4 @@
-//! What goes wrong between the API and the source (RELIABILITY 2.1; SEMANTICS 1.27).
+//! Tests of faults between the API and the source.
 
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ fn refuse(code: u16) -> Fault {
     Fault::Refuse(code, None, String::new())
 }
 
-/// "Whole events before the cut applied, the torn one never": at every byte of what the API sends.
+/// Events received whole are applied, and a torn one never is: cut at every byte that the API sends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_cut_at_any_byte_loses_nothing_and_tells_nothing_twice() {
     let whole = replay(usize::MAX).await;
@@ -21,7 +21,7 @@ async fn a_connection_that_is_cut_at_any_byte_loses_nothing_and_tells_nothing_tw
     }
 }
 
-/// The initial events and what follows, over a first connection of so many bytes.
+/// Follows initial events and two changes, over a first connection that is cut after so many bytes.
 async fn replay(bytes: usize) -> usize {
     let stand = Stand::new().await;
     stand.play.write("a=1 b=1");
@@ -34,7 +34,7 @@ async fn replay(bytes: usize) -> usize {
     stand.gate.passed()
 }
 
-/// The same of pages and of a watch of its own.
+/// A list in pages, cut at every third byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_is_cut_at_any_byte_is_never_taken_for_the_whole() {
     let replay = async |bytes: usize| {
@@ -53,7 +53,7 @@ async fn a_list_that_is_cut_at_any_byte_is_never_taken_for_the_whole() {
     }
 }
 
-/// `TestReflectorWatchHandler`'s normal close: at once, and without a list.
+/// `TestReflectorWatchHandler`'s normal close: the watch is reopened at once, and without a list.
 #[tokio::test]
 async fn a_watch_goes_on_after_a_break_without_a_list() {
     let stand = Stand::new().await;
@@ -110,7 +110,8 @@ async fn an_api_that_is_busy_is_watched_again_and_never_listed() {
     assert_eq!(watches, 6);
 }
 
-/// SEMANTICS 1.25, rule 5: with the last version first, and never at once with the most recent (kubernetes #86430).
+/// As client-go's Reflector: the list after an expired watch is at the last version, not at the most recent one (kubernetes
+/// #86430).
 #[tokio::test]
 async fn a_watch_that_has_expired_is_listed_again_once() {
     for streams in [true, false] {
@@ -131,7 +132,8 @@ async fn a_watch_that_has_expired_is_listed_again_once() {
     }
 }
 
-/// SEMANTICS 1.27, rule 9: "store read error", after which what is corrupt is gone (`TestReflectorReplacesStoreOnUnsafeDelete`).
+/// An API server reports a corrupt object as a store read error, and omits it after its unsafe deletion
+/// (`TestReflectorReplacesStoreOnUnsafeDelete`).
 #[tokio::test]
 async fn an_internal_error_in_a_watch_is_listed_again() {
     let stand = Stand::new().await;
@@ -144,7 +146,7 @@ async fn an_internal_error_in_a_watch_is_listed_again() {
     assert_eq!(stand.play.asked(), ["initial", "initial 2"]);
 }
 
-/// `TestWatchList`: closed before the bookmark, a bookmark of another value, refused, expired and of no use.
+/// `TestWatchList`: closed before the bookmark, a bookmark of another value, refused, expired, and successful at last.
 #[tokio::test]
 async fn initial_events_are_taken_whole_or_not_at_all() {
     let stand = Stand::new().await;
@@ -162,7 +164,7 @@ async fn initial_events_are_taken_whole_or_not_at_all() {
     assert_eq!(stand.play.asked(), ["initial"; 5]);
 }
 
-/// "Updates and deletes during the stream."
+/// Objects may change, and be deleted, during the initial events.
 #[tokio::test]
 async fn what_changes_among_the_initial_events_is_part_of_the_list() {
     let stand = Stand::new().await;
@@ -180,7 +182,7 @@ async fn what_changes_among_the_initial_events_is_part_of_the_list() {
     assert_eq!(rig.state.clone().into_iter().collect::<Vec<_>>(), [("a".to_owned(), ("a".to_owned(), "4".to_owned()))]);
 }
 
-/// `TestWatchList`: "fallback on any error", for this round alone.
+/// `TestWatchList`: any error leads to an ordinary list, once.
 #[tokio::test]
 async fn an_api_without_initial_events_is_listed() {
     let stand = Stand::new().await;
@@ -192,7 +194,7 @@ async fn an_api_without_initial_events_is_listed() {
     assert_eq!(stand.play.asked(), ["initial", "list limit=500", "watch 2"], "the head is known from the list");
 }
 
-/// An API that takes the request for that of any other watch, and gets one more try at another connection.
+/// An API that ignores the request for initial events; the source tries them once more, over another connection.
 #[tokio::test]
 async fn initial_events_that_never_end_are_given_up() {
     let stand = Stand::new().await;
@@ -220,7 +222,7 @@ async fn initial_events_that_never_end_are_given_up() {
     }
 }
 
-/// An API that takes the request for that of any other watch, of a resource that is never quiet.
+/// An API that ignores the request for initial events, with a resource that changes constantly.
 #[tokio::test]
 async fn initial_events_that_never_end_are_given_up_though_something_happens() {
     for write in
@@ -243,7 +245,7 @@ async fn initial_events_that_never_end_are_given_up_though_something_happens() {
     }
 }
 
-/// As an API server that is overloaded for a moment.
+/// An API server may be overloaded for a moment.
 #[tokio::test]
 async fn initial_events_are_requested_again_at_the_next_connection() {
     let stand = Stand::new().await;
@@ -252,7 +254,7 @@ async fn initial_events_are_requested_again_at_the_next_connection() {
     let mut rig = follow(KubeConfig { initial_events_timeout: Duration::from_millis(200), ..stand.config() }, None);
     assert_eq!(rig.told().await, "list 2");
     for n in 3..8 {
-        // Otherwise no watch breaks: the next one is opened over another connection, and expires.
+        // Only an open watch breaks; the next one is opened over another connection, and expires.
         let is_open = |asked: &String| asked.starts_with("watch") || asked.starts_with("initial");
         until(|| stand.play.asked().last().is_some_and(is_open)).await;
         stand.play.set(|store| store.revision = n);
@@ -264,7 +266,7 @@ async fn initial_events_are_requested_again_at_the_next_connection() {
     assert_eq!(asked.iter().filter(|asked| asked.starts_with("initial")).count(), 6, "{asked:?}");
 }
 
-/// "Obeyed, clamped to 1 s and 5 min": no request comes earlier.
+/// Retry-After is obeyed, between 1 s and 5 min: no request is sent earlier.
 #[tokio::test]
 async fn an_answer_that_asks_for_patience_gets_it() {
     let stand = Stand::new().await;
@@ -277,7 +279,7 @@ async fn an_answer_that_asks_for_patience_gets_it() {
     assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(4), "{waited:?}");
 }
 
-/// "Duplicate, out-of-order, old: never forwarded." The rig refuses what is told twice.
+/// Duplicate, out-of-order and old events are not emitted. The rig fails on a repeated event.
 #[tokio::test]
 async fn what_contradicts_itself_is_never_forwarded() {
     let stand = Stand::new().await;
@@ -292,7 +294,7 @@ async fn what_contradicts_itself_is_never_forwarded() {
     assert_eq!((rig.lists(), rig.rewinds), (1, 0));
 }
 
-/// An aggregated API whose decimals are in no order: the same low event comes each time.
+/// An aggregated API whose decimals have no order: each watch begins with the same low event.
 #[tokio::test]
 async fn a_stream_that_always_contradicts_itself_is_listed_at_last() {
     let stand = Stand::new().await;
@@ -313,7 +315,7 @@ async fn a_stream_that_always_contradicts_itself_is_listed_at_last() {
     assert_eq!(watches, 2, "three with that of the initial events");
 }
 
-/// With opaque versions nothing is out of order.
+/// Opaque versions have no order to contradict.
 #[tokio::test]
 async fn versions_that_are_in_no_order_are_followed_as_opaque_ones() {
     let stand = Stand::new().await;
@@ -327,7 +329,7 @@ async fn versions_that_are_in_no_order_are_followed_as_opaque_ones() {
     assert_eq!(rig.lists(), 1);
 }
 
-/// Every list in one piece breaks off; pages do not.
+/// Every unpaged list fails, but pages succeed.
 #[tokio::test]
 async fn a_relist_that_is_too_slow_in_one_piece_is_read_in_pages() {
     let stand = Stand::new().await;
@@ -353,7 +355,7 @@ async fn a_relist_that_is_too_slow_in_one_piece_is_read_in_pages() {
     assert_eq!(lists, ["list 601", "list limit=500", "list limit=500 page"], "in one piece once");
 }
 
-/// A 410 is an answer, but none that shows that the state is current.
+/// A 410 is an answer, but does not show that the state is current.
 #[tokio::test]
 async fn a_watch_that_has_expired_never_turns_stale_into_synced() {
     let stand = Stand::new().await;
@@ -376,7 +378,7 @@ async fn a_watch_that_has_expired_never_turns_stale_into_synced() {
     until(|| rig.health.state() == crate::cache::SyncState::Synced).await;
 }
 
-/// Who may only list and watch one name (RBAC `resourceNames` with `fieldSelector=metadata.name=...`) may not list all.
+/// A user who may only list and watch one name (RBAC `resourceNames` with `fieldSelector=metadata.name=...`) may not list all.
 #[tokio::test]
 async fn every_request_has_the_configured_selectors() {
     let stand = Stand::new().await;
@@ -391,7 +393,7 @@ async fn every_request_has_the_configured_selectors() {
     assert_eq!((rig.lists(), rig.health.report().last_error), (1, None), "{:?}", stand.play.asked());
 }
 
-/// A head that may not be read proves nothing, and stops nothing.
+/// A head that may not be read proves nothing, and is no failure.
 #[tokio::test]
 async fn a_head_that_is_refused_is_no_failure() {
     let stand = Stand::new().await;
@@ -409,7 +411,7 @@ async fn a_head_that_is_refused_is_no_failure() {
     assert!(stand.play.asked().contains(&"watch 1".to_owned()), "from before the last known change");
 }
 
-/// An API that takes no account of `limit` or of the selector.
+/// An API that ignores `limit` or the selector.
 #[tokio::test]
 async fn a_head_that_is_larger_than_it_may_be_is_read_no_further() {
     let stand = Stand::new().await;
@@ -426,7 +428,7 @@ async fn a_head_that_is_larger_than_it_may_be_is_read_no_further() {
     assert!(passed < 32 << 20, "{passed} bytes");
 }
 
-/// 403 and 404: what was there stays, and the error says what to do.
+/// 403 and 404: the objects stay, and the error says what to do.
 #[tokio::test]
 async fn what_is_not_allowed_or_not_there_deletes_nothing() {
     let stand = Stand::new().await;

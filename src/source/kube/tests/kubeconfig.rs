@@ -17,8 +17,8 @@ fn load(path: &Path, context: Option<&str>) -> Result<RestConfig, String> {
     RestConfig::load(&cluster, &env([]))
 }
 
-/// `TestModifyContext` and `TestLoadingGetLoadingPrecedence` of clientcmd: the first definition wins, a file that is not there
-/// counts for nothing, and paths are relative to the file that has them.
+/// `TestModifyContext` and `TestLoadingGetLoadingPrecedence` of clientcmd: the first definition wins, a missing file is
+/// ignored, and paths are relative to the file that has them.
 #[test]
 fn files_are_merged_as_kubectl_merges_them() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Lists in pages, and their versions (SEMANTICS 1.25, 1.26).
+//! Tests of lists in pages, and of their versions.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn source(config: KubeConfig) -> KubeSource {
     KubeSource::new(config, health)
 }
 
-/// The lists that were asked for, without the questions before them.
+/// Returns the list requests, without heads and watches.
 fn lists(stand: &Stand) -> Vec<String> {
     stand.play.asked().into_iter().filter(|asked| asked.starts_with("list")).collect()
 }
@@ -41,7 +41,7 @@ async fn a_list_that_need_not_be_the_most_recent_is_not_paged() {
     assert_eq!(lists(&stand), ["list limit=500", "list 11"]);
 }
 
-/// `TestReflectorPaginatingNonConsistentReadsIfWatchCacheDisabled`: an API that pages what could come from a cache has none.
+/// `TestReflectorPaginatingNonConsistentReadsIfWatchCacheDisabled`: an API that pages a list at version 0 has no watch cache.
 #[tokio::test]
 async fn an_api_without_a_cache_is_asked_for_pages() {
     let stand = ten().await;
@@ -58,7 +58,7 @@ async fn an_api_without_a_cache_is_asked_for_pages() {
     assert_eq!(lists(&stand), ["list 0 limit=500", "list limit=500 page", "list 11 limit=500"]);
 }
 
-/// SEMANTICS 1.26, rule 6.
+/// As client-go's pager: an expired continue token leads to one full list.
 #[tokio::test]
 async fn a_page_that_has_expired_is_followed_by_the_whole_list() {
     let stand = ten().await;
@@ -73,7 +73,8 @@ async fn a_page_that_has_expired_is_followed_by_the_whole_list() {
     assert_eq!(lists(&stand), ["list limit=4", "list limit=4 page", "list"]);
 }
 
-/// `TestReflectorExpiredExactResourceVersion`, `TestReflectorFullListIfTooLarge`: over the wire; the order is `state.rs`'s.
+/// `TestReflectorExpiredExactResourceVersion`, `TestReflectorFullListIfTooLarge`: the errors over the wire; `state.rs` tests
+/// the order of requests.
 #[tokio::test]
 async fn what_a_list_is_refused_with_says_what_to_ask_next() {
     let stand = ten().await;

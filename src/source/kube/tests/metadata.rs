@@ -1,4 +1,4 @@
-//! A source of metadata alone.
+//! Tests of a source with `is_metadata_only`.
 
 use super::*;
 use crate::cache::WarmStart;
@@ -12,12 +12,12 @@ fn rig(stand: &Stand, kept: Option<&Kept>) -> Rig {
     Rig::follow(KubeSource::new(config(stand), health.clone()), health, kept, body)
 }
 
-/// Keys in their order, whoever wrote it.
+/// Returns the body with sorted keys.
 fn body(object: &Object) -> String {
     serde_json::from_slice::<serde_json::Value>(object.body()).unwrap().to_string()
 }
 
-/// What is served of what has been written.
+/// Returns the expected body of a written object.
 fn expected(key: &str, uid: u64, version: u64) -> String {
     expected_in("", key, uid, version)
 }
@@ -31,7 +31,7 @@ fn expected_in(namespace: &str, name: &str, uid: u64, version: u64) -> String {
     serde_json::json!({"kind": kind.0, "apiVersion": kind.1, "metadata": metadata}).to_string()
 }
 
-/// By initial events and in pages, live and after a restart; and of an API that sends whole objects.
+/// By initial events and in pages, live and after a restart; also from an API that sends whole objects.
 #[tokio::test]
 async fn metadata_is_all_that_is_served_whatever_the_api_sends() {
     for (streams, knows_partial) in [(true, true), (false, true), (true, false), (false, false)] {
@@ -48,7 +48,7 @@ async fn metadata_is_all_that_is_served_whatever_the_api_sends() {
         assert_eq!(rig.told().await, format!("5 ~b={}", expected("b", 3, 5)));
         assert_eq!(rig.told().await, "6 -c");
         assert_eq!(rig.told().await, format!("7 +d={}", expected("d", 7, 7)));
-        // The last known change is read again before the next watch.
+        // The head reads the last known change before the next watch.
         stand.gate.cut();
         stand.play.write("a=other");
         assert_eq!(rig.told().await, format!("8 ~a={}", expected("a", 2, 8)));
@@ -83,7 +83,7 @@ async fn several_namespaces_are_of_metadata_as_one_is() {
     assert!(asked.iter().all(|asked| asked.contains(" of metadata")), "{asked:?}");
 }
 
-/// A state of whole objects is none to go on with, and the other way round.
+/// A snapshot of whole objects cannot be resumed from with metadata only, and the other way round.
 #[tokio::test]
 async fn what_is_kept_says_that_it_is_metadata() {
     let stand = Stand::new().await;

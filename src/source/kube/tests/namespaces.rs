@@ -1,9 +1,9 @@
-//! Several namespaces in one resource: one list, one version, and each change once.
+//! Tests of several namespaces in one resource: one list, one version, and each change once.
 
 use super::{play::bookmark, *};
 use crate::cache::Waiting;
 
-/// Objects in three namespaces of a cluster at version 5, of which two are followed.
+/// Writes objects in three namespaces, up to version 5; the source follows two of them.
 async fn three() -> Stand {
     let stand = Stand::new().await;
     stand.play.write("a/x=1 b/x=1 c/x=1 b/y=1");
@@ -28,7 +28,7 @@ impl Stand {
     }
 }
 
-/// Waits until everything has come and the version is that of the cluster, which somebody waits for.
+/// Registers a waiting caller, and folds deltas up to the cluster's revision.
 async fn reach(stand: &Stand, rig: &mut Rig) {
     let _waiting: Waiting = rig.health.demand().wait();
     let revision = stand.play.revision();
@@ -41,7 +41,7 @@ fn asked(stand: &Stand, since: usize) -> Vec<String> {
     asked
 }
 
-/// Invariants 3 and 12.
+/// Events are emitted at once, and the merged version is the lowest one.
 #[tokio::test]
 async fn namespaces_have_one_list_one_version_and_a_watch_each() {
     let stand = three().await;
@@ -63,7 +63,8 @@ async fn namespaces_have_one_list_one_version_and_a_watch_each() {
     assert_eq!((rig.version, rig.lists()), (9, 1));
 }
 
-/// Invariant 13: kube-apiserver tells of a quiet namespace once a minute, and at the end of a watch.
+/// kube-apiserver sends a bookmark for a quiet namespace once a minute, and at the end of a watch; a waiting caller causes a
+/// probe.
 #[tokio::test]
 async fn a_quiet_namespace_is_asked_for_while_somebody_waits() {
     let stand = three().await;
@@ -93,7 +94,7 @@ async fn each_namespace_goes_on_from_where_it_is() {
     assert_eq!((rig.lists(), rig.rewinds), (1, 0), "{:?}", stand.play.asked());
 }
 
-/// A watch that the API closes is opened again by itself.
+/// A watch that the API closes is reopened, and no other.
 #[tokio::test]
 async fn a_watch_that_ends_ends_no_other() {
     let stand = three().await;
@@ -108,7 +109,7 @@ async fn a_watch_that_ends_ends_no_other() {
     assert_eq!(rig.stats.watches.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
 
-/// What one of them was ahead of is not in the state of the merged version, and comes again.
+/// The snapshot of the merged version lacks changes of the namespace that was ahead; the API repeats them.
 #[tokio::test]
 async fn a_later_start_goes_on_from_the_merged_version() {
     let stand = three().await;
@@ -130,7 +131,7 @@ async fn a_later_start_goes_on_from_the_merged_version() {
     assert_eq!(later.lists(), 0, "{:?}", asked(&stand, since));
     drop(later);
 
-    // Another history: the last change that is known is not there any more.
+    // History rewritten: the last known change is missing.
     stand.play.restore(6);
     stand.play.write("a/q=1 a/q=2 b/q=1 a/q=3 b/q=4");
     let mut later = follow(stand.of_two(), Some(&kept));
@@ -171,13 +172,13 @@ async fn an_api_whose_versions_do_not_allow_it_is_named() {
     follow(opaque, None).error("versions are not decimals").await;
 }
 
-/// One warning, whatever follows it: with all namespaces of a resource, and with the only one.
+/// There is one warning for each problem: with several namespaces, and with a single one.
 #[tokio::test]
 async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
     let stand = three().await;
     let several = KubeConfig { namespaces: vec!["a".into(), "gone".into(), "lost".into()], ..stand.config() };
     let one = KubeConfig { namespace: "gone".into(), ..stand.config() };
-    // The checks of a watch begin some time after it was requested.
+    // The checks begin some time after the watch request.
     let skip = async |seconds, is_so: &dyn Fn() -> bool| {
         for _ in 0..10 {
             tokio::time::pause();
@@ -206,17 +207,17 @@ async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
         assert_eq!(problem.message, "namespace \"gone\" not found: create it, or remove it from the configuration");
         stand.play.set(|store| store.namespaces = Some(vec!["a", "gone", "lost"]));
         skip(21, &|| subjects().is_empty()).await;
-        // Which is found out without a list, too.
+        // Detected without a list too.
         stand.play.set(|store| store.namespaces = Some(vec!["a"]));
         skip(301, &|| subjects() == missing).await;
         assert_eq!(rig.lists(), 1);
-        // What may not be read is no problem.
+        // A namespace that may not be read is no problem.
         stand.play.set(|store| store.namespaces = None);
         skip(21, &|| subjects().is_empty()).await;
     }
 }
 
-/// A namespace that comes or goes leads to one list, which brings the difference.
+/// A namespace that is added or removed causes one list.
 #[tokio::test]
 async fn a_selector_decides_which_namespaces_there_are() {
     let stand = three().await;
@@ -247,7 +248,7 @@ async fn a_selector_decides_which_namespaces_there_are() {
     assert_eq!(rig.told().await, "list 15");
     assert_eq!(names(&rig), ["b/x", "b/y"]);
 
-    // A later start, while the namespaces are other ones.
+    // The next run, after a change of the selected namespaces.
     let kept = rig.kept().await;
     drop(rig);
     stand.play.write("b/z=1");
@@ -270,8 +271,8 @@ async fn a_selector_of_too_many_namespaces_is_named() {
     follow(config, None).error("selects 101 namespaces, and at most 100 are followed").await;
 }
 
-/// An earlier start has sent an object ahead of the merged version, and it is deleted while nobody follows: no later list shows
-/// it, and whoever resumes from the merged version has it.
+/// A previous run sent an object ahead of the merged version, and the object was deleted between the runs: no later list shows
+/// it, and a client that resumes from the merged version still has it.
 #[tokio::test]
 async fn a_list_before_what_an_earlier_start_may_have_sent_expires_older_versions() {
     let stand = three().await;

@@ -1,5 +1,5 @@
-//! Several changes at one version (invariant 12): all of them arrive, wherever the connection is cut, and none is taken for
-//! another history.
+//! Tests of several changes at one version: all of them arrive, wherever the connection is cut, and none is taken for a
+//! rewritten history.
 
 use super::{
     play::{bookmark, event},
@@ -10,7 +10,7 @@ fn object(name: &str, version: &str) -> serde_json::Value {
     serde_json::json!({"metadata": {"name": name, "uid": "u", "resourceVersion": version}})
 }
 
-/// Three of four objects are deleted at 6, and the watch is silent after the first.
+/// Deletes three of four objects at 6; the watch is silent after the first.
 async fn held_after_the_first(prefix: &'static str) -> (Stand, Rig) {
     let stand = Stand::new().await;
     stand.play.set(|store| store.prefix = prefix);
@@ -41,7 +41,7 @@ async fn a_cut_inside_a_version_leaves_no_ghost() {
     assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (stand.play.state(), 0, 1));
 }
 
-/// An API whose versions are no decimals is watched again from the version before, and deletes what is gone once more.
+/// A watch of an API whose versions are not decimals resumes from the version before, and repeats the deletions.
 #[tokio::test]
 async fn neither_where_versions_are_counted_here() {
     let (stand, mut rig) = held_after_the_first("v-").await;
@@ -66,7 +66,7 @@ async fn neither_over_a_later_start() {
         assert_eq!(rig.told().await, expected);
     }
     assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (stand.play.state(), 0, 0));
-    // All are known now, and replayed.
+    // All deletions are known now, and are replayed.
     let kept = rig.kept().await;
     drop(rig);
     stand.play.write("e=1");
@@ -77,7 +77,7 @@ async fn neither_over_a_later_start() {
     assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (stand.play.state(), 0, 0));
 }
 
-/// The first may come between two of them.
+/// The first bookmark may come between two deletions.
 #[tokio::test]
 async fn the_second_bookmark_completes_a_version_of_deletions_and_the_first_any_other() {
     let stand = Stand::new().await;
@@ -154,7 +154,7 @@ async fn versions_that_do_not_tell_changes_apart_are_counted_here() {
     assert_eq!((rig.state.clone(), rig.rewinds), (stand.play.state(), 1));
 }
 
-/// A change at an open version is sent with the version before it; a later start that lists never had it.
+/// A change at an open version is sent with the version before it; the snapshot of the next run lacks it.
 #[tokio::test]
 async fn a_later_start_knows_that_every_version_stays_open() {
     for is_late in [false, true] {

@@ -1,5 +1,4 @@
-//! A scripted Kubernetes API: a store with versions and compaction behind lists, pages and watches, and what it is told to do
-//! wrong.
+//! Scripted Kubernetes API: a store with versions and compaction behind lists, pages and watches, and scripted faults.
 
 mod text;
 
@@ -22,69 +21,69 @@ use tokio_stream::{StreamExt, wrappers::WatchStream};
 pub(super) use self::text::{bookmark, event, expired, failure};
 use self::text::{is_exact, is_probe, partial, refuse, selects, success, summary, typed, without_initial_events};
 
-/// An API; clones share it.
+/// A scripted API; clones share it.
 #[derive(Clone)]
 pub(super) struct Play {
     store: Arc<Mutex<Store>>,
-    /// What watches are told of.
+    /// Revision that watches wait for.
     head: Arc<watch::Sender<u64>>,
 }
 
-/// Everything that has happened, and how it is told.
+/// History of the API, and its behaviour.
 pub(super) struct Store {
     history: Vec<Change>,
     pub(super) revision: u64,
     compacted: u64,
-    /// Of the namespace kube-system; `None` if it is not for us to read.
+    /// Uid of the namespace kube-system; `None` if reading it is forbidden.
     pub(super) cluster: Option<&'static str>,
-    /// Who may ask.
+    /// Bearer token that requests need, if any.
     pub(super) token: Option<&'static str>,
-    /// What stands before each version.
+    /// Prefix of each version.
     pub(super) prefix: &'static str,
-    /// Whether it knows `PartialObjectMetadata`.
+    /// True if it supports `PartialObjectMetadata`.
     pub(super) knows_partial: bool,
-    /// Whether initial events can be asked for.
+    /// True if it supports initial events.
     pub(super) streams: bool,
-    /// How far a list is from the version that it is to be of exactly.
+    /// Error of the version of a list at an exact version.
     pub(super) inexact: u64,
-    /// The namespaces that there are; `None` if they are not for us to read.
+    /// Existing namespaces; `None` if reading them is forbidden.
     pub(super) namespaces: Option<Vec<&'static str>>,
-    /// A version that lists, and watches, do not know of: an API server that lags behind.
+    /// Number of revisions by which lists and watches lag behind.
     pub(super) lag: u64,
-    /// Whether a watch from the future is opened, and silent until it is there.
+    /// True if it opens a watch from a version it has not reached yet, and is silent until then.
     pub(super) opens_the_future: bool,
-    /// What happens to the next lists and watches, each once.
+    /// Faults of the next lists and watches, each used once.
     pub(super) lists: VecDeque<Fault>,
     pub(super) watches: VecDeque<Fault>,
-    /// What lists without a limit are refused with.
+    /// Body of the refusal of lists without a limit.
     pub(super) one_piece: Option<String>,
-    /// The one name that may be listed and watched, if not all.
+    /// Only name that may be listed and watched, if not all.
     pub(super) only: Option<&'static str>,
-    /// What was asked, in short.
+    /// Summaries of the requests.
     pub(super) asked: Vec<String>,
-    /// The query of the last request for the resource.
+    /// Path and query of the last request for the resource.
     pub(super) target: String,
-    /// And of whom.
+    /// User agent of that request.
     pub(super) user_agent: String,
-    /// Requests for a sign of life.
+    /// Number of liveness requests.
     pub(super) probes: usize,
 }
 
-/// What an API does wrong.
+/// Scripted fault of one request.
 pub(super) enum Fault {
-    /// An answer without success: its code, the seconds of Retry-After, and its body.
+    /// An unsuccessful answer: its code, the seconds of Retry-After, and its body.
     Refuse(u16, Option<u64>, String),
-    /// A watch that tells these lines and is closed.
+    /// A watch that sends these lines and is closed.
     Tell(Vec<String>),
-    /// A watch, but without its initial events.
+    /// A watch without the requested initial events.
     Ignore,
-    /// A watch of so many of the events that have happened, which is silent then.
+    /// A watch that sends so many of the past events, and is silent then.
     Hold(usize),
-    /// A success of any content.
+    /// A success with this body.
     Answer(String),
-    /// Something happens, and then what is asked for.
+    /// An action before the regular answer.
     Then(Box<dyn FnOnce(&Play) + Send>),
-    /// The same, so much later.
+    /// The same after a delay.
     Late(Duration, Box<dyn FnOnce(&Play) + Send>),
 }
 
@@ -92,16 +91,16 @@ pub(super) enum Fault {
 struct Change {
     revision: u64,
     key: String,
-    /// uid and value; `None` for a deletion.
+    /// Uid and value; `None` for a deletion.
     state: Option<(String, String)>,
 }
 
-/// What a request selects. The namespace of its path is among it.
+/// Query of a request, with the namespace of its path.
 type Query = BTreeMap<String, String>;
 
 const NAMESPACE: &str = "namespace of the path";
 const NAMESPACES: &str = "namespaces alone";
-/// Whether only metadata is to be sent.
+/// Key that is present if only metadata is requested.
 const PARTIAL: &str = "type of the answer";
 
 // === impl Play ===
@@ -133,7 +132,7 @@ impl Play {
         Self { store: Arc::new(Mutex::new(store)), head: Arc::new(watch::Sender::new(1)) }
     }
 
-    /// Serves it, for as long as the test lasts.
+    /// Serves the API, for as long as the test lasts.
     pub(super) async fn listen(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -147,7 +146,7 @@ impl Play {
         address
     }
 
-    /// Each change is a version of its own: `a=1`, `-a`.
+    /// Writes changes such as `a=1` or `-a`, each at its own version.
     pub(super) fn write(&self, changes: &str) {
         for change in changes.split_whitespace() {
             let mut store = self.store.lock();
@@ -169,7 +168,7 @@ impl Play {
         self.head.send_replace(revision);
     }
 
-    /// Deletes all of them at one version, as when a lease expires.
+    /// Deletes all of them at one version, as the expiry of a lease does.
     pub(super) fn expire(&self, keys: &[&str]) {
         let revision = self.set(|store| {
             store.revision += 1;
@@ -185,12 +184,12 @@ impl Play {
         change(&mut self.store.lock())
     }
 
-    /// Versions up to here cannot be watched from.
+    /// Makes watches from lower versions expire.
     pub(super) fn compact(&self, revision: u64) {
         self.store.lock().compacted = revision;
     }
 
-    /// Goes back to what was, as if from a backup.
+    /// Restores a past state, as from a backup.
     pub(super) fn restore(&self, revision: u64) {
         let mut store = self.store.lock();
         store.history.retain(|change| change.revision <= revision);
@@ -201,14 +200,14 @@ impl Play {
         self.store.lock().revision
     }
 
-    /// An event of an object as it is now.
+    /// Returns an event line with the present object.
     pub(super) fn line(&self, event_type: &str, key: &str) -> String {
         let store = self.store.lock();
         let change = &store.state_of(store.revision)[key];
         event(event_type, &typed(&store.object(key, change)))
     }
 
-    /// Key to uid and value.
+    /// Returns the state: key to uid and value.
     pub(super) fn state(&self) -> BTreeMap<String, (String, String)> {
         let store = self.store.lock();
         store.state_at(store.revision)
@@ -218,7 +217,7 @@ impl Play {
         self.store.lock().asked.clone()
     }
 
-    /// The same as it was.
+    /// Returns the state at a past revision.
     pub(super) fn state_at(&self, revision: u64) -> BTreeMap<String, (String, String)> {
         self.store.lock().state_at(revision)
     }
@@ -228,7 +227,7 @@ impl Play {
         let mut query: Query =
             form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
         if uri.path() == "/api/v1/namespaces" {
-            // Of which each is an object: `@shop`.
+            // Each namespace is an object with a key such as `@shop`.
             query.insert(NAMESPACES.to_owned(), String::new());
         }
         if let Some((_, rest)) = uri.path().split_once("/namespaces/") {
@@ -236,7 +235,7 @@ impl Play {
         }
         let accept = request.headers()["accept"].to_str().unwrap();
         if accept.contains(";as=") && self.set(|store| store.knows_partial) {
-            // As Kubernetes negotiates: the type of an answer is that of what is asked for.
+            // As Kubernetes negotiates: a list has another type than an object.
             let list = if query.contains_key("watch") { "" } else { "List" };
             let expected =
                 format!("application/json;as=PartialObjectMetadata{list};g=meta.k8s.io;v=v1,application/json");
@@ -327,7 +326,7 @@ impl Play {
                 &json!({"reason": "Invalid", "message": "sendInitialEvents is forbidden"}).to_string(),
             );
         }
-        // Without a version it is the most recent state, which an API server that lags behind waits for.
+        // Without a version the most recent state is requested, which an API server that lags behind waits for.
         let known = if text.is_empty() { store.revision } else { store.revision - store.lag };
         if asked > known && !(store.opens_the_future && is_watch && !is_initial) {
             let causes =
@@ -365,7 +364,7 @@ impl Play {
         let all = store.state_of(revision);
         let rest: Vec<_> = all.into_iter().filter(|(key, _)| *key >= from && selects(query, key)).collect();
         let next = rest.get(limit).map(|(key, _)| format!("{revision}/{key}"));
-        // As the types of Kubernetes itself: what kind the items are is said once.
+        // As the built-in types of Kubernetes: items omit their type.
         let is_partial = query.contains_key(PARTIAL);
         let item = |(key, change): &(String, Change)| partial(query, store.object(key, change));
         let items: Vec<Value> = rest.iter().take(limit).map(item).collect();
@@ -385,7 +384,7 @@ impl Play {
             }
         };
         if is_probe(query) {
-            // With a bookmark before its end.
+            // A probe ends with a bookmark.
             let store = self.store.lock();
             return success(store.events_after(from, query) + &bookmark(&store.revision.to_string(), None) + "\n");
         }

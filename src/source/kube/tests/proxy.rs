@@ -67,7 +67,7 @@ fn the_kubeconfig_counts_before_the_environment_and_the_scheme_says_which_variab
     assert_eq!(host(choose(None, tls, &env[1..])), None);
     let excepted = [env[0], ("NO_PROXY", ".example.com")];
     assert_eq!(host(choose(None, tls, &excepted)), None);
-    // As in client-go, it has no exceptions.
+    // As in client-go, `proxy-url` has no exceptions.
     let url = "https://own:8443";
     assert_eq!(host(choose(Some(url), tls, &excepted)), Some(("own".to_owned(), 8443, KEY)));
     assert_eq!(host(choose(Some(url), (true, "127.0.0.1", 1), &excepted)), Some(("own".to_owned(), 8443, KEY)));

@@ -1,4 +1,4 @@
-//! When history is another one, and when it is only told by somebody who lags behind (invariant 14).
+//! Tests of rewritten histories, and of API servers that only lag behind.
 
 use super::{
     play::{bookmark, event},
@@ -9,7 +9,7 @@ use crate::{
     model::ResourceVersion,
 };
 
-/// "A list from a watch cache of an API server that lags behind is older, not a rewind."
+/// A list from the watch cache of an API server that lags behind is older, but no rewritten history.
 #[tokio::test]
 async fn an_api_server_that_lags_behind_is_no_rewind() {
     for streams in [true, false] {
@@ -19,7 +19,7 @@ async fn an_api_server_that_lags_behind_is_no_rewind() {
         let mut rig = stand.listed().await;
         stand.play.write("a=2");
         rig.told().await;
-        // Out of its cache it would answer with what was before.
+        // From its cache the server would answer with an older state.
         stand.play.set(|store| {
             store.lag = 2;
             store.watches.push_back(Fault::Refuse(500, None, "{}".to_owned()));
@@ -35,7 +35,7 @@ async fn an_api_server_that_lags_behind_is_no_rewind() {
     }
 }
 
-/// A server of old that takes no account of the version asked for.
+/// An old server that ignores the requested version.
 #[tokio::test]
 async fn a_list_that_is_older_than_was_asked_for_is_not_taken() {
     let stand = Stand::new().await;
@@ -50,7 +50,7 @@ async fn a_list_that_is_older_than_was_asked_for_is_not_taken() {
     assert!(matches!(error, SourceError::VersionTooLarge(_)), "{error:?}");
 }
 
-/// A cluster that was followed to version 5, and is at 3 again; nobody has been told.
+/// Follows a cluster to version 5, and restores it to 3 without an event.
 async fn went_back(stand: &Stand) -> Rig {
     stand.play.write("a=1 b=1");
     let mut rig = stand.listed().await;
@@ -61,7 +61,7 @@ async fn went_back(stand: &Stand) -> Rig {
     rig
 }
 
-/// A watch from a version that was lost would be silent until the cluster has counted up to it.
+/// A watch from a lost version would be silent until the cluster reached that version again.
 #[tokio::test]
 async fn a_cluster_that_went_back_is_noticed_before_it_is_watched() {
     for (streams, opens_the_future) in [(true, true), (false, true), (true, false), (false, false)] {
@@ -76,7 +76,7 @@ async fn a_cluster_that_went_back_is_noticed_before_it_is_watched() {
     }
 }
 
-/// By the time it is listed it may have counted on beyond what was known.
+/// The cluster may have advanced beyond the last known version before it is listed.
 #[tokio::test]
 async fn a_cluster_that_went_back_is_noticed_even_if_it_counts_on_at_once() {
     let stand = Stand::new().await;
@@ -106,8 +106,8 @@ async fn another_cluster_under_the_same_name_is_a_rewind() {
     assert_eq!(rig.rewinds, 1);
 }
 
-/// The same object at the same version has other bytes in a list than in a watch, with other versions of the API server, and
-/// after a change of a conversion: none of it proves anything. What is missing, or at another version, does.
+/// The same object at the same version may have other bytes in a list than in a watch, in another version of the API server,
+/// and after a change of a conversion: bytes prove nothing. A missing object, or one at another version, does.
 #[tokio::test]
 async fn bytes_prove_nothing_and_versions_do() {
     let stand = Stand::new().await;
@@ -147,7 +147,7 @@ async fn bytes_prove_nothing_and_versions_do() {
     }
 }
 
-/// A cluster that is restored while nobody is connected, and has counted on beyond what was known before the next watch.
+/// The cluster is restored during an outage, and has advanced beyond the last known version before the next watch.
 #[tokio::test]
 async fn a_restore_that_counted_on_while_the_connection_was_down_is_a_rewind() {
     for streams in [true, false] {
@@ -169,7 +169,7 @@ async fn a_restore_that_counted_on_while_the_connection_was_down_is_a_rewind() {
     }
 }
 
-/// A proxy holds the request for the watch after a list until the cluster has been restored, and has counted on.
+/// A proxy holds the watch request after a list until the cluster has been restored, and has advanced.
 #[tokio::test(start_paused = true)]
 async fn a_list_vouches_for_a_watch_that_is_answered_soon() {
     for (late, rewinds) in [(9, 0), (10, 1)] {
@@ -184,7 +184,7 @@ async fn a_list_vouches_for_a_watch_that_is_answered_soon() {
             play.write("c=1");
         };
         let held = Fault::Late(Duration::from_secs(late), Box::new(restore));
-        // The first one is for initial events, which this API does not have.
+        // The first watch request is for initial events, which this API does not have.
         stand.play.set(|store| store.watches.extend([Fault::Then(Box::new(|_| ())), held]));
         let mut rig = follow(KubeConfig { answer_timeout: Duration::from_secs(60), ..stand.config() }, None);
         assert_eq!(rig.told().await, "list 3");
@@ -195,7 +195,7 @@ async fn a_list_vouches_for_a_watch_that_is_answered_soon() {
     }
 }
 
-/// The same where the last known change is in the backup: bookmarks have led beyond it, as they do once a minute.
+/// The backup contains the last known change: bookmarks have led beyond it, as they do once a minute.
 #[tokio::test]
 async fn a_restore_to_after_the_last_known_change_is_a_rewind() {
     for change in ["b=9", "-b", "z=1"] {
@@ -210,14 +210,14 @@ async fn a_restore_to_after_the_last_known_change_is_a_rewind() {
         stand.play.set(|store| {
             store.revision = 9;
             store.watches.push_back(Fault::Tell(lines));
-            // The watch is closed, and what is asked next is refused, as while an API server is stopped.
+            // The API closes the watch and refuses the next requests, as while an API server is stopped.
             store.lists.push_back(Fault::Refuse(503, None, String::new()));
             store.lists.push_back(Fault::Refuse(503, None, String::new()));
         });
         let mut rig = stand.rig();
         assert_eq!(rig.told().await, "list 3");
         assert_eq!(rig.next().await, "bookmark 9");
-        // Back at 5, of which nobody was told, and on to 12.
+        // Restored to 5, without an event, and advanced to 12.
         stand.play.restore(5);
         stand.play.write(change);
         stand.play.write("x=1 x=2 x=3 x=4 x=5 x=6");
@@ -229,7 +229,7 @@ fn object(name: &str, version: &str) -> serde_json::Value {
     serde_json::json!({"metadata": {"name": name, "uid": format!("u{version}"), "resourceVersion": version}, "value": "1"})
 }
 
-/// The same where kube-system is not for us to read (a Role for one namespace): another cluster under the same address.
+/// The namespace kube-system may not be read (a Role for one namespace): another cluster under the same address.
 #[tokio::test]
 async fn another_cluster_that_is_further_is_a_rewind() {
     let stand = Stand::new().await;
@@ -248,7 +248,7 @@ async fn another_cluster_that_is_further_is_a_rewind() {
     assert_eq!(rig.rewinds, 1);
 }
 
-/// A watch that the API closes itself goes on without a list, though the API has forgotten the last known change since.
+/// After a watch that the API closed itself there is no list, even if the API no longer has the last known change.
 #[tokio::test]
 async fn a_quiet_resource_is_not_listed_when_its_watch_is_closed() {
     let stand = Stand::new().await;
@@ -271,7 +271,7 @@ async fn a_quiet_resource_is_not_listed_when_its_watch_is_closed() {
     assert_eq!(rig.lists(), 1, "the last known change is the newest one");
 }
 
-/// There is nothing to prove a history by, and nothing that could be wrong.
+/// There is no change to prove a history by, and no object that could be wrong.
 #[tokio::test]
 async fn an_empty_resource_goes_on_after_a_break() {
     let stand = Stand::new().await;
@@ -283,11 +283,12 @@ async fn an_empty_resource_goes_on_after_a_break() {
     assert_eq!((rig.lists(), rig.rewinds), (1, 0));
 }
 
-/// A restored API may have a version again that is counted here: a watch that broke begins before the last change, which is
-/// replayed as it was, or the resource is listed.
+/// A restored API may repeat a version of a lineage: a broken watch resumes before the last change, which the API replays
+/// unchanged, or the source lists the resource.
 #[tokio::test]
 async fn a_history_whose_versions_are_counted_here_is_recognised_by_its_last_change() {
-    // What the new history has, and the requests besides heads: a list is the initial events of a watch.
+    // Changes before the outage, true for a restore, changes after it, and the expected request; a list is the initial events
+    // of a watch.
     let cases = [
         ("a=2 b=2", false, "c=1", "watch 4"),
         ("a=2 -b", false, "c=1", "watch 4"),

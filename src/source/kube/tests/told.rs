@@ -1,4 +1,4 @@
-//! What is told: objects, versions, and what was asked for it.
+//! Tests of emitted objects and versions, and of the requests for them.
 
 use serde_json::json;
 
@@ -59,7 +59,7 @@ async fn what_is_asked_of_the_api_is_what_clients_of_it_ask() {
     assert!(target.ends_with(&format!("&resourceVersion=2&{selectors}")), "{target}");
 }
 
-/// "Bodies are kept as the bytes that came", the fields that are dropped aside; in a list and in a watch alike.
+/// Bodies are the received bytes without dropped fields, in a list and in a watch alike.
 #[tokio::test]
 async fn an_object_has_the_same_bytes_whichever_way_it_came() {
     let stand = Stand::new().await;
@@ -94,7 +94,7 @@ async fn a_bookmark_is_a_version_to_go_on_from() {
     until(|| stand.play.asked() == ["initial", "head", "watch 9"]).await;
 }
 
-/// "One undecodable item quarantines that key", if it can be told which; anything else ends the watch, and is not applied.
+/// An object that cannot be served is reported under its key, and the others are served.
 #[tokio::test]
 async fn what_is_too_large_is_not_served_and_is_reported_until_it_is_mended() {
     let stand = Stand::new().await;
@@ -105,13 +105,13 @@ async fn what_is_too_large_is_not_served_and_is_reported_until_it_is_mended() {
     assert!(rig.error("more than the 3145728").await.starts_with("b: "));
     stand.play.write(&format!("a={large} b=1 a=2"));
     for expected in ["4 !a", "5 ~b=1", "6 +a=2"] {
-        // Whether it is added or modified is what the API says of it; the cache decides.
+        // The API decides between ADDED and MODIFIED here; the cache corrects it later.
         assert_eq!(rig.told().await.replace('~', "+"), expected.replace('~', "+"));
     }
     assert_eq!(rig.health.report().problems, 0);
 }
 
-/// Invariant 16.
+/// An event that cannot be decoded ends the watch, and is never skipped.
 #[tokio::test]
 async fn what_cannot_be_read_is_listed_again_and_never_counts_as_applied() {
     for line in [
@@ -134,7 +134,7 @@ async fn what_cannot_be_read_is_listed_again_and_never_counts_as_applied() {
     }
 }
 
-/// Invariant 12: versions that are not decimals are counted here.
+/// Versions that are not decimals are numbered by lineage.
 #[tokio::test]
 async fn an_api_with_other_versions_is_served_by_lineage() {
     for streams in [true, false] {
@@ -149,7 +149,7 @@ async fn an_api_with_other_versions_is_served_by_lineage() {
         assert_eq!(rig.told().await, "3 -a");
         stand.gate.cut();
         stand.play.write("c=1");
-        // More may have been deleted at its version.
+        // There may be more deletions at that version.
         assert_eq!(rig.told().await, "4 -a");
         assert_eq!(rig.told().await, "5 +c=1");
         assert_eq!((rig.state.clone(), rig.rewinds), (stand.play.state(), 0));

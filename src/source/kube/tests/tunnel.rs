@@ -7,7 +7,7 @@ fn proxy(kind: ProxyKind, credentials: Option<(&str, &str)>) -> Proxy {
     Proxy { kind, host: "proxy".to_owned(), port: 3128, credentials, origin: "HTTPS_PROXY" }
 }
 
-/// Opens a way to a host, with what the proxy answers; gives what it was sent, and what follows.
+/// Opens a tunnel through a proxy with this answer; returns the bytes sent to the proxy, and the data after its answer.
 async fn opened(proxy: &Proxy, host: &str, answer: &[u8]) -> Result<(Vec<u8>, String), String> {
     let (mut client, mut server) = duplex(4096);
     server.write_all(answer).await.unwrap();

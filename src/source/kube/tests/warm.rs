@@ -1,9 +1,9 @@
-//! A source that goes on where an earlier start was.
+//! Tests of a source that resumes from a previous run.
 
 use super::{play::bookmark, *};
 use crate::{cache::SyncState, model::ResourceVersion};
 
-/// A cluster at version 6, and what a start has kept that has followed it there.
+/// Returns a cluster at version 6, with the data saved by a run that followed it.
 async fn kept_at_six() -> (Stand, Kept) {
     let stand = Stand::new().await;
     stand.play.write("a=1 b=1");
@@ -16,7 +16,7 @@ async fn kept_at_six() -> (Stand, Kept) {
     (stand, kept)
 }
 
-/// What has been asked since, but for heads.
+/// Returns the requests since then, without heads.
 fn asked(stand: &Stand, since: usize) -> Vec<String> {
     stand.play.asked().split_off(since).into_iter().filter(|asked| asked != "head").collect()
 }
@@ -32,7 +32,7 @@ async fn what_was_missed_is_told_and_nothing_is_listed() {
     assert_eq!((rig.state.clone(), asked(&stand, since)), (stand.play.state(), vec!["watch 5".to_owned()]));
     stand.gate.cut();
     stand.play.write("a=5");
-    // More may have been deleted at 8.
+    // There may be more deletions at 8.
     assert_eq!((rig.told().await, rig.told().await), ("8 -b".to_owned(), "9 ~a=5".to_owned()));
     assert_eq!(asked(&stand, since)[1..], ["watch 7"], "recognised again, at the last known change");
     let again = rig.kept().await;
@@ -41,7 +41,7 @@ async fn what_was_missed_is_told_and_nothing_is_listed() {
     assert_eq!(stand.resumed(&again).told().await, "10 ~a=6", "and once more");
 }
 
-/// What was told last is enough: nothing has to happen before it is known that the upstream is there.
+/// The replay of the last change proves that the upstream is current, without a new change.
 #[tokio::test]
 async fn without_a_change_it_is_fresh_at_once_and_bookmarks_never_go_back() {
     let (stand, kept) = kept_at_six().await;
@@ -56,7 +56,7 @@ async fn without_a_change_it_is_fresh_at_once_and_bookmarks_never_go_back() {
         store.revision = 9;
         store.watches.push_back(Fault::Tell(vec![known]));
     });
-    // A bookmark beyond the last change, as it comes when nothing happens.
+    // The watch begins with a bookmark beyond the last change.
     let mut rig = stand.resumed(&kept);
     assert_eq!(rig.told().await, "rewind 9", "it would have been told again");
     let kept = rig.kept().await;
@@ -73,7 +73,7 @@ async fn without_a_change_it_is_fresh_at_once_and_bookmarks_never_go_back() {
     assert_eq!((rig.next().await, rig.lists()), ("10 ~a=".to_owned(), 0));
 }
 
-/// API servers keep the last changes for as long as they run.
+/// API servers keep the last changes in memory only.
 #[tokio::test]
 async fn what_is_forgotten_is_listed() {
     let (stand, kept) = kept_at_six().await;
@@ -84,7 +84,7 @@ async fn what_is_forgotten_is_listed() {
     assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (stand.play.state(), 0, 1));
 }
 
-/// Invariant 14: the history has changed while nobody was looking.
+/// The history was rewritten between two runs.
 #[tokio::test]
 async fn another_history_is_a_rewind() {
     type Change = fn(&Play);
@@ -107,7 +107,7 @@ async fn another_history_is_a_rewind() {
     }
 }
 
-/// The API has counted on, and other resources have changed; it may then have gone back, and forward again.
+/// A change between the last known one and the known version shows a rewritten history.
 #[tokio::test]
 async fn what_has_happened_where_nothing_was_known_to_happen_is_another_history() {
     let (stand, kept) = kept_at_six().await;
@@ -135,7 +135,7 @@ async fn a_deletion_that_was_undone_is_found() {
     assert_eq!(rig.state, stand.play.state(), "b is there again");
 }
 
-/// What was deleted before a list and after the newest of it may be told or not: it proves nothing.
+/// Deletions after the newest object of a list may be replayed or not: they prove nothing.
 #[tokio::test]
 async fn a_list_that_was_followed_by_nothing_is_recognised_by_its_newest() {
     for (deleted, first) in [("", "6 +c=1"), ("-b", "list 6")] {

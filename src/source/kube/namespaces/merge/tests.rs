@@ -1,4 +1,5 @@
-//! Whatever the order in which namespaces are received: whoever resumes from a merged version gets exactly what is above it.
+//! Property: in whatever order events of namespaces arrive, a client that resumes from a merged version receives exactly the
+//! changes above it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -13,7 +14,7 @@ use crate::{
     watch::{Deliveries, Replay, Retention},
 };
 
-/// One write: the namespace, the object, and whether it is deleted.
+/// One write: the namespace, the object, and true for a deletion.
 #[derive(Debug, Clone, Copy)]
 struct Write {
     namespace: usize,
@@ -38,10 +39,10 @@ fn event(write: Write, number: u128) -> Event {
     if write.is_deleted { Event::Deleted(object(write, number)) } else { Event::Modified(object(write, number)) }
 }
 
-/// The resource as a client has it: key to version.
+/// State of a client: key to version.
 type State = BTreeMap<String, u128>;
 
-/// What is written, from the version after [`BEGIN`] on.
+/// All writes, beginning with the version after [`BEGIN`].
 struct Truth(Vec<Write>);
 
 impl Truth {
@@ -63,8 +64,8 @@ impl Truth {
     }
 }
 
-/// What follows a version, until there is nothing more, in parts of so many batches; where one ends, the next goes on by its
-/// offset.
+/// Applies all changes after a version to a state, in parts of `step` batches. A part that ends within a batch is continued by
+/// its offset.
 fn resumed(history: &History, from: u128, step: usize, state: &mut State) -> Result<ResourceVersion, NotInHistory> {
     let selection = Selection::default();
     let mut backlog = history.after(&version(from))?;
@@ -101,7 +102,6 @@ fn writes() -> impl Strategy<Value = Vec<Write>> {
 proptest! {
     #![proptest_config(crate::property_config())]
 
-    /// Invariants 3 and 12.
     #[test]
     fn whoever_resumes_from_a_merged_version_gets_what_is_above_it(
         writes in writes(),
@@ -119,7 +119,7 @@ proptest! {
             let of_member = |number: &u128| truth.0[(*number - BEGIN - 1) as usize].namespace == member;
             let waiting = (next[member]..=truth.end()).find(of_member);
             let delta = match (waiting, what) {
-                // Nothing happened to it up to here.
+                // A bookmark: no events of the member up to here.
                 (_, 0) => {
                     let end = waiting.map_or(truth.end(), |waiting| waiting - 1).max(next[member] - 1);
                     next[member] = end + 1;
@@ -132,7 +132,7 @@ proptest! {
                 }
                 (None, _) => continue,
             };
-            // Of a version that is open the one before.
+            // An open version is not reached yet.
             reached[member] = next[member] - if delta.closes() { 1 } else { 2 };
             for delta in [merge.take(member, delta).unwrap(), merge.progress()].into_iter().flatten() {
                 let Delta::Changes { events, closes } = delta else { panic!("{delta:?}") };
@@ -145,7 +145,7 @@ proptest! {
             let kept = indexer.snapshot_before(&history.ahead());
             let kept: State = kept.objects(None, None).map(|object| (object.key().to_string(), object.version().number())).collect();
             prop_assert_eq!(&kept, &truth.at(current.number(), |_| true), "what a later start begins with");
-            // What has been received: of each namespace up to another version.
+            // All received changes, up to a different version in each namespace.
             let mut all = State::new();
             for (member, next) in next.into_iter().enumerate() {
                 all.extend(truth.at(next - 1, |namespace| namespace == member));
@@ -179,7 +179,7 @@ fn an_event_that_is_ahead_is_handed_out_at_once_at_the_merged_version() {
     assert_eq!(merge.progress(), Some(Delta::event(Event::Bookmark(version(12)))), "then everybody moves on");
     assert_eq!(merge.ahead(), 1);
 
-    // Of a version that is open the one before is reached.
+    // The version before an open one is reached.
     let gone = event(Write { is_deleted: true, ..write(0, 1) }, 16);
     merge.take(0, Delta::Changes { events: [gone].into_iter().collect(), closes: false }).unwrap();
     assert_eq!((merge.progress(), merge.ahead()), (Some(Delta::event(Event::Bookmark(version(14)))), 1));

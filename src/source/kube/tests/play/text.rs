@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// An object as far as it was asked for.
+/// Returns an object, or only its metadata if requested.
 pub(super) fn partial(query: &Query, object: Value) -> Value {
     if !query.contains_key(PARTIAL) {
         return object;
@@ -10,7 +10,7 @@ pub(super) fn partial(query: &Query, object: Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
-/// Returns whether an object is in the namespace of the path and has the name of the field selector.
+/// Returns true if an object is in the namespace of the path and has the name of the field selector.
 pub(super) fn selects(query: &Query, key: &str) -> bool {
     let (namespace, name) = key.split_once('/').unwrap_or(("", key));
     if key.starts_with('@') != query.contains_key(NAMESPACES) {
@@ -21,7 +21,7 @@ pub(super) fn selects(query: &Query, key: &str) -> bool {
     query.get(NAMESPACE).is_none_or(|wanted| wanted == namespace) && names.all(|wanted| wanted == name)
 }
 
-/// With its type in front, as the API writes it in events; lists have it once.
+/// Returns an object with its type first, as the API writes it in events; a list has the type once.
 pub(super) fn typed(object: &Value) -> String {
     let text = object.to_string();
     if object.get("kind").is_some() {
@@ -42,7 +42,7 @@ pub(in super::super) fn bookmark(version: &str, ends: Option<&str>) -> String {
     event("BOOKMARK", &json!({"kind": "Widget", "apiVersion": "example.com/v1", "metadata": metadata}))
 }
 
-/// An ERROR with this code and reason.
+/// Returns an ERROR event with this code and reason.
 pub(in super::super) fn failure(code: u16, reason: &str) -> String {
     event("ERROR", &json!({"kind": "Status", "code": code, "reason": reason, "message": "m"}))
 }
@@ -76,7 +76,7 @@ pub(super) fn is_exact(query: &Query) -> bool {
     query.get("resourceVersionMatch").is_some_and(|how| how == "Exact")
 }
 
-/// Returns whether it is a watch that is to end within seconds.
+/// Returns true for a watch with the timeout of a probe.
 pub(super) fn is_probe(query: &Query) -> bool {
     query.get("timeoutSeconds").is_some_and(|seconds| seconds == "4")
 }
