@@ -19,8 +19,7 @@
 //!
 //! - Bodies are the bytes received, except that configured fields are cut (`FieldCut`), and that the type, which a page omits
 //!   from its items, is put in front. The API writes it there in events too, so an object is the same in a list and in a watch.
-//! - Versions are the API's own decimals. The source numbers the versions of an API that has others under a lineage, from then
-//!   on.
+//! - Versions are the API's own decimals. If the API has others, the source numbers them itself, under a lineage.
 //! - The source never emits a list older than the last known version. When an API server lags behind, the source requests the
 //!   most recent state, which the server cannot answer from its cache; only that answer can show by its version that the
 //!   history was rewritten. A changed uid of the namespace kube-system shows another cluster.
@@ -28,14 +27,14 @@
 //!   first (`proof`). If the API server no longer has that change, the source lists the resource.
 //! - Before the source reopens a watch, one request reads the current version of the cluster and the object that changed last
 //!   (`head`). Without it, a watch from a version lost in a restore would be silent until the cluster reached that version
-//!   again. After a watch that the API closed normally, no more is needed.
+//!   again. After a watch that the API has just closed normally, that request is proof enough.
 //! - Versions numbered by lineage have no order in the API and no predecessor. A broken watch resumes from the API's text
 //!   before the last change, which the API has to replay first; without a change since the list, the source lists the resource.
 //! - The first list of an API that streams initial events is a watch (`initial`). From any other API the source lists, and
 //!   tries initial events again at the next connection, then every 10 minutes.
 //!
-//! The Reflector waits, relists and backs off, not the source. Only a Retry-After of an answer is kept here: no request of the
-//! resource is sent earlier.
+//! The Reflector waits, relists and backs off, not the source. The source itself obeys only Retry-After: it sends no request
+//! of the resource earlier.
 
 #[cfg(feature = "kube")]
 mod access;
@@ -109,7 +108,7 @@ pub use self::source::KubeClients;
 pub use self::source::KubeSource;
 use crate::model::FieldCut;
 
-/// State that one caller at a time works on, over a connection or with a plugin, while the others wait for the result.
+/// State for one caller at a time, which uses a connection or a plugin while the others wait for the result.
 #[cfg(feature = "kube")]
 #[expect(clippy::disallowed_types, reason = "the others have nothing else to wait for")]
 type SingleFlight<T> = tokio::sync::Mutex<T>;

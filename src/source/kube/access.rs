@@ -352,7 +352,7 @@ impl User {
             let credentials = BASE64_STANDARD.encode(format!("{username}:{password}"));
             headers.insert(header::AUTHORIZATION, secret(&format!("Basic {credentials}"), "the password")?);
         } else if let Some(provider) = self.auth_provider.as_ref().filter(|_| self.token.is_none()) {
-            // client-go supports only OIDC still, whose token kubectl would renew.
+            // client-go still has only OIDC; kubectl would renew its token.
             let token = ["id-token", "access-token"].into_iter().find_map(|key| provider.config.get(key));
             let token = token.ok_or_else(|| {
                 format!("auth-provider {:?} of the kubeconfig is not supported; use an exec plugin", provider.name)

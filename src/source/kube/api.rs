@@ -46,7 +46,7 @@ const MAX_FAILURE_BYTES: usize = 64 << 10;
 /// Largest page, decompressed. An unpaged list is one page.
 const MAX_PAGE_BYTES: usize = 1 << 30;
 const JSON: &str = "application/json";
-/// Accept header of client-go's metadata client. An API that does not know the type answers with whole objects.
+/// Accept header of client-go's metadata client. An API that does not support the type answers with whole objects.
 const PARTIAL_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 

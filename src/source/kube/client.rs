@@ -1,6 +1,6 @@
 //! Connections of this process to one API server, for all resources that follow it as the same user.
 //!
-//! All HTTP/2 requests share one connection, and a second one when the server accepts no more requests on the first. Over
+//! All HTTP/2 requests share one connection, and another one when the server accepts no more requests on it. Over
 //! HTTP/1.1 each watch has one, and idle connections are reused. Connections run on the runtime that the client was made on, so
 //! that none ends with the thread of a resource.
 
@@ -261,8 +261,8 @@ impl Client {
         Watchdog { client: Arc::clone(self), link: Arc::clone(body.link()), seen: Instant::now() }
     }
 
-    /// Sends requests over another HTTP/1.1 connection until the server answers one. After the contact timeout it closes all
-    /// connections.
+    /// Sends requests over another HTTP/1.1 connection until the server answers one, at most until the contact timeout
+    /// is over: then all connections are closed.
     async fn probe(self: &Arc<Self>, contact: &Contact) {
         let silent_since = contact.last();
         let _only_one = self.probing.lock().await;
@@ -334,12 +334,12 @@ impl Wish {
 // === impl Watchdog ===
 
 impl Watchdog {
-    /// Returns the last known contact; a contact that ended a silence counts only after the next check.
+    /// Returns the contact seen by the last completed [`next`](Self::next). One that ended a silence since then does not count.
     pub(super) fn seen(&self) -> Instant {
         self.seen
     }
 
-    /// Waits for the next contact, at most once per third of the contact timeout. If the peer is gone, the body fails within
+    /// Waits for the next contact, at most once per third of the contact timeout. If the peer is not alive, the body fails within
     /// the contact timeout.
     ///
     /// # Cancel safety

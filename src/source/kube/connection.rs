@@ -247,7 +247,7 @@ async fn secured(mut stream: Box<dyn Io>, access: &Access) -> Result<(Box<dyn Io
     if let Some(proxy) = &access.proxy {
         if proxy.kind == ProxyKind::Https {
             let name = proxy.host.clone().try_into().map_err(|_| format!("{:?} is no name of a host", proxy.host))?;
-            // The proxy's certificate is not signed by the cluster's authority.
+            // The system's authorities sign the proxy's certificate, not the cluster's.
             let config = tokio::task::spawn_blocking(|| Trust::read(None)?.client_config(None, false)).await;
             let config = config.map_err(|error| error.to_string())??;
             let tls = TlsConnector::from(Arc::new(config)).connect(name, stream).await;

@@ -91,7 +91,7 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// Those of [`head`](Self::head).
+    /// The same as of [`head`](Self::head).
     pub(super) async fn present_version(&self) -> Result<Option<ResourceVersion>, SourceError> {
         let answer = self.request_head(&self.target(&[("limit", "1")])).await?;
         let answer = answer.as_deref().and_then(|answer| serde_json::from_slice::<Answer<'_>>(answer).ok());

@@ -36,7 +36,7 @@ pub(super) struct Position {
     pub(super) origin: Origin,
 }
 
-/// State of a version, from which it follows if more changes may have it.
+/// State of a version: open if more changes may have it.
 ///
 /// The API makes one change at each version, except for deletions: all objects on one lease expire at one. The next version
 /// closes it, and so does the second bookmark at it: the API server may send the first between two of its changes.
@@ -44,7 +44,7 @@ pub(super) struct Position {
 pub(super) enum Openness {
     /// Closed by a list or a bookmark.
     Closed,
-    /// Closed by a change, the only one.
+    /// Closed by its only change.
     Changed,
     Open,
     /// Still open after one bookmark.
@@ -56,7 +56,7 @@ pub(super) enum Openness {
 pub(super) struct Noted {
     /// True if no more changes have this version.
     pub(super) closes: bool,
-    /// True if by the API's rules the version was closed already.
+    /// True if by the API's rules the version could not have this change.
     pub(super) is_late: bool,
     /// True if too many changes have the version: the API's versions do not distinguish changes.
     pub(super) is_beyond_bound: bool,
@@ -183,7 +183,7 @@ impl Known {
         Self { cluster, position: Some(position), ..Self::default() }
     }
 
-    /// Sets if every version stays open until the next.
+    /// Sets whether every version stays open until the next.
     pub(super) fn with_open_versions(self, leaves_open: bool) -> Self {
         Self { leaves_open, ..self }
     }
@@ -205,7 +205,7 @@ impl Known {
         known
     }
 
-    /// Numbers all further versions here, in a new lineage.
+    /// Numbers all further versions in a new lineage.
     pub(super) fn begin_lineage(&mut self) {
         let version = ResourceVersion::of_lineage(new_lineage(), 0);
         self.lineage = Some(Place {
@@ -271,8 +271,8 @@ impl Known {
         self.position = Some(Position { version, openness, changes: 0, mark, origin: Origin::List(Instant::now()) });
     }
 
-    /// Records an event that is to be emitted; `is_deletion` is the API's own event type. The cache rejects an event below the
-    /// position, which stays as it is.
+    /// Records an event that is to be emitted; `is_deletion` is true if the API sent it as DELETED. The cache rejects an event
+    /// below the position, which stays as it is.
     pub(super) fn note_event(&mut self, event: &Event, is_deletion: bool) -> Noted {
         // A change numbered by lineage always has its own number, even if the API repeats its text.
         let is_repeated = self.lineage.as_ref().is_some_and(|place| place.is_repeated);

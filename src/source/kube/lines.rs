@@ -19,7 +19,7 @@ pub(super) struct Lines<B = Body> {
     silence: Option<Duration>,
 }
 
-/// End of the lines without a regular end of the body.
+/// Failure that ends the lines.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoLine {
     /// The connection broke, or the body ended within a line, which is dropped.

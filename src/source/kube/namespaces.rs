@@ -16,8 +16,8 @@
 //! - Received events of a member are emitted before anything else is awaited, so that positions and emitted events agree.
 //! - A quiet namespace holds the merged version back until its next bookmark, about a minute. While a caller waits for a later
 //!   version, or many events are ahead, the source requests a short second watch from the namespace's position. The API ends it
-//!   with a bookmark if etcd's revision has advanced, as it does constantly in a live cluster. Its events are ignored, since
-//!   the open watch has them too.
+//!   with a bookmark if etcd's revision has advanced, as it does constantly in a live cluster. Other events of it are
+//!   dropped, since the open watch has them too.
 
 pub(super) mod existence;
 mod member;

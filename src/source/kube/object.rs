@@ -177,7 +177,7 @@ impl Bookmark {
     }
 }
 
-/// Returns a `PartialObjectMetadata`, byte for byte as an API server of Kubernetes writes it. If the API does not know the type
+/// Returns a `PartialObjectMetadata`, byte for byte as an API server of Kubernetes writes it. If the API ignores the type
 /// and answers with whole objects, the rest of them is dropped.
 fn partial(body: &[u8]) -> Result<Vec<u8>, ObjectError> {
     let Partial { metadata } = serde_json::from_slice(body)?;
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(reader(&cut).read_listed(without, LISTED).unwrap().object.body(), without, "as it came");
     }
 
-    /// The first is as the API server of Kubernetes writes it, the others as an API that does not know the type.
+    /// The first is as the API server of Kubernetes writes it, the others as an API that does not support the type.
     #[test]
     fn of_a_whole_object_the_metadata_is_kept() {
         let cut = FieldCut::new([Path::parse("metadata.managedFields").unwrap()]).unwrap();

@@ -77,13 +77,13 @@ pub(super) enum Verdict {
     Old,
     /// Received before; it shows that the history is the same.
     Recognised,
-    /// Not received before, and neither are all later events.
+    /// New, as all later events.
     New,
     /// Event of the open version; the next one may be an old one.
     Further,
 }
 
-/// Bound of the changes of one version that are kept for comparison; beyond it, replayed changes are not compared.
+/// Bound of the changes of one version that are kept for comparison; further ones are accepted without.
 const MAX_MARKED: usize = 4096;
 
 // === impl Mark ===

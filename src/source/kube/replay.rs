@@ -45,7 +45,7 @@ impl Replay {
     ///
     /// # Errors
     ///
-    /// As [`Replay::judge`].
+    /// The same as of [`Replay::judge`].
     pub(super) fn check_bookmark(&self, text: &str) -> Result<(), SourceError> {
         if text == self.before || text == self.text { Ok(()) } else { Err(self.is_missing()) }
     }

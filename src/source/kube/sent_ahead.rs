@@ -38,7 +38,7 @@ impl SentAhead {
     ///
     /// # Errors
     ///
-    /// Those of the request, if a watch would meet them too.
+    /// The errors of the request that a watch would meet too.
     pub(super) async fn find(
         &self,
         present: impl Future<Output = Result<Option<ResourceVersion>, SourceError>>,

@@ -175,7 +175,7 @@ impl ListerWatcher for KubeSource {
 }
 
 impl WarmStart for KubeSource {
-    /// Another cluster behind the same kubeconfig is detected by a request, not by the identity.
+    /// Returns the identity, without the cluster's uid: a request detects another cluster behind the same kubeconfig.
     fn identity(&self) -> String {
         let KubeConfig { label_selector, field_selector, cluster, drop_fields, .. } = &self.shared.config;
         let KubeCluster { kubeconfig, context } = cluster;

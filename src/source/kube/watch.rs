@@ -45,7 +45,7 @@ pub(super) struct Live {
     recognition: Option<Recognition>,
     /// Change that the API has to replay first, where versions are numbered by lineage.
     replay: Option<Replay>,
-    /// Events received before the history is recognised, with true for a deletion. They are emitted after that.
+    /// Received events, held until the history is recognised; the flag is true for a deletion.
     held: VecDeque<(Event, bool)>,
     /// True until something shows that the API watches from the version.
     is_opening: bool,
@@ -86,7 +86,7 @@ impl Shared {
     /// The head is proof enough only at the version of the last known change. A cluster restored to a state between that change
     /// and the known version has the change too, and may have had others since, so a broken watch resumes from before the
     /// change. No such proof is needed after a watch that the API itself has just closed, or a list that it has just answered:
-    /// both belong to its current history. The time limit is there since a proxy may have held the watch request until the
+    /// both belong to its current history. Later on they prove nothing, since a proxy may have held the watch request until the
     /// cluster was restored.
     ///
     /// Where versions are numbered by lineage, the API's text before the last change is known, unless that change is older than

@@ -53,7 +53,7 @@ pub(super) struct KeptMember {
     pub(super) mark: Option<KeptMark>,
 }
 
-/// Shortest duration of an empty watch before it counts as failed, so that it is not reopened at once.
+/// Shortest duration of a watch without events; a shorter one fails, so that it is not reopened at once.
 const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
 /// Timeout of a probe: kube-apiserver sends a bookmark two seconds before the end of a watch.
 const PROBE_TIME: Duration = Duration::from_secs(4);

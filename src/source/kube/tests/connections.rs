@@ -87,7 +87,7 @@ async fn an_exec_plugin_is_not_run_at_each_attempt_of_an_outage() {
     assert_eq!(plugin.runs(), 1, "{} attempts to list", rig.lists());
 }
 
-/// As with twenty resources of one cloud provider: they share one run of the plugin, and its failure.
+/// Twenty resources of one cloud provider are no exception: they share one run of the plugin, and its failure.
 #[tokio::test]
 async fn resources_of_one_cluster_share_a_run_and_its_failure() {
     let stand = Stand::new().await;

@@ -110,8 +110,8 @@ async fn an_api_that_is_busy_is_watched_again_and_never_listed() {
     assert_eq!(watches, 6);
 }
 
-/// As client-go's Reflector: the list after an expired watch is at the last version, not at the most recent one (kubernetes
-/// #86430).
+/// Behaviour of client-go's Reflector: the list after an expired watch is at the last version, not at the most recent one
+/// (kubernetes #86430).
 #[tokio::test]
 async fn a_watch_that_has_expired_is_listed_again_once() {
     for streams in [true, false] {

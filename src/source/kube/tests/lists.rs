@@ -58,7 +58,7 @@ async fn an_api_without_a_cache_is_asked_for_pages() {
     assert_eq!(lists(&stand), ["list 0 limit=500", "list limit=500 page", "list 11 limit=500"]);
 }
 
-/// As client-go's pager: an expired continue token leads to one full list.
+/// Behaviour of client-go's pager: an expired continue token leads to one full list.
 #[tokio::test]
 async fn a_page_that_has_expired_is_followed_by_the_whole_list() {
     let stand = ten().await;
