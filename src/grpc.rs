@@ -1,18 +1,18 @@
-//! The gRPC side: requests into queries, snapshots and cursors into answers.
+//! The gRPC API: maps requests to queries, and snapshots and cursors to responses.
 //!
-//! - [`Service`] is the state of the server; handlers stand on it, and it on none of them.
-//! - `layer` is around every call: it bounds and counts it, and ends it at its deadline. No handler knows of it.
-//! - [`Routes`] is what every request comes to. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, outside the
-//!   generated traits (`generated`): the frames of a watch are encoded once for all watchers, and objects without making messages of
-//!   them.
-//! - `until` reads such a watch in this process.
-//! - `kept` charges streams with the old states that only they have.
-//! - `slice` bounds how long a call looks at objects before others go on.
-//! - `turns` lets those who are sent much at once go on one after the other, behind everything else.
-//! - `compiler` makes expressions of their texts, where it keeps nobody waiting.
-//! - `status` is the only place that makes a status; `frame` the only one that knows what a watcher's bytes look like.
+//! - [`Service`] is the shared state of the server. The handlers depend on it, and it depends on none of them.
+//! - `layer` wraps every call: it limits and counts calls, and ends each at its deadline. No handler depends on it.
+//! - [`Routes`] dispatches every request. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, past the
+//!   generated traits (`generated`): so the frames of a watch are encoded once for all watchers, and objects are encoded without
+//!   building messages of them.
+//! - `until` implements Until: it reads a watch within this process.
+//! - `kept` charges each stream for the old states that only it still references.
+//! - `slice` limits the time that a call scans objects before it yields.
+//! - `turns` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
+//! - `compiler` compiles the expressions of clients on threads that serve no other call.
+//! - `status` alone builds statuses; `frame` alone defines the wire encoding of a watch.
 //!
-//! Deliberately not here: listening, connections and TLS (`app`, and the transport), and where objects come from.
+//! Not in this module: listening, connections and TLS (`app` and `transport`), and the sources of objects.
 
 mod call;
 mod compiler;

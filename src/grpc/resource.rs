@@ -1,19 +1,19 @@
-//! A resource as it is served.
+//! One resource as the API serves it.
 
 use super::frame::WireFrame;
 use crate::{cache::InformerHandle, watch::QueueOptions};
 
-/// One resource as it is served.
+/// One resource as the API serves it.
 #[derive(Debug, Clone)]
 pub struct ServedResource {
-    /// What clients call it.
+    /// Name of the resource in requests.
     pub name: String,
-    /// The kind of its source: "files".
+    /// Kind of its source, for example "files".
     pub source: &'static str,
-    /// Whether the server is ready without it.
+    /// True if the server is ready also while this resource has not synced.
     pub optional: bool,
-    /// The queue of a client that asks for nothing.
+    /// Queue of a client that requests no queue options.
     pub queue: QueueOptions,
-    /// Its cache.
+    /// Handle to the cache of the resource.
     pub informer: InformerHandle<WireFrame>,
 }

@@ -1,4 +1,4 @@
-//! State of the server: the resources, the bounds, and what all calls share.
+//! Shared state of the server: the resources, the limits, and the data that all calls use.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,56 +27,57 @@ use crate::{
     watch::FullChannelPolicy,
 };
 
-/// What is served, and within which bounds; clones share it.
+/// The resources that this server serves, and their limits. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct Service {
     inner: Arc<Inner>,
 }
 
-/// The two steps in which a server ends.
+/// The two steps in which the server shuts down.
 #[derive(Debug, Clone, Default)]
 pub struct Lifecycle {
-    /// Cancelled first: probes say no, and everything is still served.
+    /// Cancelled first: the readiness probe fails, and the server still serves everything.
     pub unready: CancellationToken,
-    /// Cancelled then: every watch ends.
+    /// Cancelled second: every watch ends.
     pub draining: CancellationToken,
 }
 
-/// The bounds and defaults of all calls.
+/// Limits and defaults of all calls.
 #[derive(Debug, Clone)]
 pub struct ServiceConfig {
-    /// What clients may ask for.
+    /// Queue policies that clients may request.
     pub allowed_policies: Vec<FullChannelPolicy>,
-    /// The longest queue that a client may ask for, in events.
+    /// The longest queue that a client may request, in events.
     pub max_queue_length: usize,
-    /// How often a watch that is at the head gets a bookmark, unless it asks otherwise.
+    /// Default interval of the bookmarks that a watch at the head receives.
     pub bookmark_interval: Duration,
-    /// How long a watch from a version of the future waits for it.
+    /// Time for which a watch waits for a resource version that this server has not reached yet.
     pub future_wait: Duration,
-    /// Over which watches end when the server drains.
+    /// Period over which the watches end when the server drains.
     pub drain_period: Duration,
-    /// Whoever was evicted under BLOCK may be told so for this long, and up to twice as long, before its stream is reset.
+    /// Time for which a client that was evicted under BLOCK may still receive the reason; its stream is reset after one to two of
+    /// these periods.
     pub evicted_grace: Duration,
-    /// Watches at one time.
+    /// Maximum number of open watches.
     pub max_watchers: usize,
-    /// Expressions and conditions that wait to be compiled.
+    /// Maximum number of expressions and conditions that wait to be compiled.
     pub compilations: usize,
-    /// Snapshots that are kept for the next pages of lists.
+    /// Maximum number of snapshots that are kept for the next pages of lists.
     pub page_snapshots: usize,
-    /// Part that one peer may have of watches, compilations and page snapshots, in percent.
+    /// Share of watches, compilations and page snapshots that one peer may have, in percent.
     pub peer_share: u32,
-    /// The largest request, in bytes.
+    /// Maximum size of a request, in bytes.
     pub request_bytes: usize,
-    /// Time for the message of a request.
+    /// Maximum time to receive the message of a request.
     pub request_timeout: Duration,
-    /// How many lists and watches are given objects or a past at a time; more of them take turns, one piece each. As many as
-    /// there are threads to serve with.
+    /// Maximum number of lists and watches that are sent objects or missed events at a time, one piece each; more of them take
+    /// turns. As many as there are serving threads.
     pub bulk_streams: usize,
-    /// Of bodies in STRUCT that are kept for the next who is sent them, in bytes.
+    /// Size of the cache of bodies that were converted to STRUCT, in bytes.
     pub struct_bytes: usize,
-    /// Bytes held for all clients together at most; above it the streams end that have waited longest.
+    /// Maximum memory held for all clients together, in bytes; above it the server ends the streams that have waited longest.
     pub memory: usize,
-    /// Steps of one evaluation of a client's expression or condition.
+    /// Maximum number of steps for one evaluation of a client's expression or condition.
     pub expression_steps: u64,
 }
 
@@ -89,7 +90,7 @@ struct Inner {
     conditions: Compiler<Condition>,
     compilations: Arc<Quota>,
     watchers: Arc<Watchers>,
-    /// By resource.
+    /// Snapshots that streams answer from, by name of the resource.
     snapshots: HashMap<String, Arc<HeldSnapshots>>,
     ledger: Arc<Ledger>,
     turns: Arc<Turns>,
@@ -98,13 +99,13 @@ struct Inner {
     metrics: Arc<RpcMetrics>,
 }
 
-/// Interval at which streams are charged with what is kept for them; a tenth of it when there is not much left of the limit.
+/// Interval at which streams are charged for the states that they reference; a tenth of it when the limit is near.
 const CHARGE_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl Service ===
 
 impl Service {
-    /// A service over these resources.
+    /// Creates a service over these resources.
     pub fn new(
         resources: impl IntoIterator<Item = ServedResource>,
         config: ServiceConfig,
@@ -136,28 +137,28 @@ impl Service {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The resources, by name.
+    /// Returns the resources, ordered by name.
     pub fn resources(&self) -> impl Iterator<Item = &ServedResource> {
         self.inner.resources.values().map(Arc::as_ref)
     }
 
-    /// Whether the server has been told to end.
+    /// Returns true if the server has begun to shut down.
     pub fn is_shutting_down(&self) -> bool {
         self.inner.lifecycle.unready.is_cancelled()
     }
 
-    /// Whether every resource that is not optional has had a state, and the server is not about to end.
+    /// Returns true if every resource that is not optional has synced once, and the server has not begun to shut down.
     pub fn is_ready(&self) -> bool {
         !self.is_shutting_down()
             && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
     }
 
-    /// Runs beside the calls: lets streams that take turns go on, tells watches of a drain, resets those of
-    /// clients that cannot be told why they end, and keeps the memory that is held for clients within its bound. Never ready.
+    /// Runs the tasks beside the calls: schedules bulk streams, notifies the watches of a drain, resets the streams of evicted
+    /// clients that do not read, and keeps the memory held for clients within its limit. Never returns.
     ///
     /// # Cancel safety
     ///
-    /// Streams stand still while it does not run.
+    /// Bulk streams make no progress while it does not run.
     pub async fn run(self) {
         let drain = async {
             self.draining().cancelled().await;
@@ -169,7 +170,7 @@ impl Service {
         tokio::join!(drain, self.turns().call(), evicted, self.charge(), self.ledger().run());
     }
 
-    /// Charges the streams with what is kept for them, for ever.
+    /// Charges the streams for the old states that they reference, at each interval; never returns.
     async fn charge(&self) {
         let mut last: BTreeMap<&str, Age> = BTreeMap::new();
         loop {
@@ -211,7 +212,7 @@ impl Service {
         &self.inner.conditions
     }
 
-    /// Returns the bound on expressions and conditions that wait to be compiled.
+    /// Returns the limit on expressions and conditions that wait to be compiled.
     pub(super) fn compilations(&self) -> &Arc<Quota> {
         &self.inner.compilations
     }
@@ -222,7 +223,7 @@ impl Service {
 
     /// Returns the snapshots of a resource that streams answer from.
     pub(super) fn snapshots(&self, resource: &ServedResource) -> &Arc<HeldSnapshots> {
-        // There is one for each resource.
+        // `new` creates one for each resource.
         &self.inner.snapshots[&resource.name]
     }
 
@@ -238,23 +239,23 @@ impl Service {
         &self.inner.lifecycle.draining
     }
 
-    /// Returns the memory that is held for its clients.
+    /// Returns the ledger of the memory that is held for clients.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.inner.ledger
     }
 
-    /// Makes its counters known to a registry.
+    /// Registers the metrics of the calls and of the ledger.
     pub fn register(&self, registry: &mut Registry) {
         self.metrics().register(registry);
         registry.register_collector(Box::new(WaitingBytes(Arc::clone(self.ledger()))));
     }
 
-    /// Returns the counters of its calls.
+    /// Returns the metrics of the calls.
     pub fn metrics(&self) -> &Arc<RpcMetrics> {
         &self.inner.metrics
     }
 
-    /// The state to answer from: applied, and not before `min_version`. Waits up to `wait` for it.
+    /// Returns the current applied state of a resource, at `min_version` or later. Waits up to `wait` for it.
     pub(super) async fn snapshot(
         &self,
         resource: &ServedResource,
@@ -277,7 +278,8 @@ impl Service {
         Ok(snapshot)
     }
 
-    /// The first state at or after a version, or of another lineage, which can never get there. Waits up to `wait` for it.
+    /// Returns the first state that is at or after a version, or that belongs to another lineage, which can never reach the
+    /// version. Waits up to `wait` for it.
     pub(super) async fn reached(
         &self,
         resource: &ServedResource,
@@ -287,9 +289,9 @@ impl Service {
         let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| !at.same_lineage(wanted) || at >= wanted;
         let is_enough = |snapshot: &Snapshot| version.is_none_or(|wanted| is_there(snapshot.version(), wanted));
         tokio::select! {
-            // What can be answered is answered, also while the server drains.
+            // A state that is there is returned even while the server drains.
             biased;
-            // Cancel-safe by its own contract.
+            // Cancel-safe: `wait_for` documents it.
             snapshot = resource.informer.wait_for(version.map_or(0, ResourceVersion::number), is_enough) => Ok(snapshot),
             () = tokio::time::sleep(wait) => Err(not_reached(resource, version)),
             () = self.draining().cancelled() => Err(Refusal::Draining),
@@ -297,7 +299,7 @@ impl Service {
     }
 }
 
-/// Why the wait for a state was in vain.
+/// Returns the error for a wait that timed out.
 fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>) -> Refusal {
     match (resource.informer.snapshot(), min_version) {
         (Some(snapshot), Some(wanted)) => {

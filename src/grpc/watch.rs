@@ -1,9 +1,9 @@
-//! Watch: outside the generated trait, because its frames are encoded once for all watchers, and a stock codec would encode
+//! The Watch call. It bypasses the generated trait: its frames are encoded once for all watchers, and a stock codec would encode
 //! (or copy) them for each.
 //!
-//! A call is opened (`open.rs`: the request is checked and joined), then its body (`body.rs`) is polled by the
-//! connection: initial events from the snapshot, then frames from the cursor, with bookmarks in between. There is no task and
-//! no queue of its own: HTTP/2's flow control is what slows a cursor down.
+//! `open.rs` checks the request and joins the watch; then the connection polls its body (`body.rs`): initial events from the
+//! snapshot, then frames from the cursor, with bookmarks in between. A watch has neither a task nor a queue of its own: HTTP/2
+//! flow control slows down its cursor.
 
 mod body;
 mod initial_events;

@@ -1,7 +1,7 @@
-//! Who is watching: the open watches of the server, for operators, and their bound.
+//! Registry of the open watches: it limits their number, and lists them for operators.
 //!
-//! Each watch is written by its own body; read by `ListWatchers`. How far a watch lags is read from its cursor when somebody asks:
-//! a client that has stopped is not polled, and could not say so itself.
+//! Each watch updates its own entry; `ListWatchers` reads them. The lag of a watch is read from its cursor at the time of the
+//! request: the body of a client that has stopped reading is not polled, and could not update it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// The open watches.
+/// Registry of the open watches.
 #[derive(Debug)]
 pub(super) struct Watchers {
     quota: Arc<Quota>,
@@ -43,11 +43,11 @@ pub(super) struct Watchers {
 struct Open {
     last_id: u64,
     watchers: BTreeMap<u64, Arc<Watcher>>,
-    /// Those under COALESCE.
+    /// The open watches under COALESCE, by id.
     coalescing: BTreeMap<u64, Arc<Watcher>>,
 }
 
-/// One open watch; it is not open any more when this is dropped.
+/// Entry of one open watch; dropping it removes the watch.
 #[derive(Debug)]
 pub(super) struct WatcherEntry {
     id: u64,
@@ -56,7 +56,7 @@ pub(super) struct WatcherEntry {
     _permit: Permit,
 }
 
-/// What is known of a watch from its beginning.
+/// Properties of a watch that do not change while it is open.
 #[derive(Debug)]
 pub(super) struct WatcherInfo {
     pub(super) resource: Arc<ServedResource>,
@@ -80,33 +80,33 @@ struct Progress {
     version: Option<ResourceVersion>,
     selection: Arc<Selection>,
     state: pb::WatcherState,
-    /// Changes were merged for it when it was looked at last.
+    /// True if the last check found changes merged for this watch.
     is_merging: bool,
-    /// When it was looked at last, and none were.
+    /// Age of the resource at the last check, if that found no merged changes.
     not_merging_at: Option<Age>,
-    /// Of the cursor; a parked watch has none.
+    /// Gauge of the cursor; a parked watch has none.
     gauge: Option<CursorGauge<WireFrame>>,
 }
 
-/// Draining ends a thousand watches a second, if its period allows.
+/// Time between the ends of two watches when the server drains: a thousand a second, if the period allows it.
 const DRAIN_STEP: Duration = Duration::from_millis(1);
-/// The part of the drain's period over which watches end; the rest is for what they still have to send.
+/// Share of the drain period over which watches end; the remainder is for the data that they still have to send.
 const DRAIN_SHARE: f64 = 0.8;
-/// Into so many places the spread is divided.
+/// Number of slots into which the spread is divided.
 const DRAIN_PLACES: u64 = 10_007;
 
-/// Watches in one answer, at most and by default.
+/// Maximum and default number of watches in one response.
 const MAX_WATCHERS: usize = 10_000;
 
 // === impl Watchers ===
 
 impl Watchers {
-    /// None yet, and at most `limit`; of one peer, in percent of that.
+    /// Creates an empty registry for at most `limit` watches; one peer may have `peer_share` percent of them.
     pub(super) fn new(limit: usize, peer_share: u32) -> Self {
         Self { quota: Quota::new(limit, peer_share), open: Mutex::default() }
     }
 
-    /// Opens one.
+    /// Adds a watch, unless the limit is reached.
     pub(super) fn enter(
         self: &Arc<Self>,
         info: WatcherInfo,
@@ -136,8 +136,8 @@ impl Watchers {
         Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self), _permit: permit })
     }
 
-    /// Resets, for ever, the streams of those who were evicted under BLOCK and have not been told so: a client that reads nothing
-    /// keeps its window shut, and can be told nothing.
+    /// Resets the streams of clients that were evicted under BLOCK and have not received the reason: a client that reads nothing
+    /// keeps its flow-control window shut. Checks at each `grace`; never returns.
     pub(super) async fn reset_evicted(&self, grace: Duration) {
         let mut untold = BTreeSet::new();
         loop {
@@ -168,8 +168,8 @@ impl Watchers {
         }
     }
 
-    /// Returns those for whom changes of a resource are merged, which is `now` in this state and was in another `before`, when
-    /// this was called last.
+    /// Returns the watches of a resource that have merged changes. The resource has the age `now`, and had the age `before` at
+    /// the previous call.
     pub(super) fn merging(&self, resource: &ServedResource, before: Age, now: Age) -> Vec<Holder> {
         let coalescing: Vec<Arc<Watcher>> = {
             let open = self.open.lock();
@@ -179,7 +179,7 @@ impl Watchers {
         coalescing.iter().filter_map(|watcher| watcher.merging(before, now)).collect()
     }
 
-    /// Answers ListWatchers.
+    /// Answers `ListWatchers`.
     pub(super) fn list(&self, request: &pb::ListWatchersRequest) -> Result<pb::ListWatchersResponse, Refusal> {
         let after: u64 = match request.page_token.as_str() {
             "" => 0,
@@ -212,12 +212,12 @@ impl Watchers {
 // === impl WatcherEntry ===
 
 impl WatcherEntry {
-    /// Returns the connection that it is of.
+    /// Returns the peer that opened the watch.
     pub(super) fn peer(&self) -> Option<Peer> {
         self.watcher.info.peer
     }
 
-    /// So many events were handed to the transport, up to this version.
+    /// Counts events that were handed to the transport, up to this version.
     pub(super) fn sent(&self, events: u64, version: Option<&ResourceVersion>) {
         self.watcher.sent.fetch_add(events, Ordering::Relaxed);
         let mut progress = self.watcher.progress.lock();
@@ -230,31 +230,31 @@ impl WatcherEntry {
         }
     }
 
-    /// When this watch ends after draining has begun, at most `period`: few watches end at once, and many are spread, so that
-    /// their clients do not come back together.
+    /// Returns the delay between the begin of the drain and the end of this watch, at most `period`. A few watches end at once;
+    /// many are spread, so that their clients do not reconnect at the same time.
     pub(super) fn drain_delay(&self, period: Duration) -> Duration {
         let open = self.watchers.open.lock().watchers.len();
         let spread = (DRAIN_STEP * u32::try_from(open).unwrap_or(u32::MAX)).min(period.mul_f64(DRAIN_SHARE));
-        // Neighbours in number come from one client, more often than not; a prime keeps them apart.
+        // Consecutive ids mostly belong to one client; the prime factor spreads them.
         spread.mul_f64((self.id * 7919 % DRAIN_PLACES) as f64 / DRAIN_PLACES as f64)
     }
 
-    /// So many events were lost under DROP.
+    /// Counts events that were lost under DROP.
     pub(super) fn dropped(&self, events: u64) {
         self.watcher.dropped.fetch_add(events, Ordering::Relaxed);
     }
 
-    /// The stream by which the transport ends it.
+    /// Returns the handle by which the transport ends this stream.
     pub(super) fn stream(&self) -> Option<StreamHandle> {
         self.watcher.stream.clone()
     }
 
-    /// The watch is in this state from now on.
+    /// Sets the state of the watch.
     pub(super) fn enters(&self, state: pb::WatcherState) {
         self.watcher.progress.lock().state = state;
     }
 
-    /// The watch reads this cursor from now on; with none, it is parked.
+    /// Sets the cursor that the watch reads; without one it is parked.
     pub(super) fn reads(&self, cursor: Option<&Cursor<WireFrame>>) {
         let mut progress = self.watcher.progress.lock();
         progress.gauge = cursor.map(Cursor::gauge);
@@ -275,7 +275,7 @@ impl Drop for WatcherEntry {
 // === impl Watcher ===
 
 impl Watcher {
-    /// Returns what is merged for it, if anything is or was.
+    /// Returns the changes that are merged for this watch, if there are or were any.
     fn merging(&self, before: Age, now: Age) -> Option<Holder> {
         let gauge = self.progress.lock().gauge.clone();
         let state = gauge.as_ref().and_then(CursorGauge::state);
@@ -289,7 +289,7 @@ impl Watcher {
         std::mem::take(&mut progress.is_merging).then(|| holder(now, 0, 0))
     }
 
-    /// Returns its state; while it is live, by what its policy does.
+    /// Returns the state for operators: while the watch is live, it depends on the cursor.
     fn state(state: pb::WatcherState, gauge: Option<&CursorGauge<WireFrame>>) -> pb::WatcherState {
         match gauge.filter(|_| state == pb::WatcherState::Live).and_then(CursorGauge::state) {
             Some(CursorState::Frozen) => pb::WatcherState::Frozen,

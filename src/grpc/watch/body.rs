@@ -1,8 +1,8 @@
-//! The body of one watch, polled by its connection.
+//! Response body of one watch, which its connection polls.
 //!
-//! Order of what can be sent: what is ready already; the end, once it is known; then what the stage of the stream has: the
-//! initial events, what was missed, or frames from the cursor; and when the cursor is at the head, a bookmark that is due.
-//! So a bookmark never overtakes an event (invariant 3), and draining and timeouts are noticed at every poll.
+//! Order in which data is sent: first a chunk that is ready; then the end of the stream, once it is decided; then the data of
+//! the current stage: initial events, missed events, or frames from the cursor; and when the cursor is at the head, a bookmark
+//! that is due. So a bookmark never overtakes an event, and the body notices a drain and timeouts at every poll.
 //!
 //! ```text
 //!   InitialEvents ──▶ Live ◀──────────────── Replay ◀──┐
@@ -48,32 +48,32 @@ use crate::{
     watch::{BacklogReader, Cursor, End, Subscribe, Taken, TooLarge},
 };
 
-/// One watch.
+/// Response body of one watch.
 pub(in super::super) struct WatchBody {
     service: Service,
     resource: Arc<ServedResource>,
-    /// With which it joined, and joins again.
+    /// Options with which the watch joined, and with which it joins again.
     subscribe: Subscribe<WireFrame>,
     stage: Stage,
-    /// What is published; none while the watch holds only a version, and is told from the history.
+    /// Cursor into the published events; none while the watch holds only a version and reads the history.
     cursor: Option<Cursor<WireFrame>>,
-    /// The history that the client's versions belong to.
+    /// Number of the history that the client's versions belong to.
     epoch: u64,
-    /// The state of the source that the client was last told of.
+    /// State of the source that the client last received.
     told_state: SyncState,
-    /// The client wants to know at once how far the upstream is.
+    /// Demand for progress: the client wants to learn of the upstream's progress at once.
     _waiting: Option<Waiting>,
     bookmarks: BookmarkTimer,
     ends_at: Option<Pin<Box<Sleep>>>,
-    /// While it does not wait at its cursor, where it is poked.
+    /// Signal of the drain. It is used outside of the live stage: there [`looks_up`](Self::looks_up) notices a drain.
     drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
-    /// How often it was poked, as far as it knows.
+    /// Number of notifications that the watch has seen.
     pokes: u64,
-    /// It was poked, and the client may have to be told of the source.
+    /// True if the watch was notified, and the state of the source may have changed since the last bookmark.
     has_news: bool,
-    /// When this watch ends; known once the server drains.
+    /// Time at which this watch ends; set once the server drains.
     drain_at: Option<Pin<Box<Sleep>>>,
-    /// Encoded, and not yet handed to the connection.
+    /// Chunk that is encoded, and not yet handed to the connection.
     ready: Option<Chunk>,
     end: Option<Status>,
     is_over: bool,
@@ -89,21 +89,21 @@ pub(super) struct Opened {
     pub(super) joined: Joined<WireFrame>,
     pub(super) bookmark_interval: Duration,
     pub(super) waiting: Option<Waiting>,
-    /// With a bookmark, and OK.
+    /// Time at which the watch ends with a bookmark and status OK.
     pub(super) ends_at: Option<Instant>,
     pub(super) watcher: WatcherEntry,
 }
 
-/// Whether there is something to be handed out.
+/// Result of one step of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Made {
-    /// There may be.
+    /// There may be data to hand out.
     Some,
-    /// There is, and no room for it: it needs so many bytes.
+    /// The next data does not fit into the room; it needs this many bytes.
     TooLarge(usize),
 }
 
-/// What the bookmark at the end of the initial events has at most, or nearly so.
+/// Approximate maximum size of the bookmark at the end of the initial events, in bytes.
 const END_BYTES: usize = 512;
 
 // === impl WatchBody ===
@@ -124,7 +124,7 @@ impl WatchBody {
             Begin::Bookmark => Stage::Live,
         };
         if let Some(cursor) = &cursor {
-            // That of the group: there are many watches, and few selections.
+            // The group's own selection is shared: there are many watches, and few selections.
             subscribe.selection = Arc::clone(cursor.selection());
         }
         let mut body = Self {
@@ -156,7 +156,7 @@ impl WatchBody {
         body
     }
 
-    /// The version to resume from; none while the initial events are not complete.
+    /// Returns the version to resume from; none while the initial events are incomplete.
     fn position(&self) -> Option<&ResourceVersion> {
         match &self.stage {
             Stage::InitialEvents(..) => None,
@@ -166,7 +166,7 @@ impl WatchBody {
         }
     }
 
-    /// A bookmark at this client's own position, with the state of the source.
+    /// Creates a bookmark at this client's own position, with the state of the source.
     fn bookmark(&mut self, mut bookmark: pb::Bookmark) -> pb::WatchResponse {
         let report = self.resource.informer.health().report();
         (self.told_state, self.has_news) = (report.state, false);
@@ -184,17 +184,17 @@ impl WatchBody {
         self.ready = Some(buffer.freeze().into());
     }
 
-    /// Whether the upstream's history has changed since the client joined, whether its cursor knows it or not.
+    /// Returns true if the upstream's history was rewritten since the client joined, even if its cursor has not noticed yet.
     fn has_history_changed(&self) -> bool {
         self.resource.informer.epoch() != self.epoch
     }
 
-    /// Ends the stream: a bookmark, an ERROR as the last message, and the same status for the RPC.
+    /// Ends the stream: with a bookmark, an ERROR as the last message, and the same status for the RPC.
     fn end_with(&mut self, refusal: &Refusal) {
-        // Whatever else ends it: the client must not take its version to the history of now (invariant 14).
+        // Takes precedence over any other reason: the client must not resume with its version in the rewritten history.
         let refusal = if self.has_history_changed() { &Refusal::HistoryChanged } else { refusal };
         if *refusal == Refusal::HistoryChanged {
-            // There is nothing to resume from.
+            // No bookmark: there is no version to resume from.
             self.send(&[frame::error(None, refusal.to_proto())]);
         } else {
             let is_draining = *refusal == Refusal::Draining;
@@ -206,7 +206,7 @@ impl WatchBody {
         tracing::debug!(resource = self.resource.name, ?refusal, "watch ended");
     }
 
-    /// Whether the server has begun to drain.
+    /// Returns true if the server has begun to drain.
     fn poll_drained(&mut self, cx: &mut Context<'_>) -> bool {
         if let Stage::Live = self.stage {
             self.drained = None;
@@ -216,7 +216,7 @@ impl WatchBody {
         self.drained.get_or_insert_with(drained).as_mut().poll(cx).is_ready()
     }
 
-    /// Whether it was poked since it looked last, which is now.
+    /// Returns true if the watch was notified since the last call of this function.
     fn looks_up(&mut self) -> bool {
         let pokes = self.resource.informer.pokes();
         let is_poked = std::mem::replace(&mut self.pokes, pokes) != pokes;
@@ -224,7 +224,7 @@ impl WatchBody {
         is_poked
     }
 
-    /// Whether something from outside ends the stream now.
+    /// Ends the stream if it drains or its timeout has passed.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
         if self.drain_at.is_none() && self.poll_drained(cx) {
             self.drain_at =
@@ -249,7 +249,7 @@ impl WatchBody {
         }
     }
 
-    /// Makes the next piece ready or moves to the next stage, or parks.
+    /// Encodes the next piece, moves to the next stage, or parks.
     fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
         let (is_poked, is_timed) = (self.looks_up(), self.ends_at.is_some() || self.drain_at.is_some());
         if !matches!(self.stage, Stage::Live) || is_timed || is_poked {
@@ -316,7 +316,7 @@ impl WatchBody {
         }
         let mut relisted = BytesMut::new();
         if has_gap && !self.has_history_changed() {
-            // Of a relist that nothing was told of.
+            // A bookmark reports a relist of which no event was delivered.
             let bookmark = self.bookmark(pb::Bookmark::default());
             frame::append(&mut relisted, &pb::WatchResponse { relisted: true, ..bookmark });
         }
@@ -332,7 +332,7 @@ impl WatchBody {
     fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<Made> {
         let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(Made::Some) };
         match ready!(joining.as_mut().poll(cx)) {
-            // The version may have a meaning in the new history too, and it is another one.
+            // The same version may also exist in the new history, where it is another state.
             Ok(Joined { epoch, .. }) if epoch != self.epoch => {
                 self.end_with(&Refusal::HistoryChanged);
             }
@@ -374,8 +374,8 @@ impl WatchBody {
                 let dropped = frame::dropped(cursor.version(), count, &after);
                 self.send(&[dropped]);
             }
-            // The cursor is no longer served from what was published. The history may still have what comes after it, for an
-            // expired one too: under COALESCE it may be ahead of its group.
+            // The cursor can no longer read from the published events. The history may still have the events after it, even
+            // those of an expired cursor: under COALESCE it may be ahead of its group.
             Poll::Ready(Taken::Parked | Taken::Ended(End::Expired { .. })) => {
                 let reached = cursor.reached().clone();
                 self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
@@ -390,23 +390,24 @@ impl WatchBody {
         Poll::Ready(Made::Some)
     }
 
-    /// There are no events: perhaps it ends, or there is something else to tell.
+    /// Handles a cursor without events: sends a bookmark if one is due, or returns ready for the next step.
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // Who was poked before it waited at its cursor is not woken: it looks up at once.
+        // A watch that was notified before it waited at its cursor is not woken: check again at once.
         if self.resource.informer.pokes() != self.pokes {
             return Poll::Ready(());
         }
-        // What the client knows of the source is told at once, the version at the interval.
+        // A change of the source's state is sent at once, a version at the interval.
         self.has_news = self.has_news && self.resource.informer.health().state() != self.told_state;
         if !self.has_news {
             ready!(self.bookmarks.poll(cx));
         }
-        // Read before the cursor is seen at the head: it may be ahead of the head by then, never of what was published.
+        // Read before the cursor reports that it is at the head: by then it may be ahead of the head, but never of what was
+        // published.
         let distributed = self.resource.informer.distributed();
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
         let told = cursor.version().clone();
         if !cursor.advance_at_head(distributed.as_deref()) {
-            // What merges for it, or has come since, wakes it.
+            // Merged changes, or events that have arrived since, wake the watch.
             return Poll::Pending;
         }
         let relisted = self.resource.informer.is_relisted_between(&told, cursor.version());
@@ -416,7 +417,7 @@ impl WatchBody {
         Poll::Ready(())
     }
 
-    /// Hands out what was encoded; if there is none, many were looked at in vain, and others come first.
+    /// Hands out the encoded bytes; if there are none, many objects were checked in vain, and the body yields.
     fn hand_out(&mut self, buffer: BytesMut, cx: &mut Context<'_>) -> Poll<Made> {
         if buffer.is_empty() {
             return come_again(cx);
@@ -425,7 +426,7 @@ impl WatchBody {
         Poll::Ready(Made::Some)
     }
 
-    /// Lets go of the cursor, if there is one: the watch holds its place, and is told from the history what comes after it.
+    /// Drops the cursor, if there is one, and joins again from the history after this position.
     fn join_after(&mut self, reached: Reached) {
         let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
         self.cursor = None;
@@ -434,7 +435,7 @@ impl WatchBody {
         self.enter(Stage::Joining(reached, Box::pin(async move { informer.join(start, subscribe).await })));
     }
 
-    /// Everything from before the cursor has been handed out.
+    /// Enters the live stage: everything before the cursor has been handed out.
     fn go_live(&mut self) {
         if let Some(cursor) = &mut self.cursor {
             cursor.go_live();
@@ -448,7 +449,7 @@ impl WatchBody {
     }
 }
 
-/// Lets others be polled first.
+/// Yields: wakes this task again, after the others that are due.
 fn come_again(cx: &Context<'_>) -> Poll<Made> {
     cx.waker().wake_by_ref();
     Poll::Pending

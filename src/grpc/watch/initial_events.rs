@@ -1,4 +1,4 @@
-//! The state at which a watch joined, as events, piece by piece.
+//! Initial events of a watch: the state at which it joined, encoded piece by piece.
 
 use bytes::BytesMut;
 
@@ -15,7 +15,7 @@ use crate::{
     transport::Room,
 };
 
-/// The objects that are still to be sent, pulled from the snapshot at the client's own pace.
+/// Objects that are still to be sent, read from the snapshot at the client's pace.
 #[derive(Debug)]
 pub(super) struct InitialEvents {
     snapshot: Snapshot,
@@ -24,12 +24,12 @@ pub(super) struct InitialEvents {
     _held: Option<HeldSnapshot>,
 }
 
-/// How far the initial events went.
+/// Progress of the initial events after one piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Went {
     /// There may be more.
     On,
-    /// The next one is larger than the room, and needs so many bytes.
+    /// The next event does not fit into the room; it needs this many bytes.
     NowhereForWantOf(usize),
     /// There are no more.
     ToTheEnd,
@@ -38,23 +38,23 @@ pub(super) enum Went {
 // === impl InitialEvents ===
 
 impl InitialEvents {
-    /// Those of a selection, from the first on.
+    /// Creates the initial events of a selection, from the first object on.
     pub(super) fn new(snapshot: Snapshot, selection: &Selection) -> Self {
         Self { snapshot, scan: Scan::of(selection), looked_at: None, _held: None }
     }
 
-    /// Has the snapshot accounted for as long as they are sent.
+    /// Keeps the snapshot accounted for until the initial events are sent.
     #[must_use]
     pub(super) fn holding(self, held: HeldSnapshot) -> Self {
         Self { _held: Some(held), ..self }
     }
 
-    /// The version of their state.
+    /// Returns the version of the state.
     pub(super) fn version(&self) -> &ResourceVersion {
         self.snapshot.safe_version()
     }
 
-    /// Encodes the next initial events that there is room for. The number of events, and how far it went.
+    /// Encodes the next initial events that fit into the room. Returns the bytes, the number of events, and the progress.
     pub(super) fn next(
         &mut self,
         selection: &Selection,
@@ -73,7 +73,7 @@ impl InitialEvents {
                 let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
                 let length = buffer.len() + frame::event_len(&event);
                 if !room.allows(length) {
-                    // Looked at again when there is room.
+                    // The object is checked again when there is room.
                     self.looked_at = self.looked_at.take().or(after);
                     let went = if events == 0 { Went::NowhereForWantOf(length) } else { Went::On };
                     return (buffer, events, went);
@@ -103,7 +103,7 @@ mod tests {
         model::{Expression, Indexers, Object},
     };
 
-    /// An evaluation that takes longer than a slice is the only one of its piece; others are many in a piece.
+    /// An evaluation that takes longer than a slice is alone in its piece; cheap ones share a piece.
     #[test]
     fn a_piece_ends_by_time() {
         let object = |n: usize| {
@@ -124,7 +124,7 @@ mod tests {
                 })
                 .unwrap()
         };
-        // It goes on until its steps are spent, and selects nothing.
+        // Runs until its steps are spent, and selects nothing.
         let costly = "object.list.all(a, object.list.all(b, a + b == 2))";
         assert_eq!(pieces(Some(costly)), 20 + 1, "the last one finds the end");
         assert!(pieces(None) < 20);

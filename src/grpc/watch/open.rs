@@ -1,4 +1,4 @@
-//! Opening a watch: checking the request, and joining.
+//! Opening of a watch: checks the request, and joins.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     watch::{QueueOptions, Subscribe},
 };
 
-/// Bookmarks more often than this would cost more than they tell.
+/// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Checks and joins a watch.
@@ -37,7 +37,7 @@ pub(in super::super) async fn open(
     open_with(service, resource, &request, queue, call).await
 }
 
-/// Checks and joins a watch of a resource, with a queue of the server's choice.
+/// Checks and joins a watch of a resource, with a queue that the server has chosen.
 pub(in super::super) async fn open_with(
     service: &Service,
     resource: &Arc<ServedResource>,
@@ -76,7 +76,7 @@ pub(in super::super) async fn open_with(
         let is_another = from.is_some() && resource.informer.is_another_history(&request.history, epoch);
         if is_another { Err(Refusal::HistoryChanged) } else { Ok(()) }
     };
-    // A version of another history is not to be waited for.
+    // A version of another history is rejected at once instead of waited for.
     is_same(resource.informer.epoch())?;
     service.snapshot(resource, min_version.as_ref(), wait).await?;
     let start = match &from {
@@ -102,7 +102,7 @@ pub(in super::super) async fn open_with(
     }))
 }
 
-/// Joins; after a version of the future once it has been reached (invariant 13: replicas are never equally far).
+/// Joins. If `start` is a version that this server has not reached yet, waits for it first: replicas differ in their progress.
 async fn join(
     service: &Service,
     resource: &ServedResource,
@@ -124,7 +124,7 @@ async fn join(
     }
 }
 
-/// How the stream begins.
+/// Returns the first part of the stream, from the request.
 fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Begin, Refusal> {
     let invalid = |message: &str| Refusal::Invalid {
         reason: "INITIAL_EVENTS_INVALID",
@@ -142,7 +142,7 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Be
     }
 }
 
-/// The queue that a client asks for, within what is allowed.
+/// Returns the queue options that a client requests, within the server's limits.
 fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) -> Result<QueueOptions, Refusal> {
     let config = service.config();
     let policy = match proto::full_channel_policy(asked.policy) {
@@ -175,7 +175,7 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
     Ok(QueueOptions { policy, length })
 }
 
-/// A duration that may be left out, and is positive otherwise.
+/// Parses an optional duration, which must be positive.
 fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Result<Option<Duration>, Refusal> {
     let Some(given) = duration else { return Ok(None) };
     let parsed = Duration::try_from(given).ok().filter(|duration| !duration.is_zero());
@@ -186,5 +186,5 @@ fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Res
     Ok(Some(parsed))
 }
 
-/// Ten years: past it a timer says nothing.
+/// Maximum duration: ten years.
 const MAX_DURATION: Duration = Duration::from_secs(3650 * 86_400);

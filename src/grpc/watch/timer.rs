@@ -1,4 +1,4 @@
-//! When a silent watch is to be told that nothing is missing.
+//! Timer of the bookmarks that tell the client of a silent watch that it has missed nothing.
 
 use std::{
     pin::Pin,
@@ -8,25 +8,25 @@ use std::{
 
 use tokio::time::{Instant, Sleep};
 
-/// The timer of a watch's bookmarks. To ask one of the runtime's takes longer than to hand out an event, and a busy watch
-/// waits after each: it is asked once, and not again until it has told whom it had to tell.
+/// Timer of a watch's bookmarks. Polling a runtime timer costs more than handing out an event, and a busy watch waits after each
+/// event: so the runtime timer is polled once per waker and interval.
 #[derive(Debug)]
 pub(super) struct BookmarkTimer {
     interval: Duration,
     due: Pin<Box<Sleep>>,
-    /// Whom it will tell.
+    /// Waker that the runtime timer will wake.
     asked_by: Option<Waker>,
 }
 
 // === impl BookmarkTimer ===
 
 impl BookmarkTimer {
-    /// Due after the interval.
+    /// Creates a timer that is due after the interval.
     pub(super) fn new(interval: Duration) -> Self {
         Self { interval, due: Box::pin(tokio::time::sleep(interval)), asked_by: None }
     }
 
-    /// Whether it is due; ready until it begins anew.
+    /// Returns ready if the timer is due, and stays ready until [`begin_anew`](Self::begin_anew).
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_asked = self.asked_by.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
         if is_asked && !self.due.is_elapsed() {
@@ -37,7 +37,7 @@ impl BookmarkTimer {
         due
     }
 
-    /// Due after the interval from now on.
+    /// Resets the timer: it is due one interval from now.
     pub(super) fn begin_anew(&mut self) {
         self.due.as_mut().reset(Instant::now() + self.interval);
         self.asked_by = None;

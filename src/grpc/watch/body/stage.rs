@@ -1,4 +1,4 @@
-//! Stages of a stream.
+//! Stages of a watch stream.
 
 use std::pin::Pin;
 
@@ -13,26 +13,26 @@ use crate::{
     watch::BacklogReader,
 };
 
-/// How a stream begins.
+/// First part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Begin {
-    /// With an ADDED for each object, and a bookmark at their end.
+    /// An ADDED event for each object, and a bookmark at their end.
     InitialEvents,
-    /// With a bookmark at the version where it joined.
+    /// A bookmark at the version where the watch joined.
     Bookmark,
-    /// With the next event after this version.
+    /// The next event after this version.
     After(ResourceVersion),
 }
 
-/// Stage of a stream. Most are live, and for long: the rest has a place of its own.
+/// Stage of a stream. Most streams are in the live stage most of the time, so the data of the others is boxed.
 pub(super) enum Stage {
-    /// Being given the state at which it joined; then told what has been applied above it, if the state is without that.
+    /// Sends the state at which the watch joined; then the events that were applied after it, if there are any.
     InitialEvents(Box<InitialEvents>, Turn, Option<Backlog>),
-    /// Being told what it has missed; without a cursor there is more of it.
+    /// Sends missed events; without a cursor there are more of them in the history.
     Replay(Backlog),
-    /// Joining again where it was: parked, or in the middle of what it has missed.
+    /// Joins again at its position: after it was parked, or in the middle of missed events.
     Joining(Reached, Joining),
-    /// Reading what is published.
+    /// Reads the published events.
     Live,
 }
 
@@ -42,7 +42,7 @@ pub(super) type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, 
 // === impl Stage ===
 
 impl Stage {
-    /// Begins with the initial events; then comes what has been applied above their state, if that is without it.
+    /// Creates the stage for initial events; it continues with the events that were applied above their state, if any.
     pub(super) fn initial_events(initial: InitialEvents, turn: Turn, above: cache::Backlog) -> Self {
         let reached = Reached { version: initial.version().clone(), offset: above.first };
         let is_ahead = !above.batches.is_empty();
@@ -50,13 +50,13 @@ impl Stage {
         Self::InitialEvents(Box::new(initial), turn, then)
     }
 
-    /// Begins after a version.
+    /// Creates the stage that sends the missed events after a version.
     pub(super) fn after(version: ResourceVersion, missed: cache::Backlog) -> Self {
         let reached = Reached { version, offset: missed.first };
         Self::Replay(Box::new(BacklogReader::new(missed.batches, missed.first, reached, false)))
     }
 
-    /// Returns the same for operators.
+    /// Returns the state of the watch for operators.
     pub(super) fn state(&self) -> pb::WatcherState {
         match self {
             Self::InitialEvents(..) => pb::WatcherState::InitialEvents,

@@ -1,4 +1,4 @@
-//! The body of one watch as its connection sees it: it hands out what was made, if there is room for it.
+//! Interface of a watch's body to its connection: hands out what is encoded, if it fits into the room.
 
 use std::{
     pin::Pin,
@@ -47,9 +47,9 @@ impl Supply for WatchBody {
     }
 
     fn exhausted(&mut self, room: usize, limit: usize) -> LastWords {
-        // An end that was not handed out is told all the same.
+        // An end that was not handed out yet is sent as it is.
         if self.end.is_none() {
-            // What was made is not in the client's hands, and the version is past it.
+            // A chunk that is ready has not reached the client, and the position is past it.
             let is_exact = self.ready.is_none();
             let after = self.position().filter(|_| is_exact).cloned();
             let refusal = Refusal::MemoryExceeded { limit, after };
