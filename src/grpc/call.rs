@@ -1,4 +1,4 @@
-//! A call: its client, its deadline and its one request.
+//! One call: its client, its deadline and its single request message.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::{
     watch::Client,
 };
 
-/// What is known of a call beside its request.
+/// Properties of a call besides its request.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// Where the client is, as far as the transport knows.
+    /// Peer that made the call, if the transport knows it.
     pub(super) peer: Option<Peer>,
-    /// By which the transport resets the stream, if it is polled by its connection.
+    /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
-    /// How long it waits for the first list.
+    /// Maximum time to wait for the first list.
     pub(super) wait: Duration,
 }
 
-/// How long a read waits for a resource that is not ready, when the client's deadline is later or none.
+/// Maximum time that a read waits for a resource that has not synced; a client's deadline shortens it.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
 // === impl Call ===
@@ -35,13 +35,13 @@ impl Call {
         Self { peer: extensions.get().copied(), stream: extensions.get().cloned(), wait: wait_of(timeout_of(headers)) }
     }
 
-    /// Returns whose share it has, as far as the transport knows.
+    /// Returns the origin whose share of the limits the call uses, if the transport knows its peer.
     pub(super) fn origin(&self) -> Option<Origin> {
         self.peer.as_ref().map(Peer::origin)
     }
 }
 
-/// Returns whose budget of BLOCK the watches of a peer draw on. A caller that no transport knows has one for each watch.
+/// Returns the client whose BLOCK budget the watches of a peer use. Without a known peer, each watch has a budget of its own.
 pub(super) fn client(peer: Option<Peer>) -> Client {
     match peer.as_ref().map(Peer::origin) {
         Some(Origin::Address(address)) => Client::Address(address),
@@ -50,7 +50,7 @@ pub(super) fn client(peer: Option<Peer>) -> Client {
     }
 }
 
-/// Reads the one message of a request.
+/// Reads the single message of a request.
 pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, Refusal> {
     let mut bytes = body.collect().await?.to_bytes();
     if bytes.len() < frame::PREFIX_BYTES {
@@ -67,14 +67,13 @@ pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -
     M::decode(bytes).map_err(|error| Refusal::request(error.to_string()))
 }
 
-/// How long a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the answer, or
-/// the client would hear that it is exceeded instead of why.
+/// Returns the time for which a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the
+/// response: otherwise the client would see DEADLINE_EXCEEDED instead of the reason.
 pub(super) fn wait_of(timeout: Option<Duration>) -> Duration {
     timeout.map_or(MAX_WAIT, |timeout| (timeout / 10 * 9).min(MAX_WAIT))
 }
 
-/// The deadline that a client gives a call, as gRPC over HTTP/2 has it: at most 8 digits and a unit. What is neither is no
-/// deadline.
+/// Parses the `grpc-timeout` header of gRPC over HTTP/2: at most 8 digits and a unit. A malformed value counts as no deadline.
 pub(super) fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -1,8 +1,8 @@
-//! Expressions of requests, compiled away from the threads that serve, and kept by their text.
+//! Compiler for the expressions of requests, with a cache by text. It runs outside of the serving threads.
 //!
-//! To compile takes a stack of its own and up to some 15 ms, for a text of the client's choice. So it is done one text at a
-//! time on a thread that may block, while the call waits, and peers take turns, and their connections; and of the texts that came last, the
-//! outcome is kept, for clients that come back or are many.
+//! Compiling a client's text needs a stack of its own and takes up to about 15 ms. So one text at a time is compiled on a
+//! blocking thread, while the call waits; peers take turns, and so do the connections of each peer. The outcomes of recent texts
+//! are cached for clients that reconnect, and for clients that send the same text.
 
 mod line;
 
@@ -17,21 +17,21 @@ use crate::{
     transport::Peer,
 };
 
-/// Compiles texts into what `T` is.
+/// Compiler from texts to `T`.
 pub(super) struct Compiler<T> {
     parse: fn(&str) -> Result<T, ExpressionError>,
     recent: Mutex<Recent<T>>,
     line: Arc<Line>,
 }
 
-/// The outcomes that are asked for most and last.
+/// Cache of the most frequent and most recent outcomes.
 type Recent<T> = Cache<Box<str>, Result<T, ExpressionError>, Weight>;
 
 #[derive(Clone)]
 struct Weight;
 
 const MAX_TEXTS: usize = 256;
-/// Of the texts. What they are compiled into was seen to be up to 75 times as large.
+/// Maximum size of the cached texts. Their compiled forms were measured at up to 75 times that size.
 const MAX_BYTES: usize = 64 << 10;
 
 // === impl Compiler ===
@@ -42,34 +42,34 @@ impl<T: Clone + Send + 'static> Compiler<T> {
         Self { parse, recent: Mutex::new(recent), line: Arc::default() }
     }
 
-    /// Returns the outcome of a text that came lately.
+    /// Returns the cached outcome of a text.
     pub(super) fn known(&self, text: &str) -> Option<Result<T, ExpressionError>> {
         self.recent.lock().get(text).cloned()
     }
 
-    /// Compiles a text of a connection.
+    /// Compiles a text for a connection.
     ///
     /// # Cancel safety
     ///
-    /// A text whose turn has come is compiled to its end all the same.
+    /// Safe. A compilation that has begun runs to its end.
     pub(super) async fn compile(&self, text: &str, connection: Option<Peer>) -> Result<T, ExpressionError> {
         if let Some(known) = self.known(text) {
             return known;
         }
         let turn = self.line.turn(connection).await;
-        // Those who waited for the same text need no turn each.
+        // Another call may have compiled the same text meanwhile.
         if let Some(known) = self.known(text) {
             return known;
         }
         let (parse, owned) = (self.parse, text.to_owned());
-        // The turn goes with the work, and comes back with the outcome: if nobody waits for that any more, it ends there.
+        // The turn moves into the closure and returns with the outcome; if this call is cancelled, it ends with the closure.
         let compiled = tokio::task::spawn_blocking(move || (parse(&owned), turn));
         let (outcome, turn) = match compiled.await {
             Ok(compiled) => compiled,
-            // It does not panic, and the runtime ends after the calls.
+            // Unreachable: the closure does not panic, and the runtime outlives the calls.
             Err(error) => return Err(ExpressionError::NotParsed(error.to_string())),
         };
-        // What is longer is refused at once, and not worth the others' place; what was not parsed may be the next time.
+        // A longer text is rejected quickly, so it is not worth a cache entry; a text that was not parsed may parse next time.
         if text.len() <= MAX_EXPRESSION_BYTES && !matches!(outcome, Err(ExpressionError::NotParsed(_))) {
             self.recent.lock().insert(text.into(), outcome.clone());
         }
@@ -87,7 +87,7 @@ impl<T> fmt::Debug for Compiler<T> {
 // === impl Weight ===
 
 impl<T> Weighter<Box<str>, Result<T, ExpressionError>> for Weight {
-    /// Its bytes, and at least as many as make [`MAX_TEXTS`] of them [`MAX_BYTES`].
+    /// Returns the size of the text, and at least so much that [`MAX_TEXTS`] texts fill [`MAX_BYTES`].
     fn weight(&self, text: &Box<str>, _: &Result<T, ExpressionError>) -> u64 {
         text.len().max(MAX_BYTES / MAX_TEXTS) as u64
     }
@@ -105,7 +105,7 @@ mod tests {
 
     type Outcome = Result<String, ExpressionError>;
 
-    /// A parser that refuses what begins with `!`.
+    /// Parses a text, and rejects those that begin with `!`.
     fn parsed(text: &str) -> Outcome {
         if text.starts_with('!') { Err(SyntaxError::new(text, 0, "no").into()) } else { Ok(text.to_uppercase()) }
     }
@@ -127,7 +127,7 @@ mod tests {
             compiler.compile("a", None).await.unwrap();
         }
         assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 1, "what is asked for again stays");
-        // Which of the others has gone for the last one is the cache's choice.
+        // The cache chooses the other text that it evicted for the last one.
         for other in 0..MAX_TEXTS - 1 {
             compiler.compile(&other.to_string(), None).await.unwrap();
         }
@@ -152,7 +152,7 @@ mod tests {
         for n in 0..MAX_TEXTS + 50 {
             compiler.compile(&n.to_string(), None).await.unwrap();
         }
-        // A part of the room is for what is new.
+        // The cache reserves a part of its capacity for new entries.
         let kept = compiler.recent.lock().len();
         assert!((MAX_TEXTS * 9 / 10..=MAX_TEXTS).contains(&kept), "{kept}");
         for n in 100..120 {
@@ -166,7 +166,7 @@ mod tests {
         assert!(recent.iter().any(|(text, _)| text.len() > MAX_EXPRESSION_BYTES - 3), "but as long as it may be");
     }
 
-    /// On a runtime of one thread, which goes on serving.
+    /// Runs on a runtime of one thread, which continues to serve.
     #[tokio::test]
     async fn texts_wait_for_each_other_and_nothing_waits_for_them() {
         static GATE: AtomicBool = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! What is served, and what an index holds.
+//! Discovery: the served resources, and the values of an index.
 
 use std::sync::atomic::Ordering;
 
@@ -18,12 +18,12 @@ use crate::{
     proto::{self, pb},
 };
 
-/// Index values in one answer, at most and by default.
+/// Maximum and default number of index values in one response.
 const MAX_INDEX_VALUES: usize = 10_000;
-/// What an answer of index values does not exceed by more than one of them.
+/// Size limit of a response with index values, in bytes; the last value may exceed it.
 const MAX_VALUES_BYTES: usize = 1 << 20;
 
-/// One resource for ListResources.
+/// Describes one resource for `ListResources`.
 pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
     let informer = &resource.informer;
     let snapshot = informer.snapshot();
@@ -64,7 +64,7 @@ fn problem(problem: &Problem) -> pb::Problem {
     }
 }
 
-/// Answers ListIndexValues.
+/// Answers `ListIndexValues`.
 pub(super) async fn index_values(
     service: &Service,
     request: &pb::ListIndexValuesRequest,

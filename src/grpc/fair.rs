@@ -1,4 +1,4 @@
-//! Fair queues: origins take turns, and the connections of each of them, however much waits for one.
+//! Fair queue: origins take turns, and so do the connections of each origin, however many values wait for one of them.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -7,17 +7,17 @@ use std::{
 
 use crate::transport::{Origin, Peer};
 
-/// A client at a port is a connection; unix sockets of one user, and callers that no transport knows, are one together.
+/// Connection of a client, by address and port. The unix sockets of one user count as one, and so do callers without a known peer.
 pub(super) type Connection = Option<Peer>;
 
-/// Values that wait, by the origin and the connection that they are of.
+/// Waiting values, by origin and connection.
 #[derive(Debug)]
 pub(super) struct Fair<T>(Ring<Option<Origin>, Ring<Connection, VecDeque<T>>>);
 
-/// Those who wait, by what they take turns by.
+/// Queues that take turns, by key.
 #[derive(Debug)]
 struct Ring<K, V> {
-    /// Each that waits once: the next one first.
+    /// Keys of the queues that are not empty, each once, in order of their turns.
     order: VecDeque<K>,
     waiting: HashMap<K, V>,
 }
@@ -40,7 +40,7 @@ impl<T> Fair<T> {
         next.flatten()
     }
 
-    /// Returns whether nothing waits.
+    /// Returns true if no value waits.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.0.order.is_empty()
@@ -56,7 +56,7 @@ impl<T> Default for Fair<T> {
 // === impl Ring ===
 
 impl<K: Copy + Eq + Hash, V: Default> Ring<K, V> {
-    /// Returns what waits under a key, which comes last if nothing did.
+    /// Returns the queue of a key; a new queue comes last.
     fn of(&mut self, key: K) -> &mut V {
         let order = &mut self.order;
         self.waiting.entry(key).or_insert_with(|| {
@@ -65,7 +65,7 @@ impl<K: Copy + Eq + Hash, V: Default> Ring<K, V> {
         })
     }
 
-    /// Takes something of the next key, which comes last then if it has more.
+    /// Takes from the queue of the next key, and moves that key to the end if its queue is not empty.
     fn next<T>(&mut self, take: impl FnOnce(&mut V) -> (T, bool)) -> Option<T> {
         let key = self.order.pop_front()?;
         let (taken, is_empty) = take(self.waiting.get_mut(&key)?);

@@ -1,4 +1,4 @@
-//! What a watcher's bytes look like: gRPC's length prefix and a `WatchResponse`, encoded once for all who get it.
+//! Wire encoding of a watch: gRPC's length prefix and a `WatchResponse`, encoded once for all clients that receive it.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -13,16 +13,16 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct WireFrame(pub(super) Bytes);
 
-/// Messages that are being written, one after the other.
+/// Buffer in which messages are encoded one after the other.
 #[derive(Debug, Default)]
 pub struct WireArena {
     pub(super) buffer: BytesMut,
 }
 
-/// gRPC over HTTP/2: a compressed flag and a big-endian length before each message.
+/// Size of the prefix of each message in gRPC over HTTP/2: a compressed flag and a big-endian length.
 pub(super) const PREFIX_BYTES: usize = 5;
-/// Size at which a chunk is sent: small enough that making one keeps nobody waiting on the same thread, large enough that
-/// neither the messages' own cost nor that of HTTP/2's writes counts.
+/// Size at which a chunk is sent: small enough that encoding one does not delay other tasks of the thread, large enough that
+/// the cost of a chunk and of HTTP/2 writes does not matter.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
 
 // === impl WireFrame ===
@@ -61,7 +61,7 @@ pub(super) fn append(buffer: &mut BytesMut, message: &impl Message) {
     message.encode_raw(buffer);
 }
 
-/// The size of one event with its prefix.
+/// Returns the size of one event with its prefix.
 pub(super) fn event_len(event: &EncodedEvent<'_>) -> usize {
     PREFIX_BYTES + event.len()
 }
@@ -75,15 +75,15 @@ pub(super) fn append_event(buffer: &mut BytesMut, event: &EncodedEvent<'_>) {
 fn append_prefix(buffer: &mut BytesMut, length: usize) {
     buffer.reserve(PREFIX_BYTES + length);
     buffer.put_u8(0);
-    // A message is an object of at most a few MiB and its envelope, or a chunk of objects.
+    // Fits: a message is one object of a few MiB at most with its envelope, or a chunk of objects.
     buffer.put_u32(length as u32);
 }
 
-/// The number of the objects of a `ListResponse` and of a `ByIndexResponse`, and of the object of a `GetResponse`.
+/// Field number of the objects of a `ListResponse` and a `ByIndexResponse`, and of the object of a `GetResponse`.
 pub(super) const OBJECTS: u32 = 2;
 
-/// The prefix of an answer's message and all of it but its objects, which come after this and are so long. The order of a
-/// message's fields is free.
+/// Encodes the prefix of a response, and the message without its objects; they follow, and have `objects` bytes. The order of
+/// fields in a message is free.
 pub(super) fn head(rest: &impl Message, objects: usize) -> Bytes {
     let mut head = BytesMut::with_capacity(PREFIX_BYTES + rest.encoded_len());
     append_prefix(&mut head, rest.encoded_len() + objects);
@@ -91,7 +91,7 @@ pub(super) fn head(rest: &impl Message, objects: usize) -> Bytes {
     head.freeze()
 }
 
-/// A BOOKMARK at a version; empty before the initial events have ended, when there is nothing to resume from.
+/// Creates a BOOKMARK at a version. The version is empty before the end of the initial events: there is none to resume from.
 pub(super) fn bookmark(version: Option<&ResourceVersion>, bookmark: pb::Bookmark) -> pb::WatchResponse {
     pb::WatchResponse {
         r#type: pb::EventType::Bookmark.into(),
@@ -101,7 +101,7 @@ pub(super) fn bookmark(version: Option<&ResourceVersion>, bookmark: pb::Bookmark
     }
 }
 
-/// A DROPPED: `count` events are missing after `after`, and the stream goes on at `version`.
+/// Creates a DROPPED event: `count` events after `after` were lost, and the stream continues at `version`.
 pub(super) fn dropped(version: &ResourceVersion, count: u64, after: &ResourceVersion) -> pb::WatchResponse {
     pb::WatchResponse {
         r#type: pb::EventType::Dropped.into(),
@@ -111,7 +111,7 @@ pub(super) fn dropped(version: &ResourceVersion, count: u64, after: &ResourceVer
     }
 }
 
-/// An ERROR, the last message of a stream.
+/// Creates an ERROR, the last message of a stream.
 pub(super) fn error(version: Option<&ResourceVersion>, status: tonic_types::Status) -> pb::WatchResponse {
     pb::WatchResponse {
         r#type: pb::EventType::Error.into(),

@@ -1,4 +1,4 @@
-//! The generated services: each method in a few lines, and the bodies of their answers.
+//! Implementations of the generated service traits, and the bodies of their responses.
 
 use std::{
     pin::Pin,
@@ -24,24 +24,24 @@ use crate::{
     transport::{Chunk, LastWords, Room, Supplied, Supply},
 };
 
-/// The answer of a generated service. Its messages are encoded when it is polled.
+/// Response body of a generated service. It encodes its messages when it is polled.
 pub(super) struct Generated {
     body: tonic::body::Body,
-    /// The size of the first message, if it was [told](MessageSize), until it is made.
+    /// Size of the first message until that is encoded, if the handler set a [`MessageSize`].
     first: usize,
-    /// The memory that it takes until then.
+    /// Memory of the first message until that is encoded.
     decoded: usize,
-    /// Made, and too large for the room that there was.
+    /// Frame that is encoded, and did not fit into the room.
     next: Option<BodyFrame<Chunk>>,
-    /// Failure of the request, if there was one: services of streams end well then.
+    /// Error of the request body, if there was one: streaming services end with OK in that case.
     failure: Arc<OnceLock<Status>>,
 }
 
-/// The size of the one message of an answer: an extension of its response.
+/// Size of the single message of a response; an extension of that response.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MessageSize {
     encoded: usize,
-    /// The memory that it takes until it is encoded.
+    /// Memory that the message takes until it is encoded.
     decoded: usize,
 }
 
@@ -93,7 +93,7 @@ impl pb::admin_service_server::AdminService for Service {
     }
 }
 
-/// A response that says how large its message is before it is encoded, and what it takes until then.
+/// Creates a response that carries the encoded size of its message, and the message's memory until it is encoded.
 fn answer<M: Message>(message: M, decoded: usize) -> Response<M> {
     let size = MessageSize { encoded: message.encoded_len(), decoded };
     let mut response = Response::new(message);
@@ -109,9 +109,9 @@ fn called<M>(request: Request<M>) -> (M, Call) {
 // === impl Generated ===
 
 impl Generated {
-    /// The body of a response, whose request may have failed.
+    /// Creates the body of a response, whose request may fail.
     pub(super) fn new(body: tonic::body::Body, size: Option<MessageSize>, failure: Arc<OnceLock<Status>>) -> Self {
-        // What is not known has at least its prefix.
+        // A message of unknown size has at least its prefix.
         let MessageSize { encoded, decoded } = size.unwrap_or_default();
         Self { body, first: encoded + PREFIX_BYTES, decoded, next: None, failure }
     }
@@ -140,7 +140,7 @@ impl Supply for Generated {
         Poll::Ready(Some(Ok(Supplied::Frame(next))))
     }
 
-    /// Returns the memory of the message that waits.
+    /// Returns the memory of the message that waits to be sent.
     fn made(&self) -> usize {
         self.decoded + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
     }

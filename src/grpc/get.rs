@@ -24,17 +24,17 @@ use crate::{
     transport::{Chunk, LastWords, Room, Supplied, Supply},
 };
 
-/// One answer.
+/// Body of one response.
 pub(super) struct GetBody {
     service: Service,
     object: Arc<Object>,
     format: PayloadFormat,
-    /// The answer without the object.
+    /// Response without the object.
     rest: pb::GetResponse,
     stage: Stage,
 }
 
-/// Progress of an answer.
+/// Progress of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Object,
@@ -69,7 +69,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
 // === impl GetBody ===
 
 impl GetBody {
-    /// Encodes the answer, or returns how much room it needs.
+    /// Encodes the response, or returns the room that it needs.
     fn message(&self, room: Room) -> Result<Chunk, usize> {
         let Self { object, format, rest, .. } = self;
         let encoded = EncodedObject::shared(object, object.version(), *format, self.service.structs());
@@ -103,7 +103,7 @@ impl Supply for GetBody {
         Poll::Ready(Some(Ok(Supplied::Frame(frame))))
     }
 
-    /// It alone may have the object by now.
+    /// Returns the size of the object until it is sent: this body may hold the last reference to it.
     fn made(&self) -> usize {
         if self.stage == Stage::Object { self.object.body().len() } else { 0 }
     }

@@ -1,9 +1,9 @@
-//! Memory that is kept for streams beside what they are sent: old states in their snapshots, and in what was merged for them.
+//! Memory that streams reference besides the data that they are sent: old states, through snapshots and through merged changes.
 //!
-//! A state that was replaced is in the history for a while; after that only those who began before have it. The oldest of them
-//! is charged with what was replaced until the next one began, that one with what was replaced until the one after it, and the
-//! youngest with what was replaced until the history begins. So every state is charged once, whatever the number of streams, and
-//! nobody is charged with more than it refers to.
+//! A replaced state stays in the history for a while; after that only streams that began before its replacement reference it.
+//! The oldest stream is charged for the states that were replaced until the next one began, that one for those replaced until
+//! the one after it began, and the youngest for those replaced until the history begins. So each state is charged once, however
+//! many streams there are, and no stream is charged for more than it references.
 
 use std::{
     collections::BTreeMap,
@@ -17,40 +17,40 @@ use parking_lot::Mutex;
 
 use crate::{cache::Snapshot, transport::StreamHandle};
 
-/// The snapshots of one resource that streams answer from.
+/// Snapshots of one resource that streams answer from.
 #[derive(Debug, Default)]
 pub(super) struct HeldSnapshots {
     last: AtomicU64,
     held: Mutex<BTreeMap<(Age, u64), Holder>>,
 }
 
-/// A snapshot that a stream answers from, until this is dropped.
+/// Snapshot that a stream answers from; dropping this ends the charge.
 #[derive(Debug)]
 pub(super) struct HeldSnapshot {
     snapshots: Arc<HeldSnapshots>,
     key: (Age, u64),
 }
 
-/// A state of a resource, by when it was current: the number of its history, and the bytes that were replaced before it.
+/// Position of a state of a resource in time: the number of its history, and the bytes that were replaced before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Age {
     epoch: u64,
     replaced: u64,
 }
 
-/// Somebody who has states of a resource.
+/// Holder of states of a resource: a stream.
 #[derive(Debug, Clone)]
 pub(super) struct Holder {
     pub(super) stream: Option<StreamHandle>,
-    /// No state that was replaced before is among them.
+    /// Age of its oldest state: it references no state that was replaced before.
     pub(super) since: Age,
-    /// The size of all of them.
+    /// Size of all its states, in bytes.
     pub(super) bodies: u64,
-    /// The memory that it has for itself.
+    /// Memory that only this holder uses, in bytes.
     pub(super) own: usize,
 }
 
-/// Divides what was replaced before the history begins among those who have it, the oldest first.
+/// Divides the bytes that were replaced before the history begins among the holders, which are sorted by age, the oldest first.
 fn shares(holders: &[Holder], begin: Age) -> impl Iterator<Item = u64> {
     let next = holders.iter().skip(1).map(|holder| Some(holder.since)).chain([None]);
     holders.iter().zip(next).map(move |(holder, next)| {
@@ -63,7 +63,7 @@ fn shares(holders: &[Holder], begin: Age) -> impl Iterator<Item = u64> {
 // === impl HeldSnapshots ===
 
 impl HeldSnapshots {
-    /// Notes that a stream answers from a snapshot.
+    /// Records that a stream answers from a snapshot.
     pub(super) fn hold(self: &Arc<Self>, snapshot: &Snapshot, stream: Option<StreamHandle>) -> HeldSnapshot {
         let since = Age::of(snapshot);
         let key = (since, self.last.fetch_add(1, Ordering::Relaxed));
@@ -71,7 +71,7 @@ impl HeldSnapshots {
         HeldSnapshot { snapshots: Arc::clone(self), key }
     }
 
-    /// Charges the streams that began before the history does, and those that changes are merged for. The sum.
+    /// Charges the streams that began before the history does, and those with merged changes. Returns the sum, in bytes.
     pub(super) fn charge(&self, merging: Vec<Holder>, begin: Age) -> usize {
         let mut holders = self.older_than(begin);
         holders.extend(merging);
@@ -108,7 +108,7 @@ impl Age {
         Self { epoch: snapshot.epoch(), replaced: snapshot.replaced_bytes() }
     }
 
-    /// So many bytes earlier.
+    /// Returns the age at which `bytes` fewer had been replaced.
     pub(super) fn before(self, bytes: u64) -> Self {
         Self { replaced: self.replaced.saturating_sub(bytes), ..self }
     }

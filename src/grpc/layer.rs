@@ -1,8 +1,8 @@
-//! The layer around every RPC, hand-served and generated alike: its request is checked and bounded, and the call is counted and
-//! ends at its deadline.
+//! Layer around every RPC, of handwritten and generated services alike: checks and limits the request, counts the call, and ends
+//! it at its deadline.
 //!
-//! A request passes it once on its way down ([`Calls`]), and the answer once on its way up: its [`Body`] is wrapped, so that
-//! the deadline is kept and the code is read from the trailers that pass. No handler knows of any of this.
+//! The request passes through [`Calls`], and the response is wrapped in [`Body`], which enforces the deadline and reads the
+//! status code from the trailers. No handler depends on this layer.
 
 use std::{
     convert::Infallible,
@@ -27,31 +27,31 @@ use super::{
 };
 use crate::transport::{Chunk, LastWords, Room, StreamHandle, Supplied, Supply};
 
-/// The layer around every RPC.
+/// Layer around every RPC.
 #[derive(Debug)]
 pub(super) struct CallLayer(pub(super) Service);
 
-/// Services within the [layer](CallLayer).
+/// Services wrapped by the [layer](CallLayer).
 #[derive(Debug, Clone)]
 pub struct Calls<S> {
     service: Service,
     inner: S,
 }
 
-/// The body of an answer.
+/// Body of a response.
 pub struct Body {
     answer: Answer,
-    /// When the client's own deadline is; what is sent after it would be thrown away.
+    /// Deadline of the client, which ignores anything sent later.
     deadline: Option<Pin<Box<Sleep>>>,
     observer: Option<RpcObserver>,
 }
 
-/// The request of a call, within its bounds.
+/// Request of a call, whose body enforces the limits.
 pub(super) type CallRequest = Request<RequestMessages<tonic::body::Body>>;
-/// What follows the headers of an answer, if they are not all of it.
+/// Body of a response; none if the headers are the whole response.
 pub(super) type Answer = Option<Box<dyn Supply<Error = Status>>>;
 
-/// The only calls whose requests are streams.
+/// Path prefix of the only service whose requests are streams.
 const REFLECTION_PATHS: &str = "/grpc.reflection.";
 
 impl<S> Layer<S> for CallLayer {
@@ -107,7 +107,7 @@ where
     }
 }
 
-/// Checks that a request is one of gRPC, as HTTP has it.
+/// Checks that a request is a gRPC request: its HTTP method and content type.
 fn check_grpc<B>(request: &Request<B>) -> Result<(), (StatusCode, &'static str)> {
     if request.method() != Method::POST {
         return Err((StatusCode::METHOD_NOT_ALLOWED, "method"));
@@ -120,7 +120,7 @@ fn check_grpc<B>(request: &Request<B>) -> Result<(), (StatusCode, &'static str)>
     Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type"))
 }
 
-/// What comes of a future before the deadline.
+/// Awaits a future until the deadline; returns none if that has passed.
 async fn within<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
     match deadline {
         Some(deadline) => tokio::time::timeout_at(deadline, future).await.ok(),
@@ -128,7 +128,7 @@ async fn within<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -
     }
 }
 
-/// The answer that is a status and nothing else.
+/// Creates a response that has only a status.
 pub(super) fn refused(status: Status) -> Response<Answer> {
     status.into_http()
 }
@@ -137,7 +137,7 @@ fn deadline_exceeded() -> Status {
     Status::deadline_exceeded("the deadline of the call has passed")
 }
 
-/// The code in trailers, or in headers that are all of an answer.
+/// Returns the status code in trailers, or in the headers of a response without a body.
 fn code_of(headers: &HeaderMap) -> Option<Code> {
     headers.get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()))
 }
@@ -150,7 +150,7 @@ impl Body {
         Self { answer, deadline, observer }
     }
 
-    /// Takes note of the code with which the call ends, if it does.
+    /// Records the status code of the call, if there is one.
     fn ends(&mut self, code: Option<Code>) {
         if let (Some(observer), Some(code)) = (&mut self.observer, code) {
             observer.ends(code);

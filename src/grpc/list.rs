@@ -1,7 +1,7 @@
-//! List and ByIndex: one snapshot, streamed in chunks that are encoded when the client asks for them.
+//! List and ByIndex: one snapshot, streamed in chunks that are encoded when the client has room for them.
 //!
-//! Outside the generated trait, as Watch is: an answer may have all objects of a resource, and making messages of them first
-//! costs more than everything else. Both answers have the same fields under the same numbers.
+//! They bypass the generated trait, as Watch does: a response may contain all objects of a resource, and building messages of
+//! them first would cost more than everything else. Both responses have the same fields under the same numbers.
 
 use std::{
     fmt,
@@ -36,62 +36,62 @@ use crate::{
     transport::{Chunk, LastWords, Origin, Room, Supplied, Supply},
 };
 
-/// One answer.
+/// Body of one response.
 pub(super) struct ListBody {
     service: Service,
     snapshot: Arc<Snapshot>,
     _held: HeldSnapshot,
-    /// The name of the history that the snapshot belongs to.
+    /// Name of the history that the snapshot belongs to.
     history: String,
     source: HealthReport,
     scan: Arc<Scan>,
     selection: Selection,
     format: PayloadFormat,
-    /// What a page token is bound to.
+    /// Hash of the query, which page tokens contain.
     query: u64,
-    /// How many objects the page may still have.
+    /// Number of objects that the page may still have.
     room: Option<usize>,
-    /// The last object that was looked at.
+    /// Key of the last object that was checked.
     looked_at: Option<ObjectKey>,
-    /// The last object that was sent.
+    /// Key of the last object that was sent.
     sent: Option<ObjectKey>,
-    /// The objects of the next message, encoded.
+    /// Encoded objects of the next message.
     objects: BytesMut,
-    /// Where the next page begins, once the page is full.
+    /// Token of the next page, once the page is full.
     next_page_token: String,
-    /// Peer in whose share the snapshot is kept for the next page.
+    /// Origin in whose share the snapshot is kept for the next page.
     origin: Option<Origin>,
     has_answered: bool,
     stage: Stage,
     turn: Turn,
 }
 
-/// How far an answer is.
+/// Progress of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// There may be more objects.
     Objects,
-    /// There are no more, and perhaps a message.
+    /// There are no more objects, but perhaps one more message.
     Last,
-    /// Everything has been sent but the status.
+    /// Everything but the status has been sent.
     Trailers,
     Over,
 }
 
-/// How far a look at the next objects went.
+/// Result of encoding the next objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filled {
-    /// There is no room for the next one, which needs this much, nor is there another.
+    /// The next object does not fit into the room, and the message has no other; it needs this many bytes.
     Nothing(usize),
-    /// Enough for a message, or there is no room for more.
+    /// The message is large enough, or there is no room for more.
     Enough,
-    /// Others should have their turn.
+    /// The slice of time is over; other tasks come first.
     Some,
-    /// No more follow.
+    /// The page has no more objects.
     All,
 }
 
-/// What a message has at most beside its objects, or nearly so.
+/// Approximate maximum size of a message without its objects, in bytes.
 const HEAD_BYTES: usize = 1 << 10;
 
 /// Answers ByIndex: a List by one value of one index.
@@ -159,7 +159,7 @@ pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: 
     })
 }
 
-/// The snapshot to answer from, and the key to go on after.
+/// Returns the snapshot to answer from, and the key after which to continue.
 async fn start(
     service: &Service,
     resource: &ServedResource,
@@ -173,17 +173,17 @@ async fn start(
     }
     let Continued { snapshot, after } = service.pages().resume(page_token, query)?;
     let key = after.split_once('\0').and_then(|(namespace, name)| ObjectKey::new(namespace, name).ok());
-    // Tokens are made below, of a key; that of an object without one cannot be had.
+    // This server writes a key into each token, so another token was not issued by it.
     Ok((snapshot, Some(key.ok_or(Refusal::PageTokenExpired)?)))
 }
 
 // === impl ListBody ===
 
 impl ListBody {
-    /// Looks at the next objects, until there is enough for a message, the page ends, or others should have their turn.
+    /// Encodes the next objects, until the message is large enough, the page ends, or the slice of time is over.
     fn fill(&mut self, room: Room) -> Filled {
         if !room.allows(self.objects.len()) {
-            // There was room when they were looked at.
+            // There was room for these objects when they were encoded.
             return Filled::Nothing(self.objects.len());
         }
         let snapshot = Arc::clone(&self.snapshot);
@@ -208,7 +208,7 @@ impl ListBody {
                 let length = encoded.field_len(frame::OBJECTS);
                 let (is_first, held) = (self.objects.is_empty(), self.objects.len() + length);
                 if if is_first { !room.allows(held) } else { held > room.bytes } {
-                    // Looked at again for the next message.
+                    // The object is checked again for the next message.
                     filled = if is_first { Filled::Nothing(held) } else { Filled::Enough };
                     break;
                 }
@@ -230,13 +230,13 @@ impl ListBody {
         filled
     }
 
-    /// Where the next page begins.
+    /// Returns the token of the next page.
     fn next_page_token(&self) -> String {
         let after = self.sent.as_ref().map(|sent| format!("{}\0{}", sent.namespace(), sent.name()));
         self.service.pages().token(&self.snapshot, self.query, &after.unwrap_or_default(), self.origin)
     }
 
-    /// The message with the objects that were looked at.
+    /// Encodes the message with the objects that were collected.
     fn message(&mut self) -> Chunk {
         self.has_answered = true;
         let rest = pb::ListResponse {
@@ -276,7 +276,7 @@ impl Supply for ListBody {
                         Filled::All => self.stage = Stage::Last,
                     }
                 }
-                // An answer without objects is one message: it carries the version.
+                // A response without objects is one message, which carries the version.
                 Stage::Last if self.has_answered && self.objects.is_empty() && self.next_page_token.is_empty() => {
                     self.stage = Stage::Trailers;
                 }

@@ -1,4 +1,4 @@
-//! RPCs by method and code, under go-grpc-prometheus' names, so that existing dashboards work.
+//! Metrics of RPCs by method and code. They have the names of go-grpc-prometheus, so that existing dashboards work.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use super::status::Refusal;
 use crate::transport::{Ledger, Refused};
 
-/// Counts calls as they begin and as they end.
+/// Counters of RPCs: started, ended, reset and rejected.
 #[derive(Debug, Default)]
 pub struct RpcMetrics {
     started: Family<MethodLabels, Counter>,
@@ -23,7 +23,7 @@ pub struct RpcMetrics {
     refused: Refused,
 }
 
-/// Labels of a call that has begun.
+/// Labels of a call that was started.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MethodLabels {
     grpc_service: &'static str,
@@ -39,18 +39,18 @@ struct RpcLabels {
     grpc_code: RpcCode,
 }
 
-/// Why the server has ended a stream.
+/// Label for the reason for which the server ended a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
 }
 
-/// A status code as a label, by its name.
+/// Status code as a label, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct RpcCode(Code);
 
-/// Counts the end of one call when it is dropped, so that an abandoned stream is counted too: as CANCELLED, unless it was told
-/// otherwise.
+/// Observer of one call. It counts the end of the call when it is dropped, so that an abandoned stream is counted too: as
+/// CANCELLED, unless [`ends`](Self::ends) has set another code.
 #[derive(Debug)]
 pub(super) struct RpcObserver {
     metrics: Arc<RpcMetrics>,
@@ -58,10 +58,10 @@ pub(super) struct RpcObserver {
     code: Code,
 }
 
-/// A method, with its service.
+/// Service and name of a method.
 type Method = (&'static str, &'static str);
 
-/// Reads the memory that is held for clients.
+/// Collector of the memory that is held for clients.
 #[derive(Debug)]
 pub(super) struct WaitingBytes(pub(super) Arc<Ledger>);
 
@@ -82,7 +82,7 @@ const METHODS: [Method; 8] = [
 // === impl RpcMetrics ===
 
 impl RpcMetrics {
-    /// Makes them known to a registry.
+    /// Registers the counters.
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("grpc_server_started", "RPCs started", self.started.clone());
         registry.register("grpc_server_handled", "RPCs ended, by code", self.handled.clone());
@@ -96,22 +96,22 @@ impl RpcMetrics {
         self.refused.register(registry);
     }
 
-    /// Returns the counter of streams that were reset because their clients took nothing.
+    /// Returns the counter of streams that were reset because their clients read nothing.
     pub fn stalled(&self) -> Counter {
         self.stalled.clone()
     }
 
-    /// Returns the counters of what was refused.
+    /// Returns the counters of rejected requests, by limit.
     pub fn refused(&self) -> &Refused {
         &self.refused
     }
 
-    /// Returns the counter of streams that were ended because too much memory was held for clients.
+    /// Returns the counter of streams that the server ended because too much memory was held for clients.
     pub(super) fn ended_for_memory(&self) -> Counter {
         self.ended.get_or_create_owned(&ReasonLabels { reason: "memory" })
     }
 
-    /// Counts the start of a call, by the path of its method, if it is one of ours.
+    /// Counts the start of a call by the path of its method; none if it is not one of [`METHODS`].
     pub(super) fn start(self: &Arc<Self>, path: &str) -> Option<RpcObserver> {
         let called = path.strip_prefix('/')?.split_once('/')?;
         let method = *METHODS.iter().find(|method| **method == called)?;
@@ -119,7 +119,7 @@ impl RpcMetrics {
         Some(RpcObserver { metrics: Arc::clone(self), method, code: Code::Cancelled })
     }
 
-    /// Counts a refusal, if a bound is its reason, and makes it a status.
+    /// Converts a refusal to a status, and counts it if a limit is its reason.
     pub(super) fn refuse(&self, refusal: &Refusal) -> Status {
         if let Some(bound) = refusal.bound() {
             self.refused.count(bound);
@@ -148,7 +148,7 @@ impl Collector for WaitingBytes {
 // === impl RpcObserver ===
 
 impl RpcObserver {
-    /// The code with which the call ends.
+    /// Sets the status code of the call.
     pub(super) fn ends(&mut self, code: Code) {
         self.code = code;
     }

@@ -1,7 +1,7 @@
-//! Pages: tokens that go on in the same snapshot, and the snapshots that are kept for them.
+//! Pagination: page tokens, and the snapshots that are kept for them.
 //!
-//! A token names the snapshot, the query and the last key. It is bound to this process: after a restart, on another replica
-//! or when its snapshot has been let go, it is expired, and the list begins again.
+//! A token names the snapshot, the query and the last key, and is valid in this process only. It has expired after a restart, at
+//! another replica, and once its snapshot is released; the client then lists again.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -24,12 +24,12 @@ use crate::{
     transport::{Origin, Refused, share_of},
 };
 
-/// The snapshots of lists that have more pages (invariant 10).
+/// Snapshots that are kept for the next pages of lists: all pages of a list come from one snapshot.
 #[derive(Debug)]
 pub(super) struct Pages {
-    /// Random, so that tokens of another process are told apart.
+    /// Random id of this process; the tokens of other processes have another one.
     process: u64,
-    /// Snapshots that are kept, in all and for one peer.
+    /// Maximum number of kept snapshots, in all and for one peer.
     all: usize,
     each: usize,
     refused: Refused,
@@ -46,40 +46,40 @@ struct Retained {
 struct RetainedSnapshot {
     id: u64,
     snapshot: Arc<Snapshot>,
-    /// Peers that have tokens for it, each once: the one with the newest token last.
+    /// Peers that have tokens for the snapshot, each once; the peer with the newest token comes last.
     holders: VecDeque<Option<Origin>>,
-    /// When its newest token was given out; the oldest come first.
+    /// Time at which its newest token was issued; the snapshots are sorted by it, the oldest first.
     since: Instant,
 }
 
-/// A list that goes on: where, and in which snapshot.
+/// Continuation of a list: the snapshot and the position in it.
 #[derive(Debug)]
 pub(super) struct Continued {
     pub(super) snapshot: Arc<Snapshot>,
-    /// What the last page ended with.
+    /// Last key or value of the previous page.
     pub(super) after: String,
 }
 
-/// For which a client may think before it asks for the next page.
+/// Time within which a client must request the next page.
 const MAX_AGE: Duration = Duration::from_secs(300);
-/// Longer than any token that is given out: a key has at most a few hundred bytes.
+/// Maximum size of a token, in bytes: above that of any issued token, as a key has at most a few hundred bytes.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 // === impl Pages ===
 
 impl Pages {
-    /// None yet, and at most so many; of one peer, in percent of that.
+    /// Creates an empty store for at most `all` snapshots, `peer_share` percent of them for one peer.
     pub(super) fn new(all: usize, peer_share: u32, refused: Refused) -> Self {
         Self { process: random_id(), all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
     }
 
-    /// The token of the page after the one that ended with `after`; the snapshot is kept for it, in the share of a peer.
+    /// Issues the token of the page after `after`, and keeps the snapshot for it, in the share of `origin`.
     pub(super) fn token(&self, snapshot: &Arc<Snapshot>, query: u64, after: &str, origin: Option<Origin>) -> String {
         let id = self.retain(snapshot, origin);
         URL_SAFE_NO_PAD.encode(format!("{:x}.{id:x}.{query:x}.{after}", self.process))
     }
 
-    /// Where a token goes on. The query is the one that it is now used with.
+    /// Returns the continuation that a token names. `query` is the hash of the request that the token came with.
     pub(super) fn resume(&self, token: &str, query: u64) -> Result<Continued, Refusal> {
         let invalid = |message: &str| Refusal::Invalid {
             reason: "PAGE_TOKEN_INVALID",
@@ -116,7 +116,7 @@ impl Pages {
         let mut retained = self.retained.lock();
         retained.expire(now);
         let known = retained.snapshots.iter().position(|known| Arc::ptr_eq(&known.snapshot, snapshot));
-        // Its newest token may be used for as long as any other.
+        // A known snapshot moves to the end: its newest token has the full lifetime.
         let known = known.and_then(|at| retained.snapshots.remove(at));
         let (id, mut holders) = if let Some(RetainedSnapshot { id, holders, .. }) = known {
             (id, holders)
@@ -127,11 +127,11 @@ impl Pages {
         holders.retain(|holder| *holder != origin);
         holders.push_back(origin);
         if holders.len() > self.all {
-            // It is kept for the others all the same.
+            // The snapshot is still kept for the other peers.
             holders.pop_front();
         }
         retained.snapshots.push_back(RetainedSnapshot { id, snapshot: Arc::clone(snapshot), holders, since: now });
-        // Callers that no transport knows have no share.
+        // Callers without a known peer have no share of their own.
         if origin.is_some() && retained.held_by(origin) > self.each {
             retained.let_go(origin);
             self.refused.count("peer_page_snapshots");
@@ -152,12 +152,12 @@ impl Retained {
         self.snapshots.retain(|retained| now.saturating_duration_since(retained.since) <= MAX_AGE);
     }
 
-    /// Returns how many are kept for a peer.
+    /// Returns the number of snapshots that are kept for a peer.
     fn held_by(&self, origin: Option<Origin>) -> usize {
         self.snapshots.iter().filter(|retained| retained.holders.contains(&origin)).count()
     }
 
-    /// Returns the peer for which the most are kept; of several, the one with the oldest.
+    /// Returns the peer with the most snapshots; of several, the one with the oldest snapshot.
     fn most(&self) -> Option<Origin> {
         let mut counts: Vec<(Option<Origin>, usize)> = Vec::new();
         for holder in self.snapshots.iter().flat_map(|retained| &retained.holders) {
@@ -170,7 +170,7 @@ impl Retained {
         counts.into_iter().find(|(_, count)| Some(*count) == most).and_then(|(origin, _)| origin)
     }
 
-    /// Keeps the oldest one of a peer no longer for it.
+    /// Removes a peer from its oldest snapshot, and the snapshot if no other peer has it.
     fn let_go(&mut self, origin: Option<Origin>) {
         let Some(at) = self.snapshots.iter().position(|retained| retained.holders.contains(&origin)) else { return };
         let holders = &mut self.snapshots[at].holders;
@@ -181,7 +181,7 @@ impl Retained {
     }
 }
 
-/// What a token is bound to: every field of the request but the page's size and the token itself.
+/// Hashes a query, to which its page tokens are bound: every field of the request but page size and token.
 pub(super) fn query_hash(query: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     query.hash(&mut hasher);
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(reason(pages.resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "too old");
     }
 
-    /// Found by the checker: a snapshot was kept for its first token only, so that the next page's could expire at once.
+    /// Regression test: a snapshot was kept for its first token only, so that the token of the next page could expire at once.
     #[tokio::test(start_paused = true)]
     async fn a_snapshot_is_kept_for_its_newest_token() {
         let pages = new_pages();
@@ -271,13 +271,13 @@ mod tests {
         let peer = |host: u8| Some(Origin::at([10, 0, 0, host].into()));
         let mine = pages.token(&snapshot(0), 7, "a", peer(1));
         let snapshots: Vec<_> = (1..=40).map(snapshot).collect();
-        // Of one that lists much.
+        // A peer with many lists.
         let tokens: Vec<_> = snapshots.iter().map(|of| pages.token(of, 7, "a", peer(2))).collect();
         let kept: Vec<bool> = tokens.iter().map(|token| pages.resume(token, 7).is_ok()).collect();
         assert_eq!(kept.iter().filter(|is_kept| **is_kept).count(), MAX_SNAPSHOTS / 4);
         assert!(kept[36..].iter().all(|is_kept| *is_kept), "the newest");
         assert!(pages.resume(&mine, 7).is_ok());
-        // Of five that list much.
+        // Five peers with many lists.
         for host in 2..7 {
             for version in 0..20 {
                 pages.token(&snapshot(u128::from(host) * 100 + version), 7, "a", peer(host));

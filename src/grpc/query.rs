@@ -1,4 +1,4 @@
-//! From the fields of requests to a selection: what cannot be served is refused here, at the door.
+//! Conversion of request fields to a selection; invalid and unsupported ones are rejected here.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::{
     transport::{Peer, Quota},
 };
 
-/// As many as a requirement of a selector may have.
+/// Maximum number of index values in a request, as many as a requirement of a selector may have.
 const MAX_INDEX_VALUES: usize = 256;
 
-/// The parts of a request that choose objects, whatever the RPC.
+/// Fields of a request that select objects, common to all RPCs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts<'a> {
     pub(super) namespace: &'a str,
@@ -24,11 +24,11 @@ pub(super) struct Parts<'a> {
     pub(super) field_selector: &'a str,
     pub(super) expression: &'a str,
     pub(super) index: Option<&'a pb::IndexMatch>,
-    /// The connection, with which others take turns.
+    /// Connection of the client, for fair turns at the compiler.
     pub(super) peer: Option<Peer>,
 }
 
-/// What the parts choose.
+/// Builds the selection of the parts.
 pub(super) async fn selection(
     service: &Service,
     resource: &ServedResource,
@@ -42,7 +42,7 @@ pub(super) async fn selection(
         labels: LabelSelector::parse(label_selector).map_err(|error| Refusal::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| Refusal::selector("field_selector", &error))?,
         index: index.map(|index| index_match(resource.informer.indexers(), index)).transpose()?,
-        // What takes time comes last.
+        // Compiling takes time, so it comes last.
         expression: match expression {
             "" => None,
             expression => Some(self::expression(service, resource, expression, peer).await?),
@@ -50,7 +50,7 @@ pub(super) async fn selection(
     })
 }
 
-/// An expression that objects are selected by; what fails in it is counted with the resource.
+/// Compiles an expression that selects objects; its evaluation errors are counted for the resource.
 async fn expression(
     service: &Service,
     resource: &ServedResource,
@@ -64,7 +64,7 @@ async fn expression(
     Ok(expression.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
 }
 
-/// One of the conditions of an Until.
+/// Compiles one of the conditions of an Until.
 pub(super) async fn condition(
     service: &Service,
     resource: &ServedResource,
@@ -79,7 +79,7 @@ pub(super) async fn condition(
     Ok(condition.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
 }
 
-/// Compiles a text, or takes its known outcome. Calls that wait for others to be compiled are bounded.
+/// Returns the cached outcome of a text, or compiles it. The number of calls that wait for the compiler is limited.
 async fn compiled<T: Clone + Send + 'static>(
     waiting: &Arc<Quota>,
     compiler: &Compiler<T>,
@@ -120,7 +120,7 @@ fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<Index
     Ok(IndexMatch { name: index.name.clone(), func: func.clone(), values })
 }
 
-/// The payload format.
+/// Parses the payload format.
 pub(super) fn format(format: i32) -> Result<PayloadFormat, Refusal> {
     PayloadFormat::from_proto(format).ok_or_else(|| Refusal::Invalid {
         reason: "PAYLOAD_FORMAT_INVALID",
@@ -129,7 +129,7 @@ pub(super) fn format(format: i32) -> Result<PayloadFormat, Refusal> {
     })
 }
 
-/// A version that may be left empty.
+/// Parses an optional resource version.
 pub(super) fn version(field: &'static str, text: &str) -> Result<Option<ResourceVersion>, Refusal> {
     if text.is_empty() {
         return Ok(None);

@@ -1,7 +1,7 @@
-//! Messages of requests, of any service: each has to come whole within a time, and within a size.
+//! Request messages of any service: each must arrive completely within a time limit and a size limit.
 //!
-//! A request that is one message has to end with it in that time. Of a stream of requests, the first message has to come in
-//! it, and each other one from its first byte on: a client may be silent between them.
+//! A unary request must end within the time limit. In a stream of requests, the limit applies to the first message from the begin
+//! of the call, and to each later one from its first byte on: a client may be silent between messages.
 
 use std::{
     fmt,
@@ -17,31 +17,31 @@ use tokio::time::Sleep;
 use super::{frame::PREFIX_BYTES, status::Refusal};
 use crate::transport::StreamHandle;
 
-/// The bounds of the messages of one call.
+/// Limits for the messages of one call.
 #[derive(Debug, Clone)]
 pub(super) struct RequestBounds {
-    /// The largest message, in bytes.
+    /// Maximum size of a message, in bytes.
     pub(super) bytes: usize,
-    /// The time for one.
+    /// Maximum time for a message.
     pub(super) timeout: Duration,
-    /// There may be more than one message.
+    /// True if the request may have more than one message.
     pub(super) is_stream: bool,
 }
 
-/// The body of a request, within its bounds.
+/// Request body that enforces the limits.
 pub(super) struct RequestMessages<B> {
     body: B,
     bounds: RequestBounds,
-    /// The stream, whose connection is closed after its last one when a message does not come in time.
+    /// Stream of the call. If a message is late, the server closes its connection after the last stream has ended.
     stream: Option<StreamHandle>,
     prefix: [u8; PREFIX_BYTES],
-    /// Bytes of the prefix that have come; none between messages.
+    /// Number of bytes of the prefix that have arrived; none between messages.
     prefix_len: usize,
-    /// Bytes of the message that have not come.
+    /// Number of bytes of the message that have not arrived.
     left: usize,
-    /// Messages that have come whole.
+    /// Number of messages that have arrived completely.
     complete: u64,
-    /// While a message is awaited.
+    /// Timer of the message that is expected; none between messages.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -53,7 +53,7 @@ impl<B> RequestMessages<B> {
         Self { body, bounds, stream, prefix, prefix_len: 0, left: 0, complete: 0, timer: None }
     }
 
-    /// Takes note of bytes that have come.
+    /// Parses bytes that have arrived.
     fn read(&mut self, mut data: &[u8]) -> Result<(), Refusal> {
         while !data.is_empty() {
             if self.complete > 0 && !self.bounds.is_stream {
@@ -87,7 +87,7 @@ impl<B> RequestMessages<B> {
         Ok(())
     }
 
-    /// Returns whether nothing is awaited: a client may take its time between the messages of a stream.
+    /// Returns true between the messages of a stream, where a client may be silent.
     fn is_between(&self) -> bool {
         self.bounds.is_stream && self.complete > 0 && self.prefix_len == 0
     }
@@ -145,7 +145,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// The body of a request, and what sends its bytes.
+    /// Creates a request body, and the channel that feeds it.
     fn messages(is_stream: bool) -> (mpsc::Sender<Bytes>, impl Body<Data = Bytes, Error = Refusal> + Unpin) {
         let (sender, sent) = mpsc::channel(10);
         let body = StreamBody::new(ReceiverStream::new(sent).map(|data| Ok::<_, Infallible>(Frame::data(data))));
@@ -172,7 +172,7 @@ mod tests {
             assert_eq!(collected(pieces, false).await.unwrap(), whole);
         }
         assert_eq!(collected(&[&message(b"")], false).await.unwrap(), message(b""));
-        // Its size is known before it comes.
+        // The prefix contains the size, so it is checked before the message arrives.
         let too_large = Refusal::RequestTooLarge { limit: 8 };
         assert_eq!(collected(&[&message(b"123456789")[..5]], false).await, Err(too_large.clone()));
         let two = [message(b"1"), message(b"2")].concat();

@@ -1,4 +1,4 @@
-//! The table of what answers an RPC: Watch, List, ByIndex and Get are answered by us, everything else by the generated services.
+//! Dispatch of RPCs: handwritten code serves Watch, List, ByIndex and Get, the generated services serve everything else.
 
 use std::{
     convert::Infallible,
@@ -27,7 +27,7 @@ use crate::{
     transport::Supply,
 };
 
-/// All services of the server, and what is the same for every call of them.
+/// All services of the server, inside the layer around every call.
 pub type Routes = Calls<Methods>;
 
 /// All services of the server.
@@ -37,7 +37,7 @@ pub struct Methods {
     generated: tonic::service::Routes,
 }
 
-/// The calls that are answered here.
+/// RPCs that handwritten code serves.
 #[derive(Debug, Clone, Copy)]
 enum Own {
     Watch,
@@ -54,12 +54,12 @@ const BY_INDEX_PATH: &str = "/informerd.v1.InformerService/ByIndex";
 // === impl Routes ===
 
 impl Routes {
-    /// `InformerService` and `AdminService`.
+    /// Creates the routes of `InformerService` and `AdminService`.
     pub fn new(service: Service) -> Self {
         Self::beside(service, RoutesBuilder::default())
     }
 
-    /// Them beside others.
+    /// Creates the routes of `InformerService`, `AdminService` and other services.
     pub fn beside(service: Service, mut others: RoutesBuilder) -> Self {
         let informers =
             InformerServiceServer::new(service.clone()).max_decoding_message_size(service.config().request_bytes);
@@ -68,7 +68,7 @@ impl Routes {
         CallLayer(service.clone()).layer(Methods { service, generated })
     }
 
-    /// Whether a request opens a stream that is cheap to poll and is woken with many others.
+    /// Returns true if a request opens a Watch: a stream that is cheap to poll and is woken together with many others.
     pub fn is_watch<B>(request: &Request<B>) -> bool {
         request.uri().path() == WATCH_PATH
     }
@@ -107,7 +107,7 @@ impl tower::Service<CallRequest> for Methods {
     }
 }
 
-/// An answer of ours.
+/// Answers one of the handwritten RPCs.
 async fn answered(
     service: &Service,
     own: Own,
@@ -123,7 +123,7 @@ async fn answered(
     })
 }
 
-/// An answer of the generated services.
+/// Answers an RPC of the generated services.
 async fn generated(
     service: Service,
     generated: tonic::service::Routes,

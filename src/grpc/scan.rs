@@ -1,4 +1,4 @@
-//! Which objects of a snapshot are looked at for a selection: as few as its namespace or index allow.
+//! Choice of the objects of a snapshot that are checked for a selection: as few as its namespace or index allow.
 
 use std::{cmp::Reverse, collections::BinaryHeap, iter::Peekable, sync::Arc};
 
@@ -7,21 +7,21 @@ use crate::{
     model::{Object, ObjectKey, Selection},
 };
 
-/// A way through a snapshot, sorted by key. The selection still decides about each object.
+/// Scan of a snapshot, sorted by key. The selection still decides about each object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// At most this one.
+    /// At most this object.
     Object { key: ObjectKey },
-    /// All, or those of one namespace.
+    /// All objects, or those of one namespace.
     Objects { namespace: Option<String> },
-    /// Those under at least one value of an index.
+    /// The objects under at least one of these values of an index.
     Index { name: String, values: Vec<String> },
 }
 
 // === impl Scan ===
 
 impl Scan {
-    /// The shortest way for a selection.
+    /// Chooses the cheapest scan for a selection.
     pub(super) fn of(selection: &Selection) -> Self {
         let key = match (&selection.namespace, &selection.name) {
             (Some(namespace), Some(name)) => ObjectKey::new(namespace, name).ok(),
@@ -36,7 +36,7 @@ impl Scan {
         }
     }
 
-    /// The objects after a key.
+    /// Returns the objects after a key.
     pub(super) fn objects<'a>(
         &'a self,
         snapshot: &'a Snapshot,
@@ -55,7 +55,7 @@ impl Scan {
     }
 }
 
-/// Merges sequences that are sorted by key; what is in several of them comes once.
+/// Merges sequences that are sorted by key, without duplicates.
 fn merge<'a, I>(sorted: Vec<I>) -> impl Iterator<Item = &'a Arc<Object>>
 where
     I: Iterator<Item = &'a Arc<Object>>,

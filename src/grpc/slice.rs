@@ -1,36 +1,37 @@
-//! Slices of time: whoever looks at many objects lets others go on after each.
+//! Slices of time, after which a call that scans many objects yields.
 
 use std::time::{Duration, Instant};
 
-/// A time for which one call looks at objects or changes before others get their turn.
+/// Time for which one call scans objects or changes before it yields.
 ///
-/// Time and not their number: an expression over a large object takes thousands of times as long as a comparison of keys.
+/// It limits the time instead of the number of objects: an expression over a large object takes thousands of times as long as a
+/// comparison of keys.
 #[derive(Debug)]
 pub(super) struct Slice {
     ends_at: Instant,
 }
 
-/// Short against the delays of a network, long against the switch to another task.
+/// Length of a slice: short against network delays, long against a task switch.
 const LENGTH: Duration = Duration::from_micros(500);
 
 // === impl Slice ===
 
 impl Slice {
-    /// Begins one.
+    /// Begins a slice.
     pub(super) fn begin() -> Self {
         Self { ends_at: Instant::now() + LENGTH }
     }
 
-    /// Returns whether it is over. Asked after each object, so that every slice goes on by one at least.
+    /// Returns true if the slice is over. Callers check it after each object, so that each slice makes progress.
     pub(super) fn is_over(&self) -> bool {
         Instant::now() >= self.ends_at
     }
 
-    /// Lets others go on if it is over, and begins the next one.
+    /// Yields if the slice is over, and begins the next one.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost.
+    /// Safe: nothing is lost.
     pub(super) async fn end(&mut self) {
         if self.is_over() {
             tokio::task::yield_now().await;

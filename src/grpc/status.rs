@@ -1,7 +1,7 @@
-//! The one place that makes a gRPC status: an exhaustive match from typed refusals to codes, reasons and details.
+//! gRPC statuses, which only this module builds: an exhaustive match from typed refusals to codes, reasons and details.
 //!
-//! Every status carries `google.rpc.ErrorInfo` (domain `informerd`, a reason, metadata), and `RetryInfo` where trying again
-//! helps. The reasons are API: `docs/api.md` lists them, and a test compares.
+//! Every status carries `google.rpc.ErrorInfo` (domain `informerd`, a reason, metadata), and `RetryInfo` if a retry helps. The
+//! reasons are part of the API: `docs/api.md` lists them, and a test compares the two.
 
 use std::time::Duration;
 
@@ -17,83 +17,83 @@ use crate::{
     watch::End,
 };
 
-/// Why a call is refused or a stream is ended.
+/// Error with which the server rejects a call or ends a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// No such resource here.
+    /// The server has no such resource.
     ResourceNotFound { resource: String, known: Vec<String> },
-    /// No such object in the cache.
+    /// The cache has no such object.
     ObjectNotFound { resource: String, key: String },
-    /// A field of the request has a value that it cannot have. The reason is one for each field.
+    /// A field of the request is invalid. Each field has one reason.
     Invalid { reason: &'static str, field: &'static str, message: String },
-    /// The request is larger than is allowed.
+    /// The request is too large.
     RequestTooLarge { limit: usize },
-    /// The request has not come whole in time.
+    /// The request has not arrived completely in time.
     RequestTimeout { timeout: Duration },
     /// The resource has no such index.
     IndexNotFound { field: &'static str, index: String, known: Vec<String> },
-    /// An expression could not be parsed for lack of a thread.
+    /// An expression was not parsed, because there was no thread for it.
     NotParsed { field: &'static str, message: String },
-    /// Part of the contract, and not of this version of the server.
+    /// A part of the contract that this build does not implement.
     NotImplemented { what: &'static str },
-    /// The snapshot that a page token goes on in is gone.
+    /// The snapshot of a page token is no longer kept.
     PageTokenExpired,
-    /// A watch cannot go on from this version.
+    /// A watch cannot resume from this version: the history no longer has the events after it.
     VersionExpired { oldest: ResourceVersion, current: ResourceVersion },
-    /// The upstream's history changed.
+    /// The upstream's history was rewritten.
     HistoryChanged,
-    /// The version has not been reached.
+    /// The server has not reached the version.
     VersionTooLarge { wanted: ResourceVersion, current: String },
-    /// No list has been applied yet.
+    /// The resource has not synced: no list has been applied.
     NotSynced { resource: String, last_error: Option<String> },
     /// The server is shutting down.
     Draining,
     /// The client's queue stayed full under BLOCK.
     SlowConsumer { after: ResourceVersion },
-    /// More memory is held for clients than is allowed, and the stream has waited longest.
+    /// Too much memory is held for clients, and this stream has waited longest.
     MemoryExceeded { limit: usize, after: Option<ResourceVersion> },
-    /// As many watches are open as are allowed, in all or of the peer.
+    /// The maximum number of watches is open, in all or for the peer.
     TooManyWatchers(Exceeded),
-    /// As many expressions wait to be compiled as are allowed, in all or of the peer.
+    /// The maximum number of expressions waits to be compiled, in all or for the peer.
     TooManyCompilations(Exceeded),
-    /// A bug; the detail is in the log.
+    /// A bug; the log has the details.
     Internal,
 }
 
-/// How soon to try again; clients add jitter of their own.
+/// Delay after which a client should retry; clients add jitter of their own.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
 // === impl Refusal ===
 
 impl Refusal {
-    /// A request that is not one message.
+    /// Creates the error of a request that is not one message.
     pub(crate) fn request(message: impl Into<String>) -> Self {
         Self::Invalid { reason: "REQUEST_INVALID", field: "request", message: message.into() }
     }
 
-    /// A label or field selector that does not parse.
+    /// Creates the error of a label or field selector that does not parse.
     pub(crate) fn selector(field: &'static str, error: &SyntaxError) -> Self {
         let reason = if field == "field_selector" { "FIELD_SELECTOR_INVALID" } else { "LABEL_SELECTOR_INVALID" };
         Self::Invalid { reason, field, message: error.to_string() }
     }
 
-    /// A text that is not a resource version.
+    /// Creates the error of a text that is not a resource version.
     pub(crate) fn version(field: &'static str, error: &VersionError) -> Self {
         Self::Invalid { reason: "RESOURCE_VERSION_INVALID", field, message: error.to_string() }
     }
 
-    /// An index that the resource does not have.
+    /// Creates the error of an index that the resource does not have.
     pub(crate) fn index(field: &'static str, index: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {
         let known = known.map(|name| name.as_ref().to_owned()).collect();
         Self::IndexNotFound { field, index: index.to_owned(), known }
     }
 
-    /// An object that the cache does not hold.
+    /// Creates the error of an object that is not in the cache.
     pub(crate) fn object(resource: &str, key: &ObjectKey) -> Self {
         Self::ObjectNotFound { resource: resource.to_owned(), key: key.to_string() }
     }
 
-    /// Why a watch cannot start.
+    /// Converts the error of a watch that cannot start.
     pub(crate) fn join(error: JoinError, wanted: Option<&ResourceVersion>, resource: &str) -> Self {
         match error {
             JoinError::NotSynced => Self::NotSynced { resource: resource.to_owned(), last_error: None },
@@ -106,7 +106,7 @@ impl Refusal {
         }
     }
 
-    /// Why a watch ended; `after` is the last version that was handed to the transport.
+    /// Converts the reason for which a watch ended; `after` is the last version that was handed to the transport.
     pub(crate) fn end(end: &End, after: &ResourceVersion) -> Self {
         match end {
             End::Stopped => Self::Draining,
@@ -116,7 +116,7 @@ impl Refusal {
         }
     }
 
-    /// The code and the reason.
+    /// Returns the status code and the reason.
     pub(crate) fn code_and_reason(&self) -> (Code, &'static str) {
         match self {
             Self::ResourceNotFound { .. } => (Code::NotFound, "RESOURCE_NOT_FOUND"),
@@ -274,7 +274,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the reason by which it is counted, when a bound of what a client may use was reached.
+    /// Returns the metric label of the limit that was exceeded, if a limit on clients is the cause.
     pub(crate) fn bound(&self) -> Option<&'static str> {
         match self {
             Self::RequestTooLarge { .. } => Some("request_bytes"),
@@ -287,7 +287,7 @@ impl Refusal {
         }
     }
 
-    /// The status of the RPC.
+    /// Converts to the status of the RPC.
     pub(crate) fn to_status(&self) -> Status {
         let (code, reason) = self.code_and_reason();
         let metadata: std::collections::HashMap<String, String> =
@@ -299,7 +299,7 @@ impl Refusal {
         Status::with_error_details(code, self.message(), details)
     }
 
-    /// The same status as a message, for the last message of a Watch.
+    /// Converts to the same status as a message: the last one of a watch.
     pub(crate) fn to_proto(&self) -> tonic_types::Status {
         let status = self.to_status();
         tonic_types::Status::decode(status.details()).unwrap_or_else(|_| tonic_types::Status {
@@ -318,17 +318,17 @@ impl From<Refusal> for Status {
 
 const DOMAIN: &str = "informerd";
 
-/// The end of an answer that nobody can go on from.
+/// Creates the end of a response from which a client cannot resume.
 pub(super) fn last_words(limit: usize) -> LastWords {
     let refusal = Refusal::MemoryExceeded { limit, after: None };
     LastWords { message: None, trailers: trailers(&refusal.to_status()) }
 }
 
-/// A status as the last frame of a body.
+/// Converts a status to trailers, the last frame of a body.
 pub(super) fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if status.add_header(&mut trailers).is_err() {
-        // The message cannot be a header; the code can.
+        // The message is not a valid header value; the code is.
         trailers.insert("grpc-status", HeaderValue::from(Code::Internal as i32));
     }
     trailers

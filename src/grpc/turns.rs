@@ -1,12 +1,13 @@
-//! Turns: who is sent much at once makes it piece by piece, when nothing else is to be done.
+//! Scheduler of bulk responses (lists, snapshots, replays): limits how many of them run at once, so that they do not delay live
+//! events.
 //!
-//! A thousand clients that begin to watch together are given a snapshot each. If each of their connections had its next
-//! piece made as soon as it has room, a live event would have to get past a thousand pieces in the runtime's queue, at every
-//! step on its way. So only a few of them are in that queue at a time: the others wait here, and are called one after the
-//! other by a task that yields to everything else. Origins take turns, and the connections of each, so that whoever has few
-//! calls does not wait for all calls of those who have many.
+//! A thousand clients that begin to watch together receive a snapshot each. If each of their connections encoded its next piece
+//! as soon as there is room, a live event would wait behind a thousand pieces in the runtime's queue, at every step of its path.
+//! So only a few of them are in that queue at a time: the others wait here, and a task that yields to everything else wakes them
+//! one after the other. Origins take turns, and so do the connections of each origin, so that a client with few calls does not
+//! wait for all calls of a client with many.
 //!
-//! Being called obliges to nothing: a client that shuts its window while it waits holds nobody up.
+//! A stream that was woken may ignore it: a client that shuts its flow-control window meanwhile delays no other.
 
 use std::{
     future::poll_fn,
@@ -22,27 +23,27 @@ use tokio::sync::Notify;
 
 use super::fair::{Connection, Fair};
 
-/// All who are sent much at once.
+/// Scheduler of all bulk responses.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// How many are called at a time; as long as there are no more than that, nobody waits.
+    /// Number of streams that are woken at a time; with no more streams than that, none waits.
     at_once: usize,
     count: AtomicUsize,
     waiting: Mutex<Fair<Arc<Ticket>>>,
     queued: Notify,
 }
 
-/// One of them, for as long as it is.
+/// Registration of one bulk response with the scheduler.
 #[derive(Debug)]
 pub(super) struct Turn {
     turns: Arc<Turns>,
     connection: Connection,
     ticket: Option<Arc<Ticket>>,
-    /// Until it has made its piece.
+    /// True from its turn until its piece is encoded.
     is_called: bool,
 }
 
-/// Where a waker is while its owner waits; none once it was called or has gone.
+/// Waker of a waiting stream; none once it was woken or dropped.
 type Ticket = Mutex<Option<Waker>>;
 
 // === impl Turns ===
@@ -53,17 +54,17 @@ impl Turns {
         Arc::new(Self { at_once, count, waiting, queued: Notify::new() })
     }
 
-    /// One more, of a connection.
+    /// Registers a bulk response of a connection.
     pub(super) fn begin(self: &Arc<Self>, connection: Connection) -> Turn {
         self.count.fetch_add(1, Ordering::Relaxed);
         Turn { turns: Arc::clone(self), connection, ticket: None, is_called: false }
     }
 
-    /// Calls those who wait, for ever.
+    /// Wakes the waiting streams in order; never returns.
     ///
     /// # Cancel safety
     ///
-    /// Nobody is forgotten.
+    /// Safe: all waiting streams stay queued.
     pub(super) async fn call(&self) {
         loop {
             let called = (0..self.at_once).map_while(|_| self.next()).map(Waker::wake).count();
@@ -75,11 +76,11 @@ impl Turns {
         }
     }
 
-    /// The first who still waits.
+    /// Takes the waker of the first stream that still waits.
     fn next(&self) -> Option<Waker> {
         loop {
             let ticket = self.waiting.lock().pop()?;
-            // Bound to a name, so that the ticket is free when it is woken or dropped.
+            // Bound to a name, so that the ticket is unlocked before the waker is woken or dropped.
             let waker = ticket.lock().take();
             if waker.is_some() {
                 return waker;
@@ -91,7 +92,7 @@ impl Turns {
 // === impl Turn ===
 
 impl Turn {
-    /// Waits for its turn to make one piece, which lasts until it is [spent](Self::spend).
+    /// Waits for the turn to encode one piece, which lasts until it is [spent](Self::spend).
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_called {
             return Poll::Ready(());
@@ -123,16 +124,16 @@ impl Turn {
         Poll::Pending
     }
 
-    /// Waits for its turn.
+    /// Waits for the turn.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost.
+    /// Safe: nothing is lost.
     pub(super) async fn comes(&mut self) {
         poll_fn(|cx| self.poll(cx)).await;
     }
 
-    /// Ends its turn: the piece is made. Who found no room for its piece keeps its turn meanwhile.
+    /// Ends the turn, after the piece was encoded. A stream without room for its piece keeps the turn.
     pub(super) fn spend(&mut self) {
         self.is_called = false;
     }
@@ -157,7 +158,7 @@ mod tests {
         (0..count).map(|_| task::spawn(turns.begin(None))).collect()
     }
 
-    /// Makes a piece if it is its turn.
+    /// Encodes a piece if it is the stream's turn.
     fn poll(turn: &mut task::Spawn<Turn>) -> Poll<()> {
         turn.enter(|cx, mut turn| turn.poll(cx).map(|()| turn.spend()))
     }
@@ -214,7 +215,7 @@ mod tests {
         assert_pending!(calls.poll());
         let woken = |some: &[task::Spawn<Turn>]| some.iter().map(task::Spawn::is_woken).collect::<Vec<_>>();
         assert_eq!(woken(&some), [true, true, false, false, false], "in order, and not the one who has gone");
-        // The first makes its piece and queues for the next one; the second does not come.
+        // The first encodes its piece and queues for the next one; the second ignores its turn.
         assert_ready!(poll(&mut some[0]));
         assert_pending!(poll(&mut some[0]));
         assert_pending!(calls.poll());

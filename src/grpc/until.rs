@@ -1,8 +1,7 @@
-//! Until: a Watch that is read in this process, until its events have met the conditions.
+//! Until: a watch that this process reads until its events have met the conditions.
 //!
-//! The watch is the one of `watch/`, from opening to end, so a client that waits is parked and told from the history, drained
-//! and refused exactly as one that watches; only its frames are decoded here instead of by a client. Dropping the call drops
-//! the watch.
+//! It uses the watch of `watch/` from opening to end, so a waiting client is parked, replayed from the history, drained and
+//! rejected exactly as a watching one; only its frames are decoded in the server. Dropping the call drops the watch.
 
 use std::{collections::HashSet, convert::Infallible};
 
@@ -23,20 +22,20 @@ use crate::{
     watch::{FullChannelPolicy, QueueOptions, Until},
 };
 
-/// The conditions, and what they can ask about besides an event.
+/// The conditions, and the state that they refer to besides an event.
 struct Waiting {
     conditions: Until<Condition>,
-    /// The objects that the watch has given so far.
+    /// Number of objects that the watch has delivered and not deleted.
     count: u64,
-    /// Those of them that still exist and can no longer be served: each was an event of this watch.
+    /// Keys of objects that still exist, but can no longer be served; each was delivered by this watch.
     not_served: HashSet<(String, String)>,
     is_synced: bool,
 }
 
-/// More than anybody writes by hand; each is tested on every event when its turn has come.
+/// Maximum number of conditions; each is tested on every event when its turn has come.
 const MAX_CONDITIONS: usize = 32;
 
-/// Waits. Refused are the parts of a watch that would let it begin elsewhere, lose events or end early.
+/// Waits until the conditions are met. Rejects watch options that would start elsewhere, lose events or end early.
 pub(super) async fn until(
     service: &Service,
     request: pb::UntilRequest,
@@ -59,7 +58,7 @@ pub(super) async fn until(
     let watch = watch::open_with(service, resource, &request, queue, call).await;
     let mut watch = std::pin::pin!(watch.map_err(refuse)?);
     let mut last = None;
-    // One slice of time at each turn: a publish wakes all who wait, and each may have costly conditions.
+    // Each turn has one slice of time: a publish cycle wakes all waiting calls, and each may have costly conditions.
     let mut pace: Option<(Turn, Slice)> = None;
     loop {
         let ready = watch.frame().now_or_never();
@@ -95,15 +94,15 @@ pub(super) async fn until(
             }
         }
     }
-    // A watch without a timeout never ends well.
+    // A watch without a timeout never ends with OK.
     Err(last.filter(|status| status.code() != Code::Ok).unwrap_or_else(|| Refusal::Internal.to_status()))
 }
 
 // === impl Waiting ===
 
 impl Waiting {
-    /// Whether the event meets the last condition. What is neither an event nor the end of the initial events is not tested,
-    /// nor is an object that can no longer be served.
+    /// Returns true if the event meets the last condition. Tests only events and the end of the initial events, and no object
+    /// that can no longer be served.
     fn see(&mut self, event: &pb::WatchResponse) -> bool {
         let key = || event.object.as_ref().map(|object| (object.namespace.clone(), object.name.clone()));
         let event_type = match event.r#type() {
@@ -117,7 +116,7 @@ impl Waiting {
                 EventView::ADDED
             }
             pb::EventType::Modified => EventView::MODIFIED,
-            // It still exists.
+            // The object still exists.
             pb::EventType::Deleted if event.cause() == pb::Cause::NotServed => {
                 self.not_served.extend(key());
                 return false;
@@ -130,7 +129,7 @@ impl Waiting {
         };
         let object = event.object.as_ref().filter(|object| object.media_type == "application/json");
         let body = object.and_then(|object| match &object.body {
-            // A copy: what an expression has looked at is kept for a while, and this is a piece of a large frame.
+            // A copy: the expression keeps its input for a while, and this is a part of a large frame.
             Some(pb::object::Body::Raw(bytes)) => Some(Bytes::copy_from_slice(bytes)),
             _ => None,
         });
@@ -178,7 +177,7 @@ async fn conditions(
     Ok(Until::new(conditions))
 }
 
-/// The next of a frame's messages. There are only whole ones: they were encoded in this process.
+/// Decodes the next message of a frame, which has only complete ones: this process encoded them.
 fn next(messages: &mut Chunk) -> Option<pb::WatchResponse> {
     if messages.remaining() < PREFIX_BYTES {
         return None;

@@ -1,4 +1,4 @@
-//! One turn at a time, which peers take one after the other, and the connections of each of them, however many calls wait.
+//! Mutual exclusion with fair turns: peers alternate, and so do the connections of each peer, however many calls wait.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use tokio::sync::oneshot;
 
 use super::super::fair::{Connection, Fair};
 
-/// The calls that wait for the turn.
+/// Queue of the calls that wait for the turn.
 #[derive(Debug, Default)]
 pub(super) struct Line(Mutex<State>);
 
-/// The turn, until it is dropped.
+/// The turn; dropping it passes it on.
 #[derive(Debug)]
 pub(super) struct Turn(Option<Arc<Line>>);
 
@@ -28,7 +28,7 @@ impl Line {
     ///
     /// # Cancel safety
     ///
-    /// A turn that comes too late is passed on.
+    /// Safe. A turn that arrives after the cancellation is passed on.
     pub(super) async fn turn(self: &Arc<Self>, connection: Connection) -> Turn {
         let turn = {
             let mut state = self.0.lock();
@@ -39,15 +39,15 @@ impl Line {
             state.waiting.push(connection, sender);
             turn
         };
-        // The line outlives those who wait in it, and forgets none of them.
+        // Never an error: `self` outlives the waiting calls, and drops no sender unused.
         turn.await.unwrap_or(Turn(None))
     }
 
-    /// Gives the turn to the next call that still waits.
+    /// Passes the turn to the next call that still waits.
     fn pass(self: &Arc<Self>) {
         loop {
             let Some(next) = self.0.lock().next() else { return };
-            // What a call has given up has to go to another one here, not by being dropped: there may be very many.
+            // A cancelled call is skipped in this loop; a drop of its turn would recurse, once for each cancelled call.
             let Err(mut turn) = next.send(Turn(Some(Arc::clone(self)))) else { return };
             turn.0 = None;
         }
@@ -87,7 +87,7 @@ mod tests {
     fn connections_take_turns_whoever_has_more_calls() {
         let line = Arc::new(Line::default());
         let mut turn = Some(assert_ready!(task::spawn(line.turn(at(1).into())).poll()));
-        // The connection, and the place among its calls.
+        // Connection and position among its calls.
         let calls = [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0)];
         let mut waiting: Vec<_> =
             calls.iter().map(|call| (*call, task::spawn(Box::pin(line.turn(at(call.0).into()))))).collect();
@@ -140,7 +140,7 @@ mod tests {
         }
         let mut other = task::spawn(line.turn(at(2).into()));
         assert_pending!(other.poll());
-        // One of them has been given the turn, and not taken it.
+        // One of the cancelled calls has received the turn, and not taken it.
         let chosen = given_up.remove(0);
         drop(given_up);
         drop(turn);

@@ -1,5 +1,4 @@
-//! Page tokens: those that are given out lead back to where they are from, and any other leads to no more than a place in a
-//! snapshot.
+//! Fuzz target of page tokens: an issued token resumes at its position, and any other one at most at some position of a snapshot.
 
 use std::sync::LazyLock;
 
@@ -12,7 +11,7 @@ use crate::{
 
 const QUERY: u64 = 7;
 const PROCESS: u64 = 0x5a;
-/// Bytes of a token in base64, and of its numbers.
+/// Maximum size of the numbers in a token, in bytes.
 const HEAD_BYTES: usize = 3 * 17;
 
 static SNAPSHOT: LazyLock<Arc<Snapshot>> = LazyLock::new(|| {
@@ -27,7 +26,7 @@ static SNAPSHOT: LazyLock<Arc<Snapshot>> = LazyLock::new(|| {
     Arc::new(Indexer::new(Arc::new(indexers), List::new(objects.into(), version.clone())).snapshot())
 });
 
-/// Reads a token as it is, as the text within one, and as the place that one leads to.
+/// Parses the data as a token, as the text of one, and as the position that one contains.
 pub(crate) fn page_token(data: &[u8]) {
     let pages = Pages { process: PROCESS, ..Pages::new(4, 100, Refused::default()) };
     let text = str::from_utf8(data).unwrap_or_default();
@@ -48,7 +47,7 @@ pub(crate) fn page_token(data: &[u8]) {
     }
 }
 
-/// Lists what follows a place, which a client may have changed.
+/// Lists the objects and values after a position that a client may have changed.
 fn go_on(after: &str) {
     let values: Vec<&str> = SNAPSHOT.index_values("n", Some(after)).expect("an index").collect();
     assert!(values.is_sorted() && values.iter().all(|value| *value > after));
