@@ -1,4 +1,4 @@
-//! The wire: the generated messages, and the way from and to the model. Nothing else converts.
+//! Generated messages, and their conversions from and to the model, which only this module does.
 
 use std::time::SystemTime;
 
@@ -17,7 +17,7 @@ mod structs;
 pub use encode::{EncodedEvent, EncodedObject};
 pub use structs::Structs;
 
-/// The generated messages, clients and servers of `informerd.v1`.
+/// Generated messages, clients and servers of `informerd.v1`.
 #[allow(
     missing_docs,
     missing_debug_implementations,
@@ -29,16 +29,16 @@ pub use structs::Structs;
 pub mod pb {
     tonic::include_proto!("informerd.v1");
 
-    /// Our proto with everything that it imports, and google.rpc's error details: what reflection serves.
+    /// File descriptors of our proto and its imports, and of google.rpc's error details; reflection serves them.
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/informerd_descriptor.bin"));
 }
 
-/// How an object's body is sent.
+/// Format of an object's body in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PayloadFormat {
-    /// As `google.protobuf.Struct`; a body that is not a JSON map, or is nested too deep for one, is sent raw.
+    /// `google.protobuf.Struct`; a body that is not a JSON map, or is nested too deep for one, is sent raw.
     Struct,
-    /// The bytes as the source gave them.
+    /// The bytes as the source delivered them.
     Raw,
     /// No body.
     Metadata,
@@ -47,7 +47,7 @@ pub enum PayloadFormat {
 // === impl PayloadFormat ===
 
 impl PayloadFormat {
-    /// The format that a request names; `None` for one that this server does not know.
+    /// Returns the format that a request names; `None` for one that this server does not support.
     pub fn from_proto(format: i32) -> Option<Self> {
         Some(match pb::PayloadFormat::try_from(format).ok()? {
             pb::PayloadFormat::Unspecified | pb::PayloadFormat::Struct => Self::Struct,
@@ -57,7 +57,7 @@ impl PayloadFormat {
     }
 }
 
-/// An object in one format, at `version`: its own, or that of the event which takes it away.
+/// Converts an object to a message in one format, at `version`: its own, or that of the event that removes it.
 pub fn object(object: &Object, version: &ResourceVersion, format: PayloadFormat) -> pb::Object {
     pb::Object {
         namespace: object.key().namespace().to_owned(),
@@ -72,7 +72,7 @@ pub fn object(object: &Object, version: &ResourceVersion, format: PayloadFormat)
     }
 }
 
-/// An object with a RAW body in another format: the same as [`object`] makes of it.
+/// Converts an object with a RAW body to another format, with the same result as [`object`].
 pub fn in_format(object: pb::Object, format: PayloadFormat) -> pb::Object {
     let body = match (format, object.body) {
         (PayloadFormat::Metadata, _) => None,
@@ -85,7 +85,7 @@ pub fn in_format(object: pb::Object, format: PayloadFormat) -> pb::Object {
     pb::Object { body, ..object }
 }
 
-/// Returns the memory of the body of an object, or nearly so.
+/// Returns the approximate memory of an object's body, in bytes.
 pub fn memory_of(object: &pb::Object) -> usize {
     match &object.body {
         None => 0,
@@ -95,7 +95,7 @@ pub fn memory_of(object: &pb::Object) -> usize {
 }
 
 fn memory_of_fields(Struct { fields }: &Struct) -> usize {
-    // Nodes of the map have room for more.
+    // The nodes of the map have spare capacity.
     let entry = size_of::<(String, Value)>() * 4 / 3;
     fields.iter().map(|(name, value)| entry + name.len() + memory_of_value(value)).sum()
 }
@@ -122,7 +122,7 @@ fn body(object: &Object, format: PayloadFormat) -> Option<pb::object::Body> {
     }
 }
 
-/// The type of an event.
+/// Converts the type of an event.
 pub fn event_type(event_type: EventType) -> pb::EventType {
     match event_type {
         EventType::Added => pb::EventType::Added,
@@ -131,7 +131,7 @@ pub fn event_type(event_type: EventType) -> pb::EventType {
     }
 }
 
-/// The cause of an event.
+/// Converts the cause of an event.
 pub fn cause(cause: Cause) -> pb::Cause {
     match cause {
         Cause::Change => pb::Cause::Unspecified,
@@ -143,7 +143,7 @@ pub fn cause(cause: Cause) -> pb::Cause {
     }
 }
 
-/// The state of a source.
+/// Converts the state of a source.
 pub fn sync_state(state: SyncState) -> pb::SyncState {
     match state {
         SyncState::Syncing => pb::SyncState::Syncing,
@@ -152,12 +152,12 @@ pub fn sync_state(state: SyncState) -> pb::SyncState {
     }
 }
 
-/// A moment. Times before 1970 and past the year 9999 do not occur here.
+/// Converts a time, which is between the years 1970 and 9999 here.
 pub fn timestamp(at: SystemTime) -> Timestamp {
     Timestamp::from(at)
 }
 
-/// The policy that a request names: `Ok(None)` for the server's default, `Err` for one that this server does not serve.
+/// Returns the policy that a request names: `Ok(None)` for the server's default, `Err` for one that this server does not support.
 pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, i32> {
     match pb::FullChannelPolicy::try_from(policy) {
         Ok(pb::FullChannelPolicy::Unspecified) => Ok(None),
@@ -169,7 +169,7 @@ pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, i32
     }
 }
 
-/// The name of a policy.
+/// Converts a policy.
 pub fn full_channel_policy_name(policy: FullChannelPolicy) -> pb::FullChannelPolicy {
     match policy {
         FullChannelPolicy::Drop => pb::FullChannelPolicy::Drop,

@@ -1,24 +1,25 @@
-//! Connections: accepting them, driving HTTP/2 over each in one task, and ending them. Knows bytes and connections, and none
-//! of our messages.
+//! Connections: accepts them, drives HTTP/2 over each in one task, and closes them. Depends on bytes and connections only, and on
+//! none of our messages.
 //!
-//! - [`Server`] accepts, and owns the task of every connection; [`pause_after`] is for what could not be accepted.
-//! - `connection` is that task: it polls h2's connection and those streams that the service wants polled beside it, until
-//!   nothing is ready any more, and only then writes. `keepalive` finds the clients that have vanished.
-//! - `exchange` is one stream: the call, and then the response's body, which is asked for no more than can be sent ([`Supply`]).
-//! - `budget` bounds what a connection keeps unsent, and `outgoing` counts it. Whoever finds no room waits in line, unpolled.
+//! - [`Server`] accepts connections and owns the task of each; [`pause_after`] delays the next attempt after a failed accept.
+//! - `connection` is that task: it polls h2's connection and the streams that the service wants polled beside it, until none is
+//!   ready any more, and only then writes. `keepalive` detects clients that have vanished.
+//! - `exchange` is one stream: the call, and then the response body, which is polled for as much as can be sent ([`Supply`]).
+//! - `budget` limits the unsent data of a connection, and `outgoing` counts it. A stream without room waits in a queue, unpolled.
 //! - `streams` holds the streams of the connection's task and their wakers; any other stream has a task of its own, so that a
-//!   large List never runs where watches are served.
+//!   large List never runs in a task that serves watches.
 //! - [`Ledger`] sums up the memory that all connections hold for their clients.
-//! - `stalled` resets the streams whose clients take nothing for too long.
-//! - `incoming` follows what clients send, for the frame that was begun and is not completed.
-//! - [`Quota`] bounds what is open, in all and of each [`Origin`]; [`Refused`] counts what was refused.
-//! - `merge` makes one write of all that HTTP/2 wants to write in one poll.
-//! - [`Tls`] lies below that, so that what was merged is encrypted together.
-//! - [`Chunk`] lets one DATA frame carry several pieces without copying them.
+//! - `stalled` resets the streams whose clients read nothing for too long.
+//! - `incoming` tracks the frames that clients send, to detect one that is begun and not completed.
+//! - [`Quota`] limits what is open, in all and for each [`Origin`]; [`Refused`] counts rejections.
+//! - `merge` combines all writes of HTTP/2 in one poll into one write.
+//! - [`Tls`] is below that, so that merged data is encrypted together.
+//! - [`Chunk`] lets one DATA frame carry several buffers without copying them.
 //!
-//! Why neither tonic's server nor hyper's: what a delivery costs is decided by bytes per write and by who is woken. A thousand streams on a few
-//! connections cost a task, a wake-up and a small write each there, and one write per connection here. And both make a chunk
-//! of a body before there is a window for it, which a client that reads nothing keeps for as long as it likes.
+//! Neither tonic's nor hyper's server is used, because the cost of a delivery is decided by the bytes per write and by the tasks
+//! that are woken. A thousand streams on a few connections cost a task, a wake-up and a small write each there, and one write per
+//! connection here. Both also encode a chunk of a body before there is a window for it, and a client that reads nothing makes the
+//! server hold that chunk for any length of time.
 
 mod accept;
 mod body;
@@ -52,14 +53,14 @@ pub use pause::pause_after;
 pub use quota::{Exceeded, Origin, Permit, Quota, Refused, share_of};
 pub use tls::{Tls, TlsError, TlsFiles};
 
-/// Who is at the other end of a connection; an extension of each request.
+/// Peer of a connection; an extension of each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// Over TCP.
+    /// A TCP address.
     Tcp(SocketAddr),
-    /// Over a unix socket, which has no address.
+    /// A unix socket, which has no address.
     Unix {
-        /// The user that the process at the other end had when it connected, if the kernel tells.
+        /// User of the peer's process when it connected, if the kernel reports it.
         uid: Option<u32>,
     },
 }
@@ -67,7 +68,7 @@ pub enum Peer {
 // === impl Peer ===
 
 impl Peer {
-    /// Returns whose share its connection is part of.
+    /// Returns the origin, which shares the limits with all its other connections.
     pub fn origin(&self) -> Origin {
         match self {
             Self::Tcp(address) => Origin::at(address.ip()),

@@ -7,7 +7,7 @@ use std::{
 
 use crate::transport::{Origin, Peer};
 
-/// Connection of a client, by address and port. The unix sockets of one user count as one, and so do callers without a known peer.
+/// Connection of a client, by address and port. All unix sockets of one user count as one, as do callers without a known peer.
 pub(super) type Connection = Option<Peer>;
 
 /// Waiting values, by origin and connection.

@@ -1,5 +1,5 @@
-//! Objects and events onto the wire, straight from the model: what the generated messages would encode, without making
-//! them, which costs an allocation for each of their strings.
+//! Direct encoding of objects and events from the model: the same bytes as from the generated messages, without building those,
+//! which would cost an allocation for each of their strings.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     proto,
 };
 
-/// An object in one format, as [`super::object`] makes it a message.
+/// Encoder of an object in one format, with the same result as the message of [`super::object`].
 #[derive(Debug)]
 pub struct EncodedObject<'a> {
     object: &'a Object,
@@ -33,11 +33,11 @@ enum Body<'a> {
     EncodedStruct(Bytes),
 }
 
-/// One event, as a `WatchResponse`.
+/// Encoder of one event as a `WatchResponse`.
 #[derive(Debug)]
 pub struct EncodedEvent<'a> {
     event_type: i32,
-    /// Empty where there is none to resume from.
+    /// Version to resume from; empty if there is none.
     version: String,
     object: EncodedObject<'a>,
     cause: i32,
@@ -46,7 +46,7 @@ pub struct EncodedEvent<'a> {
     open: bool,
 }
 
-/// The numbers of the fields of `Object`.
+/// Field numbers of `Object`.
 mod field {
     pub(super) const NAMESPACE: u32 = 1;
     pub(super) const NAME: u32 = 2;
@@ -60,7 +60,7 @@ mod field {
     pub(super) const RAW: u32 = 11;
 }
 
-/// The numbers of the fields of `WatchResponse`.
+/// Field numbers of `WatchResponse`.
 mod event_field {
     pub(super) const TYPE: u32 = 1;
     pub(super) const RESOURCE_VERSION: u32 = 2;
@@ -74,12 +74,12 @@ mod event_field {
 // === impl EncodedObject ===
 
 impl<'a> EncodedObject<'a> {
-    /// An object at `version`: its own, or that of the event which takes it away.
+    /// Creates the encoder of an object at `version`: its own, or that of the event that removes it.
     pub fn new(object: &'a Object, version: &ResourceVersion, format: PayloadFormat) -> Self {
         Self::with_struct(object, version, format, || object.json().and_then(json::to_struct).map(Body::Struct))
     }
 
-    /// The same, for one of many who are sent it.
+    /// Creates the same encoder for an object that many clients receive: it uses the cache of STRUCT bodies.
     pub fn shared(
         object: &'a Arc<Object>,
         version: &ResourceVersion,
@@ -114,12 +114,12 @@ impl<'a> EncodedObject<'a> {
         Self { object, version, body, len }
     }
 
-    /// How long it is as a field of another message.
+    /// Returns the encoded length as a field of another message.
     pub fn field_len(&self, tag: u32) -> usize {
         bytes_len(tag, self.len)
     }
 
-    /// Appends it as a field of another message.
+    /// Appends the object as a field of another message.
     pub fn write(&self, tag: u32, buffer: &mut impl BufMut) {
         let Self { object, version, body, len } = self;
         begin(tag, *len, buffer);
@@ -152,7 +152,7 @@ impl<'a> EncodedObject<'a> {
 }
 
 impl Object {
-    /// The fields that are text, in their order; the labels come between them.
+    /// Returns the text fields in order; the labels come between them.
     fn strings<'a>(&'a self, version: &'a str) -> [(u32, &'a str); 7] {
         [
             (field::NAMESPACE, self.key().namespace()),
@@ -169,7 +169,7 @@ impl Object {
 // === impl EncodedEvent ===
 
 impl<'a> EncodedEvent<'a> {
-    /// An event at the version to resume from once it has been seen; none while there is none.
+    /// Creates the encoder of an event. `version` is the one to resume from after the event; none if there is none yet.
     pub fn new(
         event_type: EventType,
         cause: Cause,
@@ -182,13 +182,13 @@ impl<'a> EncodedEvent<'a> {
         Self { event_type, version, object, cause, coalesced, relisted: false, open: false }
     }
 
-    /// The same in a batch after a relist, or in one that is open.
+    /// Sets the flags of the event's batch: it follows a relist, or it is open.
     #[must_use]
     pub fn in_batch(self, relisted: bool, open: bool) -> Self {
         Self { relisted, open, ..self }
     }
 
-    /// How long the message is.
+    /// Returns the encoded length of the message.
     pub fn len(&self) -> usize {
         let Self { event_type, version, object, cause, coalesced, relisted, open } = self;
         uint_len(event_field::TYPE, *event_type as u64)
@@ -200,7 +200,7 @@ impl<'a> EncodedEvent<'a> {
             + uint_len(event_field::OPEN, u64::from(*open))
     }
 
-    /// Never: an event has a type.
+    /// Returns false: an event always has a type.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -217,7 +217,7 @@ impl<'a> EncodedEvent<'a> {
     }
 }
 
-// Fields that have their default are left out, as proto3 does.
+// Fields with their default value are omitted, as in proto3.
 
 fn bytes_len(tag: u32, len: usize) -> usize {
     key_len(tag) + encoded_len_varint(len as u64) + len

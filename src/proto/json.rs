@@ -1,4 +1,4 @@
-//! JSON into `google.protobuf.Struct`, without a tree in between.
+//! Conversion of JSON to `google.protobuf.Struct` without an intermediate tree.
 
 use std::{cell::Cell, fmt};
 
@@ -8,19 +8,19 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 
 use crate::model::MAX_OBJECT_BYTES;
 
-/// Clients in every language decode messages nested up to 100 deep; a map in a map costs three of them.
+/// Maximum depth of maps: clients in every language decode messages nested up to 100 deep, and a map in a map takes three levels.
 const MAX_DEPTH: usize = 30;
 
-/// A value in a list or map, with the lengths in front of it: never more than is really encoded.
+/// Lower bounds on the encoded size of a value in a list or map, with its length prefixes, in bytes.
 const NUMBER_BYTES: usize = 11;
 const TEXT_BYTES: usize = 4;
 const OTHER_BYTES: usize = 4;
 
-/// Makes a JSON map a Struct. `None` when the text is not a map, is nested deeper than clients can decode, or is larger than
-/// [`MAX_OBJECT_BYTES`] as a Struct, which is many times what short numbers are as text: with the limit of 4 MiB that clients
-/// have by default they could never receive it.
+/// Converts a JSON map to a Struct. Returns `None` if the text is not a map, is nested deeper than clients can decode, or is
+/// larger than [`MAX_OBJECT_BYTES`] as a Struct, which takes many times the size of short numbers in text: with their default
+/// limit of 4 MiB, clients could never receive it.
 pub(super) fn to_struct(json: &[u8]) -> Option<Struct> {
-    // Not worth a scan of anything else than a map.
+    // Only a map is worth parsing.
     if json.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
         return None;
     }
@@ -37,7 +37,7 @@ pub(super) fn to_struct(json: &[u8]) -> Option<Struct> {
 #[derive(Clone, Copy)]
 struct ValueSeed<'a> {
     depth: usize,
-    /// Bytes that the Struct may still have: parsing stops as soon as it is certainly too large.
+    /// Number of bytes that the Struct may still have: parsing stops as soon as it is certainly too large.
     left: &'a Cell<usize>,
 }
 
@@ -151,26 +151,26 @@ mod tests {
         assert!(to_struct("[".repeat(100_000).as_bytes()).is_none());
     }
 
-    /// What is sent can be received by a client with the usual limit.
+    /// A client with the usual limit can receive every Struct that is sent.
     #[test]
     fn what_is_too_large_as_a_struct_has_none() {
         for element in ["1", "\"a\"", "null", "[]", "{}", "{\"a\":1.5}"] {
             let fields =
                 |elements: usize| to_struct(format!("{{\"l\":[{}]}}", vec![element; elements].join(",")).as_bytes());
             let each = fields(2).unwrap().encoded_len() - fields(1).unwrap().encoded_len();
-            // The lengths of the list, of its value and of its field are longer then.
+            // Leaves room for longer length prefixes of the list, its value and its field.
             let most = fields((MAX_OBJECT_BYTES - 30) / each).unwrap().encoded_len();
             assert!((MAX_OBJECT_BYTES - 30 - each..=MAX_OBJECT_BYTES).contains(&most), "{element}: {most}");
             assert!(fields(MAX_OBJECT_BYTES / each).is_none(), "{element}");
         }
     }
 
-    /// The deepest Struct that is sent can be decoded with the usual recursion limit.
+    /// Clients with the usual recursion limit can decode the deepest Struct that is sent.
     #[test]
     fn the_deepest_struct_can_be_decoded() {
         let json = format!("{}1{}", "{\"a\":".repeat(MAX_DEPTH), "}".repeat(MAX_DEPTH));
         let encoded = to_struct(json.as_bytes()).unwrap().encode_to_vec();
-        // Nested once more in Object and WatchResponse, as it is on the wire.
+        // Nested once more in Object and WatchResponse, as on the wire.
         assert!(Struct::decode(&*encoded).is_ok());
     }
 }

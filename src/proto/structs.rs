@@ -1,9 +1,9 @@
-//! Bodies as STRUCT, made once for all who are sent them.
+//! Cache of bodies in the STRUCT format, converted once for all clients that receive them.
 //!
-//! To make one, a body is parsed and built anew, which takes some fifteen times as long as to encode it: a thousand clients that
-//! begin to watch together and ask for STRUCT, which is the default, would have each object made a thousand times. What is
-//! published is encoded once by the writer; this is for what is told to one client at a time: initial events, lists, lookups
-//! and what was missed. The other formats are copies, and a copy of a copy is no cheaper.
+//! The conversion parses and rebuilds a body, which takes about fifteen times as long as encoding it: for a thousand clients that
+//! begin to watch together with STRUCT, the default, each object would be converted a thousand times. The writer encodes
+//! published events once; this cache serves data that is encoded for one client at a time: initial events, lists, lookups and
+//! missed events. The other formats are plain copies, which a cache would not make cheaper.
 
 use std::{
     fmt,
@@ -17,35 +17,35 @@ use quick_cache::{Weighter, sync::Cache};
 use super::json;
 use crate::model::Object;
 
-/// Those that were sent last, within a bound.
+/// Cache of the most recent bodies, with a size limit.
 pub struct Structs {
     by_address: Cache<usize, Made, Weight>,
 }
 
-/// Of the object at its key, and no other: the reference, weak as it is, keeps the address from being used again.
+/// Body of the object at its key, and of no other: the weak reference prevents the reuse of the address.
 #[derive(Clone)]
 struct Made {
     _object: Weak<Object>,
-    /// None when the body is sent as it is.
+    /// The encoded `Struct`; none if the body is sent raw.
     encoded: Option<Bytes>,
 }
 
 #[derive(Clone)]
 struct Weight;
 
-/// To begin with; it grows.
+/// Estimated size of an entry, for the initial capacity of the cache.
 const ESTIMATED_BYTES: usize = 1 << 10;
 
 // === impl Structs ===
 
 impl Structs {
-    /// Keeps as many as take `max_bytes`, and what is kept of each object that has gone meanwhile.
+    /// Creates a cache of at most `max_bytes`. An entry holds the memory of its `Object` even after that was deleted.
     pub fn new(max_bytes: usize) -> Self {
         let weight = max_bytes as u64;
         Self { by_address: Cache::with_weighter((max_bytes / ESTIMATED_BYTES).max(1), weight, Weight) }
     }
 
-    /// The body of an object, encoded as a `Struct`; none when it is not a map, or is nested too deep.
+    /// Returns the body of an object, encoded as a `Struct`; none if it cannot be one.
     pub(super) fn get(&self, object: &Arc<Object>) -> Option<Bytes> {
         let make = || Ok::<_, std::convert::Infallible>(Made::of(object));
         match self.by_address.get_or_insert_with(&Arc::as_ptr(object).addr(), make) {
@@ -101,7 +101,7 @@ mod tests {
         let made = structs.get(&first).unwrap();
         assert!(is_same(&made, &structs.get(&first).unwrap()));
         assert_eq!(made, json::to_struct(first.body()).unwrap().encode_to_vec());
-        // However often memory is used again, what is got is of the object that asks.
+        // Memory is reused, and each body still belongs to the object that it was requested for.
         drop(first);
         for n in 0..1000 {
             let next = object("a", &n.to_string());

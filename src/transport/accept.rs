@@ -1,4 +1,4 @@
-//! Accepting connections, and ending them in order.
+//! Accepting of connections, and their orderly shutdown.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -20,41 +20,41 @@ use super::{
     pause_after,
 };
 
-/// Serves HTTP/2 on all connections of one listener.
+/// HTTP/2 server for all connections of one listener.
 pub struct Server<S> {
     service: S,
     is_local: fn(&Request<RequestBody>) -> bool,
     config: ServerConfig,
 }
 
-/// Where connections come from.
+/// Source of connections.
 #[derive(Debug)]
 pub enum Listener {
     /// TCP.
     Tcp(TcpListener),
     /// TLS over TCP.
     Tls(TcpListener, Arc<Tls>),
-    /// A unix socket; its file is the owner's to remove.
+    /// A unix socket; the owner of the listener removes its file.
     Unix(UnixListener),
 }
 
-/// The bound on the connections of a listener, and the log of those that it refuses.
+/// Admission of connections: their limit, and the log of rejected ones.
 struct Admission {
     connections: Arc<Quota>,
     refused: Refused,
     log: Throttle,
 }
 
-/// Lines of the log of one kind: one in ten seconds.
+/// Rate limit for log lines of one kind: one in ten seconds.
 #[derive(Debug, Default)]
 struct Throttle {
     since: Option<Instant>,
     held_back: u64,
 }
 
-/// Between two lines of the log about connections that are not accepted.
+/// Time between two log lines about connections that were not accepted.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// How long connections may take to tell their clients that the streams were reset.
+/// Time that connections have to send the resets of their streams.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 // === impl Server ===
@@ -65,18 +65,18 @@ where
     S: Clone + Send + Sync + 'static,
     B: Supply,
 {
-    /// A server whose streams are polled in their connection's task where `is_local` says so, and get a
-    /// [`StreamHandle`](super::StreamHandle): right for streams that are cheap to poll, and woken together.
+    /// Creates a server. It polls a stream in the task of its connection if `is_local` returns true, which suits streams that are
+    /// cheap to poll and are woken together. Each request has a [`StreamHandle`](super::StreamHandle).
     pub fn new(service: S, is_local: fn(&Request<RequestBody>) -> bool, config: ServerConfig) -> Self {
         Self { service, is_local, config }
     }
 
-    /// Accepts until `draining` is cancelled. Then no stream is accepted any more, and those that are open may end by
-    /// themselves; what is left after the drain period is reset. Returns when no connection is left.
+    /// Accepts connections until `draining` is cancelled. Then the server accepts no more streams, and lets the open ones end by
+    /// themselves; it resets those that are left after the drain period. Returns when no connection is left.
     ///
     /// # Cancel safety
     ///
-    /// When it is dropped, so are all connections, without a word.
+    /// Dropping the future drops all connections, without a reset or GOAWAY.
     pub async fn serve(self, listener: Listener, draining: CancellationToken) {
         let Self { service, is_local, config } = self;
         let cut = CancellationToken::new();
@@ -92,7 +92,7 @@ where
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => {
-                        // Who is not admitted is closed at once.
+                        // A connection that is not admitted is closed at once.
                         let Some(permit) = admission.admit(accepted.peer()) else { continue };
                         let (service, config, shared) = (service.clone(), config.clone(), Arc::clone(&shared));
                         accepted.spawn(&mut connections, service, config, shared, permit);
@@ -105,7 +105,7 @@ where
                         pause_after(&error).await;
                     }
                 },
-                // Reaps those that have ended.
+                // Removes the tasks of closed connections.
                 Some(_) = connections.join_next() => {}
                 () = draining.cancelled() => break,
             }
@@ -129,7 +129,7 @@ impl<S> fmt::Debug for Server<S> {
 // === impl Admission ===
 
 impl Admission {
-    /// Counts a connection of a peer, if it may have one more.
+    /// Counts a connection of a peer, if that is within the limits.
     fn admit(&mut self, peer: Peer) -> Option<Permit> {
         let exceeded = match self.connections.take(Some(peer.origin())) {
             Ok(permit) => return Some(permit),
@@ -150,7 +150,7 @@ impl Admission {
 // === impl Throttle ===
 
 impl Throttle {
-    /// Counts a line. Returns how many there are since the last one that was written, when it is time for the next.
+    /// Counts an event. If a log line is due, returns the number of events since the last line.
     fn poll(&mut self) -> Option<u64> {
         self.held_back += 1;
         if self.since.is_some_and(|since| since.elapsed() < LOG_INTERVAL) {
@@ -161,7 +161,7 @@ impl Throttle {
     }
 }
 
-/// Whether all connections end within this time.
+/// Returns true if all connections end within the period.
 async fn ended(connections: &mut JoinSet<()>, period: Duration) -> bool {
     let all = async { while connections.join_next().await.is_some() {} };
     tokio::time::timeout(period, all).await.is_ok()
@@ -177,9 +177,11 @@ enum Accepted {
 }
 
 impl Listener {
+    /// Accepts the next connection.
+    ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when it is dropped.
+    /// Safe: dropping the future loses no connection.
     async fn accept(&self) -> io::Result<Accepted> {
         match self {
             Self::Tcp(listener) => {
@@ -201,7 +203,7 @@ impl Listener {
 
 async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, Peer)> {
     let (stream, address) = listener.accept().await?;
-    // Fails for a connection that is gone already, which is found when it is read.
+    // Fails for a connection that is closed already; its first read reports that.
     drop(stream.set_nodelay(true));
     Ok((stream, Peer::Tcp(address)))
 }
@@ -214,7 +216,7 @@ impl Accepted {
         *peer
     }
 
-    /// Serves it in a task of its own until it ends.
+    /// Serves the connection in a task of its own until it ends.
     fn spawn<S, B>(
         self,
         connections: &mut JoinSet<()>,
@@ -226,8 +228,8 @@ impl Accepted {
         S: Answers<Response = Response<B>>,
         B: Supply,
     {
-        // Each kind is a task of its own, because a task has the size of the largest: that of a handshake of TLS is three times
-        // that of a plain connection. It is boxed, to be freed when it is over.
+        // Each kind has a future of its own, because a task has the size of the largest: that of a TLS handshake is three times
+        // that of a plain connection. It is boxed, so that it is freed after the handshake.
         match self {
             Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, &config, shared, permit)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
@@ -246,7 +248,7 @@ impl Accepted {
     }
 }
 
-/// Drives one connection to its end, and then gives back its permit.
+/// Drives one connection to its end, and then releases its permit.
 fn drive<T, S, B>(
     io: T,
     peer: Peer,

@@ -1,4 +1,4 @@
-//! The bodies of a stream: the request's as it is received, and the response's as it is asked for.
+//! Bodies of a stream: the request body as it is received, and the response body, which is polled for what can be sent.
 
 use std::{
     fmt,
@@ -13,19 +13,19 @@ use http_body::{Body, Frame};
 
 use super::Chunk;
 
-/// The body of a request. What is read from it is what the client may send more of.
+/// Body of a request. Reading from it enlarges the client's flow-control window.
 pub struct RequestBody(RecvStream);
 
-/// A body that is asked for its next frame with the room that there is for it, so that nothing is made before it can be sent.
+/// Body that is polled with the room for its next frame, so that it encodes nothing before that can be sent.
 pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'static {
-    /// Polls for the next frame.
+    /// Polls for the next frame, which fits into the room.
     fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Self::Error>>>;
 
-    /// Returns the bytes that it has made and not handed out.
+    /// Returns the number of bytes that it has encoded and not handed out.
     fn made(&self) -> usize;
 
-    /// Ends because more than `limit` bytes are held for all streams, and its own has waited longest. It is not polled any more.
-    /// There is `room` for a message.
+    /// Ends the body, because more than `limit` bytes are held for all streams and its stream has waited longest. It is not polled
+    /// again. There is `room` for a last message.
     fn exhausted(&mut self, room: usize, limit: usize) -> LastWords;
 
     /// Polls for the next frame, of any size.
@@ -33,45 +33,45 @@ pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'st
         let any = Room { bytes: usize::MAX, is_strict: false };
         Poll::Ready(match ready!(self.poll_supply(cx, any)) {
             Some(Ok(Supplied::Frame(frame))) => Some(Ok(frame)),
-            // Nothing is too large.
+            // Unreachable for a body that follows the contract: every size is allowed.
             Some(Ok(Supplied::TooLarge(_))) | None => None,
             Some(Err(error)) => Some(Err(error)),
         })
     }
 }
 
-/// Last message and trailers of a body that has to end before its time.
+/// Last message and trailers of a body that the server ends early.
 #[derive(Debug)]
 pub struct LastWords {
-    /// Data within the room that there was for it.
+    /// Data that fits into the room for it.
     pub message: Option<Chunk>,
-    /// The end.
+    /// Trailers of the response.
     pub trailers: HeaderMap,
 }
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The room for the next frame.
+/// Room for the next frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// What can be sent now.
+    /// Number of bytes that can be sent now.
     pub bytes: usize,
-    /// When one message alone is larger, nothing is to be made; otherwise it is made whole.
+    /// True if a message that is larger must not be encoded; otherwise it is encoded as a whole.
     pub is_strict: bool,
 }
 
-/// A frame is asked for with at most so much room: writes are cheap when they are large, and streams take turns.
+/// Maximum room for one frame: large enough for cheap writes, small enough for streams to take turns.
 pub(super) const MAX_ROOM: usize = 64 << 10;
-/// The size of a message that is known once it is made.
+/// Size of a message that is not known before it is encoded.
 pub const UNKNOWN: usize = usize::MAX;
 
-/// The answer of a body that was asked for its next frame.
+/// Result of polling a body for its next frame.
 #[derive(Debug)]
 pub enum Supplied {
-    /// Data within the room, or trailers, which need none.
+    /// Data that fits into the room, or trailers, which need none.
     Frame(Frame<Chunk>),
-    /// There is a message that needs so many bytes of room, and there is less. What is not known before it is made needs
-    /// [`UNKNOWN`]. It is to be asked for without a strict bound.
+    /// The next message needs this many bytes, more than there are; [`UNKNOWN`] if its size is not known before it is encoded. The
+    /// caller polls again with a room that is not strict.
     TooLarge(usize),
 }
 
@@ -91,11 +91,11 @@ impl Body for RequestBody {
         let stream = &mut self.get_mut().0;
         Poll::Ready(match ready!(stream.poll_data(cx)) {
             Some(Ok(data)) => {
-                // Fails for a stream that is closed, where it does not matter.
+                // Fails for a closed stream, which needs no capacity.
                 drop(stream.flow_control().release_capacity(data.len()));
                 Some(Ok(Frame::data(data)))
             }
-            // The client sends no more, and may still read: what it has sent decides.
+            // The client sends no more, but may still read the response: the data received so far is the request.
             Some(Err(error)) if matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL)) => None,
             Some(Err(error)) => Some(Err(error)),
             None => ready!(stream.poll_trailers(cx)).transpose().map(|trailers| trailers.map(Frame::trailers)),
@@ -116,17 +116,17 @@ impl fmt::Debug for RequestBody {
 // === impl Room ===
 
 impl Room {
-    /// Returns whether nothing at all fits.
+    /// Returns true if no data fits.
     pub fn is_shut(self) -> bool {
         self.is_strict && self.bytes == 0
     }
 
-    /// Whether data of this size may be handed out, if it cannot be less.
+    /// Returns true if data of this size, which cannot be split, may be handed out.
     pub fn allows(self, bytes: usize) -> bool {
         bytes <= self.bytes || !self.is_strict
     }
 
-    /// The same room without so many bytes, which come on top of what is made for it.
+    /// Returns the room that is left after `bytes`.
     #[must_use]
     pub fn without(self, bytes: usize) -> Self {
         Self { bytes: self.bytes.saturating_sub(bytes), ..self }

@@ -1,4 +1,4 @@
-//! A bound on bytes that several streams share, and the line of those that wait for it.
+//! Limit on bytes that several streams share, with a queue of the streams that wait for room.
 
 use std::{
     collections::BTreeMap,
@@ -11,30 +11,30 @@ use parking_lot::Mutex;
 
 use super::body::MAX_ROOM;
 
-/// A bound on bytes. It is exceeded by at most what one reservation takes: as long as there is any room, the next is granted.
+/// Limit on bytes. A reservation is granted while there is any room, so the last one may exceed the limit.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
-    /// The bytes that one of the streams in line takes, more or less.
+    /// Approximate number of bytes that one waiting stream will take.
     share: usize,
     bytes: AtomicUsize,
-    /// Spares the lock as long as nobody waits.
+    /// True if streams wait; avoids the lock otherwise.
     has_waiting: AtomicBool,
     line: Mutex<Line>,
 }
 
-/// A place in the line of a budget; to be [left](Budget::leave) before it is dropped.
+/// Place in the queue of a budget; its owner must [leave](Budget::leave) before dropping it.
 #[derive(Debug, Default)]
 pub(super) struct Place(Option<NonZeroU64>);
 
-/// Those who wait, in order.
+/// Waiting streams, in order.
 #[derive(Debug, Default)]
 struct Line {
     last: u64,
     wakers: BTreeMap<NonZeroU64, Waker>,
 }
 
-/// The bounds on what one connection keeps unsent.
+/// Limits on the unsent data of one connection.
 #[derive(Debug)]
 pub(super) struct Budgets {
     /// Messages that fit into their windows.
@@ -43,36 +43,36 @@ pub(super) struct Budgets {
     pub(super) large: Budget,
 }
 
-/// The bound that a chunk counts against.
+/// Budget that a chunk counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// It fits into its window, and waits for the socket.
+    /// The chunk fits into its window, and waits for the socket.
     ForTheSocket,
-    /// It is larger than its window.
+    /// The chunk is larger than its window.
     ForItsWindow,
 }
 
-/// A message that fits into its window is made while fewer bytes than this wait for the socket.
+/// Limit on the bytes that wait for the socket; below it, messages that fit into their windows are encoded.
 const UNSENT_FITTING: usize = 512 << 10;
-/// A message that is larger than its window is made while fewer bytes than this wait for windows.
+/// Limit on the bytes that wait for windows; below it, messages that are larger than their windows are encoded.
 pub(super) const UNSENT_LARGE: usize = 512 << 10;
 // === impl Budget ===
 
 impl Budget {
-    /// Makes a bound of which each that waits takes a share, more or less.
+    /// Creates a budget of which each waiting stream takes about `share` bytes.
     pub(super) const fn new(limit: usize, share: usize) -> Self {
         let line = Mutex::new(Line { last: 0, wakers: BTreeMap::new() });
         Self { limit, share, bytes: AtomicUsize::new(0), has_waiting: AtomicBool::new(false), line }
     }
 
-    /// Takes this many bytes if there is any room and nobody waits before; waits in line otherwise.
+    /// Reserves this many bytes if there is any room and no stream waits before; waits in the queue otherwise.
     pub(super) fn poll_reserve(&self, place: &mut Place, bytes: usize, cx: &mut Context<'_>) -> Poll<()> {
-        // To take nothing needs no lock: it excludes nobody.
+        // A reservation of nothing needs no lock, because it excludes no other.
         if bytes == 0 && place.0.is_none() && !self.has_waiting.load(Ordering::SeqCst) && self.room() > 0 {
             return Poll::Ready(());
         }
         let mut line = self.line.lock();
-        // Before it looks: who releases looks for those who wait afterwards.
+        // Set before the room is read: a release after that wakes the streams that wait.
         self.has_waiting.store(true, Ordering::SeqCst);
         let is_next = match place.0 {
             Some(number) => line.is_first(number),
@@ -88,12 +88,12 @@ impl Budget {
         Poll::Pending
     }
 
-    /// Takes this many bytes, room or not.
+    /// Reserves this many bytes, even without room.
     pub(super) fn charge(&self, bytes: usize) {
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
     }
 
-    /// Gives bytes back.
+    /// Releases bytes.
     pub(super) fn release(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::SeqCst);
         if self.has_waiting.load(Ordering::SeqCst) {
@@ -101,12 +101,12 @@ impl Budget {
         }
     }
 
-    /// Returns what is taken.
+    /// Returns the number of reserved bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Gives up a place, and lets those behind it move up.
+    /// Gives up a place in the queue, and wakes the streams behind it if there is room.
     pub(super) fn leave(&self, place: &mut Place) {
         if place.0.is_some() {
             let mut line = self.line.lock();
@@ -119,7 +119,7 @@ impl Budget {
         self.limit.saturating_sub(self.bytes.load(Ordering::SeqCst))
     }
 
-    /// Wakes the first in line, as many as there is room for. A waker of this module's users never comes back here.
+    /// Wakes as many of the first waiting streams as there is room for. None of their wakers locks this queue again.
     fn wake(&self, line: &Line) {
         self.has_waiting.store(!line.wakers.is_empty(), Ordering::SeqCst);
         let count = self.room().div_ceil(self.share);
@@ -138,7 +138,7 @@ impl Line {
         place.0.take().map(|number| self.wakers.remove(&number));
     }
 
-    /// Keeps a place at the end of the line, or the one that there is.
+    /// Waits at the place in the queue, or at a new one at its end.
     fn wait(&mut self, place: &mut Place, waker: &Waker) {
         if let Some(current) = place.0.and_then(|number| self.wakers.get_mut(&number)) {
             current.clone_from(waker);
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(woken(&places), [false; 4], "there is still no room");
         budget.release(5);
         assert_eq!(woken(&places), [false, true, false, false]);
-        // Who comes now comes last, also for nothing.
+        // A later reservation comes last, even one of nothing.
         assert_pending!(reserve(&budget, &mut places[0], 0));
         assert_ready!(reserve(&budget, &mut places[1], 1));
         assert_eq!(woken(&places), [false, false, true, false], "there is room for another");
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(woken(&places), [true, false, false, false]);
         budget.release(1);
         assert_eq!(woken(&places), [true, true, false, false]);
-        // Who comes before its turn waits on.
+        // A stream that is polled before its turn keeps waiting.
         assert_pending!(reserve(&budget, &mut places[1], 0));
         assert_ready!(reserve(&budget, &mut places[0], 0));
         assert_eq!(woken(&places), [false, true, true, false]);

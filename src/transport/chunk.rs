@@ -1,15 +1,15 @@
-//! What one DATA frame carries.
+//! Payload of a DATA frame.
 
 use std::{collections::VecDeque, io::IoSlice};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Pieces of bytes, sent one after the other; one piece needs no allocation.
+/// Sequence of byte buffers that are sent one after the other; a single buffer needs no allocation.
 #[derive(Debug, Clone, Default)]
 pub struct Chunk {
     first: Bytes,
     rest: VecDeque<Bytes>,
-    /// Of the rest.
+    /// Number of bytes in the other buffers.
     remaining: usize,
 }
 
@@ -58,7 +58,7 @@ impl Buf for Chunk {
         self.first.advance(count);
     }
 
-    /// Without a copy from within one piece.
+    /// Copies nothing if the bytes are within one buffer.
     fn copy_to_bytes(&mut self, count: usize) -> Bytes {
         if count < self.first.len() {
             return self.first.split_to(count);

@@ -1,4 +1,4 @@
-//! The task of one connection.
+//! Task of one connection.
 
 use std::{
     fmt,
@@ -31,41 +31,41 @@ use super::{
     streams::{Spawned, Streams},
 };
 
-/// The bounds of every connection.
+/// Limits of each connection.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Streams that a client may have open on one connection, at most.
+    /// Maximum number of streams that a client may have open on one connection.
     pub streams_per_connection: u32,
-    /// A client may take so long for the handshake of TLS, the preface of HTTP/2, and a frame or header block that it begins.
+    /// Maximum time for a TLS handshake, the HTTP/2 preface, and each frame or header block that a client begins.
     pub request_timeout: Duration,
-    /// Connections that may be open.
+    /// Limit on open connections.
     pub connections: Arc<Quota>,
-    /// Counts those who took longer, and connections that were refused.
+    /// Counters of clients that exceeded `request_timeout`, and of rejected connections.
     pub refused: Refused,
-    /// A connection that takes nothing of what is to be written to it is cut after this, and a stream that takes nothing of
-    /// what it is to be sent is reset.
+    /// Time after which the server closes a connection whose peer reads nothing of the data to be written, and resets a stream
+    /// whose client reads nothing of the data to be sent.
     pub progress_timeout: Duration,
-    /// Counts the streams that were reset so.
+    /// Counter of the streams that were reset for that reason.
     pub stalled: Counter,
-    /// What is still open so long after draining has begun is cut.
+    /// Time after the begin of the drain at which the server closes what is still open.
     pub drain_period: Duration,
-    /// Accounts of the memory that connections hold for their clients.
+    /// Ledger of the memory that connections hold for their clients.
     pub ledger: Arc<Ledger>,
 }
 
-/// What all connections share.
+/// State that all connections of a listener share.
 pub(super) struct Shared {
     pub(super) is_local: fn(&Request<RequestBody>) -> bool,
     pub(super) buffers: BufferPool,
     pub(super) refused: Refused,
     pub(super) ledger: Arc<Ledger>,
-    /// No new streams.
+    /// Cancelled when connections must accept no more streams.
     pub(super) draining: CancellationToken,
-    /// No streams at all.
+    /// Cancelled when connections must reset all streams.
     pub(super) cut: CancellationToken,
 }
 
-/// What answers the requests of all connections.
+/// Service that answers the requests of all connections.
 pub(super) trait Answers:
     tower::Service<Request<RequestBody>, Future: Send, Error: Into<BoxError>> + Clone + Send + Sync + 'static
 {
@@ -76,7 +76,7 @@ impl<S> Answers for S where
 {
 }
 
-/// Drives HTTP/2 over one connection until it ends.
+/// Driver of HTTP/2 over one connection, until that ends.
 pub(super) struct Connection<T: Io, S, B: Supply> {
     http: Http<T>,
     service: S,
@@ -87,28 +87,28 @@ pub(super) struct Connection<T: Io, S, B: Supply> {
     streams: Streams<Exchange<B>>,
     stalled: Stalled,
     stalled_streams: Counter,
-    /// It accepts no more streams, because its client takes nothing.
+    /// True if the connection accepts no more streams, because its client reads nothing.
     is_closing: bool,
-    /// What is awaited next of the two steps in which a server ends.
+    /// Next of the two shutdown steps of the server, and its signal.
     ending: Option<(Ending, Pin<Box<WaitForCancellationFutureOwned>>)>,
     cut: CancellationToken,
     progress_timeout: Duration,
-    /// Set while something is to be written that the other end does not take.
+    /// Timeout of data that the peer does not read; set while there is some.
     stuck: Option<Pin<Box<Sleep>>>,
     request_timeout: Duration,
-    /// Set while a frame or a header block is not complete: its number, and until when it has to be.
+    /// Number and timeout of a frame or header block that is not complete; set while there is one.
     begun: Option<(u64, Pin<Box<Sleep>>)>,
-    /// The bound on what lies unsent in the kernel, as it is set.
+    /// Current limit on unsent bytes in the kernel.
     unsent: usize,
 }
 
-/// The protocol's part of a connection.
+/// HTTP/2 state of a connection.
 enum Http<T: Io> {
     Handshake(Box<Preface<T>>),
     Open(Box<Open<T>>),
 }
 
-/// A client that has yet to say that it speaks HTTP/2.
+/// Connection before the client has sent the HTTP/2 preface.
 struct Preface<T: Io> {
     handshake: Handshake<Merge<T>, Outgoing>,
     timeout: Pin<Box<Sleep>>,
@@ -120,16 +120,16 @@ struct Open<T: Io> {
     keep_alive: Option<KeepAlive>,
 }
 
-/// The steps in which a connection ends with its server.
+/// Shutdown steps of a connection.
 #[derive(Debug, Clone, Copy)]
 enum Ending {
-    /// It accepts no more streams.
+    /// The connection accepts no more streams.
     Drain,
-    /// It has no more streams.
+    /// The connection resets all streams.
     Cut,
 }
 
-/// How a connection ended, other than well.
+/// Error with which a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionError {
     #[error("{0}")]
@@ -146,22 +146,22 @@ pub(super) enum ConnectionError {
     Stuck(Duration),
 }
 
-/// What a client may send of requests before they are read, of one stream and of all.
+/// Flow-control window for request data that is not read yet, of one stream and of all, in bytes.
 const RECEIVE_WINDOW: u32 = 1 << 20;
-/// What the headers of a request may have.
+/// Maximum size of the headers of a request, in bytes.
 const HEADER_LIST: u32 = 16 << 10;
-/// Streams that a client may have reset by its errors, before the connection ends.
+/// Maximum number of streams that the server resets for errors of the client, before it closes the connection.
 const ERROR_RESETS: usize = 1024;
-/// Bytes that h2 takes of a stream: no bound, because the driver bounds what it gives to h2.
+/// Maximum number of bytes that h2 buffers for a stream: unlimited, because the driver limits the data that it hands to h2.
 const SEND_BUFFER: usize = u32::MAX as usize;
-/// Time for the last words of a connection whose streams were all ended because the client takes nothing, or does not send what it
-/// has begun.
+/// Time to send the last frames of a connection whose streams were all ended because the client reads nothing, or does not
+/// complete a frame.
 const DESERTED_TIMEOUT: Duration = Duration::from_secs(1);
-/// After so much, or so many rounds, other connections get their turn.
+/// Limits of one poll, in bytes and rounds; then the task yields to other connections.
 const BYTES_PER_POLL: u64 = 1 << 20;
 const ROUNDS_PER_POLL: usize = 32;
-/// What the kernel holds back for one stream before the socket counts as full: what lies there, no policy of a queue can act
-/// on. It grows with the number of streams, which share the socket, up to what the kernel takes by itself.
+/// Unsent bytes in the kernel for one stream, at which the socket counts as full: no queue policy can act on these bytes. The
+/// limit grows with the number of streams, which share the socket, up to the amount that the kernel buffers by default.
 const UNSENT_PER_STREAM: usize = 64 << 10;
 const MAX_UNSENT: usize = 4 << 20;
 
@@ -213,7 +213,7 @@ where
         }
     }
 
-    /// Advances the protocol, and begins the streams that the client has opened. Ready when the connection has ended.
+    /// Advances HTTP/2, and begins the streams that the client has opened. Ready when the connection has ended.
     fn poll_http(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         loop {
             match &mut self.http {
@@ -249,7 +249,7 @@ where
         }
     }
 
-    /// Begins a stream, here or in a task of its own.
+    /// Begins a stream, in this task or in one of its own.
     fn begin(&mut self, request: Request<RecvStream>, respond: SendResponse<Outgoing>) {
         let mut request = request.map(RequestBody::new);
         let (is_local, handle) = ((self.is_local)(&request), self.streams.handle());
@@ -264,7 +264,7 @@ where
         }
     }
 
-    /// Refuses new streams once the server drains, and resets those that are left when it says so.
+    /// Rejects new streams once the server drains, and resets the remaining ones when the drain period is over.
     fn poll_ending(&mut self, cx: &mut Context<'_>) {
         while let Some((ending, told)) = &mut self.ending
             && told.as_mut().poll(cx).is_ready()
@@ -279,13 +279,13 @@ where
                     self.ending = None;
                 }
             }
-            // Or its GOAWAY would wait for the next request.
+            // The connection must be polled: otherwise its GOAWAY would wait for the next request.
             self.waker.wake_by_ref();
         }
     }
 
-    /// Whether the other end has taken nothing for too long. A connection that is merely flow-controlled has nothing to
-    /// write: that is what the queues of its streams are for.
+    /// Fails if the peer has read nothing for too long. A connection that is only flow-controlled has nothing to write: its data
+    /// waits in the queues of its streams.
     fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionError> {
         let Some(since) = self.io.stuck_since() else {
             if self.stuck.take().is_some() {
@@ -294,7 +294,7 @@ where
             return Ok(());
         };
         self.streams.wakes().note_buffered(self.io.buffered());
-        // There is nothing left to be sent to a client whose streams were ended.
+        // Once all streams were ended, there is nothing left to send but the last frames.
         let timeout = if self.streams.is_deserted() { DESERTED_TIMEOUT } else { self.progress_timeout };
         let deadline = since + timeout.min(self.progress_timeout);
         let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
@@ -304,7 +304,7 @@ where
         if stuck.as_mut().poll(cx).is_pending() {
             return Ok(());
         }
-        // Or the kernel would keep what it holds for a client that is gone.
+        // Closes with RST: otherwise the kernel would keep its buffers for a client that has vanished.
         self.io.with_io(|io| {
             if let Some(tcp) = io.tcp() {
                 socket2::SockRef::from(tcp).set_linger(Some(Duration::ZERO)).unwrap_or_default();
@@ -313,8 +313,8 @@ where
         Err(ConnectionError::Stuck(timeout))
     }
 
-    /// Fails when the other end has begun a frame or a header block, and does not complete it. Nothing is read while the
-    /// socket is full.
+    /// Fails if the client has begun a frame or a header block and does not complete it. The time does not count while the socket
+    /// is full, because the connection does not read then.
     fn poll_begun(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionError> {
         let begun = if self.stuck.is_none() { self.io.begun() } else { None };
         let Some(number) = begun else {
@@ -343,12 +343,12 @@ where
         if !self.is_closing && self.streams.is_deserted() {
             self.is_closing = true;
             self.http.close();
-            // Or its GOAWAY would wait for the next request.
+            // The connection must be polled: otherwise its GOAWAY would wait for the next request.
             self.waker.wake_by_ref();
         }
     }
 
-    /// Bounds what lies below the queues, in the kernel.
+    /// Sets the limit on unsent bytes in the kernel.
     fn tune(&mut self) {
         let wanted = (UNSENT_PER_STREAM * self.streams.len().next_power_of_two()).min(MAX_UNSENT);
         if wanted == self.unsent {
@@ -358,7 +358,7 @@ where
         #[cfg(target_os = "linux")]
         self.io.with_io(|io| {
             if let Some(tcp) = io.tcp() {
-                // Without it the bound is the kernel's own, which is only larger.
+                // If this fails, the kernel's own limit applies, which is only larger.
                 socket2::SockRef::from(tcp).set_tcp_notsent_lowat(wanted as u32).unwrap_or_default();
             }
         });
@@ -368,7 +368,7 @@ where
 // === impl ConnectionError ===
 
 impl ConnectionError {
-    /// Returns the reason by which it is counted, when a bound was reached.
+    /// Returns the metric label of the limit that was exceeded, if there is one.
     pub(super) fn refused_for(&self) -> Option<&'static str> {
         match self {
             Self::NoPreface(_) => Some("preface_timeout"),
@@ -381,7 +381,7 @@ impl ConnectionError {
 // === impl Http ===
 
 impl<T: Io> Http<T> {
-    /// Accepts no more streams.
+    /// Stops accepting streams.
     fn drain(&mut self) {
         match self {
             Self::Handshake(preface) => preface.is_draining = true,
@@ -389,7 +389,7 @@ impl<T: Io> Http<T> {
         }
     }
 
-    /// Accepts no more streams, and ends soon: a client may never answer the PING that HTTP/2 waits for.
+    /// Stops accepting streams, and ends the connection soon: a client may never answer the PING that HTTP/2 waits for.
     fn close(&mut self) {
         self.drain();
         if let Self::Open(open) = self
@@ -413,13 +413,13 @@ where
         this.streams.register(task.waker());
         this.poll_ending(task);
         let budget = this.io.total() + BYTES_PER_POLL;
-        // Everything wakes through the ready list, so that only what is ready is polled.
+        // All wake-ups pass through the ready list, so that only ready streams are polled.
         let waker = this.waker.clone();
         let mut cx = Context::from_waker(&waker);
         for _ in 0..ROUNDS_PER_POLL {
             let is_ready = this.streams.poll_ready();
             if is_ready && let Poll::Ready(ended) = this.poll_http(&mut cx) {
-                // What was written last may still be here.
+                // The last frames may still be in the buffer.
                 return Poll::Ready(match this.io.poll_drain(task) {
                     Poll::Ready(Err(error)) => ended.and(Err(error.into())),
                     Poll::Ready(Ok(())) | Poll::Pending => ended,
@@ -450,7 +450,7 @@ where
     }
 }
 
-/// Nothing in it is pinned.
+/// None of its fields is pinned.
 impl<T: Io, S, B: Supply> Unpin for Connection<T, S, B> {}
 
 impl<T: Io, S, B: Supply> fmt::Debug for Connection<T, S, B> {

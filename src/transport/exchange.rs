@@ -1,7 +1,7 @@
 //! One request and its response, on their stream.
 //!
-//! A body is asked for what its stream's window has room for. A message that is larger than the window is made whole, when
-//! the connection has room for it: the streams that have such a message wait in line, and are not polled meanwhile.
+//! A body is polled for as much as its stream's window has room for. A message that is larger than the window is encoded as a
+//! whole when the connection has room for it: streams with such a message wait in a queue, and are not polled meanwhile.
 
 use std::{
     fmt,
@@ -22,37 +22,37 @@ use super::{
     progress::Wait,
 };
 
-/// A stream: first its call, then the body of the response, which is asked for what can be sent. Ready when it is over.
+/// Driver of a stream: first its call, then the response body, which is polled for what can be sent. Ready when it is over.
 pub(super) struct Exchange<B: Supply> {
     stage: Stage<B>,
     handle: StreamHandle,
-    /// In line until the connection has written some of what fits into its windows.
+    /// Place in the queue for the socket: waits until the connection has written some of the data that fits into its windows.
     socket: Place,
-    /// In line until the connection has room for a message that is larger than its window.
+    /// Place in the queue for large messages: waits until the connection has room for one.
     large: Place,
 }
 
 enum Stage<B> {
     Calling(Call<B>, SendResponse<Outgoing>),
     Sending(B, SendStream<Outgoing>),
-    /// The body has ended, and what it gave is larger than its window.
+    /// The body has ended, and its last data is larger than its window.
     Flushing(SendStream<Outgoing>),
     Over,
 }
 
-/// Outcome of asking a body for its next frame.
+/// Outcome of polling a body for its next frame.
 enum Asked {
     Sent,
-    /// The next message has so many bytes; there is no room for it.
+    /// The next message has this many bytes, and there is no room for it.
     TooLarge(usize),
     Nothing,
     Over(Option<Reason>),
 }
 
-/// The service at work.
+/// Future of the service's response.
 pub(super) type Call<B> = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
 
-/// A larger message never fits into a window, as far as this server is concerned.
+/// Largest message that can fit into a window; the server does not reserve more capacity.
 const MAX_FITTING: usize = 64 << 20;
 
 // === impl Exchange ===
@@ -63,13 +63,13 @@ impl<B: Supply> Exchange<B> {
         Self { stage: Stage::Calling(call, respond), handle, socket: Place::default(), large: Place::default() }
     }
 
-    /// Notes what the body has made while it waits.
+    /// Reports the bytes that the body has encoded while it waits.
     fn note_made(&self) {
         let made = if let Stage::Sending(body, _) = &self.stage { body.made() } else { 0 };
         self.handle.note_made(made);
     }
 
-    /// Ends the stream, with the last words of its body where they can be sent.
+    /// Ends the stream, with the last words of its body if they can be sent.
     fn end(&mut self, reason: Reason) {
         if self.handle.is_exhausted() && (!self.send_last_words() || self.handle.is_socket_full()) {
             self.handle.close_after_last();
@@ -77,7 +77,7 @@ impl<B: Supply> Exchange<B> {
         self.reset(reason);
     }
 
-    /// Sends the last words of the body, if nothing is before them. Trailers need no window; a message needs what there is.
+    /// Sends the last words of the body, if no data is before them. Trailers need no window; the message takes what there is.
     fn send_last_words(&mut self) -> bool {
         let Self { stage: Stage::Sending(body, stream), handle, .. } = self else { return false };
         stream.reserve_capacity(MAX_ROOM);
@@ -95,7 +95,7 @@ impl<B: Supply> Exchange<B> {
         true
     }
 
-    /// Sends `RST_STREAM`, whatever is still to be sent.
+    /// Sends `RST_STREAM`, and discards unsent data.
     fn reset(&mut self, reason: Reason) {
         match &mut self.stage {
             Stage::Calling(_, respond) => respond.send_reset(reason),
@@ -105,11 +105,11 @@ impl<B: Supply> Exchange<B> {
         self.stage = Stage::Over;
     }
 
-    /// Waits for the response, and sends its head.
+    /// Waits for the response, and sends its headers.
     fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::Calling(call, respond) = &mut self.stage else { return Poll::Ready(()) };
         let Poll::Ready(response) = call.as_mut().poll(cx) else {
-            // The client may cancel it meanwhile.
+            // The client may cancel the call meanwhile.
             ready!(respond.poll_reset(cx)).map_or_else(|error| tracing::debug!(%error, "stream lost"), drop);
             self.stage = Stage::Over;
             return Poll::Ready(());
@@ -150,21 +150,21 @@ impl<B: Supply> Exchange<B> {
         poll_lost(stream, cx).map(drop)
     }
 
-    /// Sends what the body has and there is room for. Ready when the stream is over.
+    /// Sends the data of the body that there is room for. Ready when the stream is over.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
         let Self { stage: Stage::Sending(body, stream), handle, socket, large } = self else {
             return Poll::Ready(None);
         };
         let budgets = handle.budgets();
         loop {
-            // What was made for it is written first, and so is what was made for all.
+            // The unsent data of this stream comes first, and that of the whole connection.
             if handle.is_full() || budgets.socket.poll_reserve(socket, 0, cx).is_pending() {
                 handle.waits_for(Wait::Nothing);
                 return poll_lost(stream, cx);
             }
-            // A stream claims a part of the connection's window only while it is polled, or waits for its first byte of it.
+            // A stream claims a part of the connection's window only while it is polled, or waits for its first byte.
             stream.reserve_capacity(MAX_ROOM);
-            // That may have woken this very stream.
+            // The claim may have woken this stream itself.
             handle.settle();
             if let Some(reason) = handle.wanted_reset() {
                 return Poll::Ready(Some(reason));
@@ -177,14 +177,14 @@ impl<B: Supply> Exchange<B> {
             }
             if let Asked::TooLarge(needed) = asked {
                 if room.bytes < capacity {
-                    // Of what is left after the messages before it.
+                    // Too large only for the room that earlier messages of this round have left.
                     continue;
                 }
                 if capacity == 0 {
                     budgets.large.leave(large);
                     stream.reserve_capacity(1);
                     handle.waits_for(Wait::Window);
-                    // When none comes, the stream is closed.
+                    // Without an answer, the stream is closed.
                     let Some(Ok(_)) = ready!(stream.poll_capacity(cx)) else { return Poll::Ready(None) };
                     continue;
                 }
@@ -195,7 +195,7 @@ impl<B: Supply> Exchange<B> {
                 let reserved = match needed {
                     needed if needed <= room.bytes => 0,
                     needed if needed <= MAX_FITTING => needed,
-                    // Nobody else makes one until its size is known.
+                    // No other stream encodes a large message until the size of this one is known.
                     _ => UNSENT_LARGE,
                 };
                 if reserved > 0 && budgets.large.poll_reserve(large, reserved, cx).is_pending() {
@@ -208,7 +208,7 @@ impl<B: Supply> Exchange<B> {
             }
             match asked {
                 Asked::Sent => {}
-                // Nothing is, without a strict bound.
+                // Unreachable for a body that follows the contract: no message is too large without a strict limit.
                 Asked::TooLarge(_) => return Poll::Ready(Some(Reason::INTERNAL_ERROR)),
                 Asked::Nothing => {
                     budgets.socket.leave(socket);
@@ -223,7 +223,7 @@ impl<B: Supply> Exchange<B> {
     }
 }
 
-/// Asks a body for its next frame, and hands it to HTTP/2.
+/// Polls a body for its next frame, and hands that to HTTP/2.
 fn ask<B: Supply>(
     body: &mut B,
     stream: &mut SendStream<Outgoing>,

@@ -1,10 +1,10 @@
-//! A stream as it is seen from outside: by its wakers, by what HTTP/2 has of it, and by whoever resets it.
+//! Handle of a stream: its wakers, its unsent data in HTTP/2, and the requests to reset it.
 //!
-//! Written by wakers of any thread (the ready list) and by the connection's task (everything else). Invariants:
+//! Wakers on any thread write the ready list; the connection's task writes everything else. Invariants:
 //!
-//! - A key is pushed to the ready list before the task is woken; the task rests only after it has found the list empty, and
-//!   looks again when it was woken meanwhile. So no wake-up is lost.
-//! - A waker owns no stream: the last reference to one may be dropped under the lock of whoever held it.
+//! - A key is pushed to the ready list before the task is woken. The task parks only after it has found the list empty, and
+//!   checks it again if it was woken meanwhile. So no wake-up is lost.
+//! - A waker owns no stream: the last reference to a waker may be dropped under the lock of its holder.
 
 use std::{
     fmt,
@@ -27,70 +27,70 @@ use super::{
     progress::{Progress, Wait},
 };
 
-/// A stream, seen by others than the one that polls it; an extension of its request.
+/// Handle of a stream for other tasks than the one that polls it; an extension of its request.
 #[derive(Clone)]
 pub struct StreamHandle(pub(super) Arc<StreamWaker>);
 
-/// State that the streams of a connection share: the list of those to be polled, and the bounds on unsent bytes.
+/// State that the streams of a connection share: the list of ready streams, and the limits on unsent bytes.
 pub(super) struct Wakes {
     pub(super) ready: Mutex<Vec<usize>>,
     pub(super) state: AtomicU8,
     pub(super) task: AtomicWaker,
     budgets: Budgets,
-    /// Streams that are not over.
+    /// Number of streams that are not over.
     open: AtomicUsize,
-    /// Some were ended because their client takes nothing, or does not send what it has begun.
+    /// True if a stream was ended because its client reads nothing, or does not complete a frame.
     has_stalled: AtomicBool,
-    /// Bytes that the bodies of its streams have made.
+    /// Number of bytes that the bodies of the streams have encoded and not handed out.
     made: AtomicUsize,
-    /// Bytes of the buffer that the socket has not taken.
+    /// Size of the connection's buffer that the socket has not taken, in bytes.
     buffered: AtomicUsize,
-    /// The bound on the memory that is held for the streams of all connections.
+    /// Limit on the memory that is held for the streams of all connections, in bytes.
     pub(super) memory_limit: AtomicUsize,
-    /// The streams that wait.
+    /// Streams that wait.
     pub(super) waiting: WaitingStreams,
 }
 
 pub(super) struct StreamWaker {
     wakes: Arc<Wakes>,
     pub(super) key: AtomicUsize,
-    /// As that of the connection's task.
+    /// State of its task, with the same values as that of the connection's task.
     pub(super) state: AtomicU8,
-    /// Bytes that HTTP/2 has of it.
+    /// Number of its bytes that HTTP/2 holds.
     unsent: AtomicUsize,
-    /// Bytes that its body has made and not handed out; written by the stream alone.
+    /// Number of bytes that its body has encoded and not handed out; only the stream writes this.
     made: AtomicUsize,
-    /// Bytes that others keep for it.
+    /// Number of bytes that other parts of the server hold for it.
     kept: AtomicUsize,
-    /// It waits until they are fewer.
+    /// True if the stream waits until fewer bytes are unsent.
     is_full: AtomicBool,
-    /// [`KEPT`], or how the stream is to end.
+    /// [`KEPT`], or the way in which the stream must end.
     reset: AtomicU8,
     pub(super) progress: Progress,
-    /// Of a stream that has a task of its own.
+    /// Waker of the stream's own task, if it has one.
     pub(super) task: AtomicWaker,
 }
 
-/// The streams of a connection that wait, or did so when they were looked at.
+/// Streams of a connection that wait, or did so at the last check.
 #[derive(Debug, Default)]
 pub(super) struct WaitingStreams(Mutex<Listed>);
 
 #[derive(Debug, Default)]
 struct Listed {
     streams: Vec<Waiting>,
-    /// There are some that the connection has not seen.
+    /// True if there are new streams since the connection's last check.
     has_new: bool,
 }
 
-/// A stream that waits, for the server.
+/// A waiting stream, as the ledger sees it.
 #[derive(Debug)]
 pub(super) struct LongWaiting {
     pub(super) stream: StreamHandle,
-    /// When it was last seen to make progress, or began to wait.
+    /// Time at which it last made progress or began to wait, as far as the checks have seen it.
     pub(super) since: Instant,
 }
 
-/// One stream that waits, or did so when it was looked at.
+/// A stream that waits, or did so at the last check.
 #[derive(Debug)]
 struct Waiting {
     stream: Weak<StreamWaker>,
@@ -98,68 +98,68 @@ struct Waiting {
     written: usize,
 }
 
-/// Result of a look at a stream.
+/// Result of checking a stream.
 enum Look {
     Waits,
-    /// It waits no more.
+    /// The stream does not wait any more.
     Left,
-    /// It was reset.
+    /// The stream was reset.
     Stalled,
 }
 
-/// The connection itself, in the ready list.
+/// Key of the connection itself in the ready list.
 pub(super) const CONNECTION: usize = usize::MAX;
-/// A stream with a task of its own; it is never in the list.
+/// Key of a stream with a task of its own; it is never in the ready list.
 pub(super) const SPAWNED: usize = usize::MAX - 1;
 
-/// Nothing is made for a stream that has so much unsent.
+/// Number of unsent bytes at which no more data is encoded for a stream.
 const UNSENT_PER_STREAM: usize = MAX_ROOM;
 
-/// The stream is not to be reset.
+/// No reset is requested.
 const KEPT: u8 = 0;
-/// The stream is to be reset with `CANCEL`.
+/// The stream must be reset with `CANCEL`.
 const CANCELLED: u8 = 1;
-/// The stream is to be reset with `ENHANCE_YOUR_CALM`, which gRPC has as `RESOURCE_EXHAUSTED`.
+/// The stream must be reset with `ENHANCE_YOUR_CALM`, which gRPC maps to `RESOURCE_EXHAUSTED`.
 const STALLED: u8 = 2;
-/// The stream is to end with its body's last words, if they can be sent, and otherwise as a stalled one.
+/// The stream must end with the last words of its body if they can be sent, and otherwise like a stalled one.
 const EXHAUSTED: u8 = 3;
 
-/// The task waits to be woken.
+/// The task is parked.
 pub(super) const RESTING: u8 = 0;
-/// The task is running, and looks at the list before it rests.
+/// The task is running, and checks the ready list before it parks.
 pub(super) const POLLING: u8 = 1;
-/// The task was woken, or is to look again.
+/// The task was woken, or must check the list again.
 pub(super) const WOKEN: u8 = 2;
 
-/// Those in line have as much longer: the ones before them are reset first, and make room.
+/// Factor for the timeout of streams that wait for others with large messages: those are reset first, and make room.
 const LINE_FACTOR: u32 = 2;
 
 // === impl StreamHandle ===
 
 impl StreamHandle {
-    /// Ends the stream with `RST_STREAM`, whatever it has still to send: a client whose window is shut can be sent nothing else.
+    /// Resets the stream with `RST_STREAM`, and discards its unsent data: a client whose window is shut can receive nothing else.
     pub fn reset(&self) {
         self.0.reset.store(CANCELLED, Ordering::Release);
         self.0.wake_by_ref();
     }
 
-    /// Notes the bytes that are kept for the stream elsewhere.
+    /// Records the number of bytes that other parts of the server hold for the stream.
     pub fn keep(&self, bytes: usize) {
         self.0.kept.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the bytes that the server holds for the stream.
+    /// Returns the number of bytes that the server holds for the stream.
     pub fn bytes_held(&self) -> usize {
         let StreamWaker { unsent, made, kept, .. } = &*self.0;
         [unsent, made, kept].iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Notes the bytes that the body has made and not handed out.
+    /// Records the number of bytes that the body has encoded and not handed out.
     pub(super) fn note_made(&self, bytes: usize) {
         let before = self.0.made.load(Ordering::Relaxed);
         if before != bytes {
             self.0.made.store(bytes, Ordering::Relaxed);
-            // Less is added by wrapping around.
+            // A decrease wraps around.
             self.0.wakes.made.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
         }
     }
@@ -170,36 +170,36 @@ impl StreamHandle {
         self.0.wake_by_ref();
     }
 
-    /// Ends the stream because its client takes nothing of it.
+    /// Ends the stream because its client reads nothing.
     pub(super) fn stall(&self) {
         self.close_after_last();
         self.0.reset.store(STALLED, Ordering::Release);
         self.0.wake_by_ref();
     }
 
-    /// Ends the stream because too much memory is held for all. Returns what was kept for it.
+    /// Ends the stream because too much memory is held for all. Returns the bytes that other parts of the server hold for it.
     pub(super) fn exhaust(&self) -> usize {
         self.0.reset.store(EXHAUSTED, Ordering::Release);
         self.0.wake_by_ref();
         self.0.kept.swap(0, Ordering::Relaxed)
     }
 
-    /// Returns whether the stream is to end because too much memory is held for all.
+    /// Returns true if the stream must end because too much memory is held for all.
     pub(super) fn is_exhausted(&self) -> bool {
         self.0.reset.load(Ordering::Acquire) == EXHAUSTED
     }
 
-    /// Returns whether the socket takes nothing more.
+    /// Returns true if the socket is full.
     pub(super) fn is_socket_full(&self) -> bool {
         self.0.wakes.buffered.load(Ordering::Relaxed) > 0
     }
 
-    /// Has the connection closed after the last of its streams: the client takes nothing, or does not send what it has begun.
+    /// Requests to close the connection after its last stream: the client reads nothing, or does not complete a frame.
     pub fn close_after_last(&self) {
         self.0.wakes.has_stalled.store(true, Ordering::SeqCst);
     }
 
-    /// Returns how the stream is to be reset, if it is.
+    /// Returns the reason with which the stream must be reset, if it must.
     pub(super) fn wanted_reset(&self) -> Option<Reason> {
         match self.0.reset.load(Ordering::Acquire) {
             KEPT => None,
@@ -208,17 +208,17 @@ impl StreamHandle {
         }
     }
 
-    /// Returns the bound on the memory that is held for all streams.
+    /// Returns the limit on the memory that is held for all streams, in bytes.
     pub(super) fn memory_limit(&self) -> usize {
         self.0.wakes.memory_limit.load(Ordering::Relaxed)
     }
 
-    /// Counts the stream among those that are not over.
+    /// Counts the stream as open.
     pub(super) fn begin(&self) {
         self.0.wakes.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Counts the stream no more; the connection looks whether it was the last one.
+    /// Counts the stream as ended, and wakes the connection if it was the last one of a client that stalled.
     pub(super) fn end(&self) {
         self.0.wakes.open.fetch_sub(1, Ordering::SeqCst);
         if self.0.wakes.is_deserted() {
@@ -226,33 +226,33 @@ impl StreamHandle {
         }
     }
 
-    /// Forgets the wake-ups so far: the stream is being polled, and has not looked at what they are about.
+    /// Discards the wake-ups so far: the stream is being polled, and handles their causes afterwards.
     pub(super) fn settle(&self) {
         self.0.state.store(POLLING, Ordering::SeqCst);
     }
 
-    /// Returns the bounds of its connection.
+    /// Returns the budgets of its connection.
     pub(super) fn budgets(&self) -> &Budgets {
         &self.0.wakes.budgets
     }
 
-    /// Returns whether the stream has to wait until more of it is sent; it is woken then.
+    /// Returns true if the stream must wait until more of its data is sent; it is woken then.
     pub(super) fn is_full(&self) -> bool {
         self.has_unsent(UNSENT_PER_STREAM)
     }
 
-    /// Returns whether HTTP/2 has as many bytes of it, or more; the stream is woken when some of them were sent.
+    /// Returns true if HTTP/2 holds this many bytes of the stream or more; the stream is woken when some of them were sent.
     pub(super) fn has_unsent(&self, bytes: usize) -> bool {
         let has_unsent = || self.0.unsent.load(Ordering::SeqCst) >= bytes;
         if !has_unsent() {
             return false;
         }
         self.0.is_full.store(true, Ordering::SeqCst);
-        // It may have been sent before that.
+        // The data may have been sent before the flag was set.
         has_unsent()
     }
 
-    /// Notes what the stream waits for from now on, or that it does not wait; what HTTP/2 has of it waits in any case.
+    /// Records the reason for which the stream waits from now on, if it does. Unsent data in HTTP/2 counts as waiting in any case.
     pub(super) fn waits_for(&self, wait: Wait) {
         self.0.progress.set(wait);
         if self.is_waiting() && self.0.progress.begin() && self.0.wakes.waiting.push(self) {
@@ -260,7 +260,7 @@ impl StreamHandle {
         }
     }
 
-    /// Returns whether there is something to be sent that is not.
+    /// Returns true if there is data that cannot be sent now.
     pub(super) fn is_waiting(&self) -> bool {
         self.0.progress.wait() != Wait::Nothing || self.0.unsent.load(Ordering::SeqCst) > 0
     }
@@ -270,13 +270,13 @@ impl StreamHandle {
         self.0.progress.add(bytes);
     }
 
-    /// Counts bytes that HTTP/2 has been given.
+    /// Counts bytes that were handed to HTTP/2.
     pub(super) fn charge(&self, bytes: usize, kept: Kept) {
         self.0.unsent.fetch_add(bytes, Ordering::SeqCst);
         self.0.wakes.budgets.of(kept).charge(bytes);
     }
 
-    /// Counts bytes that HTTP/2 no longer has.
+    /// Counts bytes that HTTP/2 has released.
     pub(super) fn release(&self, bytes: usize, kept: Kept) {
         let unsent = self.0.unsent.fetch_sub(bytes, Ordering::SeqCst) - bytes;
         if unsent < UNSENT_PER_STREAM && self.0.is_full.swap(false, Ordering::SeqCst) {
@@ -310,27 +310,27 @@ impl Wakes {
         }
     }
 
-    /// Returns whether the last stream is over, and some of them were ended because of their client.
+    /// Returns true if the last stream is over, and some were ended because of their client.
     pub(super) fn is_deserted(&self) -> bool {
         self.has_stalled.load(Ordering::SeqCst) && self.open.load(Ordering::SeqCst) == 0
     }
 
-    /// Returns the bytes that HTTP/2 and the connection have of its streams.
+    /// Returns the number of bytes that HTTP/2 and the connection hold for its streams.
     pub(super) fn sending(&self) -> usize {
         self.budgets.socket.bytes() + self.budgets.large.bytes() + self.buffered.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that the bodies of its streams have made.
+    /// Returns the number of bytes that the bodies of its streams have encoded and not handed out.
     pub(super) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Notes the bytes of the buffer that the socket has not taken.
+    /// Records the size of the buffer that the socket has not taken.
     pub(super) fn note_buffered(&self, bytes: usize) {
         self.buffered.store(bytes, Ordering::Relaxed);
     }
 
-    /// Has the connection's task poll a stream, or itself.
+    /// Wakes the connection's task to poll a stream, or itself.
     fn wake(&self, key: usize) {
         self.ready.lock().push(key);
         if self.state.swap(WOKEN, Ordering::SeqCst) == RESTING {
@@ -367,13 +367,13 @@ impl Wake for StreamWaker {
         let key = self.key.load(Ordering::Acquire);
         let before = self.state.swap(WOKEN, Ordering::SeqCst);
         if key == SPAWNED {
-            // While it is polled, it looks before it rests.
+            // A running task checks its state before it parks.
             if before == RESTING {
                 self.task.wake();
             }
             return;
         }
-        // The connection does not know when it is polled, so it may be in the list twice, which does no harm.
+        // The connection's own state is never reset, so its key may be in the list twice, which is harmless.
         if key == CONNECTION || before != WOKEN {
             self.wakes.wake(key);
         }
@@ -383,7 +383,7 @@ impl Wake for StreamWaker {
 // === impl WaitingStreams ===
 
 impl WaitingStreams {
-    /// Lists a stream. Returns whether the connection has to look at it and does not know yet.
+    /// Adds a stream. Returns true if the connection must check the list, and was not notified of that yet.
     pub(super) fn push(&self, stream: &StreamHandle) -> bool {
         let written = stream.0.progress.written();
         let waiting = Waiting { stream: Arc::downgrade(&stream.0), since: Instant::now(), written };
@@ -392,7 +392,7 @@ impl WaitingStreams {
         !std::mem::replace(&mut listed.has_new, true)
     }
 
-    /// Looks at those that wait, and takes note of their progress.
+    /// Checks the waiting streams, and records their progress.
     pub(super) fn look(&self, now: Instant, mut found: impl FnMut(LongWaiting)) {
         for waiting in &mut self.0.lock().streams {
             if let Some(stream) = waiting.stream.upgrade().map(StreamHandle) {
@@ -405,12 +405,12 @@ impl WaitingStreams {
         }
     }
 
-    /// Returns whether there are some that the connection has not seen.
+    /// Returns true if there are new streams since the connection's last check.
     pub(super) fn has_new(&self) -> bool {
         self.0.lock().has_new
     }
 
-    /// Resets those that have waited for too long. Returns their number, and whether none wait any more.
+    /// Resets the streams that have waited for too long. Returns their number, and true if none waits any more.
     pub(super) fn reset_stalled(&self, now: Instant, timeout: Duration) -> (usize, bool) {
         let mut reset = 0;
         let mut listed = self.0.lock();
@@ -430,7 +430,7 @@ impl WaitingStreams {
 // === impl Waiting ===
 
 impl Waiting {
-    /// Takes note of what was written since it was looked at last; `is_new` when it did not wait.
+    /// Records the progress since the last check; `is_new` is true if the stream did not wait.
     fn note_progress(&mut self, stream: &StreamHandle, is_new: bool, now: Instant) {
         let written = stream.0.progress.written();
         if is_new || self.written != written {
@@ -444,7 +444,7 @@ impl Waiting {
         let is_new = !stream.is_waiting();
         if is_new {
             progress.end();
-            // It may have begun anew before that, and believed itself listed.
+            // It may have begun to wait again before `end`, and then it did not add itself to the list.
             if !stream.is_waiting() || !progress.begin() {
                 return Look::Left;
             }

@@ -1,20 +1,20 @@
-//! Position of what a client sends in the frames of HTTP/2: as much as it takes to tell that one was begun and is not complete.
+//! Tracker of the HTTP/2 frames that a client sends: detects a frame that was begun and is not complete.
 //!
-//! A header block counts as one, from its HEADERS to the end of its last CONTINUATION. What is wrong in a frame is for HTTP/2
-//! to say.
+//! A header block counts as one frame, from its HEADERS to the end of its last CONTINUATION. HTTP/2 itself reports errors in
+//! frames.
 
-/// A client's side of a connection, from its preface on.
+/// Position in the data that a client sends, from its preface on.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// Bytes of the preface that have not come.
+    /// Number of bytes of the preface that have not arrived.
     preface: usize,
     head: [u8; HEAD_BYTES],
-    /// Bytes of the head that have come.
+    /// Number of bytes of the frame header that have arrived.
     head_len: usize,
-    /// Bytes of the frame's payload that have not come.
+    /// Number of bytes of the frame's payload that have not arrived.
     payload: usize,
     is_in_headers: bool,
-    /// Frames and header blocks that are complete.
+    /// Number of frames and header blocks that are complete.
     complete: u64,
 }
 
@@ -38,7 +38,7 @@ impl Incoming {
         }
     }
 
-    /// Takes note of bytes that have come.
+    /// Processes bytes that have arrived.
     pub(super) fn read(&mut self, mut bytes: &[u8]) {
         let skipped = self.preface.min(bytes.len());
         self.preface -= skipped;
@@ -114,7 +114,7 @@ mod tests {
         }
         assert_eq!((incoming.begun(), incoming.complete), (None, 4));
 
-        // All at once, and the beginning of the next.
+        // All at once, and the begin of the next.
         let mut incoming = Incoming::new();
         incoming.read(&[PREFACE, &units.concat(), &[0, 0]].concat());
         assert_eq!(incoming.begun(), Some(4));

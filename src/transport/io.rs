@@ -1,13 +1,13 @@
-//! The bytes below a connection.
+//! Byte stream of a connection.
 
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
 };
 
-/// What a connection is made of.
+/// Byte stream of a connection.
 pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// The socket, if there is one to be tuned.
+    /// Returns the TCP socket, if there is one.
     fn tcp(&self) -> Option<&TcpStream>;
 }
 

@@ -1,4 +1,4 @@
-//! Pings: a connection whose other end has vanished is closed.
+//! Keepalive pings, which detect connections whose peer has vanished.
 
 use std::{
     pin::Pin,
@@ -9,16 +9,16 @@ use std::{
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep};
 
-/// Sends pings, and waits for their answers.
+/// Sender of pings, which waits for their answers.
 pub(super) struct KeepAlive {
     pings: PingPong,
     timer: Pin<Box<Sleep>>,
     is_awaited: bool,
 }
 
-/// Between an answer and the next ping.
+/// Time between an answer and the next ping.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// How long an answer may take.
+/// Maximum time for an answer.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 // === impl KeepAlive ===
@@ -28,7 +28,7 @@ impl KeepAlive {
         Self { pings, timer: Box::pin(tokio::time::sleep(INTERVAL)), is_awaited: false }
     }
 
-    /// Ready, once, when there was no answer in time.
+    /// Returns ready once for each ping without an answer in time.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.is_awaited && self.pings.poll_pong(cx).is_ready() {

@@ -1,8 +1,8 @@
-//! The memory that is held for clients, over all connections of a server, and its bound.
+//! Memory that is held for clients, over all connections of a server, and its limit.
 //!
-//! Every connection counts for itself, and nothing is shared between connections when something is sent: the sums are made from
-//! outside, several times a second. Above the bound the streams end that have waited longest: those whose clients have taken
-//! nothing for the longest time, of what is held for them. A stream that has nothing to send holds nothing, and is never ended.
+//! Each connection counts its own bytes, and sending shares nothing between connections: the ledger sums them up several times a
+//! second. Above the limit it ends the streams that have waited longest: those whose clients have read nothing of their data for
+//! the longest time. A stream without data to send holds no memory, and is never ended.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::handle::{LongWaiting, Wakes};
 
-/// The accounts of all connections.
+/// Memory accounts of all connections.
 #[derive(Debug)]
 pub struct Ledger {
     limit: usize,
@@ -28,36 +28,36 @@ pub struct Ledger {
     ended: Counter,
 }
 
-/// Bytes that wait for clients, by what holds them.
+/// Bytes that wait for clients, by holder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// HTTP/2, or the connection, whose socket is full.
+    /// Bytes in HTTP/2, and in the connection if its socket is full.
     pub sending: usize,
-    /// The bodies of responses: made, and without room.
+    /// Bytes that response bodies have encoded, and that have no room.
     pub made: usize,
-    /// Those who [keep](super::StreamHandle::keep) something for streams.
+    /// Bytes that other parts of the server [keep](super::StreamHandle::keep) for streams.
     pub kept: usize,
 }
 
-/// Interval at which the sums are made.
+/// Interval at which the ledger sums up.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// From this part of the limit on, the streams that wait are looked at each time: who has waited longest is known when it
-/// matters.
+/// Share of the limit from which on the ledger checks the waiting streams each time, so that it has seen which of them have
+/// waited longest when the limit is exceeded.
 const NEAR: f64 = 0.75;
 
 // === impl Ledger ===
 
 impl Ledger {
-    /// Makes the accounts of a server that holds at most so many bytes for its clients, and counts the streams that it ends.
+    /// Creates the ledger of a server that holds at most `limit` bytes for its clients; `ended` counts the streams that it ends.
     pub fn new(limit: usize, ended: Counter) -> Self {
         Self { limit, connections: Mutex::default(), kept: AtomicUsize::new(0), is_near: AtomicBool::new(false), ended }
     }
 
-    /// Ends streams while more than the limit is held, for ever.
+    /// Ends streams while more than the limit is held; never returns.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is ended while it does not run.
+    /// Safe. The limit is not enforced while it does not run.
     pub async fn run(&self) {
         loop {
             tokio::time::sleep(INTERVAL).await;
@@ -65,33 +65,33 @@ impl Ledger {
         }
     }
 
-    /// Returns whether the limit is near.
+    /// Returns true if the limit is near.
     pub fn is_near(&self) -> bool {
         self.is_near.load(Ordering::Relaxed)
     }
 
-    /// Returns how many streams it has ended.
+    /// Returns the number of streams that the ledger has ended.
     pub fn ended(&self) -> u64 {
         self.ended.get()
     }
 
-    /// Returns the bound.
+    /// Returns the limit, in bytes.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Adds a connection, until it is dropped.
+    /// Adds a connection, until that is dropped.
     pub(super) fn add(&self, connection: &Arc<Wakes>) {
         connection.memory_limit.store(self.limit, Ordering::Relaxed);
         self.connections.lock().push(Arc::downgrade(connection));
     }
 
-    /// Notes the sum of what is kept for all streams.
+    /// Records the number of bytes that other parts of the server keep for all streams.
     pub fn keep(&self, bytes: usize) {
         self.kept.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the sums.
+    /// Returns the current sums.
     pub fn waiting(&self) -> Waiting {
         self.sum(|_| {})
     }
@@ -108,7 +108,7 @@ impl Ledger {
         waiting
     }
 
-    /// Ends as many streams as it takes.
+    /// Ends as many streams as necessary to get below the limit.
     fn sweep(&self) {
         let mut connections = Vec::new();
         let mut held = self.sum(|connection| connections.push(connection)).total();
@@ -122,14 +122,14 @@ impl Ledger {
         for connection in connections {
             connection.waiting.look(now, |waiting| {
                 if waiting.stream.is_exhausted() {
-                    // It is about to be freed.
+                    // Its memory is about to be freed.
                     held = held.saturating_sub(waiting.stream.bytes_held());
                 } else {
                     longest.push(waiting);
                 }
             });
         }
-        // Before that, nobody has looked at who makes progress.
+        // The first check near the limit has only recorded the progress of the streams.
         if !was_near || held <= self.limit {
             return;
         }
@@ -157,13 +157,13 @@ impl Default for Ledger {
     }
 }
 
-/// Bytes held for clients at most, where nothing is known of the machine.
+/// Default limit on the bytes held for clients, if the memory of the machine is not known.
 const DEFAULT_LIMIT: usize = 1 << 30;
 
 // === impl Waiting ===
 
 impl Waiting {
-    /// Returns all of it.
+    /// Returns the sum of all bytes.
     pub fn total(self) -> usize {
         self.sending + self.made + self.kept
     }

@@ -1,4 +1,4 @@
-//! One write of all that HTTP/2 wants to write in one poll of its connection.
+//! Merging of all writes of HTTP/2 in one poll of a connection into one write.
 
 use std::{
     fmt, io,
@@ -16,33 +16,33 @@ use tokio::{
 
 use super::incoming::Incoming;
 
-/// An IO whose writes are collected, and go out when [`Merge::poll_drain`] says so, or when they are many.
+/// IO that collects writes, and writes them at [`Merge::poll_drain`] or when there are many.
 ///
-/// Clones share it: hyper's connection owns one and gives no access to it, the connection's task drains by another. Only that
-/// task ever locks it.
+/// Clones share it: h2's connection owns one and gives no access to it, and the connection's task drains through another. Only
+/// that task ever locks it.
 pub(super) struct Merge<T>(Arc<Mutex<Merging<T>>>);
 
 struct Merging<T> {
     io: T,
     incoming: Incoming,
-    /// From the pool while there is something to write, so that a connection that has nothing to say holds no memory.
+    /// Collected data. Its buffer is from the pool while there is data, so that an idle connection holds no memory.
     pending: Vec<u8>,
-    /// How much of it has been written.
+    /// Number of bytes of it that have been written.
     written: usize,
-    /// Since there has been something to write and none of it was taken.
+    /// Time since which there is data to write and the peer has read none of it.
     stuck_since: Option<Instant>,
-    /// Everything that was ever written.
+    /// Number of bytes that were ever written.
     total: u64,
     pool: BufferPool,
 }
 
-/// Buffers that were written and are still hot in the processor's caches; clones share them.
+/// Pool of buffers that were written, and are still in the processor's caches; clones share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
 
-/// A write is cheap when it is large, and past this it hardly becomes cheaper.
+/// Size of a merged write; larger ones are hardly cheaper.
 const MERGE_BYTES: usize = 64 << 10;
-/// As many connections as write at the same moment, and a few more: what is above it is freed.
+/// Maximum number of pooled buffers: a few more than connections that write at the same moment. Others are freed.
 const POOLED_BUFFERS: usize = 64;
 
 // === impl Merge ===
@@ -54,12 +54,12 @@ impl<T> Merge<T> {
         Self(Arc::new(Mutex::new(merging)))
     }
 
-    /// Since when the other end has taken nothing of what is to be written.
+    /// Returns the time since which the peer has read nothing of the data to be written.
     pub(super) fn stuck_since(&self) -> Option<Instant> {
         self.0.lock().stuck_since
     }
 
-    /// Returns the number of the frame or header block that the other end has begun to send, if it is not complete.
+    /// Returns the number of the frame or header block that the peer has begun to send, if it is not complete.
     pub(super) fn begun(&self) -> Option<u64> {
         self.0.lock().incoming.begun()
     }
@@ -69,19 +69,19 @@ impl<T> Merge<T> {
         self.0.lock().pending.capacity()
     }
 
-    /// How many bytes were ever written.
+    /// Returns the number of bytes that were ever written.
     pub(super) fn total(&self) -> u64 {
         self.0.lock().total
     }
 
-    /// Looks at the IO.
+    /// Accesses the underlying IO.
     pub(super) fn with_io<R>(&self, look: impl FnOnce(&T) -> R) -> R {
         look(&self.0.lock().io)
     }
 }
 
 impl<T: AsyncWrite + Unpin> Merge<T> {
-    /// Writes what was collected; ready once nothing is left.
+    /// Writes the collected data; ready once none is left.
     pub(super) fn poll_drain(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.lock().poll_drain(cx)
     }
@@ -108,8 +108,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Merge<T> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
-    /// Collects as much as there is room for. When there is none, everything goes out first: a full socket is what tells
-    /// HTTP/2 to wait.
+    /// Collects as much as there is room for. Without room it writes everything first: a full socket must make HTTP/2 wait.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -128,7 +127,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Merge<T> {
         true
     }
 
-    /// Does nothing: the connection's task drains once nothing is left to be polled.
+    /// Does nothing: the connection's task drains once no stream is ready any more.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -187,7 +186,7 @@ impl<T: AsyncWrite + Unpin> Merging<T> {
                 }
             }
         }
-        // Under TLS the last records are still with the session.
+        // With TLS, the session may still hold the last records.
         match Pin::new(&mut self.io).poll_flush(cx) {
             Poll::Pending => {
                 self.stuck_since.get_or_insert_with(Instant::now);

@@ -1,4 +1,4 @@
-//! Data that HTTP/2 has been given, counted until it is written or thrown away.
+//! Data that was handed to HTTP/2, counted until it is written or discarded.
 
 use std::io::IoSlice;
 
@@ -6,14 +6,14 @@ use bytes::{Buf, Bytes};
 
 use super::{Chunk, budget::Kept, handle::StreamHandle};
 
-/// Payload of one DATA frame or several.
+/// Payload of one or more DATA frames.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     chunk: Chunk,
     lease: Option<Lease>,
 }
 
-/// The memory of a chunk: it counts against its stream and its connection.
+/// Memory of a chunk, counted for its stream and its connection.
 #[derive(Debug)]
 struct Lease {
     handle: StreamHandle,
@@ -24,7 +24,7 @@ struct Lease {
 // === impl Outgoing ===
 
 impl Outgoing {
-    /// Counts a chunk of a stream.
+    /// Wraps a chunk of a stream, and counts it.
     pub(super) fn new(chunk: Chunk, handle: &StreamHandle, kept: Kept) -> Self {
         let bytes = chunk.remaining();
         handle.charge(bytes, kept);

@@ -1,26 +1,26 @@
-//! The pause after a connection that could not be accepted.
+//! Pause after a failed accept.
 
 use std::{io, time::Duration};
 
 use rustix::io::Errno;
 
-/// Time for which nothing is accepted, when file descriptors are missing.
+/// Pause after an error such as missing file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Waits before the next attempt to accept. After the error of one connection, which was gone before it was accepted, there is no
-/// wait: the next one may be there. Anything else, such as missing file descriptors, is the same at once, and is tried again 100 ms
-/// later.
+/// Waits before the next attempt to accept. There is no wait after the error of a single connection, which was closed before it
+/// was accepted: the next one may be there. Any other error, such as missing file descriptors, would recur at once, so the next
+/// attempt is 100 ms later.
 ///
 /// # Cancel safety
 ///
-/// Nothing is lost when it is dropped.
+/// Safe: nothing is lost.
 pub async fn pause_after(error: &io::Error) {
     if !is_of_one_connection(error) {
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Returns whether the error is one of the connection that was to be accepted: Linux reports those of its network so, too
+/// Returns true if the error belongs to the connection that was to be accepted: Linux also reports its network errors here
 /// (accept(2)).
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(
@@ -58,7 +58,7 @@ mod tests {
             (Errno::NFILE, PAUSE),
             (Errno::NOBUFS, PAUSE),
             (Errno::NOMEM, PAUSE),
-            // Would be the same for ever.
+            // Would recur forever.
             (Errno::INVAL, PAUSE),
         ] {
             let began = Instant::now();

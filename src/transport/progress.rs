@@ -1,25 +1,25 @@
-//! Progress of one stream towards its client, as it reports it.
+//! Progress of one stream towards its client, as the stream reports it.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-/// Reason for which a stream that has something to send waits.
+/// Reason for which a stream with data to send waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Wait {
-    /// It has nothing to send, or waits for the connection.
+    /// The stream has no data to send, or waits for the connection.
     Nothing,
-    /// Its client's window is shut.
+    /// The client's window is shut.
     Window,
-    /// Others have messages that are larger than their windows, and were first.
+    /// Other streams with messages larger than their windows come first.
     Line,
 }
 
-/// Progress of one stream, as it reports it.
+/// Progress of one stream, as the stream reports it.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     wait: AtomicU8,
     is_listed: AtomicBool,
-    /// Bytes that were written, or thrown away.
+    /// Number of bytes that were written or discarded.
     written: AtomicUsize,
 }
 
@@ -43,17 +43,17 @@ impl Progress {
         }
     }
 
-    /// Returns the bytes that were written.
+    /// Returns the number of bytes that were written.
     pub(super) fn written(&self) -> usize {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the stream is to be listed: it is not.
+    /// Marks the stream as listed. Returns true if it was not, so that the caller must add it to the list.
     pub(super) fn begin(&self) -> bool {
         !self.is_listed.swap(true, Ordering::SeqCst)
     }
 
-    /// Takes note that the stream is not listed any more.
+    /// Marks the stream as not listed.
     pub(super) fn end(&self) {
         self.is_listed.store(false, Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! Bounds on what clients may have open: in all, and each of them.
+//! Limits on the resources that clients have open: in all, and for each client.
 
 use std::{
     collections::HashMap,
@@ -13,16 +13,16 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Owner of connections and of what is open over them: all its connections have one share together.
+/// Owner of connections and of everything that is open over them; all its connections share one quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// An IPv4 host, or the network (/64) of an IPv6 host, which may choose the rest of its address for each connection.
+    /// An IPv4 host, or the network (/64) of an IPv6 host, which may choose the other bits of its address for each connection.
     Address(IpAddr),
-    /// A user of this machine, at the other end of a unix socket, if the kernel tells which.
+    /// A user of this machine at the other end of a unix socket, if the kernel reports it.
     User(Option<u32>),
 }
 
-/// A count of what is open, and its bounds.
+/// Count of open things of one kind, and its limits.
 #[derive(Debug)]
 pub struct Quota {
     all: usize,
@@ -36,7 +36,7 @@ struct Open {
     by_origin: HashMap<Origin, usize>,
 }
 
-/// One that is open; it is counted until this is dropped.
+/// Permit for one open thing, which counts until the permit is dropped.
 #[derive(Debug)]
 #[must_use = "it is not counted any more when this is dropped"]
 pub struct Permit {
@@ -44,16 +44,16 @@ pub struct Permit {
     origin: Option<Origin>,
 }
 
-/// Indicates the bound that was reached.
+/// Indicates the limit that was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exceeded {
-    /// So many are open in all.
+    /// The limit for all origins, with its value.
     All(usize),
-    /// So many are open of this origin, which is its share.
+    /// The limit for this origin, which is its share, with its value.
     Share(usize),
 }
 
-/// Refusals, counted by reason; clones share the counts.
+/// Counters of rejections by reason; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Refused(Family<ReasonLabels, Counter>);
 
@@ -62,10 +62,10 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// Of an IPv6 address, the part that a host cannot choose.
+/// Length of the IPv6 network prefix, which a host cannot choose.
 const NETWORK_BITS: u32 = 64;
 
-/// Returns the part of a whole that one origin may have, in percent: at least one.
+/// Returns the share of one origin, `percent` of the whole and at least one.
 pub fn share_of(all: usize, percent: u32) -> usize {
     (all / 100 * percent as usize + all % 100 * percent as usize / 100).max(1)
 }
@@ -85,16 +85,16 @@ impl Origin {
 // === impl Quota ===
 
 impl Quota {
-    /// Bounds what is open in all, and of one origin in percent of that.
+    /// Creates a quota of `all`, and of `percent` of that for one origin.
     pub fn new(all: usize, percent: u32) -> Arc<Self> {
         Arc::new(Self { all, each: share_of(all, percent), open: Mutex::default() })
     }
 
-    /// Counts one more. Without an origin, only the bound in all holds.
+    /// Takes a permit. Without an origin, only the limit for all applies.
     ///
     /// # Errors
     ///
-    /// The bound that it would exceed.
+    /// Returns the limit that the permit would exceed.
     pub fn take(self: &Arc<Self>, origin: Option<Origin>) -> Result<Permit, Exceeded> {
         let mut open = self.open.lock();
         if let Some(origin) = origin {
@@ -132,7 +132,7 @@ impl Drop for Permit {
 // === impl Exceeded ===
 
 impl Exceeded {
-    /// Returns the number that is not exceeded.
+    /// Returns the value of the limit.
     pub fn limit(self) -> usize {
         let (Self::All(limit) | Self::Share(limit)) = self;
         limit
@@ -142,17 +142,17 @@ impl Exceeded {
 // === impl Refused ===
 
 impl Refused {
-    /// Counts a refusal.
+    /// Counts a rejection.
     pub fn count(&self, reason: &'static str) {
         self.0.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// Returns how many were counted.
+    /// Returns the number of rejections for a reason.
     pub fn counted(&self, reason: &'static str) -> u64 {
         self.0.get_or_create(&ReasonLabels { reason }).get()
     }
 
-    /// Makes the counts known to a registry.
+    /// Registers the counters.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Connections, calls and pages of lists that were refused or given up, by the bound that was reached";
         registry.register("informerd_refused", help, self.0.clone());

@@ -1,8 +1,8 @@
-//! Streams whose clients take nothing of what is to be sent: they are reset after a time.
+//! Reset of stalled streams, whose clients read nothing of the data to be sent.
 //!
-//! A stream waits from the moment that it has something to send and cannot, until a byte of it is written. It is listed when it
-//! begins to wait, and stays listed until a look finds that it waits no more: so a busy stream is listed once for each look, and
-//! when no stream waits there is no timer.
+//! A stream waits from the moment that it has data and cannot send it, until a byte of it is written. It is listed when it begins
+//! to wait, and stays listed until a check finds that it does not wait any more: so a busy stream is listed once for each check,
+//! and there is no timer while no stream waits.
 
 use std::{
     pin::Pin,
@@ -14,15 +14,15 @@ use tokio::time::{Instant, Sleep};
 
 use super::handle::WaitingStreams;
 
-/// Resets the streams of a connection that wait for too long.
+/// Timer that resets the streams of a connection that wait for too long.
 #[derive(Debug)]
 pub(super) struct Stalled {
     timeout: Duration,
-    /// While there are any that wait.
+    /// Time of the next check; set while streams wait.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// The connection looks so often in the time after which a stream is reset.
+/// Number of checks within the timeout of a stream.
 const LOOKS: u32 = 8;
 
 // === impl Stalled ===
@@ -32,7 +32,7 @@ impl Stalled {
         Self { timeout, timer: None }
     }
 
-    /// Looks at the streams that wait when it is time, and resets those that have waited for too long. Returns their number.
+    /// Checks the waiting streams if it is time, and resets those that have waited for too long. Returns their number.
     pub(super) fn poll(&mut self, waiting: &WaitingStreams, cx: &mut Context<'_>) -> usize {
         let mut reset = 0;
         loop {

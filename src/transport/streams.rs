@@ -1,4 +1,4 @@
-//! The streams that are polled in their connection's task, and what wakes them there.
+//! Streams that their connection's task polls, and their wake-ups.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -11,12 +11,12 @@ use slab::Slab;
 
 use super::handle::{CONNECTION, POLLING, RESTING, SPAWNED, StreamHandle, StreamWaker, WOKEN, Wakes};
 
-/// The streams of one connection that its task polls.
+/// Streams of one connection that its task polls.
 pub(super) struct Streams<F> {
-    /// Boxed, because the first of them makes room for four, and most connections have one.
+    /// Streams by key. Boxed, because the slab allocates four entries at once, and most connections have one stream.
     slab: Slab<Box<Stream<F>>>,
     wakes: Arc<Wakes>,
-    /// Being polled; kept for its memory.
+    /// Keys that are being polled; kept for the allocation.
     ready: Vec<usize>,
 }
 
@@ -26,18 +26,18 @@ struct Stream<F> {
     waker: Waker,
 }
 
-/// A stream in a task of its own. Wake-ups while it is polled are its own to [settle](StreamHandle::settle), as for any other.
+/// Stream in a task of its own. It [settles](StreamHandle::settle) wake-ups while it is polled itself, as any other stream does.
 pub(super) struct Spawned<F>(Stream<F>);
 
 // === impl Streams ===
 
 impl<F: Future<Output = ()> + Unpin> Streams<F> {
-    /// None yet.
+    /// Creates an empty set.
     pub(super) fn new() -> Self {
         Self { slab: Slab::new(), wakes: Arc::new(Wakes::new()), ready: Vec::new() }
     }
 
-    /// Returns what all streams of the connection share.
+    /// Returns the state that all streams of the connection share.
     pub(super) fn wakes(&self) -> &Arc<Wakes> {
         &self.wakes
     }
@@ -46,17 +46,17 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         self.slab.len()
     }
 
-    /// The waker of the connection itself.
+    /// Returns the waker of the connection itself.
     pub(super) fn connection_waker(&self) -> Waker {
         Waker::from(Arc::new(StreamWaker::new(&self.wakes, CONNECTION)))
     }
 
-    /// The handle of a stream that is about to begin, in a task of its own until it is [inserted](Self::insert).
+    /// Creates the handle of a new stream, which has a task of its own unless it is [inserted](Self::insert).
     pub(super) fn handle(&self) -> StreamHandle {
         StreamHandle(Arc::new(StreamWaker::new(&self.wakes, SPAWNED)))
     }
 
-    /// Takes a stream into the connection's task, to be polled next.
+    /// Adds a stream to the connection's task, which polls it next.
     pub(super) fn insert(&mut self, future: F, handle: &StreamHandle) {
         let waker = Waker::from(Arc::clone(&handle.0));
         let key = self.slab.insert(Box::new(Stream { future, handle: handle.clone(), waker }));
@@ -64,13 +64,13 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         handle.0.wake_by_ref();
     }
 
-    /// Wakes this task from now on.
+    /// Registers the task that is woken from now on.
     pub(super) fn register(&self, task: &Waker) {
         self.wakes.task.register(task);
         self.wakes.state.store(POLLING, Ordering::SeqCst);
     }
 
-    /// Polls every stream that is ready. Whether the connection is.
+    /// Polls the streams that are ready. Returns true if the connection itself is ready.
     pub(super) fn poll_ready(&mut self) -> bool {
         let mut is_connection_ready = false;
         let mut ready = std::mem::take(&mut self.ready);
@@ -85,7 +85,7 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         is_connection_ready
     }
 
-    /// Whether nothing has become ready meanwhile: then the task may return, and the next wake-up is its own.
+    /// Parks the task. Returns false if a stream has become ready meanwhile; otherwise the next wake-up wakes the task.
     pub(super) fn rest(&self) -> bool {
         if self.wakes.state.compare_exchange(POLLING, RESTING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return true;
@@ -94,18 +94,18 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         false
     }
 
-    /// Lets others run: the task returns, and is woken at once.
+    /// Yields: the task must return, and is woken again at once.
     pub(super) fn yield_now(&self, task: &Waker) {
         self.wakes.state.store(WOKEN, Ordering::SeqCst);
         task.wake_by_ref();
     }
 
-    /// Returns whether the last stream is over, and some of them were ended because of their client.
+    /// Returns true if the last stream is over, and some were ended because of their client.
     pub(super) fn is_deserted(&self) -> bool {
         self.wakes.is_deserted()
     }
 
-    /// Resets every stream.
+    /// Resets all streams.
     pub(super) fn reset_all(&mut self) {
         self.slab.clear();
     }
@@ -163,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts its polls, keeps its waker, and ends at the given poll.
+    /// Creates a stream that counts its polls, keeps its waker, and ends at the given poll.
     fn counted(
         handle: &StreamHandle,
         polls: &Arc<AtomicU32>,
@@ -181,7 +181,7 @@ mod tests {
         .boxed()
     }
 
-    /// As the connection's task does, until nothing is ready.
+    /// Polls like the connection's task, until no stream is ready.
     fn run(streams: &mut Streams<BoxFuture<'static, ()>>) {
         streams.register(noop_waker_ref());
         loop {

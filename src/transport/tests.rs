@@ -1,4 +1,4 @@
-//! A client of h2's over a pipe, and time that is stepped.
+//! Tests with an h2 client over a pipe, and with paused time.
 
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ use super::{
     merge::BufferPool,
 };
 
-/// One end of a pipe. Counts its writes, and reads nothing once its process is stopped.
+/// One end of a pipe. It counts its writes, and reads nothing once its process is stopped.
 struct Pipe {
     io: DuplexStream,
     writes: Arc<AtomicUsize>,
@@ -44,28 +44,28 @@ struct Pipe {
 
 type Sender = mpsc::Sender<Bytes>;
 
-/// The body of a response, whose messages the test gives.
+/// Response body whose messages the test sends.
 struct Body {
     messages: mpsc::Receiver<Bytes>,
-    /// Not handed out yet.
+    /// Message that is not handed out yet.
     next: Option<Bytes>,
-    /// Bytes that were handed out.
+    /// Number of bytes that were handed out.
     made: Arc<AtomicUsize>,
-    /// Number of times that it was polled.
+    /// Number of polls.
     polls: Arc<AtomicUsize>,
 }
 
-/// What the service gives the test of a stream.
+/// Test's access to an open stream.
 struct Opened {
     sends: Sender,
     handle: StreamHandle,
     made: Arc<AtomicUsize>,
     polls: Arc<AtomicUsize>,
-    /// The bytes of the request's body, or how it failed.
+    /// Number of bytes of the request body, or its error.
     request: JoinHandle<Result<usize, h2::Error>>,
 }
 
-/// One connection, whose streams send what the test gives them.
+/// Client and server of one connection, whose streams send what the test gives them.
 struct Pair {
     client: SendRequest<Bytes>,
     client_task: JoinHandle<Result<(), h2::Error>>,
@@ -81,10 +81,10 @@ struct Pair {
 
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Held for all clients at most, while the ledger runs.
+/// Limit on the bytes held for all clients, while the ledger runs.
 const MEMORY: usize = 8 << 20;
 
-/// A connection that is served, and its other end.
+/// A served connection, and its other end.
 struct Serving {
     far: Pipe,
     server: JoinHandle<Result<(), ConnectionError>>,
@@ -143,7 +143,7 @@ impl Pair {
         Self::with_window(pipe, 1 << 20).await
     }
 
-    /// With so much room for each stream.
+    /// Connects with this window for each stream.
     async fn with_window(pipe: usize, window: u32) -> Self {
         let Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger } = serve(pipe);
         let mut builder = h2::client::Builder::new();
@@ -161,14 +161,14 @@ impl Pair {
     }
 }
 
-/// The next bytes of a response; the client has room for as many more.
+/// Receives the next bytes of a response, and enlarges the window by as many.
 async fn data(body: &mut RecvStream) -> Bytes {
     let data = body.data().await.unwrap().unwrap();
     body.flow_control().release_capacity(data.len()).unwrap();
     data
 }
 
-/// All bytes of a response, or how it failed.
+/// Receives all bytes of a response, or its error.
 async fn whole(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
     let mut whole = Vec::new();
     while let Some(data) = body.data().await {
@@ -261,7 +261,7 @@ async fn nothing_is_made_for_a_window_that_is_shut() {
         drop(pair.open("/local").await);
     }
     assert_eq!([&to_local, &to_other].map(|opened| opened.made.load(Ordering::Relaxed)), [0, 0]);
-    // An end needs no window.
+    // An end of stream needs no window.
     let (mut third, to_third) = pair.open("/local").await;
     drop(to_third.sends);
     assert!(whole(&mut third).await.unwrap().is_empty());
@@ -293,7 +293,7 @@ async fn a_draining_connection_ends_with_its_last_stream_or_when_it_is_cut() {
         let mut pair = Pair::new(1 << 20).await;
         let (mut body, opened) = pair.open("/local").await;
         pair.draining.cancel();
-        // The client learns that there are no new streams, and the old one goes on.
+        // The client learns that the server accepts no new streams, and the old one continues.
         opened.sends.try_send(Bytes::from_static(b"last words")).unwrap();
         assert_eq!(data(&mut body).await, &b"last words"[..]);
         let refused = Request::get("http://x/local").body(()).unwrap();
@@ -331,12 +331,12 @@ async fn a_connection_that_takes_nothing_is_cut() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_is_silent_is_asked_and_closed() {
-    // One that answers stays.
+    // A client that answers stays connected.
     let mut pair = Pair::new(1000).await;
     let (_body, _opened) = pair.open("/local").await;
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(!pair.server.is_finished());
-    // One that reads nothing any more does not.
+    // A client that has stopped reading does not.
     pair.is_stopped.store(true, Ordering::Relaxed);
     let began = Instant::now();
     pair.server.await.unwrap().unwrap();
@@ -363,11 +363,11 @@ async fn a_client_without_a_preface_is_closed() {
 #[tokio::test(start_paused = true)]
 async fn a_frame_or_a_header_block_that_is_begun_has_to_be_completed() {
     let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    // HEADERS without END_HEADERS; the head of DATA, without its payload; three bytes of a head.
+    // HEADERS without END_HEADERS; the header of DATA without its payload; three bytes of a header.
     for begun in [&b"\0\0\x01\x01\0\0\0\0\x01\x82"[..], b"\0\0\x05\0\0\0\0\0\x01", b"\0\0\x08"] {
         let mut serving = serve(1000);
         serving.far.write_all(preface).await.unwrap();
-        // A connection without streams is not one of these.
+        // A connection without streams has no timeout.
         tokio::time::sleep(REQUEST_TIMEOUT * 2).await;
         assert!(!serving.server.is_finished());
         let since = Instant::now();
@@ -377,7 +377,7 @@ async fn a_frame_or_a_header_block_that_is_begun_has_to_be_completed() {
         assert_eq!(since.elapsed().as_secs(), REQUEST_TIMEOUT.as_secs());
     }
 
-    // Each of many frames has the time for itself, however they are cut.
+    // The timeout applies to each of many frames separately, in whatever pieces they arrive.
     let mut serving = serve(1000);
     serving.far.write_all(preface).await.unwrap();
     let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
@@ -393,7 +393,7 @@ async fn a_frame_or_a_header_block_that_is_begun_has_to_be_completed() {
 async fn a_connection_that_is_closed_after_its_last_stream_waits_for_no_answer() {
     let mut serving = serve(1000);
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    // GET http://x/local, the whole of it; its client answers nothing from then on.
+    // A complete GET http://x/local; its client answers nothing after that.
     let request = b"\0\0\x0d\x01\x05\0\0\0\x01\x82\x86\x04\x06/local\x01\x01x";
     serving.far.write_all(&[&preface[..], request].concat()).await.unwrap();
     let opened = serving.opened.recv().await.unwrap();

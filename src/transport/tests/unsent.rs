@@ -1,13 +1,13 @@
-//! Streams whose windows are shut, or smaller than their messages.
+//! Tests of streams whose windows are shut, or smaller than their messages.
 
 use super::*;
 
-/// A stream of a test, and what its client reads.
+/// A stream of a test, and the client's side of it.
 type Stream = (RecvStream, Opened);
 
-/// A window that every message is larger than.
+/// Window that is smaller than every message.
 const WINDOW: u32 = 1;
-/// A message of which one alone is more than all that may wait.
+/// Size of a message that alone exceeds the limit on waiting bytes.
 const LARGE: usize = 3 << 20;
 
 /// Opens streams of both kinds.
@@ -19,7 +19,7 @@ async fn open(pair: &mut Pair, count: usize) -> Vec<Stream> {
     streams
 }
 
-/// Runs all tasks until they rest, or for long enough that those that rest would.
+/// Yields until all tasks are parked.
 async fn settle() {
     for _ in 0..1000 {
         tokio::task::yield_now().await;
@@ -73,7 +73,7 @@ async fn messages_larger_than_their_windows_are_made_one_after_the_other_and_arr
     }
     settle().await;
     assert_eq!(made(&streams), LARGE);
-    // One that gives up lets the next in.
+    // When one gives up, the next one is encoded.
     drop(streams.remove(0));
     drop(streams.remove(1));
     let mut reading = tokio::task::JoinSet::new();
@@ -127,7 +127,7 @@ async fn streams_whose_windows_are_shut_are_reset_and_those_that_wait_for_nothin
         for (_, opened) in &stuck {
             opened.sends.try_send(Bytes::from_static(b"message")).unwrap();
         }
-        // Some have ended, as far as their bodies are concerned.
+        // The bodies of some streams have ended already.
         let (mut bodies, mut sends): (Vec<_>, Vec<_>) =
             stuck.into_iter().map(|(body, opened)| (body, opened.sends)).unzip();
         sends.truncate(2);
@@ -148,11 +148,11 @@ async fn streams_whose_windows_are_shut_are_reset_and_those_that_wait_for_nothin
         tokio::time::sleep(PROGRESS_TIMEOUT * 10).await;
         assert_eq!(pair.stalled.get(), 4);
         assert!(idle.iter().all(|(_, opened)| !opened.sends.is_closed()));
-        // The connection is closed after the last one.
+        // The connection is closed after the last stream.
         assert!(!pair.server.is_finished());
         drop(idle);
         drop(bodies);
-        // Well or not: its client may be gone before its last frame.
+        // With or without an error: the client may have closed before the last frame.
         drop(tokio::time::timeout(Duration::from_secs(1), pair.server).await.unwrap().unwrap());
     }
 }
@@ -164,19 +164,19 @@ async fn a_stream_that_takes_little_stays_and_those_in_line_have_longer() {
     for (_, opened) in &streams {
         opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
     }
-    // The first takes a little now and then, also after its body has ended; the others wait in line, and take nothing.
+    // The client of the first reads a little now and then, also after its body has ended; the others wait in the queue.
     let (mut first, opened) = streams.remove(0);
     drop(opened);
     for read in 0..20 {
         assert!(!data(&mut first).await.is_empty());
-        // Those in line have twice the time.
+        // Streams in the queue have twice the time.
         assert!(read > 2 || streams.iter().all(|(_, opened)| !opened.sends.is_closed()));
         tokio::time::sleep(PROGRESS_TIMEOUT * 2 / 3).await;
     }
     for (mut body, _) in streams {
         assert_eq!(whole(&mut body).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
     }
-    // When it takes nothing any more, it goes as well.
+    // Once its client reads nothing any more, the first is reset as well.
     let ended = loop {
         match first.data().await {
             Some(Ok(_)) => {}
@@ -194,7 +194,7 @@ async fn what_waits_is_counted_until_its_streams_end() {
         opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
     }
     settle().await;
-    // One was handed out, and the others have theirs.
+    // One message was handed out, and the other bodies hold theirs.
     let expected = Waiting { sending: LARGE, made: 5 * LARGE, kept: 0 };
     assert_eq!(pair.ledger.waiting(), expected);
     assert!(streams.iter().all(|(_, opened)| opened.handle.bytes_held() == LARGE));
@@ -231,20 +231,20 @@ async fn above_the_limit_the_streams_end_that_have_waited_longest() {
     let mut stuck = Vec::new();
     for (body, opened) in open(&mut pair, 2).await {
         opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
-        // The connection looks meanwhile: a byte of the first was written when it began.
+        // The ledger checks meanwhile: a byte of the first was written at its begin.
         tokio::time::sleep(Duration::from_secs(5)).await;
         stuck.push((body, opened));
     }
     assert_eq!((pair.ledger.waiting().total(), pair.ledger.ended()), (2 * LARGE, 0), "less than the limit");
 
-    // One more is too much. The first has been handed to HTTP/2, so that nothing can be sent after it.
+    // One message more exceeds the limit. The first was handed to HTTP/2, so that nothing can be sent after it.
     let (third, to_third) = pair.open("/other").await;
     to_third.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
     let (mut first, to_first) = stuck.remove(0);
     to_first.sends.closed().await;
     assert_eq!(whole(&mut first).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
 
-    // The next one is handed out, and its client takes a little now and then; those behind it wait for longer.
+    // The next message is handed out, and its client reads a little now and then; those behind it have waited longer.
     let (mut second, _to_second) = stuck.remove(0);
     let reads = tokio::spawn(async move {
         loop {
