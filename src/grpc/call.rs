@@ -17,7 +17,7 @@ use crate::{
 /// Properties of a call besides its request.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// Peer that made the call, if the transport knows it.
+    /// Peer that made the call, if the transport has set it.
     pub(super) peer: Option<Peer>,
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
@@ -35,7 +35,7 @@ impl Call {
         Self { peer: extensions.get().copied(), stream: extensions.get().cloned(), wait: wait_of(timeout_of(headers)) }
     }
 
-    /// Returns the origin whose share of the limits the call uses, if the transport knows its peer.
+    /// Returns the origin whose share of the limits the call uses, if its peer is known.
     pub(super) fn origin(&self) -> Option<Origin> {
         self.peer.as_ref().map(Peer::origin)
     }

@@ -1,6 +1,6 @@
 //! Request messages of any service: each must arrive completely within a time limit and a size limit.
 //!
-//! A unary request must end within the time limit. In a stream of requests, the limit applies to the first message from the begin
+//! A unary request must end within the time limit. In a stream of requests, the limit applies to the first message from the start
 //! of the call, and to each later one from its first byte on: a client may be silent between messages.
 
 use std::{

@@ -82,7 +82,7 @@ struct Progress {
     state: pb::WatcherState,
     /// True if the last check found changes merged for this watch.
     is_merging: bool,
-    /// Age of the resource at the last check, if that found no merged changes.
+    /// Age of the resource at the last check that found no merged changes.
     not_merging_at: Option<Age>,
     /// Gauge of the cursor; a parked watch has none.
     gauge: Option<CursorGauge<WireFrame>>,
@@ -168,8 +168,8 @@ impl Watchers {
         }
     }
 
-    /// Returns the watches of a resource that have merged changes. The resource has the age `now`, and had the age `before` at
-    /// the previous call.
+    /// Returns the watches of a resource that have merged changes, or had some at the previous call. The resource has the age
+    /// `now`, and had the age `before` at the previous call.
     pub(super) fn merging(&self, resource: &ServedResource, before: Age, now: Age) -> Vec<Holder> {
         let coalescing: Vec<Arc<Watcher>> = {
             let open = self.open.lock();
@@ -230,7 +230,7 @@ impl WatcherEntry {
         }
     }
 
-    /// Returns the delay between the begin of the drain and the end of this watch, at most `period`. A few watches end at once;
+    /// Returns the delay between the start of the drain and the end of this watch, at most `period`. A few watches end at once;
     /// many are spread, so that their clients do not reconnect at the same time.
     pub(super) fn drain_delay(&self, period: Duration) -> Duration {
         let open = self.watchers.open.lock().watchers.len();
@@ -275,7 +275,7 @@ impl Drop for WatcherEntry {
 // === impl Watcher ===
 
 impl Watcher {
-    /// Returns the changes that are merged for this watch, if there are or were any.
+    /// Returns the changes that are merged for this watch; an empty holder once after they were sent; none otherwise.
     fn merging(&self, before: Age, now: Age) -> Option<Holder> {
         let gauge = self.progress.lock().gauge.clone();
         let state = gauge.as_ref().and_then(CursorGauge::state);

@@ -18,14 +18,14 @@ pub struct RequestBody(RecvStream);
 
 /// Body that is polled with the room for its next frame, so that it encodes nothing before that can be sent.
 pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'static {
-    /// Polls for the next frame, which fits into the room.
+    /// Polls for the next frame within the room.
     fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Self::Error>>>;
 
     /// Returns the number of bytes that it has encoded and not handed out.
     fn made(&self) -> usize;
 
-    /// Ends the body, because more than `limit` bytes are held for all streams and its stream has waited longest. It is not polled
-    /// again. There is `room` for a last message.
+    /// Ends the body, because more than `limit` bytes are held for all streams and its stream has waited longest. There is `room`
+    /// for a last message. The body is not polled again.
     fn exhausted(&mut self, room: usize, limit: usize) -> LastWords;
 
     /// Polls for the next frame, of any size.
@@ -70,8 +70,8 @@ pub const UNKNOWN: usize = usize::MAX;
 pub enum Supplied {
     /// Data that fits into the room, or trailers, which need none.
     Frame(Frame<Chunk>),
-    /// The next message needs this many bytes, more than there are; [`UNKNOWN`] if its size is not known before it is encoded. The
-    /// caller polls again with a room that is not strict.
+    /// The next message needs this many bytes, more than there are; [`UNKNOWN`] if its size is not known before it is encoded.
+    /// The caller polls again with a room that is not strict.
     TooLarge(usize),
 }
 

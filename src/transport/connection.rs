@@ -47,7 +47,7 @@ pub struct ServerConfig {
     pub progress_timeout: Duration,
     /// Counter of the streams that were reset for that reason.
     pub stalled: Counter,
-    /// Time after the begin of the drain at which the server closes what is still open.
+    /// Time after the start of the drain at which the server closes what is still open.
     pub drain_period: Duration,
     /// Ledger of the memory that connections hold for their clients.
     pub ledger: Arc<Ledger>,

@@ -1,6 +1,7 @@
 //! Handle of a stream: its wakers, its unsent data in HTTP/2, and the requests to reset it.
 //!
-//! Wakers on any thread write the ready list; the connection's task writes everything else. Invariants:
+//! Any thread may wake a stream, request its reset, or record the memory that is kept for it; the task that polls the stream
+//! writes the rest. Invariants:
 //!
 //! - A key is pushed to the ready list before the task is woken. The task parks only after it has found the list empty, and
 //!   checks it again if it was woken meanwhile. So no wake-up is lost.
@@ -252,7 +253,7 @@ impl StreamHandle {
         has_unsent()
     }
 
-    /// Records the reason for which the stream waits from now on, if it does. Unsent data in HTTP/2 counts as waiting in any case.
+    /// Records the reason for which the stream waits from now on, if it does. Unsent data in HTTP/2 always counts as waiting.
     pub(super) fn waits_for(&self, wait: Wait) {
         self.0.progress.set(wait);
         if self.is_waiting() && self.0.progress.begin() && self.0.wakes.waiting.push(self) {

@@ -114,7 +114,7 @@ mod tests {
         }
         assert_eq!((incoming.begun(), incoming.complete), (None, 4));
 
-        // All at once, and the begin of the next.
+        // All at once, and the start of the next.
         let mut incoming = Incoming::new();
         incoming.read(&[PREFACE, &units.concat(), &[0, 0]].concat());
         assert_eq!(incoming.begun(), Some(4));

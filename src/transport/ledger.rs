@@ -2,7 +2,7 @@
 //!
 //! Each connection counts its own bytes, and sending shares nothing between connections: the ledger sums them up several times a
 //! second. Above the limit it ends the streams that have waited longest: those whose clients have read nothing of their data for
-//! the longest time. A stream without data to send holds no memory, and is never ended.
+//! the longest time. A stream that does not wait for its client is never ended.
 
 use std::{
     sync::{

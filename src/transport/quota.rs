@@ -44,7 +44,7 @@ pub struct Permit {
     origin: Option<Origin>,
 }
 
-/// Indicates the limit that was reached.
+/// Limit that was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exceeded {
     /// The limit for all origins, with its value.

@@ -1,4 +1,4 @@
-//! TLS on the connections of one listener, from files that may change.
+//! TLS for the connections of one listener, with certificates that are reloaded when their files change.
 
 use std::{
     fmt, fs, io,
@@ -19,25 +19,25 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::io::Io;
 
-/// Where certificate and key lie, in PEM.
+/// Paths of certificate and key, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, and those that lead from it to one that clients trust.
+    /// The server's certificate chain.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The server's private key.
     pub key: PathBuf,
-    /// When it is given, clients need a certificate that one of these has signed.
+    /// CA certificates; if given, a client needs a certificate that one of them has signed.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What connections are accepted with.
+/// TLS configuration with which connections are accepted.
 pub struct Tls {
     files: TlsFiles,
-    /// The bytes of the files that it was made of.
+    /// Current configuration, and the contents of the files that it was built from.
     loaded: ArcSwap<(Contents, Arc<ServerConfig>)>,
 }
 
-/// Indicates files that TLS cannot be served with.
+/// Error of files that TLS cannot use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}", path = path.display())]
 pub struct TlsError {
@@ -52,7 +52,7 @@ struct Contents {
     client_ca: Option<Vec<u8>>,
 }
 
-/// How often the files are read, to see whether they have changed.
+/// Interval at which the files are checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 // === impl Tls ===
@@ -62,15 +62,15 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// When one cannot be read or is not what it should be, or the key is not the certificate's.
+    /// Fails if a file cannot be read or is not valid, or if the key does not belong to the certificate.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let contents = files.read()?;
         let config = files.config(&contents)?;
         Ok(Self { files, loaded: ArcSwap::from_pointee((contents, config)) })
     }
 
-    /// Reads the files again whenever they have changed; never ready. What cannot be served with is logged, and what was there
-    /// before goes on being served: a renewal may be half done. Connections that are open keep what they have.
+    /// Reloads the files whenever they have changed; never returns. If the new files cannot be used, it logs the error, and the
+    /// server keeps using the previous ones: a renewal may be half done. Open connections keep their certificate.
     pub async fn reload(self: Arc<Self>) {
         let mut problem = None;
         loop {
@@ -90,7 +90,7 @@ impl Tls {
         }
     }
 
-    /// Whether there was something new.
+    /// Reloads the files if they have changed. Returns true if they had.
     fn reload_once(&self) -> Result<bool, TlsError> {
         let contents = self.files.read()?;
         if contents == self.loaded.load().0 {
@@ -101,11 +101,11 @@ impl Tls {
         Ok(true)
     }
 
-    /// Answers a client's handshake, which may take so long.
+    /// Accepts a client's handshake within the timeout.
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed when it is dropped.
+    /// Dropping the future closes the connection.
     pub(super) async fn accept(&self, stream: TcpStream, timeout: Duration) -> io::Result<TlsStream<TcpStream>> {
         let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.load().1));
         tokio::time::timeout(timeout, acceptor.accept(stream)).await?

@@ -65,7 +65,7 @@ pub(in super::super) struct WatchBody {
     _waiting: Option<Waiting>,
     bookmarks: BookmarkTimer,
     ends_at: Option<Pin<Box<Sleep>>>,
-    /// Signal of the drain. It is used outside of the live stage: there [`looks_up`](Self::looks_up) notices a drain.
+    /// Signal of the drain, for all stages but the live one: a live watch is notified through its cursor.
     drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Number of notifications that the watch has seen.
     pokes: u64,

@@ -1,4 +1,4 @@
-//! Timer of the bookmarks that tell the client of a silent watch that it has missed nothing.
+//! Timer of the bookmarks of a silent watch, which show its client that no events are missing.
 
 use std::{
     pin::Pin,

@@ -231,7 +231,7 @@ async fn above_the_limit_the_streams_end_that_have_waited_longest() {
     let mut stuck = Vec::new();
     for (body, opened) in open(&mut pair, 2).await {
         opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
-        // The ledger checks meanwhile: a byte of the first was written at its begin.
+        // The ledger checks meanwhile: a byte of the first was written at its start.
         tokio::time::sleep(Duration::from_secs(5)).await;
         stuck.push((body, opened));
     }

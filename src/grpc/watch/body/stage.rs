@@ -26,13 +26,13 @@ pub(in super::super) enum Begin {
 
 /// Stage of a stream. Most streams are in the live stage most of the time, so the data of the others is boxed.
 pub(super) enum Stage {
-    /// Sends the state at which the watch joined; then the events that were applied after it, if there are any.
+    /// Delivery of the state at which the watch joined; then of the events that were applied after it, if there are any.
     InitialEvents(Box<InitialEvents>, Turn, Option<Backlog>),
-    /// Sends missed events; without a cursor there are more of them in the history.
+    /// Delivery of missed events; without a cursor there are more of them in the history.
     Replay(Backlog),
-    /// Joins again at its position: after it was parked, or in the middle of missed events.
+    /// New join at its position: after it was parked, or in the middle of missed events.
     Joining(Reached, Joining),
-    /// Reads the published events.
+    /// Delivery of the published events.
     Live,
 }
 
