@@ -68,7 +68,7 @@ pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -
 }
 
 /// Returns the time for which a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the
-/// response: otherwise the client would see DEADLINE_EXCEEDED instead of the reason.
+/// response: otherwise the client would see `DEADLINE_EXCEEDED` instead of the reason.
 pub(super) fn wait_of(timeout: Option<Duration>) -> Duration {
     timeout.map_or(MAX_WAIT, |timeout| (timeout / 10 * 9).min(MAX_WAIT))
 }
