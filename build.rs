@@ -1,6 +1,6 @@
-//! Compiles the public contract, and what is called of etcd's, without protoc: protox parses the proto, tonic-prost-build
-//! generates the code. The descriptor set of our own is kept for reflection, with its comments, so that `grpcurl describe`
-//! shows them.
+//! Code generation for the public contract, and for the calls that the etcd source makes. Needs no protoc: protox parses the
+//! proto, tonic-prost-build generates the code. The descriptor set of the contract is kept for gRPC reflection with its
+//! comments, so that `grpcurl describe` shows them.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -11,8 +11,8 @@ use protox::file::{ChainFileResolver, DescriptorSetFileResolver, GoogleFileResol
 const PROTO_ROOT: &str = "proto";
 const PROTO_FILE: &str = "informerd/v1/informerd.proto";
 const ETCD_FILE: &str = "etcd/rpc.proto";
-/// Nothing of ours names its messages, but they are in the details of every status: with it in the descriptor set, a
-/// client with nothing but reflection can print them.
+/// Messages in the details of every status. No message of the contract refers to them; the descriptor set has them so that a
+/// client can print the details with reflection alone.
 const ERROR_DETAILS_FILE: &str = "google/rpc/error_details.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -33,19 +33,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         .extern_path(".google.rpc", "::tonic_types::pb")
         .bytes(".informerd.v1.Object.raw")
         .btree_map(".informerd.v1")
-        // Watch, List and ByIndex are served outside the generated trait, from what is encoded without making messages.
+        // The server serves Watch, List and ByIndex outside of the generated trait, from bytes encoded without messages.
         .generate_default_stubs(true)
         .compile_fds(FileDescriptorSet::decode(&*compiler.encode_file_descriptor_set())?)?;
 
     tonic_prost_build::configure()
-        // Only tests play etcd.
+        // Only tests implement an etcd server.
         .server_mod_attribute("etcdserverpb", "#[cfg(test)]")
         .compile_fds(protox::compile([ETCD_FILE], [PROTO_ROOT])?)?;
     Ok(())
 }
 
-/// google.rpc comes from tonic-types' own descriptor set, so no third-party file is copied into this tree. The files are
-/// called there as they lie in that crate's folder; everybody else knows them below `google/rpc/`.
+/// Returns google.rpc from tonic-types' descriptor set, so that no third-party file is copied into this tree. That set names
+/// the files without a folder; imports name them below `google/rpc/`.
 fn google_rpc() -> Result<FileDescriptorSet, Box<dyn Error>> {
     let mut set = FileDescriptorSet::decode(tonic_types::pb::FILE_DESCRIPTOR_SET)?;
     for file in &mut set.file {

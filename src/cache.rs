@@ -1,4 +1,4 @@
-//! The cache: one upstream list and watch per resource, applied by one writer, read by anybody.
+//! Cache of each resource: one upstream list and watch, one writer, any number of readers.
 //!
 //! ```text
 //!   ListerWatcher ──▶ Reflector ──▶ RealFifo ──▶ Informer task ──▶ Indexer ──▶ Snapshot (List, ByIndex, Get)
@@ -8,12 +8,12 @@
 //!
 //! - One task per resource writes ([`Informer`]): store, indexes and applied version change together, in upstream order.
 //! - Readers take a [`Snapshot`] in O(1) and hold no lock that the writer needs.
-//! - A relist is one element of the queue, and becomes one batch: the difference to what is held.
-//! - The upstream is asked once, whatever the number of readers and watchers ([`Reflector`]).
-//! - A state can be kept in a [`SnapshotFile`], with what its upstream's history can be recognised by; a later start serves it
-//!   at once, as STALE, and goes on from its version.
+//! - A relist is one element of the queue. The indexer turns it into one batch: the difference to the store.
+//! - Each resource has one upstream watch, whatever the number of readers and watchers ([`Reflector`]).
+//! - A [`SnapshotFile`] holds a state and the proof of its upstream's history. The next start serves it at once, as STALE, and
+//!   resumes the watch from its version.
 //!
-//! Deliberately not here: the upstreams (`source`), and everything that knows gRPC.
+//! Not in this module: the upstreams (`source`), and everything that depends on gRPC.
 
 mod ahead;
 mod backoff;

@@ -1,20 +1,19 @@
-//! Counts of what is alive, by kind and thread: the checker compares it with what a server says that it retains, and with its bounds.
+//! Counts of live values, by kind and thread. The checker compares them with the sizes that a server reports and its bounds.
 //!
-//! A value that is counted has a field of the type `Alive`. Without debug assertions that field is empty, and nothing of this
-//! is left.
+//! A counted value has a field of type `Alive`. Without debug assertions that field is empty, and nothing is counted.
 
-/// The kinds of values that are counted.
+/// Kind of a counted value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Events in a log of a group; their size is that of the run and its marks, without the arena.
+    /// Events in a log of a group; the size is that of the run and its marks, without the arena.
     Run,
-    /// Changes that have merged for a cursor under COALESCE, or were published and are kept for those under it.
+    /// Changes merged for a cursor under COALESCE, or published and kept for the cursors under it.
     Merging,
-    /// A batch in the history; its size is what it is charged with.
+    /// A batch in the history; the size is what the history charges for it.
     Record,
 }
 
-/// A value of some kind and size that is alive.
+/// Mark of one live value, of some kind and size.
 #[derive(Debug)]
 pub(crate) struct Alive {
     #[cfg(debug_assertions)]
@@ -23,12 +22,12 @@ pub(crate) struct Alive {
     size: usize,
 }
 
-/// The number of values and the sum of their sizes. A value that is dropped on another thread counts as negative there.
+/// Number of live values and sum of their sizes. A value that another thread drops counts as negative there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Their number.
+    /// Number of values.
     pub values: i64,
-    /// The sum of their sizes.
+    /// Sum of their sizes.
     pub size: i64,
 }
 
@@ -37,13 +36,13 @@ thread_local! {
     static COUNTS: std::cell::Cell<[Count; 3]> = const { std::cell::Cell::new([Count { values: 0, size: 0 }; 3]) };
 }
 
-/// Returns how many values of a kind are alive on this thread.
+/// Returns the number and size of the live values of a kind on this thread.
 #[cfg(debug_assertions)]
 pub fn alive(kind: Kind) -> Count {
     COUNTS.get()[kind as usize]
 }
 
-/// Returns zero: nothing is counted.
+/// Returns zero: without debug assertions nothing is counted.
 #[cfg(not(debug_assertions))]
 pub fn alive(_: Kind) -> Count {
     Count::default()

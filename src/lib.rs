@@ -6,35 +6,35 @@
 //!  (kube,     ListerWatcher list+watch  ordered     one writer  │
 //!   etcd, files, stream, informerd)     deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
 //!
-//!  informer ──▶ file of its state ──▶ the next start, which serves it at once and watches from its version
+//!  informer ──▶ snapshot file ──▶ the next start, which serves it at once and watches from its version
 //!
 //!  server ──▶ client: lists, and watches that resume by themselves
-//!         └─▶ source of a relay: the same resource, told on
+//!         └─▶ source of a relay: the same resource, served again
 //! ```
 //!
-//! The rooms, in reading order:
+//! Modules, in reading order:
 //!
 //! - [`model`]: keys, versions, objects, changes, selectors, expressions, indexes. No IO, no async.
 //! - [`watch`]: the fan-out. Groups of watchers, events encoded once, one cursor with its own bound for each client.
-//! - [`cache`]: the one writer of each resource, its snapshots and indexes, the Reflector that feeds it, the
-//!   [`cache::ListerWatcher`] that every upstream implements, and the files that a later start begins with.
-//! - [`proto`]: the generated messages, and the only way between them and the model.
-//! - [`source`]: the upstreams: a kind of object of a Kubernetes API, a prefix of an etcd cluster, a directory of
-//!   manifests, a stream of watch events, and another informerd.
-//! - [`grpc`]: requests into queries, snapshots and cursors into answers.
-//! - [`transport`]: connections; bytes, and none of our messages.
-//! - [`client`]: the other end: calls with typed errors, and watches that survive what happens to their streams.
-//! - [`config`], [`telemetry`], [`admin`]: what the user writes; logs and metrics; probes.
-//! - [`app`] and [`cli`]: everything connected, and the command line.
-//! - [`census`]: what is alive, of which nothing is left in a release. `sync`: locks whose order a test can explore.
+//! - [`cache`]: the single writer of each resource, its snapshots and indexes, the Reflector that feeds it, the
+//!   [`cache::ListerWatcher`] that every upstream implements, and the snapshot files that the next start begins with.
+//! - [`proto`]: the generated messages, and their only conversion from and to the model.
+//! - [`source`]: the upstreams: a resource of a Kubernetes API, a prefix of an etcd cluster, a directory of manifests, a stream
+//!   of watch events, and another informerd.
+//! - [`grpc`]: requests to queries; snapshots and cursors to responses.
+//! - [`transport`]: connections and their bytes; none of the messages.
+//! - [`client`]: the client library: calls with typed errors, and watches that resume when their stream ends.
+//! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes.
+//! - [`app`] and [`cli`]: the composition of everything, and the command line.
+//! - [`census`]: counts of live values, empty in a release build. `sync`: locks whose schedule a test can explore.
 //!
-//! Imports point inward, and a test reads the sources to enforce it:
+//! Imports point inward; a test reads the sources to enforce it:
 //! `main → cli → {app, client}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
 //! model`, `grpc → transport`, `source → client → proto` (a relay is a client). `model`, `watch` and `cache` never
 //! name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of the server.
 //!
-//! What holds everywhere: one writer per resource, on a thread of its own; a watch is joined exactly; whatever a client is
-//! not sent, it is told of in band; everything has a bound.
+//! Rules everywhere: one writer per resource, on its own thread; a watch joins without a gap or an overlap; the server reports
+//! in band every event that it does not send; everything is bounded.
 
 #[cfg(feature = "server")]
 #[doc(hidden)]
@@ -72,14 +72,14 @@ pub mod telemetry;
 pub mod transport;
 pub mod watch;
 
-/// Returns proptest's own configuration, but for the place of failures, which are replayed before new cases: `tests/` has them.
+/// Returns proptest's default configuration, except that it keeps failures, which are replayed first, in `tests/`.
 #[cfg(test)]
 fn property_config() -> proptest::test_runner::Config {
     use proptest::test_runner::{Config, FileFailurePersistence};
     Config::with_failure_persistence(FileFailurePersistence::SourceParallel("tests/proptest-regressions"))
 }
 
-/// Compiles the example of the page on the library.
+/// Compiles the example in the library page of the documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/library.md")]
 mod library_page {}

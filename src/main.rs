@@ -1,4 +1,4 @@
-//! The binary: parse, run, exit code.
+//! Command-line binary: parses the arguments, runs, and returns the exit code.
 
 use std::process::ExitCode;
 

@@ -1,9 +1,9 @@
-//! Locks and atomics that the threads of one resource share: the points where the order between threads matters.
+//! Locks and atomics shared by the threads of one resource: the points where the order between threads matters.
 //!
 //! Outside of unit tests these are the types of `parking_lot`, `arc-swap` and `std`. In a unit test that explores schedules
 //! (`cache::informer::tests::model`), the Shuttle scheduler chooses the next thread at each use of one of them.
 //!
-//! Counters that no decision depends on are plain atomics, and not here.
+//! Counters that no decision depends on are plain atomics, and not in this module.
 
 #[cfg(test)]
 mod scheduled;

@@ -1,17 +1,17 @@
-//! Whether somebody waits for what the upstream has not told yet.
+//! Number of callers that wait for a version that this server has not reached yet.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// How many wait for a later state of a resource. Raised by those who wait, read by a source that can ask its upstream how
-/// far it is (invariant 13); clones share it.
+/// Number of callers that wait for a later state of a resource. While it is not zero, a source whose upstream can report its
+/// current version requests that report. Clones share the number.
 #[derive(Debug, Clone, Default)]
 pub struct Demand {
     waiting: Arc<watch::Sender<usize>>,
 }
 
-/// Somebody waits, until it is dropped.
+/// Guard of one waiting caller; dropping it ends the wait.
 #[derive(Debug)]
 pub struct Waiting {
     demand: Demand,
@@ -20,24 +20,24 @@ pub struct Waiting {
 // === impl Demand ===
 
 impl Demand {
-    /// Somebody waits from now on.
+    /// Registers a waiting caller.
     pub fn wait(&self) -> Waiting {
         self.waiting.send_modify(|count| *count += 1);
         Waiting { demand: self.clone() }
     }
 
-    /// Whether anybody waits.
+    /// Returns true if a caller waits.
     pub fn is_wanted(&self) -> bool {
         *self.waiting.borrow() > 0
     }
 
-    /// Waits until somebody does.
+    /// Waits until a caller does.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any time.
     pub async fn wanted(&self) {
-        // The sender lives as long as this, so that there is no error.
+        // `self` holds the sender, so there is no error.
         drop(self.waiting.subscribe().wait_for(|count| *count > 0).await);
     }
 }

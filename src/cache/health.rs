@@ -1,10 +1,10 @@
-//! How a resource's source is doing: written by its Reflector and its source, read by every answer and by the probes. And,
-//! the other way, whether anybody waits for what the source has not told yet.
+//! Health of a resource's source: the Reflector and the source write it; responses and probes read it. Also the other
+//! direction: whether a caller waits for a version that this server has not reached yet.
 //!
-//! Problems of a resource are reported here, by anyone who has the [`SourceHealth`]: one at a time
-//! ([`SourceHealth::set_problem`], [`SourceHealth::clear_problem`]), or all of some reasons at once
-//! ([`SourceHealth::replace_problems`]). They appear in `ListResources`, in the metric `informerd_source_problems` and, by the
-//! oldest, in `last_error`. A failure of a list or watch ([`SourceHealth::failed`]) is one of them, until the upstream is alive.
+//! Problems of a resource are reported through [`SourceHealth`]: one at a time ([`SourceHealth::set_problem`],
+//! [`SourceHealth::clear_problem`]), or all of some reasons at once ([`SourceHealth::replace_problems`]). They appear in
+//! `ListResources` and in the metric `informerd_source_problems`; the oldest appears in `last_error`. A failed list or watch
+//! ([`SourceHealth::failed`]) is a problem until the upstream is alive again.
 
 use std::{
     sync::{
@@ -19,34 +19,34 @@ use tokio::time::Instant;
 
 use super::{Demand, Problem, ProblemChanges, ProblemReason, ProblemReport, Provenance, problem::Problems};
 
-/// Whether a resource can be served, and how fresh it is.
+/// Availability and freshness of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncState {
-    /// There is no state yet: no list has been applied, and none was kept by an earlier start.
+    /// No state yet: no list has been applied, and no snapshot file has been read.
     Syncing,
-    /// The upstream has proved itself alive within its heartbeat and the staleness bound, and has not failed since for longer
-    /// than that bound.
+    /// The last contact with the upstream is not older than its heartbeat plus the staleness bound, and the source has not been
+    /// failing for longer than that bound.
     Synced,
-    /// Served from the last known state: the upstream cannot be reached, or not yet after a warm start.
+    /// The last known state is served: the upstream is unreachable, or there was no contact yet after a warm start.
     Stale,
 }
 
-/// The shared record of one source's health; clones share it.
+/// Record of one source's health; clones share it.
 #[derive(Debug, Clone)]
 pub struct SourceHealth {
     shared: Arc<Shared>,
 }
 
-/// A reading of [`SourceHealth`].
+/// Values of [`SourceHealth`] at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthReport {
-    /// Whether the resource can be served, and how fresh it is.
+    /// Availability and freshness of the resource.
     pub state: SyncState,
-    /// When the upstream last proved itself alive.
+    /// Time of the last contact with the upstream.
     pub seen_at: Option<SystemTime>,
-    /// The last failure of list or watch while it lasts, or else the oldest standing problem.
+    /// Last failure of a list or watch while it lasts, otherwise the oldest standing problem.
     pub last_error: Option<String>,
-    /// The number of standing problems.
+    /// Number of standing problems.
     pub problems: usize,
 }
 
@@ -54,16 +54,16 @@ pub struct HealthReport {
 struct Shared {
     heartbeat: Duration,
     stale_after: Duration,
-    /// What `stale_micros` counts from.
+    /// Start of `stale_micros`.
     base: Instant,
     synced: AtomicBool,
-    /// The source has said that its upstream is gone.
+    /// True if the source has reported that it lost its upstream.
     lost: AtomicBool,
-    /// At a relay: the upstream has said that its own is gone.
+    /// At a relay: true if the upstream has reported that its own upstream is not synced.
     stale_upstream: AtomicBool,
-    /// The source is not certain that all of its objects exist.
+    /// True if the upstream has yet to confirm that all of the objects exist.
     unconfirmed: AtomicBool,
-    /// When it turns STALE, unless it is alive before. Read without the lock, by every watch that is idle.
+    /// Time at which the state turns STALE unless there is contact before. Every idle watch reads it, without the lock.
     stale_micros: AtomicU64,
     late_changes: AtomicU64,
     record: Mutex<Record>,
@@ -74,19 +74,19 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Record {
     seen_at: Option<SystemTime>,
-    /// At a relay: when the origin was seen, as the upstream has it.
+    /// At a relay: time of the last contact with the origin, as the upstream reports it.
     origin_seen_at: Option<SystemTime>,
     problems: Problems,
-    /// The namespaces that the source follows, sorted; empty for all.
+    /// Namespaces that the source follows, sorted; empty for all.
     namespaces: Vec<String>,
 }
 
 // === impl SourceHealth ===
 
 impl SourceHealth {
-    /// The health of a source that has not been heard of yet. `heartbeat` is how often it proves itself alive
-    /// ([`Duration::MAX`] if it may be silent for ever), and `stale_after` how far past that it may be silent, and how long it
-    /// may fail.
+    /// Makes the health of a source without contact so far. `heartbeat` is the interval at which the upstream proves itself
+    /// alive ([`Duration::MAX`] if it may be silent for ever). `stale_after` bounds the silence beyond that, and the time for
+    /// which the source may fail.
     pub fn new(heartbeat: Duration, stale_after: Duration) -> Self {
         let shared = Shared {
             heartbeat,
@@ -105,7 +105,7 @@ impl SourceHealth {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The upstream answered: a list, an event, a bookmark.
+    /// Records contact with the upstream: a list, an event, a bookmark.
     pub fn alive(&self) {
         self.shared.lost.store(false, Ordering::Relaxed);
         let silence = self.shared.heartbeat.saturating_add(self.shared.stale_after);
@@ -115,7 +115,7 @@ impl SourceHealth {
         record.problems.clear(ProblemReason::UpstreamUnreachable, "");
     }
 
-    /// Counts a change at a version that had been complete, by the rules of the upstream's API.
+    /// Counts a change at a version that the rules of the upstream's API had completed before.
     pub fn count_late_change(&self) {
         self.shared.late_changes.fetch_add(1, Ordering::Relaxed);
     }
@@ -125,66 +125,66 @@ impl SourceHealth {
         self.shared.late_changes.load(Ordering::Relaxed)
     }
 
-    /// The upstream is gone for certain, or changes of it have been missed for certain: STALE from now on, until it is alive
-    /// (a list, or an event of a watch that goes on without a gap).
+    /// Marks the upstream as lost, or changes of it as missed, for certain: STALE until the next contact (a list, or an event
+    /// of a watch that resumes without a gap).
     pub fn lost(&self) {
         self.shared.lost.store(true, Ordering::Relaxed);
     }
 
-    /// At a relay: what the upstream says of its own upstream, which counts as long as the upstream itself is alive.
+    /// Records at a relay the state of the upstream's own upstream. It counts as long as the upstream itself is alive.
     pub fn relayed(&self, state: SyncState, seen_at: Option<SystemTime>) {
         self.shared.stale_upstream.store(state != SyncState::Synced, Ordering::Relaxed);
         self.shared.record.lock().origin_seen_at = seen_at;
     }
 
-    /// Sets whether the upstream has yet to confirm that the objects exist: STALE while it has, however alive it is.
+    /// Sets whether the upstream has yet to confirm that the objects exist. Meanwhile the state is STALE, in spite of contact.
     pub fn set_unconfirmed(&self, is_unconfirmed: bool) {
         self.shared.unconfirmed.store(is_unconfirmed, Ordering::Relaxed);
     }
 
-    /// A list or a watch failed: the problem [`ProblemReason::UpstreamUnreachable`], until the upstream is alive. The state
-    /// turns STALE if it is not alive `stale_after` from the first failure on.
+    /// Records a failed list or watch: the problem [`ProblemReason::UpstreamUnreachable`], until the next contact. The state
+    /// turns STALE if there is none within `stale_after` from the first failure.
     pub fn failed(&self, error: impl Into<String>) {
         let bound = self.shared.micros_after(self.shared.stale_after);
         self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
         self.set_problem(Problem::new(ProblemReason::UpstreamUnreachable, "", error));
     }
 
-    /// A connection was lost on which the upstream was last heard from at this time. The state turns STALE if it is not alive
-    /// `stale_after` from then on.
+    /// Records the loss of a connection whose last contact was at `since`. The state turns STALE if there is none within
+    /// `stale_after` from then.
     pub fn out_of_contact(&self, since: Instant) {
         let silence = since.saturating_duration_since(self.shared.base).saturating_add(self.shared.stale_after);
         let bound = u64::try_from(silence.as_micros()).unwrap_or(u64::MAX);
         self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
     }
 
-    /// Returns whether a list or a watch has failed and the upstream has not been alive since.
+    /// Returns true if a list or a watch has failed and there was no contact with the upstream since.
     pub fn has_failed(&self) -> bool {
         self.shared.record.lock().problems.get(ProblemReason::UpstreamUnreachable, "").is_some()
     }
 
-    /// Reports a problem, or a new message of the one that stands with its reason and subject; that one keeps its beginning.
+    /// Reports a problem, or a new message of the standing one with its reason and subject, which keeps its beginning.
     pub fn set_problem(&self, problem: Problem) -> ProblemReport {
         self.shared.record.lock().problems.set(problem)
     }
 
-    /// Ends the problem with this reason and subject, and returns it; `None` when there is none.
+    /// Ends the problem with this reason and subject, and returns it; `None` if there is none.
     pub fn clear_problem(&self, reason: ProblemReason, subject: &str) -> Option<Problem> {
         self.shared.record.lock().problems.clear(reason, subject)
     }
 
-    /// Replaces all problems of these reasons by those that were found, whose reasons have to be among them, and returns the
+    /// Replaces all problems of these reasons by those in `found`, whose reasons must be among them, and returns the
     /// difference. Problems of other reasons stay.
     pub fn replace_problems(&self, reasons: &[ProblemReason], found: Vec<Problem>) -> ProblemChanges {
         self.shared.record.lock().problems.replace(reasons, found)
     }
 
-    /// Returns the standing problems: the oldest 100, the oldest first.
+    /// Returns the oldest 100 standing problems, the oldest first.
     pub fn problems(&self) -> Vec<Problem> {
         self.shared.record.lock().problems.shown()
     }
 
-    /// Returns all problems of these reasons that are held, for a later start.
+    /// Returns all held problems of these reasons, for the next start.
     pub fn problems_of(&self, reasons: &[ProblemReason]) -> Vec<Problem> {
         let record = self.shared.record.lock();
         record.problems.iter().filter(|problem| reasons.contains(&problem.reason)).cloned().collect()
@@ -197,33 +197,33 @@ impl SourceHealth {
         self.shared.record.lock().namespaces = namespaces;
     }
 
-    /// Returns the namespaces that the source follows, sorted; empty when it follows all, or has no namespaces.
+    /// Returns the namespaces that the source follows, sorted; empty if it follows all, or has no namespaces.
     pub fn namespaces(&self) -> Vec<String> {
         self.shared.record.lock().namespaces.clone()
     }
 
-    /// The state is one of an earlier start, when the upstream had last been seen at this time. It is STALE until the upstream
-    /// is alive.
+    /// Records that the state is the snapshot of the previous run, with the time of its last contact. It is STALE until the
+    /// next contact with the upstream.
     pub fn resumed(&self, seen_at: Option<SystemTime>) {
         self.shared.record.lock().seen_at = seen_at;
     }
 
-    /// There is a state: the first list has been applied, or that of an earlier start.
+    /// Marks the resource as having a state: the first list, or the snapshot of the previous run.
     pub fn synced(&self) {
         self.shared.synced.store(true, Ordering::Relaxed);
     }
 
-    /// Whether anybody waits for what the source has not told yet.
+    /// Returns the number of callers that wait for a version that this server has not reached yet.
     pub fn demand(&self) -> &Demand {
         &self.shared.demand
     }
 
-    /// Where the objects come from.
+    /// Returns the servers that the objects come through.
     pub fn provenance(&self) -> &Provenance {
         &self.shared.provenance
     }
 
-    /// The state alone.
+    /// Returns the state alone.
     pub fn state(&self) -> SyncState {
         if self.shared.synced.load(Ordering::Relaxed) { self.state_of_objects() } else { SyncState::Syncing }
     }
@@ -236,12 +236,12 @@ impl SourceHealth {
         if is_stale { SyncState::Stale } else { SyncState::Synced }
     }
 
-    /// Reads everything at once, for whoever has objects: they can be read shortly before [`Self::synced`] says so.
+    /// Returns all values for a caller that has objects: they are readable shortly before the call of [`Self::synced`].
     pub fn report_of_objects(&self) -> HealthReport {
         HealthReport { state: self.state_of_objects(), ..self.report() }
     }
 
-    /// Reads everything at once.
+    /// Returns all values.
     pub fn report(&self) -> HealthReport {
         let record = self.shared.record.lock();
         let failure = record.problems.get(ProblemReason::UpstreamUnreachable, "").map(|failure| &failure.message);
@@ -257,7 +257,7 @@ impl SourceHealth {
 // === impl Shared ===
 
 impl Shared {
-    /// A moment from now.
+    /// Returns a moment from now, in microseconds since `base`.
     fn micros_after(&self, time: Duration) -> u64 {
         u64::try_from(self.base.elapsed().saturating_add(time).as_micros()).unwrap_or(u64::MAX)
     }

@@ -1,16 +1,17 @@
-//! What happened to a resource lately: which versions a watch can go on from, and what came after them.
+//! Recent changes of a resource: the versions that a watch can resume from, and the changes after them.
 //!
-//! Written by the informer, batch by batch; read when a watch resumes. It survives relists, so watchers that were connected
-//! before an upstream's restart resume from before it. Invariants:
+//! The informer writes it, batch by batch; a watch that resumes reads it. It survives relists, so that watches opened before an
+//! upstream's restart resume from before it. Invariants:
 //!
-//! - Bounded by age, events and bytes; batches are evicted whole. Only age evicts the newest batch: a relist may be larger
+//! - It is bounded by age, events and bytes, and evicts whole batches. Only age evicts the newest batch: a relist may be larger
 //!   than all bounds.
-//! - All that came at one version is found and evicted together, and an open version, to which more may come, is kept.
-//! - Changes at a version that was complete before come again for whoever resumes from it: nobody knows who has them.
-//! - Changes above the version that was complete when they came come again for whoever resumes from below them. They are kept
-//!   until they are part of a complete version.
-//! - Between the start and the end of a relist nobody knows what happened (invariant 5): an object that was created and
-//!   deleted there is in neither state. A version strictly in between is expired, even inside the window.
+//! - All batches at one version are found and evicted together. An open version, at which more changes may come, is kept.
+//! - Changes at a version that was complete before are replayed to every watch that resumes from it: the server does not know
+//!   who has them.
+//! - Changes above the version that was complete when they came are replayed to every watch that resumes from below them. They
+//!   are kept until they are part of a complete version.
+//! - Changes between the start and the end of a relist are unknown: neither state has an object that was created and deleted in
+//!   between. A version strictly in between is expired, even inside the window.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -22,53 +23,53 @@ use crate::{
     watch::Retention,
 };
 
-/// The recent batches of one resource.
+/// Recent batches of one resource.
 #[derive(Debug)]
 pub struct History {
     bounds: Retention,
     batches: VecDeque<Recorded>,
-    /// The oldest place that can be resumed from.
+    /// Oldest position that a watch can resume from.
     oldest: Reached,
-    /// The newest place that can be resumed from.
+    /// Newest position that a watch can resume from.
     current: Reached,
-    /// The newest version, of which more may come.
+    /// Newest version; more changes may come at it.
     applied: ResourceVersion,
-    /// Batches with changes that were [ahead](Batch::ahead), by the offset of their first change, and how far. Only those that
-    /// went further than all before them, so that both increase.
+    /// Offsets of the first change of batches with changes that were [ahead](Batch::ahead), and how far these were. Only
+    /// batches that went further than all before them, so that both increase.
     ahead: VecDeque<(u64, ResourceVersion)>,
-    /// The last relist without changes that was forgotten: who has reached its offset may not have passed it.
+    /// Last evicted relist without changes: a client at its offset may not have passed it.
     forgotten_relist: Option<Reached>,
     events: usize,
     bytes: usize,
 }
 
-/// What a watch has missed.
+/// Changes that a watch has missed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// In order; the first may begin before the place that was asked for.
+    /// Batches in order; the first one may begin before the requested position.
     pub batches: Vec<Arc<Batch>>,
-    /// The offset of the first change of the first batch.
+    /// Offset of the first change of the first batch.
     pub first: u64,
-    /// Whether there is more than these; the last one ends where to go on.
+    /// True if there are more batches; the next call continues after the last one.
     pub has_more: bool,
-    /// There was a relist before the first batch, of which nothing is left.
+    /// True if a relist, evicted since, came before the first batch.
     pub is_after_gap: bool,
 }
 
-/// Why a watch cannot go on from a version.
+/// Reason why a watch cannot resume from a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotInHistory {
-    /// Older than the window, in a relist's gap, or of another lineage.
+    /// Version older than the window, in a relist's gap, or of another lineage.
     Expired,
-    /// The resource has not got there yet.
+    /// Version that this server has not reached yet.
     Future,
 }
 
-/// One batch. There may be as many as there are objects, so that nothing is kept which follows from the rest.
+/// One batch. There may be as many as there are objects, so it has no field that follows from the rest.
 #[derive(Debug)]
 struct Recorded {
     at: Instant,
-    /// Of its first change.
+    /// Offset of the first change.
     offset: u64,
     what: What,
     _alive: Alive,
@@ -76,23 +77,23 @@ struct Recorded {
 
 #[derive(Debug)]
 enum What {
-    /// One object was added or modified: what nearly all batches are. The version is the object's.
+    /// One object was added or modified, as in nearly all batches. The version is the object's.
     Upsert { old: Option<Arc<Object>>, new: Arc<Object> },
-    /// Anything else.
+    /// Any other batch.
     Batch(Arc<Batch>),
 }
 
-/// What a change costs besides the body of its old state, which nobody else keeps: the record, two references, the envelope.
+/// Cost of a change besides the body of its old state, which only the history keeps: the record, two references, the envelope.
 pub(super) const CHANGE_BYTES: usize = 256;
-/// A backlog ends after so many events or bytes of bodies, with the batch that exceeds them: what a client is given at a
-/// time, and pins meanwhile.
+/// Bounds of one backlog, in events and in bytes of bodies. It ends with the batch that exceeds one of them: this much a client
+/// gets at a time, and pins meanwhile.
 const BACKLOG_EVENTS: usize = 1024;
 const BACKLOG_BYTES: usize = 1 << 20;
 
 // === impl History ===
 
 impl History {
-    /// An empty history that begins here.
+    /// Makes an empty history that begins at this position.
     pub fn new(bounds: Retention, begin: Reached) -> Self {
         let applied = begin.version.clone();
         Self {
@@ -108,27 +109,27 @@ impl History {
         }
     }
 
-    /// The oldest version that can be resumed from.
+    /// Returns the oldest version that a watch can resume from.
     pub fn oldest(&self) -> &ResourceVersion {
         &self.oldest.version
     }
 
-    /// The place before everything that is kept.
+    /// Returns the position before everything that is kept.
     pub fn begin(&self) -> &Reached {
         &self.oldest
     }
 
-    /// The newest place that can be resumed from.
+    /// Returns the newest position that a watch can resume from.
     pub fn current(&self) -> &Reached {
         &self.current
     }
 
-    /// How many events are kept.
+    /// Returns the number of events that are kept.
     pub fn events(&self) -> usize {
         self.events
     }
 
-    /// How many bytes are kept: bodies that nobody else needs, and the records.
+    /// Returns the bytes that are kept: bodies that only the history needs, and the records.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -137,7 +138,7 @@ impl History {
     pub fn record(&mut self, batch: Arc<Batch>, now: Instant) {
         self.current.version.clone_from(batch.safe());
         self.applied.clone_from(&batch.after);
-        // Of a relist without changes its gap matters.
+        // A relist without changes is recorded for its gap.
         if batch.changes.is_empty() && !(batch.is_relist && batch.before != batch.after) {
             return;
         }
@@ -156,11 +157,11 @@ impl History {
         self.forget_old(now);
     }
 
-    /// Forgets the oldest batches past the bounds. To be called from time to time: a quiet resource records nothing.
+    /// Evicts the oldest batches past the bounds. The caller repeats it periodically: a quiet resource records nothing.
     pub fn forget_old(&mut self, now: Instant) {
         while let (Some(oldest), Some(newest)) = (self.batches.front(), self.batches.back()) {
             let is_newest = oldest.what.after() == newest.what.after();
-            // More may come at it, or whoever resumes from it gets it again.
+            // More changes may come at this version, or a watch that resumes from it needs them again.
             let has_to_stay = self.current.version != self.applied || newest.what.is_late();
             let is_needed = is_newest && *newest.what.after() == self.applied && has_to_stay;
             if is_needed {
@@ -195,28 +196,28 @@ impl History {
             for passed in ahead_of.into_iter().chain([self.oldest.version.clone()]) {
                 version = if passed > version { passed } else { version };
             }
-            // A version that only a relist has closed may be incomplete without it.
+            // A version that only a relist has closed may be incomplete without that relist.
             let relist = self.batches.front().and_then(|next| next.what.relist_from_before(&version));
             self.oldest.version = relist.map_or(version, |relist| relist.after.clone());
         }
     }
 
-    /// Returns the changes after an offset: the continuation for a reader that has reached this place.
+    /// Returns the changes after an offset, for a reader that has reached this position.
     pub fn after_offset(&self, reached: &Reached) -> Result<Backlog, NotInHistory> {
         let offset = reached.offset;
-        // One that has a version may not have been told of the last changes of its batch.
+        // A reader at this version may lack the last changes of its batch.
         let is_kept = offset >= self.oldest.offset || reached.version >= self.oldest.version;
         if !is_kept {
             return Err(NotInHistory::Expired);
         }
-        // A relist without changes was perhaps not passed yet.
+        // The reader may not have passed a relist without changes yet.
         let first = self.batches.partition_point(|recorded| recorded.end() <= offset && recorded.offset < offset);
         let is_before = |relist: &Reached| relist.offset == offset && reached.version < relist.version;
         let is_after_gap = self.forgotten_relist.as_ref().is_some_and(is_before);
         Ok(Backlog { is_after_gap, ..self.backlog(first) })
     }
 
-    /// What came strictly after `version`, from its beginning on.
+    /// Returns the changes strictly after `version`, from the first of these batches on.
     pub fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
         let (oldest, current) = (&self.oldest.version, &self.applied);
         if !version.same_lineage(current) {
@@ -237,16 +238,16 @@ impl History {
         Ok(self.backlog(first.min(self.first_ahead_of(version))))
     }
 
-    /// The place of the first batch with changes above `version`, though it came before that was complete. What the client
-    /// has of those that follow is left out by [`Replay`](crate::watch::Replay).
+    /// Returns the index of the first batch with changes above `version` that came before `version` was complete.
+    /// [`Replay`](crate::watch::Replay) leaves out the following changes that the client has.
     fn first_ahead_of(&self, version: &ResourceVersion) -> usize {
         let at = self.ahead.partition_point(|(_, ahead)| ahead <= version);
         let Some((offset, _)) = self.ahead.get(at) else { return self.batches.len() };
         self.batches.partition_point(|recorded| recorded.offset < *offset)
     }
 
-    /// The changes above the version that can be resumed from, the last one first: those of an open version, and those that
-    /// came before it was complete.
+    /// Returns the changes above the version to resume from, the last one first: those of an open version, and those that came
+    /// before the version was complete.
     pub fn ahead(&self) -> Vec<Change> {
         let current = &self.current.version;
         let open = self.batches.partition_point(|recorded| recorded.what.after() <= current);
@@ -258,7 +259,7 @@ impl History {
         ahead.flatten().filter(|change| change.version > *current).cloned().collect()
     }
 
-    /// What was recorded from this place in the list on.
+    /// Returns the batches from this index on, up to the bounds.
     fn backlog(&self, first: usize) -> Backlog {
         let offset = self.batches.get(first).map_or(self.current.offset, |recorded| recorded.offset);
         let mut backlog = Backlog { first: offset, ..Backlog::default() };
@@ -282,7 +283,7 @@ impl History {
 // === impl Recorded ===
 
 impl Recorded {
-    /// The offset after its last change.
+    /// Returns the offset after the last change.
     fn end(&self) -> u64 {
         self.offset + self.what.events() as u64
     }
@@ -302,7 +303,7 @@ impl What {
         }
     }
 
-    /// As it was recorded; one of a single change begins where the one before it ends.
+    /// Returns the batch as it was recorded; one of a single change begins at the end of the previous batch.
     fn batch(&self, before: &ResourceVersion) -> Arc<Batch> {
         match self {
             Self::Upsert { old, new } => {
@@ -327,7 +328,7 @@ impl What {
         }
     }
 
-    /// The relist that this is, if it begins before a version.
+    /// Returns the batch if it is a relist that begins before a version.
     fn relist_from_before(&self, version: &ResourceVersion) -> Option<&Batch> {
         match self {
             Self::Batch(batch) => Some(&**batch).filter(|batch| batch.is_relist && batch.before < *version),
@@ -354,7 +355,7 @@ impl What {
     }
 }
 
-/// What a change of this old state costs.
+/// Returns the cost of a change with this old state.
 pub(super) fn bytes_of(old: Option<&Arc<Object>>) -> usize {
     CHANGE_BYTES + old.map_or(0, |old| old.body().len())
 }
