@@ -1,12 +1,12 @@
-//! What was applied above the version of a list that replaces the rest.
+//! Changes that were applied above the version of a later list.
 //!
-//! A version that is open has been applied in part, and the version before it is the one to resume from ([`Applied`]). So a
-//! list may be at that version, and older than what is applied: a relay lists an origin that was killed inside the open version
-//! and started again with the state before it. Invariants:
+//! An open version has been applied in part, and the version before it is the one to resume from ([`Applied`]). So a list may
+//! be at that earlier version, older than the applied one: the origin of a relay was killed inside the open version and
+//! restarted with the state before it. Invariants:
 //!
-//! - What is applied stays applied: no change is taken back because a list does not have it yet.
-//! - The watch from the list has to repeat each such change. A version that is complete without it is of another history
-//!   (invariant 14).
+//! - An applied change stays applied: a list that lacks it does not revert it.
+//! - The watch from the list has to repeat each such change. If the version completes without it, the upstream's history was
+//!   rewritten.
 //!
 //! [`Applied`]: crate::model::Applied
 
@@ -28,15 +28,15 @@ pub(super) struct Unrepeated {
 #[derive(Debug)]
 struct Kept {
     version: ResourceVersion,
-    /// The state of the object without the change.
+    /// State of the object without the change.
     listed: Option<Arc<Object>>,
 }
 
 // === impl Unrepeated ===
 
 impl Unrepeated {
-    /// Replaces in a list what these changes have changed since, the last change first. What the list shows to have happened
-    /// is not to be repeated.
+    /// Replaces the objects of a list that these changes, the last one first, have changed since. The upstream need not repeat
+    /// a change that the list already shows.
     pub(super) fn keep(list: &mut List, ahead: &[Change]) -> Self {
         let mut latest: HashMap<&ObjectKey, &Change> = HashMap::new();
         for change in ahead {
@@ -68,7 +68,7 @@ impl Unrepeated {
         Self { changes }
     }
 
-    /// Takes note of an event. One that is older than what is applied of its object becomes progress.
+    /// Notes an event, and returns it. An event older than the applied change of its object becomes a bookmark.
     pub(super) fn note(&mut self, event: Event) -> Event {
         let (key, state) = match &event {
             Event::Added(object) | Event::Modified(object) => (object.key(), Some(object)),
@@ -88,12 +88,12 @@ impl Unrepeated {
         }
     }
 
-    /// Returns an object whose change was not repeated, though its version is complete.
+    /// Returns an object whose change the upstream did not repeat, though the change's version is complete.
     pub(super) fn contradiction(&self, complete: &ResourceVersion) -> Option<&ObjectKey> {
         self.changes.iter().find(|(_, kept)| kept.version <= *complete).map(|(key, _)| key)
     }
 
-    /// Returns a state as the upstream has it: without the changes that it has not repeated.
+    /// Returns the upstream's state: the given one without the changes that the upstream has not repeated.
     pub(super) fn without(&self, state: &Snapshot) -> List {
         let others = state.objects(None, None).filter(|object| !self.changes.contains_key(object.key()));
         let listed = self.changes.values().filter_map(|kept| kept.listed.as_ref());

@@ -1,23 +1,24 @@
-//! How long to wait before asking an upstream again.
+//! Delay before the next request to an upstream after a failure.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The constants of client-go's reflector are the default: 800 ms, doubled up to 30 s, jitter 1, reset after 2 minutes.
+/// Bounds of a [`Backoff`]. The default has the constants of client-go's reflector: 800 ms, doubled up to 30 s, jitter 1, reset
+/// after 2 minutes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BackoffConfig {
-    /// The first delay.
+    /// First delay.
     pub initial: Duration,
-    /// The largest delay, before jitter.
+    /// Largest delay, before jitter.
     pub max: Duration,
-    /// A delay `d` becomes one in `[d, d + jitter * d)`, so that clients of one upstream do not come back together.
+    /// Randomness of a delay: `d` becomes one in `[d, d + jitter * d)`, so that clients of one upstream do not return together.
     pub jitter: f64,
-    /// After this long without a delay, the next one is the first again.
+    /// Time without a delay after which the next one is the first again.
     pub reset_after: Duration,
 }
 
-/// A growing delay.
+/// Growing delay.
 #[derive(Debug)]
 pub struct Backoff {
     config: BackoffConfig,
@@ -43,12 +44,12 @@ impl Default for BackoffConfig {
 // === impl Backoff ===
 
 impl Backoff {
-    /// A backoff that has not been needed yet.
+    /// Makes a backoff that begins with the first delay.
     pub fn new(config: BackoffConfig) -> Self {
         Self { next: config.initial, config, last_at: None }
     }
 
-    /// The next delay, to be waited from `now` on.
+    /// Returns the next delay, which the caller waits from `now` on.
     pub fn next_delay(&mut self, now: Instant) -> Duration {
         if self.last_at.is_some_and(|last| now.saturating_duration_since(last) > self.config.reset_after) {
             self.next = self.config.initial;

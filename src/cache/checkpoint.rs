@@ -1,12 +1,11 @@
-//! A state together with what its upstream's history can be recognised by, for a later start to go on from.
+//! State of a resource with the proof of its upstream's history, for the next start to resume from.
 //!
 //! ```text
 //!   keeper ── take ──▶ Reflector ── Delta::Checkpoint(proof) ──▶ queue ──▶ informer ── state and proof ──▶ keeper
 //! ```
 //!
-//! The source is ahead of the informer by what is queued in between. So the proof goes the way of everything else, behind what
-//! it is the proof of, and is put together with the state when the informer gets there: the two belong together, whatever
-//! happens meanwhile.
+//! The source is ahead of the informer by the deltas in the queue. So the proof passes through the queue, behind the changes
+//! that it covers, and the informer pairs it with its state when it reaches it: the two always match.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,18 +15,18 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Snapshot;
 
-/// A state, and the proof of the history that it is of.
+/// State, and the proof of its upstream's history.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    /// The state.
+    /// State of the resource.
     pub snapshot: Snapshot,
-    /// What the source recognises this history by ([`WarmStart::proof`](super::WarmStart::proof)).
+    /// Proof by which the source recognises this history ([`WarmStart::proof`](super::WarmStart::proof)).
     pub proof: Bytes,
-    /// Nothing is known beyond the state: no change has come ahead of its version.
+    /// True if no change has come ahead of the state's version.
     pub is_whole: bool,
 }
 
-/// Where checkpoints are asked for and given.
+/// Exchange of requests for checkpoints and of the checkpoints.
 #[derive(Debug, Default)]
 pub struct Checkpoints {
     is_wanted: AtomicBool,
@@ -38,7 +37,7 @@ pub struct Checkpoints {
 // === impl Checkpoints ===
 
 impl Checkpoints {
-    /// Waits for the state as it is now, or a little later. `None` when the source has no proof, or somebody else asks.
+    /// Waits for the present state, or a slightly later one. `None` if the source has no proof, or another caller requests one.
     ///
     /// # Cancel safety
     ///
@@ -51,13 +50,13 @@ impl Checkpoints {
         checkpoint.await.ok()
     }
 
-    /// Whether a proof is to be queued now; asked by the Reflector, and from then on it is not any more.
+    /// Takes the request for a proof: returns true once per request. The Reflector calls it.
     pub(super) fn is_wanted(&self) -> bool {
-        // Nearly always it is not, and to read costs nothing.
+        // Nearly always there is no request, and a load is cheap.
         self.is_wanted.load(Ordering::Relaxed) && self.is_wanted.swap(false, Ordering::Acquire)
     }
 
-    /// Waits until one may be.
+    /// Waits for a request.
     ///
     /// # Cancel safety
     ///
@@ -66,11 +65,11 @@ impl Checkpoints {
         self.wanted.notified().await;
     }
 
-    /// Here it is; without one, there will be none.
+    /// Answers the request; with `None`, the caller gets none.
     pub(super) fn give(&self, checkpoint: Option<Checkpoint>) {
         let reply = self.reply.lock().take();
         if let Some((reply, checkpoint)) = reply.zip(checkpoint) {
-            // Whoever asked may have gone.
+            // The caller may have been dropped.
             drop(reply.send(checkpoint));
         }
     }

@@ -1,9 +1,9 @@
-//! The store and its indexes, with one writer and immutable snapshots.
+//! Store and indexes of a resource, with one writer and immutable snapshots.
 //!
-//! Both are persistent ordered maps: a change costs O(log n), a [`Snapshot`] O(1) for the objects and for each index, and
-//! a reader of a snapshot is in nobody's way. An index is one ordered set of (value, key), so the set of a value
-//! disappears with its last key (kubernetes #84959), and the objects of a value come sorted by key. The entries of a value
-//! share its text, and a key is shared with its object. The order of the store is the index of the namespaces.
+//! Both are persistent ordered maps: a change costs O(log n), a [`Snapshot`] O(1) for the objects and for each index, and a
+//! reader of a snapshot does not block the writer. An index is one ordered set of (value, key), so that the set of a value
+//! disappears with its last key (kubernetes #84959), and the objects of a value are sorted by key. The entries of a value share
+//! its text; a key is shared with its object. The order of the store serves as the index of the namespaces.
 
 use std::{
     cmp::Ordering,
@@ -21,36 +21,36 @@ use super::{
 };
 use crate::model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion};
 
-/// The exclusive writer of a resource's store and indexes (client-go's `Indexer`; [`Snapshot`] is what it hands out).
+/// Exclusive writer of a resource's store and indexes (client-go's `Indexer`); readers get a [`Snapshot`].
 #[derive(Debug)]
 pub struct Indexer {
     indexers: Arc<Indexers>,
     state: Snapshot,
 }
 
-/// A resource at one version: immutable, and cheap to clone.
+/// State of a resource at one version: immutable, and cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The number of the history that it belongs to.
+    /// Number of the upstream history that the state belongs to.
     epoch: u64,
     applied: Applied,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// In the order of the indexers; that of the namespaces is empty.
+    /// Indexes in the order of the indexers; that of the namespaces is empty.
     indexes: Vec<OrdSet<IndexEntry>>,
     indexers: Arc<Indexers>,
     body_bytes: usize,
-    /// The cost of all changes up to it, as the history counts.
+    /// Cost of all changes up to this state, counted as the history does.
     replaced: u64,
 }
 
-/// An index value and the key of an object that has it.
+/// Index value and key of an object that has it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct IndexEntry {
     value: Arc<str>,
     key: ObjectKey,
 }
 
-/// A place in an index: that of an entry or, without a key, before all entries of the value.
+/// Position in an index: that of an entry or, without a key, before all entries of the value.
 struct Place<'a> {
     value: &'a str,
     key: Option<&'a ObjectKey>,
@@ -72,27 +72,27 @@ impl Indexer {
         };
         let mut indexer = Self { indexers, state };
         let objects = sorted(list.objects);
-        // A leaf of the tree is split into halves when it is full. What comes in order leaves all of them half empty for
-        // ever, and what comes between fills them.
+        // The tree splits a full leaf into halves. Insertion in order would leave all leaves half empty for ever, so every
+        // second object is inserted first, and those in between fill the leaves.
         for at in (0..objects.len()).step_by(2).chain((1..objects.len()).step_by(2)) {
             indexer.put(&objects[at]);
         }
         indexer
     }
 
-    /// Numbers the history of the upstream that the store belongs to, by how many have been given up.
+    /// Sets the number of the upstream history that the store belongs to: the number of histories rewritten before it.
     #[must_use]
     pub fn in_epoch(mut self, epoch: u64) -> Self {
         self.state.epoch = epoch;
         self
     }
 
-    /// The state as it is now.
+    /// Returns the present state.
     pub fn snapshot(&self) -> Snapshot {
         self.state.clone()
     }
 
-    /// The state as it was before the last changes, which come the last one first.
+    /// Returns the state before the given changes, which are the last ones, in reverse order.
     pub fn snapshot_before(&self, changes: &[Change]) -> Snapshot {
         let mut past = Self { indexers: Arc::clone(&self.indexers), state: self.state.clone() };
         past.state.replaced = past.state.replaced.saturating_sub(cost(changes));
@@ -111,20 +111,20 @@ impl Indexer {
         self.state.applied.version()
     }
 
-    /// Applies one live event, after which nothing else comes at its version. The store decides whether an object is added or modified; another uid under the same key is
-    /// a deletion and an addition; what is unchanged and a deletion of what is not there change nothing.
+    /// Applies one live event that completes its version. The store decides if an object is added or modified. Another uid
+    /// under the same key is a deletion and an addition. An unchanged object and the deletion of an absent one change nothing.
     pub fn apply(&mut self, event: Event) -> Batch {
         self.apply_events([event], true)
     }
 
-    /// Applies events, one after the other, as one batch at the version of the last (invariant 4). Unless the batch
-    /// `closes` that version, more may come at it, and the version before it stays the one to resume from (invariant 12).
-    /// A watch that begins again before the open version neither goes back nor completes it.
+    /// Applies events in order, as one batch at the version of the last. Unless the batch `closes` that version, more changes
+    /// may come at it, and the version before it stays the one to resume from. A watch that resumes before the open version
+    /// neither lowers nor completes it.
     pub fn apply_events(&mut self, events: impl IntoIterator<Item = Event>, closes: bool) -> Batch {
         let (after, changes) = self.apply_each(events, Cause::Change);
         let (after, is_behind) = self.not_before_applied(after);
         let (applied, closes) = (&self.state.applied, closes && !is_behind);
-        // A later version closes the one that was open.
+        // A later version closes the open one.
         let before = match (closes, after == *applied.version()) {
             (_, true) => applied.safe().clone(),
             (true, false) => applied.version().clone(),
@@ -133,7 +133,7 @@ impl Indexer {
         self.end_batch((before, after), changes, closes)
     }
 
-    /// Applies what a relist of the upstream's own came to, as one batch, with the cause of its deletions.
+    /// Applies the events of a relist by the upstream itself as one batch, with the cause of its deletions.
     pub fn apply_relist(&mut self, events: impl IntoIterator<Item = Event>, deletion: Cause) -> Batch {
         let (after, changes) = self.apply_each(events, deletion);
         let (after, is_behind) = self.not_before_applied(after);
@@ -146,7 +146,7 @@ impl Indexer {
         deletion: Cause,
     ) -> (ResourceVersion, Vec<Change>) {
         let mut after = self.version().clone();
-        // Nearly always there is one event, and the history keeps what it becomes.
+        // Nearly always there is one event, and the history keeps this vector.
         let mut changes = Vec::with_capacity(1);
         for event in events {
             after.clone_from(event.version());
@@ -176,9 +176,10 @@ impl Indexer {
         (after, changes)
     }
 
-    /// Replaces everything by a newer list, as one batch (invariant 4): first what vanished, with [`Cause::Inferred`] (or
-    /// [`Cause::NotServed`], if it still exists), then additions and modifications in the list's order; what is unchanged
-    /// produces nothing. A list at the version before an open one leaves it open: what it lacks was changed there.
+    /// Replaces everything by a newer list, as one batch. First come the deletions of vanished objects, with
+    /// [`Cause::Inferred`] (or [`Cause::NotServed`] if they still exist), then additions and modifications in the list's order.
+    /// An unchanged object produces nothing. A list older than the open version leaves it open: what the list lacks changed
+    /// there.
     pub fn replace(&mut self, list: List) -> Batch {
         let List { objects, version, not_served: existing, .. } = list;
         let (after, is_behind) = self.not_before_applied(version);
@@ -213,13 +214,13 @@ impl Indexer {
         self.end_relist(after, changes, is_behind)
     }
 
-    /// Returns the version that is reached, and whether what leads there is older than what is applied.
+    /// Returns the version to reach, and true if the input is older than the applied version.
     fn not_before_applied(&self, version: ResourceVersion) -> (ResourceVersion, bool) {
         let is_behind = version < *self.version();
         (if is_behind { self.version().clone() } else { version }, is_behind)
     }
 
-    /// Ends a relist, which closes whatever is open and may have what the open version lacks, unless it is behind that.
+    /// Ends a relist. It closes an open version and may contain the rest of that version, unless it is older.
     fn end_relist(&mut self, after: ResourceVersion, changes: Vec<Change>, is_behind: bool) -> Batch {
         let before = self.state.applied.safe().clone();
         Batch { is_relist: !is_behind, ..self.end_batch((before, after), changes, !is_behind) }
@@ -281,13 +282,13 @@ fn cost(changes: &[Change]) -> u64 {
     changes.iter().map(|change| bytes_of(change.old.as_ref()) as u64).sum()
 }
 
-/// The text of a value as its other entries have it.
+/// Returns the text of a value, shared with its other entries.
 fn shared(index: &OrdSet<IndexEntry>, value: &str) -> Arc<str> {
     let of_value = index.get_next(&Place { value, key: None }).filter(|entry| *entry.value == *value);
     of_value.map_or_else(|| Arc::from(value), |entry| Arc::clone(&entry.value))
 }
 
-/// By key; of two objects with one key the later.
+/// Sorts by key; of two objects with one key the later stays.
 fn sorted(mut objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
     objects.reverse();
     objects.sort_by(|a, b| a.key().cmp(b.key()));
@@ -295,21 +296,21 @@ fn sorted(mut objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
     objects
 }
 
-/// The same version of the same object.
+/// Returns true for the same version of the same object.
 fn is_same(old: &Object, new: &Object) -> bool {
     old.version() == new.version() && !is_replaced(old, new)
 }
 
-/// Unchanged, live and at a relist: the same bytes of the same type (which a list may imply) at the same version; for sources
-/// without versions of their own, at any version, and what is held keeps its own. A version alone does not prove it: when a
-/// CRD gains a default or an API server is upgraded, the API serves other bytes at the versions that it has.
+/// Returns true if an object is unchanged, live or in a relist: the same bytes of the same type (which a list may imply) at the
+/// same version. For sources without versions of their own any version is the same, and the held object keeps its own. An equal
+/// version alone is no proof: after a new CRD default or an API server upgrade the API serves other bytes at old versions.
 fn is_unchanged(old: &Object, new: &Object) -> bool {
     let is_equal = || old.body() == new.body() && old.kind() == new.kind() && old.api_version() == new.api_version();
     let has_version = old.version() == new.version() || new.version().lineage().is_some();
     has_version && !is_replaced(old, new) && is_equal()
 }
 
-/// Another object under the same key. A source that has no uids cannot show it.
+/// Returns true for another object under the same key. A source without uids cannot show it.
 fn is_replaced(old: &Object, new: &Object) -> bool {
     old.uid() != new.uid() && !old.uid().is_empty() && !new.uid().is_empty()
 }
@@ -317,29 +318,30 @@ fn is_replaced(old: &Object, new: &Object) -> bool {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// Returns how many histories of the upstream were given up before the one that it belongs to.
+    /// Returns the number of upstream histories before this state's, all of them rewritten.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The version of this state: what it answers is not older.
+    /// Returns the version of this state.
     pub fn version(&self) -> &ResourceVersion {
         self.applied.version()
     }
 
-    /// The version to watch from: the one before, while more changes may come at the version of this state.
+    /// Returns the version to watch from: the previous one, while more changes may come at the version of this state.
     pub fn safe_version(&self) -> &ResourceVersion {
         self.applied.safe()
     }
 
-    /// Both.
+    /// Returns both versions.
     pub fn applied(&self) -> &Applied {
         &self.applied
     }
 
-    /// Returns an object of a newer list that cannot be in the same history as what is held (invariant 14): where the upstream
-    /// counts by itself, whatever the list has from before the last version that is complete is held as it is, as far as that
-    /// is [evidence](Evidence); and a list at that very version has whatever is held. A source that counts for it proves nothing.
+    /// Returns an object of a newer list that contradicts the held state, and so proves that the upstream's history was
+    /// rewritten. If the upstream assigns the versions, each listed object up to the last complete version must be held as it
+    /// is, as far as that is [evidence](Evidence), and a list at that very version must have each held object. Versions that
+    /// the source assigns prove nothing.
     pub fn contradiction<'a>(&'a self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
         let known = self.safe_version();
         let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
@@ -359,7 +361,7 @@ impl Snapshot {
         })
     }
 
-    /// An object that is held and not listed, of a namespace that the list is of.
+    /// Returns an object that is held and not listed, in a namespace that the list covers.
     fn missing<'a>(&'a self, list: &List) -> Option<&'a ObjectKey> {
         let is_lost = |key: &ObjectKey| list.lost_namespaces.iter().any(|lost| lost == key.namespace());
         let listed: HashSet<&ObjectKey, foldhash::fast::RandomState> =
@@ -367,38 +369,38 @@ impl Snapshot {
         self.objects.keys().find(|key| !listed.contains(key) && !is_lost(key))
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no objects.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
 
-    /// The size of all bodies, in bytes.
+    /// Returns the size of all bodies, in bytes.
     pub fn body_bytes(&self) -> usize {
         self.body_bytes
     }
 
-    /// Returns the cost of all changes up to it in bytes, as that of the [`History`](super::History) is counted. What the
-    /// states that were replaced between two snapshots take is the difference.
+    /// Returns the cost of all changes up to this state in bytes, counted as in the [`History`](super::History). The difference
+    /// between two snapshots is the size of the object states replaced in between.
     pub fn replaced_bytes(&self) -> u64 {
         self.replaced
     }
 
-    /// Returns an upper bound of the memory that it takes if nobody else has its objects.
+    /// Returns an upper bound of the memory that this state takes if nothing else holds its objects.
     pub fn size(&self) -> u64 {
         (self.body_bytes + self.objects.len() * CHANGE_BYTES) as u64
     }
 
-    /// The object with this key.
+    /// Returns the object with this key.
     pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
         self.objects.get(key)
     }
 
-    /// Objects sorted by key, from strictly after `after` on, in one namespace or in all.
+    /// Returns the objects sorted by key, from strictly after `after` on, in one namespace or in all.
     pub fn objects<'a>(
         &'a self,
         namespace: Option<&'a str>,
@@ -416,8 +418,8 @@ impl Snapshot {
             .take_while(move |object| namespace.is_none_or(|namespace| object.key().namespace() == namespace))
     }
 
-    /// The objects under one value of an index, sorted by key, from strictly after `after` on. `None` when there is no
-    /// such index; a value that nothing has gives no objects.
+    /// Returns the objects under one value of an index, sorted by key, from strictly after `after` on. `None` if there is no
+    /// such index; a value without objects gives none.
     pub fn by_index<'a>(
         &'a self,
         index: &str,
@@ -436,7 +438,7 @@ impl Snapshot {
     }
 
     /// Returns the values of an index, sorted, each as often as there are objects under it, from strictly after `after` on.
-    /// `None` when there is no such index.
+    /// `None` if there is no such index.
     pub fn index_values(&self, index: &str, after: Option<&str>) -> Option<impl Iterator<Item = &str> + use<'_>> {
         let (func, entries) = self.index(index)?;
         // The first text after another.
@@ -450,12 +452,12 @@ impl Snapshot {
         Some(entries.chain(objects.map(|object| object.key().namespace())))
     }
 
-    /// The index functions.
+    /// Returns the index functions.
     pub fn indexers(&self) -> &Arc<Indexers> {
         &self.indexers
     }
 
-    /// The function of one index.
+    /// Returns the function of one index.
     pub fn index_func(&self, index: &str) -> Option<&IndexFunc> {
         self.indexers.get(index)
     }

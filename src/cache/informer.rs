@@ -1,11 +1,11 @@
-//! The one task that writes a resource: it applies deltas in upstream order and distributes what they change.
+//! Single writer task of a resource: it applies deltas in upstream order and distributes the changes.
 //!
-//! Written by nobody else; read through an [`InformerHandle`] by everybody. Invariants:
+//! All others read the resource through an [`InformerHandle`]. Invariants:
 //!
-//! - One batch is applied (store, indexes, history, version), then published. A snapshot shows a change no later than a
-//!   watch does, and the distributed version never runs ahead of what cursors can see (invariant 3).
-//! - Joining is a command of the same task, so a watch starts from one snapshot and gets every later event (invariant 2).
-//! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving go on.
+//! - A batch is applied (store, indexes, history, version), then published. A snapshot shows a change no later than a watch
+//!   does, and the distributed version is never ahead of the events that cursors can read.
+//! - Joining is a command of the same task, so a watch starts from one snapshot and gets every later event.
+//! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving continue.
 
 mod handle;
 mod join;
@@ -42,7 +42,7 @@ use crate::{
     },
 };
 
-/// The writer of one resource.
+/// Writer of one resource.
 #[derive(Debug)]
 pub struct Informer<F: Frame> {
     fifo: Arc<RealFifo>,
@@ -50,20 +50,20 @@ pub struct Informer<F: Frame> {
     writer: Writer<F>,
 }
 
-/// What an informer is made with.
+/// Parameters of an informer.
 #[derive(Debug, Clone)]
 pub struct InformerConfig {
-    /// The indexes to keep.
+    /// Indexes to keep.
     pub indexers: Arc<Indexers>,
-    /// The bounds of distribution.
+    /// Bounds of distribution.
     pub broadcaster: BroadcasterConfig,
-    /// The bounds of the history; sizes in bytes of bodies and records.
+    /// Bounds of the history; sizes in bytes of bodies and records.
     pub history: Retention,
-    /// [`ListerWatcher::evidence`](super::ListerWatcher::evidence).
+    /// Evidence of the source: [`ListerWatcher::evidence`](super::ListerWatcher::evidence).
     pub evidence: Evidence,
-    /// The least time between two wakes, unless there is a whole wake's worth of events. The first event after a pause is
-    /// applied at once, those that follow it are gathered: a wake costs much more than an event. Timers being what they are,
-    /// it may be a millisecond more.
+    /// Least time between two publish cycles, unless a whole cycle's worth of events is queued. The first event after a pause
+    /// is applied at once, the next ones are gathered: a cycle costs much more than an event. The resolution of timers may add
+    /// a millisecond.
     pub batch_window: Duration,
 }
 
@@ -78,17 +78,17 @@ pub struct InformerStats {
     pub replaces: AtomicU64,
     /// Changes of objects that still exist upstream and can no longer be served.
     pub not_served: AtomicU64,
-    /// Lists that proved that the upstream went back in time.
+    /// Times that the upstream's history was rewritten.
     pub rewinds: AtomicU64,
     /// Events that the history holds now.
     pub history_events: AtomicU64,
-    /// Bytes that the history holds now: bodies that nobody else needs, and the records.
+    /// Bytes that the history holds now: bodies that only the history needs, and the records.
     pub history_bytes: AtomicU64,
-    /// Events that were told from the history, to watches that resumed or were parked; each time that one was.
+    /// Events sent from the history to watches that resumed or were parked, once for each of these watches.
     pub replayed: AtomicU64,
     /// Times that a watch was parked.
     pub parked: AtomicU64,
-    /// Failed evaluations of the expressions of requests, which hold this.
+    /// Failed evaluations of the expressions of requests, which share this counter.
     pub expression_errors: Arc<AtomicU64>,
 }
 
@@ -96,12 +96,12 @@ pub struct InformerStats {
 struct Shared {
     indexers: Arc<Indexers>,
     snapshot: ArcSwapOption<Snapshot>,
-    /// Up to here everything has been published to the cursors; behind the snapshot's for a moment.
+    /// Position up to which everything has been published to the cursors; for a moment behind the snapshot's.
     distributed: ArcSwapOption<Reached>,
     oldest: ArcSwapOption<ResourceVersion>,
-    /// The ends of the last relist and of the one before: the last one may not be distributed yet.
+    /// Ends of the last relist and of the one before: the last one may not be distributed yet.
     relists: ArcSwap<(Option<ResourceVersion>, Option<ResourceVersion>)>,
-    /// Raised before the watches of a history that has changed are ended.
+    /// Number of rewritten histories, raised before the watches of the old history end.
     epoch: sync::AtomicU64,
     waiters: Waiters,
     pokes: sync::AtomicU64,
@@ -110,24 +110,24 @@ struct Shared {
     watch_stats: ArcSwapOption<BroadcasterStats>,
 }
 
-/// The state that the task writes, apart from what it waits for.
+/// State that the task writes, apart from the channels that it waits on.
 #[derive(Debug)]
 struct Writer<F: Frame> {
     shared: Arc<Shared>,
     config: InformerConfig,
-    /// Those that do what it has no time for.
+    /// Threads for the selections that the writer has no time for.
     threads: Option<Arc<BulkThreads>>,
     backfill: Arc<Backfill<F>>,
     live: Option<Live<F>>,
 }
 
-/// What exists once there is a state.
+/// Parts that exist once there is a state.
 #[derive(Debug)]
 struct Live<F: Frame> {
     indexer: Indexer,
     history: History,
     unrepeated: Unrepeated,
-    /// The state of the source when watches were last called.
+    /// State of the source when the watches were last notified of it.
     told_state: SyncState,
     broadcaster: Broadcaster<F>,
 }
@@ -138,19 +138,19 @@ enum Command<F: Frame> {
     Poke,
 }
 
-/// What is drained from the queue before it is applied and published: one wake of the watchers.
+/// Bound of one publish cycle: the events drained from the queue, applied and published together.
 const WAKE_EVENTS: usize = 64;
-/// In bytes of bodies.
+/// The same bound in bytes of bodies.
 const WAKE_BYTES: usize = 64 << 10;
-/// Joins that may wait for the task; more of them wait for a place.
+/// Bound of queued commands; a further caller waits for a free slot.
 const COMMAND_QUEUE: usize = 1024;
-/// How often groups that nobody reads, events that are too old, and a source that has turned stale are looked for.
+/// Interval of the search for groups without readers, events past their age, and a source that has turned stale.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl Informer ===
 
 impl<F: Frame> Informer<F> {
-    /// An informer that has not applied anything yet, and its reading side.
+    /// Makes an informer that has not applied anything yet, and its handle.
     pub fn new(fifo: Arc<RealFifo>, health: SourceHealth, config: InformerConfig) -> (Self, InformerHandle<F>) {
         let shared = Arc::new(Shared {
             indexers: Arc::clone(&config.indexers),
@@ -166,14 +166,14 @@ impl<F: Frame> Informer<F> {
             watch_stats: ArcSwapOption::default(),
         });
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
-        // As much again as for what is published.
+        // The backfill may take as much again as the published events.
         let backfill = Arc::new(Backfill::new(config.broadcaster.retention.size));
         let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender, backfill: Arc::clone(&backfill) };
         (Self { fifo, commands, writer: Writer { shared, config, threads: None, backfill, live: None } }, handle)
     }
 
-    /// Bounds the time that selections take ([`BroadcasterConfig::selection_budget`]): threads do the rest, and encode what
-    /// clients are told from the history.
+    /// Bounds the time that selections take on the writer ([`BroadcasterConfig::selection_budget`]): threads do the rest, and
+    /// encode the events that clients get from the history.
     #[must_use]
     pub fn deferring_to(mut self, threads: &Arc<BulkThreads>) -> Self {
         self.writer.threads = Some(Arc::clone(threads));
@@ -181,13 +181,13 @@ impl<F: Frame> Informer<F> {
         self
     }
 
-    /// Begins with the state of an earlier start: it is served from now on, as STALE until the source proves itself alive.
+    /// Begins with the snapshot of the previous run: it is served from now on, STALE until the first contact with the upstream.
     pub fn begin_warm(&mut self, list: List) {
         self.writer.start(list, SyncState::Stale);
         self.writer.publish(&[]);
     }
 
-    /// Applies and distributes until the queue is closed and empty. Cursors then read what was published, and end.
+    /// Applies and distributes until the queue is closed and empty. Cursors then read the published events, and end.
     ///
     /// # Cancel safety
     ///
@@ -200,9 +200,9 @@ impl<F: Frame> Informer<F> {
         loop {
             let is_blocked = writer.live.as_ref().is_some_and(|live| live.broadcaster.is_blocked());
             tokio::select! {
-                // Joining first: it is cheap, and must go on while a client holds the next batch back.
+                // Joining first: it is cheap, and must continue while a client holds the next batch back.
                 biased;
-                // Cancel-safe: `recv` loses nothing when another arm wins. When all handles are gone, only the queue counts.
+                // Cancel-safe: `recv` loses nothing when another arm wins. Without any handle left, only the queue counts.
                 Some(command) = commands.recv() => writer.handle(command),
                 // Cancel-safe by its own contract.
                 () = writer.ready(), if is_blocked => {}
@@ -221,7 +221,7 @@ impl<F: Frame> Informer<F> {
     }
 }
 
-/// What is applied next as one wake: not before this moment, unless it is full.
+/// Returns the deltas of the next publish cycle: not before this moment, unless the cycle is full.
 async fn next(fifo: &RealFifo, not_before: Instant) -> Option<Vec<Delta>> {
     fifo.gather(WAKE_EVENTS, WAKE_BYTES, not_before).await;
     fifo.pop_batch(WAKE_EVENTS, WAKE_BYTES).await
@@ -251,7 +251,7 @@ impl<F: Frame> Writer<F> {
     }
 
     fn poke(&self) {
-        // Counted first: who parks after having been passed over sees it.
+        // Counted first, so that a watch that parks after the notification passed it sees the new count.
         self.shared.pokes.fetch_add(1, Ordering::Release);
         if let Some(live) = &self.live {
             live.broadcaster.poke();
@@ -262,7 +262,7 @@ impl<F: Frame> Writer<F> {
         match command {
             Command::Join { start, subscribe, reply } => {
                 let joined = self.join(&start, subscribe);
-                // Whoever asked may have gone; the cursor then unsubscribes by being dropped.
+                // The caller may have been dropped; the cursor then unsubscribes by being dropped.
                 drop(reply.send(joined));
             }
             Command::Poke => self.poke(),
@@ -285,7 +285,7 @@ impl<F: Frame> Writer<F> {
             }
         })?;
         let cursor = (!backlog.has_more).then(|| match start {
-            // All of a version that is open here was complete where the client has it from.
+            // The client has all changes of the version that is open here: it was complete at the client's previous server.
             Start::After(version) => live.broadcaster.subscribe_after(subscribe, version),
             Start::Now | Start::Complete | Start::AfterOffset(_) => live.broadcaster.subscribe(subscribe),
         });
@@ -297,7 +297,7 @@ impl<F: Frame> Writer<F> {
         Ok(Joined { snapshot, backlog, cursor, epoch })
     }
 
-    /// Applies what was drained from the queue, then publishes it as one wake.
+    /// Applies the drained deltas, then publishes them in one cycle.
     fn apply(&mut self, deltas: Vec<Delta>, fifo: &RealFifo) {
         let now = Instant::now();
         let mut batches = Vec::with_capacity(deltas.len());
@@ -307,7 +307,7 @@ impl<F: Frame> Writer<F> {
                 Delta::Rewind(list) => self.restart(list, "the upstream says so"),
                 Delta::Changes { events, closes } => batches.extend(self.change(events, closes, now)),
                 Delta::Checkpoint(proof) => {
-                    // A later start has no history, and what came ahead of the version has to come again.
+                    // The next run has no history, so the upstream has to repeat the changes ahead of the version.
                     let checkpoint = self.live.as_ref().map(|live| {
                         let ahead = live.history.ahead();
                         let snapshot = live.indexer.snapshot_before(&ahead);
@@ -327,7 +327,7 @@ impl<F: Frame> Writer<F> {
         closes: bool,
         now: Instant,
     ) -> Option<Arc<Batch>> {
-        // The Reflector lists first, if there is nothing to go on from.
+        // The Reflector lists first if there is no state to resume from.
         let live = self.live.as_mut()?;
         let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
         let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
@@ -340,7 +340,7 @@ impl<F: Frame> Writer<F> {
         Some(batch)
     }
 
-    /// Records a batch that was applied, and ends its history when that shows to be another one.
+    /// Records an applied batch, and restarts with a new history if the batch shows that the upstream's was rewritten.
     fn record(&mut self, batch: &Arc<Batch>, now: Instant) {
         let Some(live) = &mut self.live else { return };
         live.history.record(Arc::clone(batch), now);
@@ -389,7 +389,7 @@ impl<F: Frame> Writer<F> {
         }
     }
 
-    /// A relist of the upstream's own.
+    /// Applies a relist by the upstream itself.
     fn relist(&mut self, events: Vec<Event>, deletion: Cause, now: Instant) -> Option<Arc<Batch>> {
         let Live { indexer, unrepeated, .. } = self.live.as_mut()?;
         let batch = indexer.apply_relist(events.into_iter().map(|event| unrepeated.note(event)), deletion);
@@ -398,7 +398,7 @@ impl<F: Frame> Writer<F> {
         Some(batch)
     }
 
-    /// Begins with a first list, or with what an earlier start had.
+    /// Begins with a first list, or with the snapshot of the previous run.
     fn start(&mut self, list: List, state: SyncState) {
         let version = list.version.clone();
         let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
@@ -412,7 +412,7 @@ impl<F: Frame> Writer<F> {
         self.live = Some(Live { indexer, history, unrepeated, told_state: state, broadcaster });
     }
 
-    /// Begins anew with a list that proves, or comes after a proof, that history changed (invariant 14).
+    /// Begins again with a list that proves, or follows a proof, that the upstream's history was rewritten.
     fn restart(&mut self, list: List, proof: &str) {
         let Some(live) = &self.live else {
             return self.start(list, SyncState::Synced);
@@ -426,7 +426,7 @@ impl<F: Frame> Writer<F> {
         self.begin_again(list, &End::HistoryChanged);
     }
 
-    /// Ends every watch, and goes on with a list and no older version.
+    /// Ends every watch, and continues with a list and without older versions.
     fn begin_again(&mut self, list: List, end: &End) {
         let Some(live) = &mut self.live else { return };
         self.shared.relists.store(Arc::default());
@@ -434,7 +434,7 @@ impl<F: Frame> Writer<F> {
         let version = list.version.clone();
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).in_epoch(epoch);
-        // None that a watch which is parked has reached.
+        // An offset that no parked watch has reached.
         let offset = live.history.current().offset + 1;
         live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
         live.broadcaster.restart(end, version);
@@ -444,7 +444,7 @@ impl<F: Frame> Writer<F> {
 // === impl Live ===
 
 impl<F: Frame> Live<F> {
-    /// Returns whether a list is not older than the last version that is complete.
+    /// Returns true if a list is not older than the last complete version.
     fn is_complete_in(&self, list: &List) -> bool {
         self.history.current().version <= list.version
     }

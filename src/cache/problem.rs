@@ -1,4 +1,4 @@
-//! Standing problems of a resource: what its source cannot read, reach or serve now.
+//! Standing problems of a resource: failures to read, reach or serve a part of its upstream.
 //!
 //! A problem is identified by its reason and its subject. It keeps its beginning for as long as it stands, also when its
 //! message changes. Bounded: [`MAX_HELD`] problems of each reason are held, and further ones are counted.
@@ -34,18 +34,18 @@ pub enum ProblemReason {
 /// A standing problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Its kind.
+    /// Kind of the problem.
     pub reason: ProblemReason,
     /// The object's key (`namespace/name`), the file, the namespace or the place in a stream; empty for the resource as a
     /// whole.
     pub subject: String,
     /// One line for people: the failure, its cause, and what to do.
     pub message: String,
-    /// Its beginning.
+    /// Start of the problem.
     pub since: SystemTime,
 }
 
-/// Difference that a replacement of problems has made.
+/// Difference made by a replacement of problems.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ProblemChanges {
     /// New problems, and those whose message has changed.
@@ -59,35 +59,35 @@ pub struct ProblemChanges {
 /// Result of a report of one problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemReport {
-    /// It stands already, with this message.
+    /// Repetition of the standing problem, with the same message.
     Known,
-    /// It begins, or has a new message.
+    /// New problem, or a new message of a standing one.
     News,
-    /// 1,000 problems of its reason are held; this one is counted, as the n-th of those that are not.
+    /// Problem that is only counted, as 1,000 of its reason are held; with the number of those that are only counted.
     Omitted(usize),
 }
 
-/// The standing problems of one resource.
+/// Standing problems of one resource.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     by_reason: BTreeMap<ProblemReason, Standing>,
-    /// Of the oldest one, as [`Problem`] is displayed.
+    /// Text of the oldest one, as [`Problem`] is displayed.
     oldest: Option<String>,
 }
 
 #[derive(Debug, Default)]
 struct Standing {
     by_subject: BTreeMap<String, Problem>,
-    /// Further ones, which are not held. A source that reports one problem at a time may count one of these twice, until its
-    /// next list replaces them.
+    /// Number of problems that are not held. A source that reports one problem at a time may count one of these twice, until
+    /// its next list replaces them.
     omitted: usize,
 }
 
-/// The problems of one reason that are held.
+/// Bound of held problems of one reason.
 pub(super) const MAX_HELD: usize = 1000;
-/// The problems that an answer shows.
+/// Bound of problems in a response.
 pub(super) const MAX_SHOWN: usize = 100;
-/// The longest subject and the longest message, in characters.
+/// Bound of a subject and of a message, in characters.
 const MAX_CHARS: usize = 1000;
 
 // === impl ProblemReason ===
@@ -112,8 +112,8 @@ impl ProblemReason {
 // === impl Problem ===
 
 impl Problem {
-    /// A problem that begins now. Subject and message are cut after 1,000 characters each, so that two subjects that begin
-    /// with the same 1,000 characters are one.
+    /// Makes a problem that begins now. Subject and message are cut after 1,000 characters each, so that two subjects with the
+    /// same first 1,000 characters are one.
     pub fn new(reason: ProblemReason, subject: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             reason,
@@ -194,24 +194,24 @@ impl Problems {
         self.by_reason.get(&reason)?.by_subject.get(subject)
     }
 
-    /// The number of problems.
+    /// Returns the number of problems, held or not.
     pub(super) fn len(&self) -> usize {
         self.by_reason.values().map(|standing| standing.by_subject.len() + standing.omitted).sum()
     }
 
-    /// The text of the oldest.
+    /// Returns the text of the oldest.
     pub(super) fn oldest(&self) -> Option<&String> {
         self.oldest.as_ref()
     }
 
-    /// The oldest [`MAX_SHOWN`], the oldest first.
+    /// Returns the oldest [`MAX_SHOWN`], the oldest first.
     pub(super) fn shown(&self) -> Vec<Problem> {
         let mut all: Vec<&Problem> = self.iter().collect();
         all.sort_by_key(|problem| problem.since);
         all.into_iter().take(MAX_SHOWN).cloned().collect()
     }
 
-    /// Those that are held, by reason and subject.
+    /// Returns the held problems, by reason and subject.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.by_reason.values().flat_map(|standing| standing.by_subject.values())
     }

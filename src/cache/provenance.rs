@@ -1,10 +1,10 @@
-//! The servers that a resource comes through: this one, and at a relay those before it.
+//! Servers that a resource comes through: this one, and at a relay those before it.
 
 use parking_lot::Mutex;
 
 use crate::model::random_id;
 
-/// Written by the source, if it is a relay's; read by whoever is asked where the objects come from.
+/// Path of a resource through servers. The source writes it, if it is a relay's; responses report it.
 #[derive(Debug)]
 pub struct Provenance {
     name: String,
@@ -14,22 +14,22 @@ pub struct Provenance {
 // === impl Provenance ===
 
 impl Provenance {
-    /// This resource at this server, by a name that it has never had.
+    /// Makes the path of a resource at this server, with a new random name.
     pub(super) fn new() -> Self {
         Self { name: format!("{:016x}", random_id()), upstream: Mutex::default() }
     }
 
-    /// The name of this resource at this server.
+    /// Returns the name of this resource at this server.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What stands before it, the origin first; nothing but at a relay.
+    /// Sets the servers before this one, the origin first. Only a relay has any.
     pub fn set_upstream(&self, path: Vec<String>) {
         *self.upstream.lock() = path;
     }
 
-    /// The origin first, and this one last.
+    /// Returns the whole path, the origin first and this server last.
     pub fn path(&self) -> Vec<String> {
         let mut path = self.upstream.lock().clone();
         path.push(self.name.clone());

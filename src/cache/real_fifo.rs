@@ -1,9 +1,9 @@
-//! The ordered queue between Reflector and informer.
+//! Ordered queue between Reflector and informer.
 //!
-//! client-go's `RealFIFO` in its atomic form (SEMANTICS 3.3): deltas in the order of their arrival, no grouping by key, no
-//! deduplication, deletions of unknown keys too, and a Replace as one element: the consumer computes the difference
-//! against its own store when it gets there. Pushed by the Reflector, popped by the informer; bounded in events and bytes,
-//! so that an informer that stands still holds its upstream back.
+//! client-go's `RealFIFO` in its atomic form: deltas in order of arrival, without grouping by key or deduplication, deletions
+//! of unknown keys included. A Replace is one element; the informer computes the difference to its store when it pops it. The
+//! Reflector pushes, the informer pops. The queue is bounded in events and bytes, so that a blocked informer holds its upstream
+//! back.
 
 use std::collections::VecDeque;
 
@@ -15,40 +15,40 @@ use tokio::{sync::Notify, time::Instant};
 use super::{Checkpoints, List};
 use crate::model::{Cause, Event, ResourceVersion};
 
-/// What a Reflector found out.
+/// Result of a list or a watch of the Reflector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
-    /// A whole list, which replaces everything.
+    /// Whole list, which replaces everything.
     Replace(List),
-    /// The first list after the upstream has proved that its history is another one.
+    /// First list after the upstream has proved that its history was rewritten.
     Rewind(List),
-    /// Events up to one version, in upstream order: nobody resumes between them. The last one has that version.
+    /// Events up to one version, in upstream order: no watch resumes between them. The last one has that version.
     Changes {
-        /// At least one.
+        /// Events, at least one.
         events: Events,
-        /// No further event comes at this version.
+        /// True if no further event comes at this version.
         closes: bool,
     },
-    /// No change: the proof of the history up to here, for the checkpoint that somebody waits for.
+    /// Proof of the history up to here, for the requested checkpoint; no change.
     Checkpoint(Bytes),
-    /// What a relist of the upstream's own came to, or a transaction after one of which nothing is told, up to the version of
-    /// the last event: what else happened on the way is not known. With the cause of the deletions.
+    /// Result of a relist by the upstream itself, or of a transaction that follows one silently, up to the version of the last
+    /// event, with the cause of the deletions. Other changes in between are unknown.
     Relist(Vec<Event>, Cause),
 }
 
-/// The events of one [`Delta`]. Nearly always there is one, which takes no allocation.
+/// Events of one [`Delta`]. Nearly always there is one, which takes no allocation.
 pub type Events = SmallVec<[Event; 1]>;
 
-/// The bounds of a [`RealFifo`]. One element is always taken, however large it is.
+/// Bounds of a [`RealFifo`]. It always takes one element, however large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FifoBounds {
-    /// Elements.
+    /// Number of elements.
     pub events: usize,
-    /// Bytes of bodies; a Replace counts as none, because its size is the upstream's.
+    /// Bytes of bodies. A Replace counts as none: the upstream determines its size.
     pub bytes: usize,
 }
 
-/// The queue. One task pushes and one pops.
+/// Queue with one pushing and one popping task.
 #[derive(Debug)]
 pub struct RealFifo {
     bounds: FifoBounds,
@@ -63,14 +63,14 @@ struct State {
     deltas: VecDeque<Delta>,
     bytes: usize,
     closed: bool,
-    /// Whoever pops waits for so many, and is not told before.
+    /// Events and bytes that the informer waits for before it is woken.
     gathers: Option<(usize, usize)>,
 }
 
 // === impl RealFifo ===
 
 impl RealFifo {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub fn new(bounds: FifoBounds) -> Self {
         Self {
             bounds,
@@ -81,16 +81,16 @@ impl RealFifo {
         }
     }
 
-    /// Appends a delta, after waiting for room. A closed queue takes it too: closing only ends an empty queue.
+    /// Appends a delta, after waiting for space. A closed queue takes it too: closing only ends an empty queue.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped before it is ready, the delta was not queued.
+    /// If the future is dropped before it is ready, the delta was not queued.
     pub async fn push(&self, delta: Delta) {
         let mut delta = Some(delta);
         loop {
             let popped = self.popped.notified();
-            // Woken when the lock is free, as everywhere.
+            // The wake-up follows the release of the lock, as everywhere.
             let tells = self.state.lock().push(&mut delta, self.bounds);
             if let Some(tells) = tells {
                 if tells {
@@ -102,8 +102,8 @@ impl RealFifo {
         }
     }
 
-    /// Removes up to `max_events` deltas and about `max_bytes` of them from the front, but at least one; a Replace comes
-    /// alone. `None` once the queue is closed and empty.
+    /// Removes up to `max_events` deltas and about `max_bytes` of them from the front, but at least one; a Replace comes alone.
+    /// `None` once the queue is closed and empty.
     ///
     /// # Cancel safety
     ///
@@ -127,8 +127,8 @@ impl RealFifo {
         }
     }
 
-    /// Waits until there is as much as [`RealFifo::pop_batch`] would take at once, or something that comes alone, or the time
-    /// has come.
+    /// Waits until `until`, or until the queue has as much as [`RealFifo::pop_batch`] would take at once, or a delta that comes
+    /// alone.
     ///
     /// # Cancel safety
     ///
@@ -138,11 +138,11 @@ impl RealFifo {
             let pushed = self.pushed.notified();
             let is_enough = {
                 let mut state = self.state.lock();
-                // A queue that is full takes no more, whatever is waited for.
+                // A full queue takes no more, so its bounds limit the wait.
                 state.gathers = Some((max_events.min(self.bounds.events), max_bytes.min(self.bounds.bytes)));
                 state.is_enough()
             };
-            // Cancel-safe: it is told again when nobody waited.
+            // Cancel-safe: a notification without a waiter is kept.
             let is_over = tokio::select! {
                 () = std::future::ready(()), if is_enough => true,
                 () = pushed => false,
@@ -160,17 +160,17 @@ impl RealFifo {
         self.pushed.notify_one();
     }
 
-    /// Where a state of the resource can be had together with the proof of its history.
+    /// Returns the exchange of states with the proof of their history.
     pub fn checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
     }
 
-    /// How many deltas wait.
+    /// Returns the number of queued deltas.
     pub fn len(&self) -> usize {
         self.state.lock().deltas.len()
     }
 
-    /// Whether none waits.
+    /// Returns true if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -179,7 +179,7 @@ impl RealFifo {
 // === impl State ===
 
 impl State {
-    /// Takes the delta if there is room for it. Whether whoever pops is to be told; `None` when it did not.
+    /// Takes the delta if there is space for it, and returns true if the informer has to be woken; `None` without space.
     fn push(&mut self, delta: &mut Option<Delta>, bounds: FifoBounds) -> Option<bool> {
         let has_room = self.deltas.len() < bounds.events && self.bytes < bounds.bytes;
         let delta = delta.take_if(|_| has_room || self.deltas.is_empty())?;
@@ -188,7 +188,7 @@ impl State {
         Some(self.is_enough())
     }
 
-    /// Whether there is what is waited for.
+    /// Returns true if the queue has what the informer waits for.
     fn is_enough(&self) -> bool {
         let Some((events, bytes)) = self.gathers else { return true };
         let comes_alone = [self.deltas.front(), self.deltas.back()].into_iter().flatten().any(Delta::is_replace);
@@ -228,7 +228,7 @@ impl Delta {
         Self::Changes { events: events.into_iter().collect(), closes: true }
     }
 
-    /// The version that is reached with it; none with a checkpoint, nor with changes without events, which nobody makes.
+    /// Returns the version that the delta reaches; none for a checkpoint or for changes without events, which no source makes.
     pub fn version(&self) -> Option<&ResourceVersion> {
         match self {
             Self::Replace(list) | Self::Rewind(list) => Some(&list.version),

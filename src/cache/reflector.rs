@@ -1,8 +1,8 @@
-//! Lists and watches one upstream, for ever, and hands what it learns to the queue.
+//! Endless list and watch of one upstream, which queues the results.
 //!
-//! What to do after each outcome is decided by a pure state machine (`state.rs`, SEMANTICS 1.24-1.27); this file carries it
-//! out: it calls the upstream, waits, and takes note of the source's health. Nobody gives up here: an upstream that fails is
-//! asked again for as long as the task lives, and its failure is in the [`SourceHealth`].
+//! A pure state machine (`state.rs`, after client-go's reflector) chooses the next request after each outcome. This file
+//! executes it: it calls the upstream, waits, and records the source's health. The Reflector never gives up: it repeats a
+//! failed request for as long as the task runs, and reports the failure in the [`SourceHealth`].
 
 mod state;
 
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::model::{Applied, ResourceVersion};
 
-/// Drives one [`ListerWatcher`].
+/// Driver of one [`ListerWatcher`].
 #[derive(Debug)]
 pub struct Reflector<S> {
     source: S,
@@ -33,30 +33,30 @@ pub struct Reflector<S> {
     stats: Arc<ReflectorStats>,
     backoff: Backoff,
     state: State,
-    /// The upstream has proved that its history is another one, and the next list is the first of it.
+    /// True if the upstream's history was rewritten, and the next list is the first of the new one.
     is_rewound: bool,
 }
 
-/// How a Reflector behaves.
+/// Parameters of a Reflector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReflectorConfig {
-    /// How fresh the first list has to be. The service wants [`ListVersion::MostRecent`], so that no restart goes back in
-    /// time; upstream's default is [`ListVersion::Any`].
+    /// Freshness of the first list. The service uses [`ListVersion::MostRecent`], so that no restart serves an older state than
+    /// before; client-go's default is [`ListVersion::Any`].
     pub first_list: ListVersion,
-    /// The delays between attempts.
+    /// Delays between attempts.
     pub backoff: BackoffConfig,
 }
 
 /// Counters of one Reflector, read at scrape.
 #[derive(Debug, Default)]
 pub struct ReflectorStats {
-    /// Lists that were asked for.
+    /// Lists requested.
     pub lists: AtomicU64,
     /// Lists that failed.
     pub list_failures: AtomicU64,
     /// Objects in all lists that succeeded.
     pub listed_objects: AtomicU64,
-    /// Watches that were asked for.
+    /// Watches requested.
     pub watches: AtomicU64,
     /// Watches that could not be opened or ended with an error.
     pub watch_failures: AtomicU64,
@@ -64,10 +64,10 @@ pub struct ReflectorStats {
     pub events: AtomicU64,
 }
 
-/// A watch shorter than this that brought nothing is a failure, not a normal close: something between us and the upstream
-/// closes it at once, and asking again without a delay would be a busy loop.
+/// Bound below which a watch without events is a failure, not a normal close: something between this server and the upstream
+/// closes it at once, and a repetition without a delay would be a busy loop.
 const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
-/// A watch that has been open for so long shows that the upstream serves watches, though nothing happens in it.
+/// Duration of an open watch that shows that the upstream serves watches, though it delivered nothing.
 const STEADY_WATCH: Duration = Duration::from_secs(10);
 
 // === impl ReflectorConfig ===
@@ -81,24 +81,24 @@ impl Default for ReflectorConfig {
 // === impl Reflector ===
 
 impl<S: ListerWatcher> Reflector<S> {
-    /// A Reflector that has not asked yet.
+    /// Makes a Reflector that has not sent a request yet.
     pub fn new(source: S, fifo: Arc<RealFifo>, health: SourceHealth, config: ReflectorConfig) -> Self {
         let ReflectorConfig { first_list, backoff } = config;
         let (backoff, state) = (Backoff::new(backoff), State::new(first_list));
         Self { source, fifo, health, stats: Arc::default(), backoff, state, is_rewound: false }
     }
 
-    /// What a warm start of this source depends on ([`WarmStart::identity`]); `None` when it has none.
+    /// Returns the identity for a warm start of this source ([`WarmStart::identity`]); `None` if it has no warm start.
     pub fn identity(&self) -> Option<String> {
         self.source.warm_start().map(WarmStart::identity)
     }
 
-    /// Goes on from a state of an earlier start, which the informer has begun with: watches from its version, and lists only if
-    /// that cannot be.
+    /// Resumes from the snapshot of the previous run, which the informer has begun with: watches from its version, and lists
+    /// only if the upstream cannot serve that watch.
     ///
     /// # Errors
     ///
-    /// When the source cannot take the proof up. It begins with a list then.
+    /// If the source rejects the proof. The Reflector then begins with a list.
     pub fn resume(&mut self, version: ResourceVersion, proof: &[u8]) -> Result<(), String> {
         let source = self.source.warm_start().ok_or("the source has no warm start")?;
         source.resume(&version, proof)?;
@@ -106,7 +106,7 @@ impl<S: ListerWatcher> Reflector<S> {
         Ok(())
     }
 
-    /// Its counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &Arc<ReflectorStats> {
         &self.stats
     }
@@ -115,7 +115,7 @@ impl<S: ListerWatcher> Reflector<S> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it abandons a list or closes a watch. What was not queued is lost with the Reflector, and only with it.
+    /// Dropping it abandons a list or closes a watch. Results that were not queued are lost together with the Reflector.
     pub async fn run(mut self) {
         let mut next = self.state.start();
         loop {
@@ -131,8 +131,8 @@ impl<S: ListerWatcher> Reflector<S> {
         }
     }
 
-    /// Waits for what the upstream does, and gives the checkpoints that are asked for meanwhile: all that the source has handed
-    /// out before is in the queue.
+    /// Waits for the upstream, and meanwhile serves requests for checkpoints: everything that the source returned before is in
+    /// the queue.
     async fn giving_checkpoints<T>(&self, upstream: impl Future<Output = T>) -> T {
         let checkpoints = self.fifo.checkpoints();
         let mut upstream = pin!(upstream);
@@ -228,13 +228,14 @@ impl<S: ListerWatcher> Reflector<S> {
                 self.health.alive();
                 continue;
             }
-            // Invariant 14: one low event is a broken stream, and proves no rewind. Upstream would go back with it.
+            // One low event means a broken stream, and does not prove a rewritten history. client-go would accept the lower
+            // version.
             if version < *reached.version() || !version.same_lineage(reached.version()) {
                 let error = format!("an event at {version} after {}", reached.version());
                 return Outcome::WatchBroken { reached: reached.safe().clone(), error };
             }
             self.health.alive();
-            // The same version once more is no progress: a watch may begin with a bookmark and fail, each time.
+            // The same version again is no progress: each watch may begin with a bookmark and then fail.
             if version > *reached.version() {
                 self.state.progress();
                 self.backoff.reset();
@@ -245,7 +246,7 @@ impl<S: ListerWatcher> Reflector<S> {
                 self.state.opened(&version);
             }
             self.fifo.push(delta).await;
-            // An upstream that has always more must not keep the informer, which runs on the same thread, from its turn.
+            // An upstream that always has more must not starve the informer, which runs on the same thread.
             tokio::task::consume_budget().await;
         }
         if is_very_short(events) {

@@ -1,4 +1,4 @@
-//! How a watch joins: where it starts, what it is given, and why it cannot.
+//! Start of a watch: its position, its result, and its errors.
 
 use crate::{
     cache::{Backlog, Snapshot},
@@ -9,55 +9,56 @@ use crate::{
 /// Start of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Start {
-    /// At the version where it joins.
+    /// Version at the moment of joining.
     Now,
-    /// At the last version that is complete: the snapshot is the state at it, and the changes above it are the backlog.
+    /// Last complete version: the snapshot is the state at it, and the backlog has the changes above it.
     Complete,
     /// Strictly after this version.
     After(ResourceVersion),
-    /// After so many changes ([`Reached::offset`]): where a cursor of this informer was, also inside a batch.
+    /// Position of a cursor of this informer, in changes ([`Reached::offset`]), possibly inside a batch.
     AfterOffset(Reached),
 }
 
-/// A watch that has joined: where it starts, and every later event.
+/// Watch that has joined: its start, and every later event.
 #[derive(Debug)]
 pub struct Joined<F: Frame> {
-    /// The state at the moment of joining.
+    /// State at the moment of joining.
     pub snapshot: Snapshot,
-    /// Changes between the version that was asked for and this moment, or the beginning of it.
+    /// Changes between the requested version and the moment of joining, or the first part of them.
     pub backlog: Backlog,
-    /// Reader of everything after the snapshot. `None` when the backlog has more: join again after its last version.
+    /// Reader of everything after the snapshot. `None` if the backlog has more: the caller joins again after its last version.
     pub cursor: Option<Cursor<F>>,
-    /// The history that these versions belong to: [`InformerHandle::epoch`](super::InformerHandle::epoch) at the moment of joining.
+    /// Number of the history of these versions: [`InformerHandle::epoch`](super::InformerHandle::epoch) at the moment of
+    /// joining.
     pub epoch: u64,
 }
 
-/// Why a watch cannot start where it was asked to.
+/// Reason why a watch cannot start at the requested position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// There is no state yet.
+    /// No state yet.
     #[error("the resource has not been synced yet")]
     NotSynced,
-    /// Older than what is kept, in a relist's gap, or of another lineage.
+    /// Version older than the history, in a relist's gap, or of another lineage.
     #[error("the version cannot be resumed from; the oldest is {oldest}, the current {current}")]
     Expired {
-        /// The oldest version that a watch can go on from.
+        /// Oldest version that a watch can resume from.
         oldest: ResourceVersion,
-        /// The applied version.
+        /// Applied version.
         current: ResourceVersion,
     },
-    /// Not reached yet.
+    /// Version that this server has not reached yet.
     #[error("the version has not been reached; the current is {current}")]
     TooLarge {
-        /// The applied version.
+        /// Applied version.
         current: ResourceVersion,
     },
-    /// The informer has ended.
+    /// End of the informer.
     #[error(transparent)]
     Stopped(#[from] Stopped),
 }
 
-/// Indicates that the informer's task has ended.
+/// End of the informer's task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the informer has ended")]
 pub struct Stopped;

@@ -1,6 +1,6 @@
-//! The order in which readers learn of a new state: its snapshot, the watchers' logs, the distributed version, those who wait.
+//! Order in which readers get a new state: its snapshot, the watchers' logs, the distributed version, the waiting callers.
 //!
-//! A model explores it with the threads that read (`tests/model.rs`).
+//! A model test explores it together with the reading threads (`tests/model.rs`).
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -14,14 +14,14 @@ use crate::{
 // === impl Writer ===
 
 impl<F: Frame> Writer<F> {
-    /// Shows the new state to readers, then to watchers, then says how far watchers can have got.
+    /// Publishes the new state to readers, then to watchers, then the position that watchers may have reached.
     pub(super) fn publish(&mut self, batches: &[Arc<Batch>]) {
         let Some(live) = &mut self.live else { return };
         self.shared.measure_history(&live.history);
         let distributed = Arc::new(live.history.current().clone());
         let snapshot = Arc::new(live.indexer.snapshot());
         let is_first = self.shared.snapshot.load().as_ref().is_none_or(|last| last.epoch() != snapshot.epoch());
-        // A version of another history may never be reached.
+        // The waited-for version of another history may never be reached.
         let reached = if is_first { u128::MAX } else { snapshot.version().number() };
         self.shared.snapshot.store(Some(snapshot));
         live.broadcaster.publish(batches);
@@ -42,7 +42,7 @@ impl<F: Frame> Writer<F> {
 // === impl Shared ===
 
 impl Shared {
-    /// Notes a relist before its version is distributed, so that whoever sees that knows of the gap.
+    /// Notes a relist before its version is distributed, so that a reader of that version knows of the gap.
     fn note_gap(&self, batches: &[Arc<Batch>]) {
         let is_gap = |batch: &&Arc<Batch>| batch.is_relist && batch.before != batch.after;
         if let Some(batch) = batches.iter().rfind(is_gap) {

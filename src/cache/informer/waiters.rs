@@ -1,5 +1,5 @@
-//! Who waits for a version that is not applied yet, in the order of the versions, so that a change wakes only those who have
-//! waited for it: after a restore of the upstream every client may wait for a version that is far ahead.
+//! Callers that wait for a version that this server has not reached yet, sorted by version, so that a change wakes only those
+//! that wait for it: after a restore of the upstream every client may wait for a version far ahead.
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +13,14 @@ use tokio::sync::Notify;
 
 use crate::sync::Mutex;
 
-/// Everybody who waits.
+/// All waiting callers.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     by_number: Mutex<BTreeMap<Place, Arc<Notify>>>,
     next_id: AtomicU64,
 }
 
-/// One who waits, until this is dropped.
+/// One waiting caller; dropping it ends the wait.
 #[derive(Debug)]
 pub(super) struct Waiter<'a> {
     waiters: &'a Waiters,
@@ -28,14 +28,14 @@ pub(super) struct Waiter<'a> {
     woken: Arc<Notify>,
 }
 
-/// The number of a version, and that of who waits for it.
+/// Number of a version, and number of the waiting caller.
 type Place = (u128, u64);
 
 // === impl Waiters ===
 
 impl Waiters {
-    /// Waits for a state whose version has this number or a higher one. What is woken before the first
-    /// [`Waiter::woken`] is not missed.
+    /// Registers a wait for a state whose version has this number or a higher one. A wake-up before the first [`Waiter::woken`]
+    /// is not missed.
     pub(super) fn wait(&self, number: u128) -> Waiter<'_> {
         let place = (number, self.next_id.fetch_add(1, Ordering::Relaxed));
         let woken = Arc::default();
@@ -43,7 +43,7 @@ impl Waiters {
         Waiter { waiters: self, place, woken }
     }
 
-    /// Wakes those who wait for this number or a lower one.
+    /// Wakes the callers that wait for this number or a lower one.
     pub(super) fn wake(&self, number: u128) {
         let woken = {
             let mut waiting = self.by_number.lock();
@@ -59,7 +59,7 @@ impl Waiters {
 // === impl Waiter ===
 
 impl Waiter<'_> {
-    /// Ends when it has been woken.
+    /// Waits for the wake-up.
     pub(super) async fn woken(self) {
         self.woken.notified().await;
     }

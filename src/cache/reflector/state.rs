@@ -1,42 +1,42 @@
-//! What a Reflector does next: a pure function of what just happened. No IO, no clock.
+//! State machine of a Reflector: the next request as a pure function of the last outcome. No IO, no clock.
 
 use crate::{
     cache::{ListVersion, SourceError},
     model::ResourceVersion,
 };
 
-/// What the Reflector remembers between attempts.
+/// State of the Reflector between attempts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct State {
     first_list: ListVersion,
-    /// Where it watches again.
+    /// Version to watch from.
     last: Option<ResourceVersion>,
-    /// A version after `last` at which more changes may come: no list may be older.
+    /// Version after `last` at which more changes may come: no list may be older.
     open: Option<ResourceVersion>,
-    /// The last list at `last` failed as expired, too large or incomplete: only the most recent state will do.
+    /// True if the last list at `last` failed as expired, too large or incomplete: only the most recent state is usable.
     is_last_unavailable: bool,
-    /// Since the last list a watch has delivered something or stayed open: the upstream serves watches.
+    /// True if a watch since the last list has delivered something or stayed open: the upstream serves watches.
     has_progressed: bool,
-    /// A watch that has expired was listed at once, and none has progressed since.
+    /// True if an expired watch was followed by a list at once, and no watch has progressed since.
     has_listed_at_once: bool,
-    /// Watches in a row that were opened from `last`, delivered nothing and contradicted themselves.
+    /// Watches in a row from `last` that delivered nothing and contradicted themselves.
     contradictions: u32,
 }
 
-/// So many watches in a row that contradict themselves are no broken streams: the versions of the upstream are not in order.
+/// Number of such watches in a row that are no broken streams any more: the versions of the upstream are not in order.
 const MAX_CONTRADICTIONS: u32 = 3;
 
-/// What just happened.
+/// Result of the last request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
     Listed(ResourceVersion),
     ListFailed(SourceError),
     WatchNotOpened(SourceError),
-    /// A normal close: timeout, end of stream, an upstream that restarts.
+    /// Normal close: timeout, end of stream, restart of the upstream.
     WatchClosed {
         reached: ResourceVersion,
     },
-    /// Closed within a second and without an event.
+    /// Close within a second and without an event.
     WatchTooShort {
         reached: ResourceVersion,
     },
@@ -44,17 +44,17 @@ pub(super) enum Outcome {
         reached: ResourceVersion,
         error: SourceError,
     },
-    /// The stream contradicted itself.
+    /// Stream that contradicted itself.
     WatchBroken {
         reached: ResourceVersion,
         error: String,
     },
 }
 
-/// What to do now.
+/// Next request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Next {
-    /// Wait for the backoff's next delay first.
+    /// True if the Reflector waits for the backoff's next delay first.
     pub(super) delayed: bool,
     pub(super) request: Request,
 }
@@ -80,25 +80,25 @@ impl State {
         }
     }
 
-    /// A watch has delivered data or progress, or has stayed open.
+    /// Records that a watch has delivered data or progress, or has stayed open.
     pub(super) fn progress(&mut self) {
         self.has_progressed = true;
         self.has_listed_at_once = false;
         self.contradictions = 0;
     }
 
-    /// Whether a list that succeeds now shows that the upstream has recovered. One that only follows a watch which failed
-    /// without having delivered anything does not, or a watch that always fails would cost a whole list each time.
+    /// Returns true if a list that succeeds now shows that the upstream has recovered. A list after a watch that failed without
+    /// delivering anything does not, or an upstream whose watches always fail would cost a whole list each time.
     pub(super) fn list_is_recovery(&self) -> bool {
         self.has_progressed
     }
 
-    /// An earlier start was there.
+    /// Resumes from the version of the previous run.
     pub(super) fn resume(&mut self, version: ResourceVersion) {
         self.last = Some(version);
     }
 
-    /// A change has come at a version that is still open. A watch that begins again before it repeats the change.
+    /// Records a change at a version that is still open. A watch that resumes before that version repeats the change.
     pub(super) fn opened(&mut self, version: &ResourceVersion) {
         self.open = Some(version.clone());
     }
@@ -110,7 +110,7 @@ impl State {
         }
     }
 
-    /// SEMANTICS 1.25 and 1.27.
+    /// Returns the next request after an outcome (client-go's `reflector.go`).
     pub(super) fn step(&mut self, outcome: Outcome) -> Next {
         match outcome {
             Outcome::Listed(version) => {
@@ -127,7 +127,7 @@ impl State {
                 self.is_last_unavailable = true;
                 Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
             }
-            // What was known is worth nothing: only the most recent state will do.
+            // The known versions are void: only the most recent state is usable.
             Outcome::ListFailed(SourceError::HistoryChanged(_))
             | Outcome::WatchNotOpened(SourceError::HistoryChanged(_))
             | Outcome::WatchFailed { error: SourceError::HistoryChanged(_), .. } => {
@@ -135,9 +135,9 @@ impl State {
                 self.is_last_unavailable = true;
                 Next { delayed, request: Request::List(ListVersion::MostRecent) }
             }
-            // Never a relist for these, or an upstream in trouble would get more of it (kubernetes #85342).
+            // Never a relist for these, or an overloaded upstream would get more load (kubernetes #85342).
             Outcome::WatchNotOpened(SourceError::Busy(_) | SourceError::Incomplete(_)) => self.watch_again(true),
-            // The state is as good as before. An upstream that lists and serves no watch at all is listed.
+            // The state is as good as before. Only an upstream that lists and serves no watch at all is listed.
             Outcome::WatchNotOpened(SourceError::Refused(_)) if self.has_progressed => self.watch_again(true),
             Outcome::WatchNotOpened(SourceError::Expired(_)) => self.list_expired(),
             Outcome::ListFailed(_) | Outcome::WatchNotOpened(_) => self.list_again(),
@@ -172,8 +172,8 @@ impl State {
         }
     }
 
-    /// Lists at once what a watch has missed; after a delay when the watch from such a list expires without having progressed,
-    /// so that an upstream whose versions expire at once is not listed in a loop.
+    /// Lists at once after an expired watch; after a delay if the watch from such a list expires without progress, so that an
+    /// upstream whose versions expire at once is not listed in a loop.
     ///
     /// An expired watch does not make the version unavailable: the list requests "not older than", and only if that fails the
     /// most recent state (kubernetes #86430).
@@ -208,7 +208,7 @@ impl State {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Whether the upstream has proved that its history is another one.
+    /// Returns true if the upstream has proved that its history was rewritten.
     pub(super) fn is_rewind(&self) -> bool {
         match self {
             Self::ListFailed(error) | Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => {
@@ -218,7 +218,7 @@ impl Outcome {
         }
     }
 
-    /// Whether changes have been missed, so that only a list makes the state current again.
+    /// Returns true if changes have been missed, so that only a list makes the state current again.
     pub(super) fn has_missed_changes(&self) -> bool {
         matches!(
             self,
@@ -226,7 +226,7 @@ impl Outcome {
         ) || self.is_rewind()
     }
 
-    /// What went wrong, if anything did.
+    /// Returns the error, if there was one.
     pub(super) fn error(&self) -> Option<String> {
         match self {
             Self::Listed(_) | Self::WatchClosed { .. } => None,
