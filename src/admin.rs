@@ -1,10 +1,10 @@
-//! The admin port: probes and metrics over HTTP.
+//! Admin port: probes and metrics over HTTP.
 //!
-//! Nothing here tells what the objects are, so it may be reached from off loopback. `/livez` never depends on an upstream;
-//! `/readyz` says which resources are missing.
+//! No response contains objects, so the port may be reachable from other machines. `/livez` never depends on an upstream;
+//! `/readyz` names the resources that have no state.
 //!
-//! A connection has one request, and a time for it. There are only so many of them: when one more comes, the oldest is closed,
-//! so that a probe is answered however many clients connect and send nothing.
+//! A connection has one request, and a time limit. The number of connections is bounded: when one more comes, the oldest is
+//! closed, so that a probe gets its response however many clients connect and send nothing.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use tokio::{
 
 use crate::{grpc::Service, transport::pause_after};
 
-/// What the endpoints answer from.
+/// State of the endpoints.
 #[derive(Debug, Clone)]
 pub struct Admin {
     service: Service,
@@ -37,17 +37,17 @@ pub struct Admin {
     request_timeout: Duration,
 }
 
-/// Connections at one time: more than all who probe and scrape a server have.
+/// Bound of open connections: more than all probes and scrapers of a server use.
 const MAX_CONNECTIONS: usize = 32;
-/// Time for a connection, with its answer.
+/// Time for a connection, including its response.
 const MAX_TIME: Duration = Duration::from_secs(60);
-/// Bytes of the head of a request, at most.
+/// Bound of the head of a request, in bytes.
 const MAX_HEAD: usize = 16 << 10;
 
 // === impl Admin ===
 
 impl Admin {
-    /// Makes the endpoints over a service. A client may take so long for the head of its request.
+    /// Makes the endpoints over a service. A client has `request_timeout` for the head of its request.
     pub fn new(service: Service, registry: Registry, request_timeout: Duration) -> Self {
         Self { service, registry: Arc::new(registry), request_timeout }
     }
@@ -56,7 +56,7 @@ impl Admin {
     ///
     /// # Cancel safety
     ///
-    /// When it is dropped, so are all connections.
+    /// Dropping it drops all connections.
     pub async fn serve(self, listener: TcpListener) {
         let routes = Router::new()
             .route("/livez", get(async || "ok\n"))
@@ -72,7 +72,7 @@ impl Admin {
                         if open.len() == MAX_CONNECTIONS && let Some(oldest) = open.pop_front() {
                             oldest.abort();
                             self.service.metrics().refused().count("admin_connections");
-                            // Its descriptor is free when its task has ended.
+                            // The descriptor is free once the task has ended.
                             while connections.len() >= MAX_CONNECTIONS && connections.join_next().await.is_some() {}
                         }
                         open.push_back(connections.spawn(self.clone().drive(stream, routes.clone())));
@@ -88,7 +88,7 @@ impl Admin {
         }
     }
 
-    /// Answers the one request of a connection.
+    /// Serves the one request of a connection.
     async fn drive(self, stream: TcpStream, routes: Router) {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())

@@ -1,16 +1,16 @@
-//! The composition root: a [`Config`] becomes connected tasks, owned in one set, and ended in order.
+//! Composition root: a [`Config`] becomes connected tasks, owned in one set and ended in order.
 //!
-//! For each resource a thread with its Reflector and its informer; for all of them the gRPC server with health and
-//! reflection, the admin server, and the keeper of what a later start begins with. Nothing else sees all the layers, and there
-//! is no logic here.
+//! Each resource has a thread with its Reflector and its informer. All of them share the gRPC server with health and
+//! reflection, the admin server, and the writer of snapshot files. No other module depends on all layers, and this one has no
+//! logic.
 //!
-//! How it ends, from the first signal on:
+//! The shutdown, from the first signal on:
 //!
-//! 1. `/readyz` and the health service say no; for `drain.delay` everything is served as before.
-//! 2. No connection is accepted any more; every watch gets a BOOKMARK with `draining` and its own position, and ends with
-//!    UNAVAILABLE / DRAINING. States are kept a last time.
-//! 3. What is still open after `drain.period` (a client that reads nothing) is reset. The tasks are aborted, and then
-//!    the threads of the resources end.
+//! 1. `/readyz` and the health service report not ready; for `drain.delay` everything is served as before.
+//! 2. The server accepts no more connections; every watch gets a BOOKMARK with `draining` and its own position, and ends with
+//!   UNAVAILABLE / DRAINING. The snapshot files are written a last time.
+//! 3. Streams still open after `drain.period` (a client that reads nothing) are reset. The tasks are aborted, and then the
+//!   threads of the resources end.
 
 mod cgroup;
 mod connector;
@@ -47,7 +47,7 @@ use crate::{
     watch::BulkThreads,
 };
 
-/// A server that is listening and whose resources are being synced.
+/// Server that is listening and syncing its resources.
 pub struct App {
     config: Config,
     service: Service,
@@ -60,113 +60,113 @@ pub struct App {
     connections: Arc<Quota>,
 }
 
-/// Why the server could not start, or ended before it was told to.
+/// Reason why the server could not start, or ended without a signal.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// A directory cannot be served.
+    /// Directory that cannot be served.
     #[error("resource {resource}: {error}")]
     Directory {
-        /// The name of the resource.
+        /// Name of the resource.
         resource: String,
-        /// What to do about it.
+        /// Cause, and what to do about it.
         error: DirectoryError,
     },
-    /// A stream cannot be read.
+    /// Stream that cannot be read.
     #[error("resource {resource}: {error}")]
     Stream {
-        /// The name of the resource.
+        /// Name of the resource.
         resource: String,
-        /// What to do about it.
+        /// Cause, and what to do about it.
         error: StreamError,
     },
-    /// There can be no more threads.
+    /// Thread of a resource that cannot be started.
     #[error("resource {resource}: its thread cannot be started: {error}; raise the limits on threads and open files")]
     Thread {
-        /// The name of the resource.
+        /// Name of the resource.
         resource: String,
-        /// The system's answer.
+        /// Error of the system.
         error: io::Error,
     },
-    /// There can be no more threads.
+    /// Threads for selections that cannot be started.
     #[error("the threads that evaluate selections cannot be started: {error}; raise the limit on threads")]
     BulkThreads {
-        /// The system's answer.
+        /// Error of the system.
         error: io::Error,
     },
-    /// What a source that calls a server is configured with cannot be read.
+    /// Configured file of a source, such as a certificate, that cannot be read.
     #[error("resource {resource}: {problem}; correct the path, or let the user that runs informerd read it")]
     Upstream {
-        /// The name of the resource.
+        /// Name of the resource.
         resource: String,
-        /// Which file, and why.
+        /// File, and cause.
         problem: String,
     },
-    /// There is no cluster where a kube source is configured to find one.
+    /// Missing cluster, in the place where a kube source is configured to find one.
     #[error("resource {resource}: {problem}")]
     Kube {
-        /// The name of the resource.
+        /// Name of the resource.
         resource: String,
-        /// Which file, and what to do about it.
+        /// File, and what to do about it.
         problem: String,
     },
-    /// TLS cannot be served.
+    /// TLS that cannot be served.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
-    /// An address cannot be listened on.
+    /// Address that cannot be listened on.
     #[error("cannot listen on {address} for {what}: {error}; {hint}")]
     Listen {
-        /// "gRPC" or "admin".
+        /// Purpose: "gRPC" or "admin".
         what: &'static str,
-        /// As configured.
+        /// Address as configured.
         address: String,
-        /// The system's answer.
+        /// Error of the system.
         error: io::Error,
-        /// What to do about it.
+        /// Advice for the user.
         hint: &'static str,
     },
-    /// There may be fewer open files than connections.
+    /// Limit on open files below the configured connections.
     #[error(
         "limits.connections: {connections} is more than {left}, which the limit on open files ({open_files}) leaves beside {kept} \
          for the admin port and the sources; raise the limit (ulimit -n, LimitNOFILE), or leave the key out"
     )]
     OpenFiles {
-        /// As configured.
+        /// Connections as configured.
         connections: usize,
-        /// Those that are left for connections.
+        /// Open files left for connections.
         left: usize,
-        /// The limit.
+        /// Limit on open files.
         open_files: usize,
-        /// Those that are kept free.
+        /// Open files kept free of connections.
         kept: usize,
     },
-    /// A task that should run for ever has ended.
+    /// End of a task that should run for ever.
     #[error("{task} ended unexpectedly{detail}")]
     TaskEnded {
-        /// Which one.
+        /// Name of the task.
         task: String,
-        /// Why, if it said so.
+        /// Cause, if the task reported one.
         detail: String,
     },
 }
 
-/// The end of a task.
+/// Name of a task that ended, and its result.
 type Ended = (String, Result<(), String>);
 
-/// Long enough for a client that reads again to learn why it was ended.
+/// Time for a client that was evicted under BLOCK and reads again to receive the reason.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
-/// For the states of all resources, once the server drains. The next start can do without them.
+/// Time to write the snapshot files of all resources while the server drains. The next run can do without them.
 const LAST_WRITE: Duration = Duration::from_secs(10);
-/// For tasks that are aborted to come to a point where they can be.
+/// Time for aborted tasks to reach a point where they end.
 const LAST_TURN: Duration = Duration::from_secs(1);
 
 // === impl App ===
 
 impl App {
-    /// Checks the sources, listens, and starts to sync.
+    /// Checks the sources, listens, and begins to sync.
     ///
     /// # Errors
     ///
-    /// When a source cannot be read or an address cannot be listened on.
+    /// If a source cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, AppError> {
         check(&config)?;
         let limits = &config.limits;
@@ -227,7 +227,7 @@ impl App {
         Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin, connections })
     }
 
-    /// Where gRPC listens; a port 0 has become a real one.
+    /// Returns the address of gRPC, with the real port instead of a configured 0.
     pub fn grpc_address(&self) -> ListenAddr {
         match &self.grpc {
             GrpcListener::Tcp(listener) => {
@@ -237,7 +237,7 @@ impl App {
         }
     }
 
-    /// Where the admin port listens.
+    /// Returns the address of the admin port.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
@@ -246,7 +246,7 @@ impl App {
     ///
     /// # Errors
     ///
-    /// When a task ends that should not.
+    /// If a task ends that should not.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), AppError> {
         tracing::info!(address = %self.grpc_address(), "grpc listening");
         if let Some(address) = self.admin_address() {
@@ -273,7 +273,7 @@ impl App {
             drain_period: config.drain.period,
             ledger: Arc::clone(service.ledger()),
         };
-        // Removed when this function returns.
+        // The socket file is removed when this function returns.
         let (listener, _socket) = match grpc {
             GrpcListener::Tcp(listener) => match config.tls.as_ref().map(tls).transpose()? {
                 Some(tls) => {
@@ -295,7 +295,7 @@ impl App {
         tasks.spawn(infallible("grpc service", service.clone().run()));
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
         if let Some((listener, admin)) = admin {
-            // Until the very end, so that the probes and the last metrics can be read.
+            // The admin server runs until the very end, for probes and the last metrics.
             tasks.spawn(infallible("admin server", admin.serve(listener)));
         }
 
@@ -316,7 +316,8 @@ impl App {
             }
         };
         tokio::join!(server.join_next(), kept);
-        // Who sees others go would report it as a failure of the upstream. In time or not, they are aborted.
+        // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
+        // only.
         drop(tokio::time::timeout(LAST_TURN, tasks.shutdown()).await);
         tracing::info!("shut down");
         Ok(())
@@ -354,23 +355,23 @@ impl AppError {
     }
 }
 
-/// Whether the sources of a configuration can be read now.
+/// Checks that the sources of a configuration can be read now.
 ///
 /// # Errors
 ///
-/// The first one that cannot.
+/// The first source that cannot be read.
 pub fn check(config: &Config) -> Result<(), AppError> {
     config.tls.as_ref().map(tls).transpose()?;
     config.resources.values().try_for_each(sources::check)
 }
 
-/// Reads the files of TLS.
+/// Loads the files of TLS.
 fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
     let TlsConfig { cert, key, client_ca } = config.clone();
     Tls::load(TlsFiles { cert, key, client_ca })
 }
 
-/// A task with a name for when it ends.
+/// Returns a task that ends with its name.
 fn named<E: fmt::Display>(
     name: impl Into<String>,
     task: impl Future<Output = Result<(), E>>,
@@ -379,7 +380,7 @@ fn named<E: fmt::Display>(
     async move { (name, task.await.map_err(|error| error.to_string())) }
 }
 
-/// The same for a task that cannot fail.
+/// Returns the same for a task that cannot fail.
 fn infallible(name: impl Into<String>, task: impl Future<Output = ()>) -> impl Future<Output = Ended> {
     let name = name.into();
     async move {
@@ -394,7 +395,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
-/// Says that a resource is served once it has had a state, and that the server is once all that are not optional have.
+/// Reports a resource as serving once it has had a state, and the server once all resources that are not optional have.
 async fn report_health(service: Service, reporter: HealthReporter) -> io::Result<()> {
     let watched = service.resources().map(async |resource| {
         resource.informer.wait_for(0, |_| true).await;
@@ -409,7 +410,7 @@ async fn report_health(service: Service, reporter: HealthReporter) -> io::Result
     std::future::pending().await
 }
 
-/// Says the same of the server and of every resource.
+/// Sets the same status for the server and for every resource.
 async fn set_health(reporter: &HealthReporter, service: &Service, status: ServingStatus) {
     reporter.set_service_status("", status).await;
     for resource in service.resources() {

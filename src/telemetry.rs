@@ -1,7 +1,7 @@
 //! Logs and metrics.
 //!
-//! Counters live beside what they count; here they are only read, when somebody scrapes. Names follow client-go's reflectors
-//! and the kube-apiserver's watch cache where these have a word for it; labels are bounded by the configuration.
+//! Counters are fields of the types that they count for; this module only reads them, at scrape. Names follow client-go's
+//! reflectors and kube-apiserver's watch cache where these have one; the configuration bounds the labels.
 
 use std::{
     fmt,
@@ -28,7 +28,7 @@ use crate::{
     watch::BroadcasterStats,
 };
 
-/// Indicates a log filter that does not parse.
+/// Log filter that does not parse.
 #[derive(Debug, thiserror::Error)]
 #[error("the log filter {filter:?} does not parse ({reason}); use a level such as info, or informerd=debug,warn")]
 pub struct LogFilterError {
@@ -36,16 +36,16 @@ pub struct LogFilterError {
     reason: String,
 }
 
-/// The parts of one resource that metrics are read from.
+/// Parts of one resource that metrics are read from.
 #[derive(Debug, Clone)]
 pub struct ObservedResource {
-    /// As it is served.
+    /// Resource as it is served.
     pub resource: ServedResource,
-    /// Its Reflector's counters.
+    /// Counters of its Reflector.
     pub reflector: Arc<ReflectorStats>,
-    /// The queue between its Reflector and its informer.
+    /// Queue between its Reflector and its informer.
     pub fifo: Arc<RealFifo>,
-    /// Those of the file that its state is kept in, if it is.
+    /// Counters of its snapshot file, if it has one.
     pub kept: Option<Arc<SnapshotFileStats>>,
 }
 
@@ -54,7 +54,7 @@ struct ResourceCollector {
     resources: Vec<ObservedResource>,
 }
 
-/// Everything of one resource, read at one moment.
+/// Values of one resource at one moment.
 struct Reading<'a> {
     observed: &'a ObservedResource,
     snapshot: Option<Arc<Snapshot>>,
@@ -62,7 +62,7 @@ struct Reading<'a> {
     watch: Option<Arc<BroadcasterStats>>,
 }
 
-/// Sends logs to stderr. To be called once, by the binary.
+/// Sends logs to stderr. The binary calls it once.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
     let filter = EnvFilter::try_new(filter)
         .map_err(|error| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
@@ -78,7 +78,7 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> 
     Ok(())
 }
 
-/// A registry with everything that is read from the resources.
+/// Returns a registry with all metrics of the resources.
 pub fn registry(resources: Vec<ObservedResource>) -> Registry {
     let mut registry = Registry::default();
     let build_info = prometheus_client::metrics::info::Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -100,7 +100,7 @@ impl Collector for ResourceCollector {
     }
 }
 
-/// Writes one metric of all resources at a time, as the text format wants it.
+/// Encoder of one metric for all resources at a time, as the text format requires.
 struct Family<'a, 'e> {
     encoder: &'a mut DescriptorEncoder<'e>,
     readings: &'a [Reading<'a>],

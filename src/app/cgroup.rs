@@ -1,20 +1,20 @@
-//! The memory that the control groups of this process allow.
+//! Memory that the control groups of this process allow.
 
 use std::{fs, path::Path};
 
-/// The part of the limit that is held for clients.
+/// Divisor of the limit: this part of it may be held for clients.
 const SHARE: u64 = 4;
-/// Bytes that are held for them where there is no limit.
+/// Bytes that may be held for clients if there is no limit.
 const WITHOUT_LIMIT: usize = 1 << 30;
 
-/// Returns what may be held for clients: a quarter of the limit, if there is one.
+/// Returns the bytes that may be held for clients: a quarter of the limit, if there is one.
 pub(super) fn share(root: &Path) -> usize {
     let share = limit(root).and_then(|limit| usize::try_from(limit / SHARE).ok());
     share.unwrap_or(WITHOUT_LIMIT)
 }
 
-/// Returns the least limit of the groups that this process is in, of version 2 or 1. In a container, only the innermost one
-/// may be there, at the root.
+/// Returns the least limit of the groups of this process, of version 2 or 1. In a container, possibly only the innermost group
+/// is visible, at the root.
 fn limit(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = groups.lines().filter_map(|line| {

@@ -1,4 +1,4 @@
-//! How a resource is connected: its source, Reflector, queue and informer, and what it begins with.
+//! Connection of a resource: its source, Reflector, queue and informer, and the snapshot file that they begin with.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,18 +29,19 @@ use crate::{
     watch::BulkThreads,
 };
 
-/// What resources are connected with.
+/// Shared parts that resources are connected with.
 pub(super) struct Connector<'a> {
     pub(super) config: &'a Config,
     pub(super) tasks: &'a mut JoinSet<Ended>,
     pub(super) keeper: Option<Keeper>,
-    /// Those that evaluate the selections that writers have no time for.
+    /// Threads for the selections that writers have no time for.
     pub(super) threads: Arc<BulkThreads>,
-    /// What follows the same cluster shares connections and credentials.
+    /// Connections and credentials, shared by all sources of the same cluster.
     pub(super) kube_clients: KubeClients,
 }
 
-/// A wake costs some twenty times what an event costs, so that not to gather for half a millisecond would pay nobody.
+/// Least time between two publish cycles. A cycle costs some twenty times as much as an event, so that gathering for less than
+/// half a millisecond would not pay.
 const LEAST_WINDOW: Duration = Duration::from_micros(500);
 
 // === impl Connector ===
@@ -119,7 +120,7 @@ impl Connector<'_> {
             if let Some(kept) = begins_with {
                 kept.begin(&mut informer, &mut reflector);
             }
-            // It fails when the set of tasks is being dropped.
+            // The send fails when the set of tasks is being dropped.
             drop(begun.send(reflector));
             informer.run().await;
         };

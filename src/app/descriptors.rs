@@ -1,14 +1,14 @@
-//! Open files of this process: as many as the system allows, and those that connections leave to everything else.
+//! Open files of this process: as many as the system allows, divided between connections and everything else.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::AppError;
 
-/// Kept free of connections: for the listeners, the admin port, logs and snapshot files.
+/// Open files kept free of connections: for the listeners, the admin port, logs and snapshot files.
 const KEPT_FREE: usize = 64;
-/// Kept free for each resource besides: the runtime of its thread, and the connections or files of its source.
+/// Open files kept free in addition for each resource: the runtime of its thread, and the connections or files of its source.
 const KEPT_FOR_RESOURCE: usize = 8;
-/// Connections by default, however many files may be open: as many as there may be watches.
+/// Default bound of connections, however many files may be open: the bound of watches.
 const MAX_DEFAULT: usize = 100_000;
 
 /// Raises the limit on open files as far as the system lets this process, and returns it.
@@ -25,11 +25,11 @@ pub(super) fn raise() -> usize {
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Returns the bound on connections: as configured, or what the limit on open files leaves.
+/// Returns the bound of connections: as configured, or as the limit on open files allows.
 ///
 /// # Errors
 ///
-/// When more are configured than it leaves.
+/// If more connections are configured than that limit allows.
 pub(super) fn connections(configured: Option<usize>, open_files: usize, resources: usize) -> Result<usize, AppError> {
     let kept = KEPT_FREE + KEPT_FOR_RESOURCE * resources;
     let left = open_files.saturating_sub(kept).max(1);

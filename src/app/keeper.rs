@@ -1,13 +1,12 @@
-//! Keeps the state of resources in files, so that the next start has something to serve at once, and asks its upstreams only
-//! for what has changed since.
+//! Writer of snapshot files: the next run serves them at once, and its upstreams have to send only the changes since.
 //!
-//! One task for all resources, which writes one file at a time, and not in a thread that serves. A state is written soon after
-//! it was first listed and after its history has changed, then at intervals if objects have changed, and a last time when the server
-//! drains. It is an optimisation: whatever goes wrong is reported, and everything else goes on.
+//! One task for all resources writes one file at a time, outside of the threads that serve. It writes a state soon after its
+//! first list and after its history was rewritten, then at intervals if objects have changed, and a last time when the server
+//! drains. Snapshot files are an optimisation: a failure is reported, and everything else continues.
 //!
-//! A state is in plain text, so that Secrets are kept only where the configuration has `snapshot: true`: a kube resource of
-//! Secrets has no file, and the state of a relay with a Secret among its objects is neither written nor used. A file that must
-//! not be there any more is removed at start.
+//! A file is plain text, so Secrets are written only where the configuration has `snapshot: true`: a kube resource of Secrets
+//! has no file, and the state of a relay with a Secret among its objects is neither written nor used. A file that must not
+//! exist any more is removed at start.
 
 use std::{
     borrow::Borrow,
@@ -29,29 +28,29 @@ use crate::{
     model::{Object, ResourceVersion},
 };
 
-/// The states that are kept.
+/// Snapshot files of all resources.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    /// Or why none is.
+    /// Directory of the files, or the reason why there is none.
     directory: Result<SnapshotDirectory, String>,
     interval: Duration,
     kept: Vec<Kept>,
 }
 
-/// The state of one resource, in a file; clones share it.
+/// Snapshot file of one resource; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Kept {
     shared: Arc<Shared>,
 }
 
-/// Contents of a resource's state.
+/// Contents of a resource's snapshot file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Contents {
     /// Everything.
     All,
     /// Everything, unless there is a Secret among the objects.
     NoSecrets,
-    /// There is no state.
+    /// No file.
     None,
 }
 
@@ -62,31 +61,31 @@ struct Shared {
     file: SnapshotFile,
     fifo: Arc<RealFifo>,
     informer: InformerHandle<WireFrame>,
-    /// The last that was written.
+    /// Last state that was written.
     written: Mutex<Option<Written>>,
 }
 
-/// The last write of a file.
+/// Last write of a file.
 #[derive(Debug)]
 struct Written {
-    /// Changes up to then.
+    /// Changes up to that write.
     changes: Changes,
-    /// The version of a state that lacks changes which had come ahead of it: when they are complete, they are to be written.
+    /// Version of a state that lacks changes ahead of it: they have to be written once they are complete.
     lacks_after: Option<ResourceVersion>,
 }
 
-/// How often objects have changed, and the whole history. A version that moves on by itself is not worth a file.
+/// Numbers of changes of objects, and of rewrites of the history. A version that advances alone is not worth a file.
 type Changes = (u64, u64);
 
-/// How often it is looked whether something is to be written.
+/// Interval of the search for states to write.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// A resource whose changes wait for a client under BLOCK has its turn later.
+/// Time to wait for a checkpoint. A resource whose changes wait for a client under BLOCK is written later.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
 
 // === impl Keeper ===
 
 impl Keeper {
-    /// Of the directory that is configured, if one is.
+    /// Opens the configured directory, if there is one.
     pub(super) fn open(config: &Config) -> Option<Self> {
         let directory = SnapshotDirectory::open(config.general.state_dir.as_deref()?);
         match &directory {
@@ -101,7 +100,7 @@ impl Keeper {
         Some(Self { directory, interval: config.general.state_interval, kept: Vec::new() })
     }
 
-    /// Keeps one more resource, whose source says what its objects depend upon. `None` when its state is not kept.
+    /// Adds a resource with the identity of its source. `None` if its state must not or cannot be written.
     pub(super) fn keep(
         &mut self,
         resource: &ResourceConfig,
@@ -134,15 +133,15 @@ impl Keeper {
         Some(kept)
     }
 
-    /// Writes what has changed at intervals, and a last time when the server drains; then it is ready.
+    /// Writes changed states at intervals, and a last time when the server drains; then it returns.
     pub(super) async fn run(self, draining: CancellationToken) {
         let Self { directory: _locked, interval, kept } = self;
-        // When it is due, and of which history it was tried last.
+        // Time of the next write, and number of the history at the last attempt.
         let mut due = vec![(Instant::now(), 0); kept.len()];
         while !draining.is_cancelled() {
             for (kept, (due, tried)) in kept.iter().zip(&mut due) {
                 let (_, history) = kept.changes();
-                // What is there of another history would be served again, and be found out again.
+                // A file with the rewritten history would be served again, and be rejected again.
                 if (Instant::now() >= *due || history != *tried) && kept.write().await {
                     (*due, *tried) = (Instant::now() + interval, history);
                 }
@@ -161,12 +160,12 @@ impl Keeper {
 // === impl Kept ===
 
 impl Kept {
-    /// Where it is kept.
+    /// Returns the file.
     pub(super) fn file(&self) -> &SnapshotFile {
         &self.shared.file
     }
 
-    /// Lets informer and Reflector begin with what an earlier start has left, if there is something. Blocks.
+    /// Lets informer and Reflector begin with the snapshot of the previous run, if there is one. Blocks.
     pub(super) fn begin<S: ListerWatcher>(&self, informer: &mut Informer<WireFrame>, reflector: &mut Reflector<S>) {
         let Shared { contents, resource, file, informer: handle, written, .. } = &*self.shared;
         let (started, path) = (Instant::now(), file.path().display());
@@ -188,10 +187,10 @@ impl Kept {
         }
     }
 
-    /// Writes the state if objects have changed. Whether it tried.
+    /// Writes the state if objects have changed. Returns true if it tried.
     async fn write(&self) -> bool {
         let Shared { contents, resource, file, fifo, informer, written } = &*self.shared;
-        // Before the state is taken: what is counted meanwhile is written again, and not forgotten.
+        // Read before the state is taken: changes counted meanwhile are written again, and not lost.
         let changes = self.changes();
         let Some(snapshot) = informer.snapshot() else { return false };
         let is_written = |written: &Written| {
@@ -237,7 +236,7 @@ impl Kept {
     }
 }
 
-/// Reports why the state is not written; `None` when it is.
+/// Reports the reason why the state is not written; `None` ends the report.
 fn report(health: &SourceHealth, problem: Option<String>) {
     match problem {
         Some(problem) => drop(health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", problem))),
@@ -269,7 +268,7 @@ impl Contents {
             {
                 Self::None
             }
-            // Its objects are what its origin follows.
+            // Its objects are those of its origin.
             (None, SourceConfig::Informerd(_)) => Self::NoSecrets,
             _ => Self::All,
         }

@@ -1,4 +1,4 @@
-//! Where gRPC and the admin port listen.
+//! Listening sockets of gRPC and of the admin port.
 
 use std::{
     io,
@@ -11,13 +11,13 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use super::AppError;
 use crate::config::ListenAddr;
 
-/// A listening socket, of TCP or of a path.
+/// Listening socket, of TCP or of a path.
 pub(super) enum GrpcListener {
     Tcp(TcpListener),
     Unix(UnixListener, UnixSocket),
 }
 
-/// A socket file, removed when it is dropped.
+/// Socket file, removed when it is dropped.
 pub(super) struct UnixSocket(PathBuf);
 
 // === impl GrpcListener ===
@@ -40,7 +40,7 @@ impl GrpcListener {
 // === impl UnixSocket ===
 
 impl UnixSocket {
-    /// Where it is.
+    /// Returns the path.
     pub(super) fn path(&self) -> &Path {
         &self.0
     }
@@ -48,7 +48,7 @@ impl UnixSocket {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
+        // Another process may have removed it already.
         drop(std::fs::remove_file(&self.0));
     }
 }
@@ -57,7 +57,7 @@ pub(super) async fn bind_tcp(what: &'static str, address: SocketAddr) -> Result<
     TcpListener::bind(address).await.map_err(|error| AppError::listen(what, address.to_string(), error))
 }
 
-/// A server that was killed leaves its socket behind, and nobody answers there.
+/// Removes the socket file of a server that was killed: no process accepts there.
 async fn remove_stale_socket(path: &Path) {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());

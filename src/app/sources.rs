@@ -1,4 +1,4 @@
-//! What the configuration says of a source, as the source has it.
+//! Conversion of a configured source to the parameters of its implementation.
 
 use super::AppError;
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Whether the source of a resource can be read now.
+/// Checks that the source of a resource can be read now.
 pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
     let ResourceConfig { name, source, .. } = config;
     let resource = || name.clone();

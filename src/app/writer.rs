@@ -1,10 +1,11 @@
-//! The thread of one resource: its source and its writer run there, and nothing else.
+//! Thread of one resource, for its source and its writer only.
 //!
-//! What a cache holds is allocated as it is read. An allocator that keeps a heap for each thread, as glibc's does, does not
-//! give to one thread what was freed in the heap of another: a source that wanders over all threads of a runtime leaves
-//! behind in each what it has replaced since, up to a whole cache in each. Here it stays where it is, and so does the cache.
+//! The cache's memory is allocated while the source reads. An allocator with one heap per thread, such as glibc's, does not
+//! reuse in one thread the memory freed in the heap of another: a source that migrates between the threads of a runtime would
+//! leave replaced objects in the heap of each, up to a whole cache per thread. Here the source and the cache stay on one
+//! thread.
 //!
-//! It also keeps resources apart: a relist of one is in the way of no other, and of no client.
+//! It also isolates resources: a relist of one delays no other, and no client.
 
 use std::io;
 
@@ -13,7 +14,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Ends without being waited for when it is dropped; what still runs on it is dropped then.
+/// Runtime with one thread. Dropping it does not wait for its end; tasks that still run on it are dropped then.
 #[derive(Debug)]
 pub(super) struct WriterThread(Option<Runtime>);
 
@@ -30,7 +31,7 @@ impl WriterThread {
         tasks: &mut JoinSet<T>,
         task: impl Future<Output = T> + Send + 'static,
     ) {
-        // It is there until it is dropped.
+        // `None` only while it is being dropped.
         if let Some(runtime) = &self.0 {
             tasks.spawn_on(task, runtime.handle());
         }

@@ -238,12 +238,12 @@ impl Delta {
         }
     }
 
-    /// Whether nothing else comes at its version.
+    /// Returns true if nothing else comes at its version.
     pub fn closes(&self) -> bool {
         !matches!(self, Self::Changes { closes: false, .. })
     }
 
-    /// Whether it is a bookmark, and nothing else.
+    /// Returns true if it is one bookmark and nothing else.
     pub fn is_bookmark(&self) -> bool {
         matches!(self, Self::Changes { events, .. } if matches!(&events[..], [Event::Bookmark(_)]))
     }

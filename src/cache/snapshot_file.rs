@@ -1,22 +1,22 @@
-//! The state of a resource in a file, for the next start to begin with.
+//! Snapshot file: the state of a resource, for the next run to begin with.
 //!
 //! ```text
 //!   "informerd state\n", version of the format: u32
-//!   header: JSON          whose state it is, its version, how many objects there are
-//!   proof                 what its upstream's history can be recognised by
+//!   header: JSON          resource, source, version and number of objects
+//!   proof                 the proof of the upstream's history
 //!   objects               one after the other
 //!   SHA-256 of everything above
 //! ```
 //!
-//! Header, proof and objects have their length before them, as a little-endian `u32`. Invariants:
+//! Header, proof and objects follow their length, a little-endian `u32`. Invariants:
 //!
-//! - A file is written beside the one that is there, made durable, and then takes its place: whenever the process or the machine
-//!   ends, there is the old state or the new one, whole.
-//! - Written and read piece by piece, never as a whole in memory.
-//! - Nothing of a file is used before all of it has been read and its checksum is right. What is damaged, of another resource or
-//!   source, or of another format is not used at all.
+//! - A new file is written beside the old one, synced, and then renamed over it: after a crash of the process or the machine
+//!   there is the old state or the new one, whole.
+//! - The file is written and read piece by piece, never as a whole in memory.
+//! - Nothing of a file is used before all of it has been read and its checksum matches. A file that is damaged, of another
+//!   resource or source, or of another format is not used at all.
 //!
-//! The checksum shows damage. It is no signature: whoever can write to the directory can write a state.
+//! The checksum detects damage. It is no signature: every process that can write to the directory can write a state.
 
 mod directory;
 #[cfg(any(test, fuzzing))]
@@ -42,7 +42,7 @@ pub use self::directory::{SnapshotDirectory, SnapshotDirectoryError};
 use super::{Checkpoint, List};
 use crate::model::{Object, ResourceVersion};
 
-/// Where the state of one resource is kept. Clones share its counters; one at a time writes.
+/// Snapshot file of one resource. Clones share its counters; one at a time writes.
 #[derive(Debug, Clone)]
 pub struct SnapshotFile {
     path: PathBuf,
@@ -54,63 +54,63 @@ pub struct SnapshotFile {
 /// Counters and gauges of one file, read at scrape.
 #[derive(Debug, Default)]
 pub struct SnapshotFileStats {
-    /// States that were written.
+    /// States written.
     pub writes: AtomicU64,
-    /// Those that could not be.
+    /// Failed writes.
     pub failures: AtomicU64,
-    /// How many bytes the last one has.
+    /// Size of the last state in bytes.
     pub size: AtomicU64,
-    /// How long it took to write it.
+    /// Duration of the last write.
     pub micros: AtomicU64,
-    /// When that was, in milliseconds since the beginning of 1970; 0 before the first.
+    /// Time of the last write, in milliseconds since the beginning of 1970; 0 before the first.
     pub written_at_ms: AtomicU64,
 }
 
-/// A state that was read.
+/// State that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavedState {
-    /// The objects, and their version.
+    /// Objects and their version.
     pub list: List,
-    /// What its upstream's history can be recognised by.
+    /// Proof of the upstream's history.
     pub proof: Bytes,
-    /// When the upstream had last proved itself alive.
+    /// Time of the last contact with the upstream.
     pub seen_at: Option<SystemTime>,
 }
 
-/// Why a file is not used.
+/// Reason why a file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is not as it was written.
+    /// The content differs from what was written.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
-    /// It is not of this version's format.
+    /// The file has another format than this version's.
     #[error("it is no state that this version of informerd has written")]
     Format,
-    /// It is whole, and of something else.
+    /// The file is whole, and of another resource or source.
     #[error("it is the state of {found}, and this is {expected}")]
     Foreign {
-        /// What the file says.
+        /// Resource and source in the file.
         found: String,
-        /// What is asked for.
+        /// Resource and source of the reader.
         expected: String,
     },
 }
 
-/// Whose state it is.
+/// Resource and source of the file, and its content in numbers.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     resource: String,
     source: String,
     version: String,
     objects: u64,
-    /// Since the beginning of 1970.
+    /// Milliseconds since the beginning of 1970.
     seen_at_ms: Option<u64>,
 }
 
-/// Writes, and makes the checksum.
+/// Writer or reader that computes the checksum of all bytes.
 struct Sum<F> {
     file: F,
     sum: Context,
@@ -118,30 +118,29 @@ struct Sum<F> {
 
 const MAGIC: &[u8; 16] = b"informerd state\n";
 const FORMAT: u32 = 1;
-/// Of a header, a proof or an object: several times the largest, so that of a file which is damaged not everything is read
-/// into memory.
+/// Bound of a header, a proof or an object: several times the largest, so that a damaged length does not make the reader take
+/// everything into memory.
 const MAX_PIECE_BYTES: usize = 64 << 20;
 const BUFFER_BYTES: usize = 128 << 10;
 
 // === impl SnapshotFile ===
 
 impl SnapshotFile {
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &Arc<SnapshotFileStats> {
         &self.stats
     }
 
-    /// Removes the state that is there, and what a start that was killed has left of another one. Returns whether there was a
-    /// state. Blocks.
+    /// Removes the state, and the temporary file of a run that was killed. Returns true if there was a state. Blocks.
     ///
     /// # Errors
     ///
-    /// When it is there still.
+    /// If the file could not be removed.
     pub fn remove(&self) -> io::Result<bool> {
         let remove = |path: &Path| match fs::remove_file(path) {
             Ok(()) => Ok(true),
@@ -152,14 +151,14 @@ impl SnapshotFile {
         remove(&self.path)
     }
 
-    /// Writes a state, in place of the one that is there. Blocks until it is durable; returns how many bytes it has.
+    /// Writes a state in place of the present one. Blocks until it is durable; returns its size in bytes.
     ///
     /// # Errors
     ///
-    /// Then what was there is there still.
+    /// If the file cannot be written; the previous state is then still there.
     pub fn write(&self, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<u64> {
         let (beside, started) = (self.path.with_extension("tmp"), Instant::now());
-        // What a start that was killed has left, perhaps with other permissions.
+        // Left by a run that was killed, perhaps with other permissions.
         drop(fs::remove_file(&beside));
         let written = self.write_to(&beside, checkpoint, seen_at).and_then(|bytes| {
             fs::rename(&beside, &self.path)?;
@@ -215,11 +214,11 @@ impl SnapshotFile {
         Ok(file)
     }
 
-    /// Reads the state that is there; `None` when there is none. Blocks.
+    /// Reads the state; `None` if there is no file. Blocks.
     ///
     /// # Errors
     ///
-    /// When there is a file, and it is not to be used.
+    /// If there is a file that must not be used.
     pub fn read(&self) -> Result<Option<SavedState>, SnapshotFileError> {
         let file = match File::open(&self.path) {
             Ok(file) => file,
@@ -305,7 +304,7 @@ impl<F: Read> Sum<F> {
             return Err(SnapshotFileError::Damaged("a piece is too large"));
         }
         piece.clear();
-        // As large as what there is, whatever a damaged length says.
+        // The buffer grows with the bytes that exist, whatever a damaged length says.
         if (&mut self.file).take(len as u64).read_to_end(piece)? < len {
             return Err(ends_too_early());
         }
@@ -313,7 +312,7 @@ impl<F: Read> Sum<F> {
         Ok(())
     }
 
-    /// The end is where it should be, and the checksum is right.
+    /// Checks that the file ends here and that the checksum matches.
     fn finish(mut self) -> Result<(), SnapshotFileError> {
         let mut written = [0; SHA256_OUTPUT_LEN];
         read_exact(&mut self.file, &mut written)?;

@@ -23,7 +23,7 @@ pub(super) struct State {
     contradictions: u32,
 }
 
-/// Number of such watches in a row that are no broken streams any more: the versions of the upstream are not in order.
+/// Number of such watches in a row that shows more than broken streams: the upstream's versions are not in order.
 const MAX_CONTRADICTIONS: u32 = 3;
 
 /// Result of the last request.

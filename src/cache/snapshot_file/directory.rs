@@ -1,4 +1,4 @@
-//! The directory of the files, of one process at a time.
+//! Directory of the snapshot files, for one process at a time.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -12,44 +12,44 @@ use ring::digest::{SHA256, digest};
 
 use super::SnapshotFile;
 
-/// A directory of states, which no other process uses as long as this is there.
+/// Directory of snapshot files, locked against other processes until this is dropped.
 #[derive(Debug)]
 pub struct SnapshotDirectory {
     path: PathBuf,
     _lock: File,
 }
 
-/// Why there is no keeping states there.
+/// Reason why a directory cannot hold snapshot files.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotDirectoryError {
-    /// It is not there, cannot be made, or cannot be written to.
+    /// The directory is missing and cannot be made, or cannot be written to.
     #[error("{path} cannot be written to: {error}; choose a directory that the user who runs informerd may write to")]
     Io {
-        /// The directory.
+        /// Path of the directory.
         path: String,
-        /// The system's answer.
+        /// Error of the system.
         error: io::Error,
     },
-    /// Another process does.
+    /// Another process has locked the directory.
     #[error("{path} is in use by another informerd; give each a directory of its own")]
     InUse {
-        /// The directory.
+        /// Path of the directory.
         path: String,
     },
 }
 
 const LOCK: &str = "lock";
-/// Of a file's name; 255 is the most that there can be, with what is added to it.
+/// Bound of a file name; with the suffix it stays below the 255 that file systems allow.
 const MAX_NAME_BYTES: usize = 200;
 
 // === impl SnapshotDirectory ===
 
 impl SnapshotDirectory {
-    /// Makes the directory if it is not there, for its owner alone, and locks it. Blocks, for a moment.
+    /// Makes the directory if it is missing, for its owner alone, and locks it. Blocks for a moment.
     ///
     /// # Errors
     ///
-    /// In one line.
+    /// If the directory cannot be made, written to or locked; the message has one line.
     pub fn open(path: &Path) -> Result<Self, SnapshotDirectoryError> {
         let shown = || path.display().to_string();
         let io = |error| SnapshotDirectoryError::Io { path: shown(), error };
@@ -63,17 +63,17 @@ impl SnapshotDirectory {
         }
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether everybody on the machine can put states there.
+    /// Returns true if every user of the machine can write snapshot files there.
     pub fn is_open_to_all(&self) -> bool {
         fs::metadata(&self.path).is_ok_and(|metadata| metadata.permissions().mode() & 0o002 != 0)
     }
 
-    /// The file of a resource, whose source says of itself what its objects depend on. Any text is a name of a resource.
+    /// Returns the file of a resource, with the identity of its source. Any text is a valid name of a resource.
     pub fn file(&self, resource: &str, identity: &str) -> SnapshotFile {
         let path = self.path.join(format!("{}.state", file_name(resource)));
         let (resource, identity) = (resource.to_owned(), identity.to_owned());
@@ -81,7 +81,7 @@ impl SnapshotDirectory {
     }
 }
 
-/// The name itself, if every file system takes it, or what no name is.
+/// Returns the name itself if every file system takes it, otherwise `_` and its SHA-256, which no resource name equals.
 fn file_name(resource: &str) -> String {
     let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     if !resource.is_empty() && resource.len() <= MAX_NAME_BYTES && resource.bytes().all(is_plain) {
