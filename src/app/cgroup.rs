@@ -38,7 +38,7 @@ fn limit(root: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A machine with these files.
+    /// Makes a root directory with these files.
     fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {

@@ -6,8 +6,7 @@
 //! - It is bounded by age, events and bytes, and evicts whole batches. Only age evicts the newest batch: a relist may be larger
 //!   than all bounds.
 //! - All batches at one version are found and evicted together. An open version, at which more changes may come, is kept.
-//! - Changes at a version that was complete before are replayed to every watch that resumes from it: the server does not know
-//!   who has them.
+//! - Changes at a version that had been complete are replayed to every watch that resumes from it: any client may lack them.
 //! - Changes above the version that was complete when they came are replayed to every watch that resumes from below them. They
 //!   are kept until they are part of a complete version.
 //! - Changes between the start and the end of a relist are unknown: neither state has an object that was created and deleted in

@@ -106,7 +106,7 @@ impl Indexer {
         past.state
     }
 
-    /// The applied version.
+    /// Returns the applied version.
     pub fn version(&self) -> &ResourceVersion {
         self.state.applied.version()
     }

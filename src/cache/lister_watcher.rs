@@ -46,9 +46,9 @@ pub enum Evidence {
     /// Object at another version than the held one. The Kubernetes API can change the result of a field selector without a
     /// change of the object.
     Held,
-    /// As before, or an object that is not held.
+    /// The same, or an object that is not held.
     Listed,
-    /// As before, or other bytes at the same version: for upstreams that store bytes. The Kubernetes API encodes stored objects
+    /// The same, or other bytes at the same version: for upstreams that store bytes. The Kubernetes API encodes stored objects
     /// anew, by its own version and its conversions; a relay does not know the kind of its origin.
     Bytes,
 }

@@ -1,7 +1,7 @@
 //! Standing problems of a resource: failures to read, reach or serve a part of its upstream.
 //!
 //! A problem is identified by its reason and its subject. It keeps its beginning for as long as it stands, also when its
-//! message changes. Bounded: [`MAX_HELD`] problems of each reason are held, and further ones are counted.
+//! message changes. At most [`MAX_HELD`] problems of each reason are held; further ones are counted.
 
 use std::{collections::BTreeMap, fmt, time::SystemTime};
 
@@ -11,35 +11,34 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum ProblemReason {
-    /// The last list or watch failed.
+    /// Failure of the last list or watch.
     UpstreamUnreachable,
-    /// An object is larger than 3 MiB; it is not served.
+    /// Object larger than 3 MiB; it is not served.
     ObjectTooLarge,
-    /// An object or a part of a stream cannot be read or has no valid key; it is not served.
+    /// Object or part of a stream that cannot be read or has no valid key; it is not served.
     ObjectInvalid,
-    /// A file is not served as it is.
+    /// File that is not served as it is.
     FileInvalid,
-    /// A directory has had no manifest since the start.
+    /// Directory without a manifest since the start.
     DirectoryEmpty,
-    /// The operating system does not report changes of files; only the periodic scan finds them.
+    /// Missing reports of file changes by the operating system; only the periodic scan finds changes.
     NotificationsUnavailable,
-    /// A namespace of the configuration does not exist upstream.
+    /// Namespace of the configuration that does not exist upstream.
     NamespaceNotFound,
-    /// The present writer of a pipe has not confirmed objects of the one before.
+    /// Objects of the previous writer of a pipe that the present one has not confirmed.
     ObjectsUnconfirmed,
-    /// The state could not be written to `state_dir`.
+    /// Failed write of the state to `state_dir`.
     SnapshotNotWritten,
 }
 
-/// A standing problem.
+/// Standing problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     /// Kind of the problem.
     pub reason: ProblemReason,
-    /// The object's key (`namespace/name`), the file, the namespace or the place in a stream; empty for the resource as a
-    /// whole.
+    /// Key of the object (`namespace/name`), file, namespace, or position in a stream; empty for the resource as a whole.
     pub subject: String,
-    /// One line for people: the failure, its cause, and what to do.
+    /// Line for people: the failure, its cause, and what to do.
     pub message: String,
     /// Start of the problem.
     pub since: SystemTime,

@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(versions(&batch), ["10", "1", "11", "13", "30", "30"]);
     }
 
-    /// `TestRealFIFO_ReplaceAtomicPop`, `_PopMultipleDeltaInBatch`: where a batch ends.
+    /// `TestRealFIFO_ReplaceAtomicPop`, `_PopMultipleDeltaInBatch`: the end of a batch.
     #[tokio::test]
     async fn a_batch_ends_at_its_bounds_and_a_replace_comes_alone() {
         let fifo = RealFifo::new(FifoBounds::default());
@@ -393,7 +393,7 @@ mod tests {
         fifo.gather(3, usize::MAX, until).await;
         assert_eq!(Instant::now(), until);
         {
-            // Given up, and not waited for by what comes next.
+            // A dropped `gather` does not delay the next calls.
             let mut gather = spawn(fifo.gather(3, usize::MAX, until + Duration::from_secs(1)));
             assert_pending!(gather.poll());
         }

@@ -1,4 +1,4 @@
-//! What can be resumed from, and what comes after it: gaps, bounds, open versions, and any batches.
+//! Resume from the history: gaps, bounds, open versions, and drawn batches.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ fn relist(before: u128, after: u128, changes: usize) -> Arc<Batch> {
     Arc::new(Batch { is_relist: true, ..Batch::clone(&batch(before, after, changes)) })
 }
 
-/// The versions that the batches after a version lead to.
+/// Returns the versions that the batches after a version lead to.
 fn after(history: &History, number: u128) -> Result<Vec<u128>, NotInHistory> {
     let backlog = history.after(&version(number))?;
     assert!(!backlog.has_more);
     Ok(backlog.batches.iter().map(|batch| batch.after.number()).collect())
 }
 
-/// Invariant 5, and the boundaries of cacher `TestEvents` and `TestMarker`.
+/// A relist hides the changes in between; the boundaries of cacher `TestEvents` and `TestMarker`.
 #[tokio::test]
 async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
     let now = Instant::now();
@@ -62,7 +62,7 @@ async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
     assert_eq!(history.after(&foreign), Err(NotInHistory::Expired), "another lineage");
 }
 
-/// Invariant 5: a relist without changes leaves nothing but its gap.
+/// A relist without changes leaves nothing but its gap.
 #[tokio::test]
 async fn who_was_parked_before_a_relist_that_is_forgotten_learns_of_its_gap() {
     let (now, later) = (Instant::now(), Instant::now() + BOUNDS.age + Duration::from_secs(1));
@@ -78,7 +78,7 @@ async fn who_was_parked_before_a_relist_that_is_forgotten_learns_of_its_gap() {
     assert!(!parked(21, 2).unwrap().is_after_gap);
 }
 
-/// A watch that was parked goes on with the batch that it was in.
+/// A parked watch resumes with the batch that it was in.
 #[tokio::test]
 async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
     let now = Instant::now();
@@ -118,12 +118,12 @@ async fn a_relist_without_changes_leaves_its_gap_and_one_at_the_same_version_lea
     assert_eq!(after(&history, 10), Ok(vec![20]));
 }
 
-/// One of a version at which more may come, or came though it was complete.
+/// Makes a batch of a version at which more changes may come, or came after it was complete.
 fn open(before: u128, after: u128) -> Arc<Batch> {
     Arc::new(Batch { is_open: true, ..Batch::clone(&batch(before, after, 1)) })
 }
 
-/// Invariant 12.
+/// More changes may come at an open version, so the previous version stays the one to resume from.
 #[tokio::test]
 async fn all_of_an_open_version_comes_after_the_one_before_it_and_stays() {
     let now = Instant::now();
@@ -146,7 +146,7 @@ async fn all_of_an_open_version_comes_after_the_one_before_it_and_stays() {
     assert_eq!((history.oldest(), after(&history, 8)), (&version(9), Err(NotInHistory::Expired)), "all of it goes");
 }
 
-/// An API that breaks its rule, or a list at a known version with other bytes.
+/// Caused by an API that breaks its rule, or by a list with other bytes at a known version.
 #[tokio::test]
 async fn what_comes_late_comes_again_after_its_version() {
     let now = Instant::now();
@@ -163,7 +163,7 @@ async fn what_comes_late_comes_again_after_its_version() {
     assert_eq!(after(&history, 10), Ok(vec![11]));
 }
 
-/// The version that it closes is none to resume from without it.
+/// The version that the relist closes is none to resume from without the relist.
 #[tokio::test]
 async fn the_oldest_version_is_not_inside_a_relist_that_closed_an_open_one() {
     let now = Instant::now();
@@ -175,7 +175,7 @@ async fn the_oldest_version_is_not_inside_a_relist_that_closed_an_open_one() {
     assert_eq!(after(&history, 9), Err(NotInHistory::Expired));
 }
 
-/// A bookmark moves the version on; what was seen before it can still be resumed from.
+/// A bookmark advances the version; watches can still resume from the versions before it.
 #[tokio::test]
 async fn versions_that_nothing_happened_at_can_be_resumed_from() {
     let now = Instant::now();
@@ -187,7 +187,7 @@ async fn versions_that_nothing_happened_at_can_be_resumed_from() {
     }
 }
 
-/// cacher `TestEvents` (a ring of 5), `TestEmptyWatchEventCache`; batches go whole.
+/// cacher `TestEvents` (a ring of 5), `TestEmptyWatchEventCache`; batches are evicted whole.
 #[tokio::test]
 async fn the_oldest_batches_go_first_and_whole() {
     let now = Instant::now();
@@ -272,7 +272,7 @@ fn changes() -> impl Strategy<Value = (Vec<u8>, bool)> {
 proptest! {
     #![proptest_config(crate::property_config())]
 
-    /// However they are kept, batches are told as they were recorded, and their bytes are given back.
+    /// Checks that batches in any representation are returned as recorded, and that eviction subtracts their bytes.
     #[test]
     fn a_backlog_is_what_was_recorded(recorded in vec(changes(), 1..20), bound in 1_usize..30) {
         let object = |at: usize, name: usize| {
@@ -299,7 +299,7 @@ proptest! {
         let told = |batch: &&Arc<Batch>| !batch.changes.is_empty() || batch.is_relist;
         let kept: Vec<_> = batches.iter().filter(told).filter(|batch| batch.before >= *history.oldest()).collect();
         let backlog = history.after(&history.oldest().clone()).unwrap();
-        // One of a single change begins where the one before it that was kept ends.
+        // A batch of a single change begins at the end of the previous kept one.
         prop_assert_eq!(backlog.batches.len(), kept.len());
         for (found, expected) in backlog.batches.iter().zip(&kept) {
             prop_assert_eq!((&found.after, &found.changes), (&expected.after, &expected.changes));

@@ -1,4 +1,4 @@
-//! The store and its indexes: client-go's tests, the difference that a relist makes, and any history against plain maps.
+//! Store and indexes: client-go's tests, the difference made by a relist, and drawn histories against plain maps.
 
 mod open;
 mod property;
@@ -22,7 +22,7 @@ fn version(number: u128) -> ResourceVersion {
     ResourceVersion::decimal(number)
 }
 
-/// A pod with an annotation as client-go's tests have it: names of users, separated by commas.
+/// Makes a pod with an annotation as in client-go's tests: names of users, separated by commas.
 fn pod(name: &str, uid: &str, users: &str, version: ResourceVersion) -> Arc<Object> {
     let users: Vec<&str> = users.split(',').filter(|user| !user.is_empty()).collect();
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
@@ -60,7 +60,7 @@ fn by_user(indexer: &Indexer, user: &str) -> Vec<String> {
     names(indexer.snapshot().by_index("user", user, None).unwrap())
 }
 
-/// The values after another one, each with the number of its objects.
+/// Returns the values after another one, each with the number of its objects.
 fn counted(snapshot: &Snapshot, index: &str, after: Option<&str>) -> Vec<(String, u64)> {
     let mut counted: Vec<(String, u64)> = Vec::new();
     for value in snapshot.index_values(index, after).unwrap() {
@@ -72,7 +72,7 @@ fn counted(snapshot: &Snapshot, index: &str, after: Option<&str>) -> Vec<(String
     counted
 }
 
-/// The whole index: value, then the names under it.
+/// Returns the whole index: each value, then the names under it.
 fn users(indexer: &Indexer) -> Vec<(String, Vec<String>)> {
     let snapshot = indexer.snapshot();
     counted(&snapshot, "user", None)
@@ -85,7 +85,7 @@ fn users(indexer: &Indexer) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// Values, each with the names under it.
+/// Expected values, each with the names under it.
 type Index<'a> = &'a [(&'a str, &'a [&'a str])];
 
 fn index(expected: Index<'_>) -> Vec<(String, Vec<String>)> {
@@ -93,7 +93,7 @@ fn index(expected: Index<'_>) -> Vec<(String, Vec<String>)> {
     expected.iter().map(|(value, names)| ((*value).to_owned(), owned(names))).collect()
 }
 
-/// What a change is: a sign, the name, the version, and the cause if it is not the usual one.
+/// Formats each change: a sign, the name, the version, and the cause if it is not the usual one.
 fn told(batch: &Batch) -> Vec<String> {
     let text = |change: &Change| {
         let sign = match (&change.old, &change.new) {
@@ -254,7 +254,7 @@ fn the_store_decides_what_an_event_is() {
     assert_eq!(indexer.snapshot().body_bytes(), 0);
 }
 
-/// Invariant 4.
+/// A batch is applied as a whole, at the version of its last event.
 #[test]
 fn another_uid_under_the_same_key_is_a_deletion_and_an_addition() {
     let mut indexer = Indexer::new(indexers(), list(vec![pod("a", "first", "x", version(1))], 1));
@@ -271,7 +271,7 @@ fn another_uid_under_the_same_key_is_a_deletion_and_an_addition() {
     assert_eq!(told(&unknown), ["~a 10"], "without a uid nobody can tell");
 }
 
-/// client-go `TestReplaceEvents`; invariant 4.
+/// client-go `TestReplaceEvents`; a relist is one batch.
 #[test]
 fn a_relist_is_deletions_first_and_then_what_is_new_in_the_order_of_the_list() {
     let object = |name, number| pod(name, "", "", version(number));
@@ -285,7 +285,7 @@ fn a_relist_is_deletions_first_and_then_what_is_new_in_the_order_of_the_list() {
     assert_eq!(told(&indexer.replace(relist)), [""; 0], "and again it produces nothing");
 }
 
-/// An object that still exists is not deleted, unless another one has taken its place.
+/// The deletion of an object that still exists has its own cause, unless another object has taken its place.
 #[test]
 fn what_can_no_longer_be_served_is_not_deleted() {
     let object = |name, uid, number| pod(name, uid, "", version(number));
@@ -340,7 +340,7 @@ fn without_versions_of_its_own_a_source_has_changed_what_has_other_bytes() {
     assert_eq!(told(&indexer.apply(put("a", "x", 8))), ["~a 8"], "a version of its own is a change");
 }
 
-/// A CRD that gains a default, an API server that is upgraded: nothing is written, and the bodies are others.
+/// After a new CRD default or an API server upgrade the bodies differ without a write.
 #[test]
 fn other_bytes_at_the_same_version_are_a_modification_at_a_relist_and_live() {
     let object = |name, users, number| pod(name, "uid", users, version(number));
@@ -354,7 +354,7 @@ fn other_bytes_at_the_same_version_are_a_modification_at_a_relist_and_live() {
     assert_eq!(told(&live), ["~b 4"]);
     assert_eq!(users(&indexer), index(&[("y", &["a"]), ("z", &["b"])]));
 
-    // The type is not in the bytes of every source.
+    // Some sources have the type outside of the bytes.
     let typed = |kind: &str| {
         let parts =
             ObjectParts { kind: kind.to_owned(), ..ObjectParts::bare(ObjectKey::new("", "c").unwrap(), version(6)) };

@@ -1,5 +1,5 @@
-//! The one writer: joins are exact, relists are one batch, rewinds are loud, and a client under BLOCK holds the next batch
-//! back and nothing else.
+//! Single writer: joins without gap or overlap, relists as one batch, rewritten histories end all watches, and a client under
+//! BLOCK holds the next batch back and nothing else.
 
 mod joining;
 mod model;
@@ -18,7 +18,7 @@ use crate::{
     watch::{Client, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken},
 };
 
-/// A running informer, fed by hand.
+/// Running informer; the test pushes its deltas.
 struct Running {
     fifo: Arc<RealFifo>,
     handle: InformerHandle<Deliveries>,
@@ -47,7 +47,7 @@ impl Running {
         self.fifo.push(Delta::event(event)).await;
     }
 
-    /// Pushes, and waits until it has been applied.
+    /// Pushes an event, and waits until it has been applied.
     async fn apply(&self, event: Event) {
         let version = event.version().clone();
         self.push(event).await;
@@ -61,7 +61,7 @@ impl Running {
 
     async fn reach(&self, version: &ResourceVersion) {
         self.handle.wait_for(0, |snapshot| snapshot.version() == version).await;
-        // The snapshot is shown before it is distributed.
+        // The snapshot is published before the version is distributed.
         settle().await;
     }
 
@@ -70,7 +70,7 @@ impl Running {
     }
 }
 
-/// Lets everybody do what can be done now.
+/// Lets every task run until it waits.
 async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
@@ -99,7 +99,7 @@ fn put(name: &str, number: u128) -> Event {
     Event::Modified(object(name, number))
 }
 
-/// Type, name, cause if unusual, and resume version.
+/// Formats an event: type, name, cause if unusual, and resume version.
 fn told(delivery: &Delivery) -> String {
     let sign = match delivery.event_type {
         EventType::Added => '+',
@@ -110,7 +110,7 @@ fn told(delivery: &Delivery) -> String {
     format!("{sign}{} {}{inferred}", delivery.object.key(), delivery.version)
 }
 
-/// What a cursor has now: events, and its end.
+/// Returns the events that a cursor has now, and its end.
 async fn taken(cursor: &mut Cursor<Deliveries>) -> Vec<String> {
     let mut all = Vec::new();
     loop {
@@ -136,7 +136,7 @@ fn count(counter: &AtomicU64) -> u64 {
 
 // === Relists and bookmarks ===
 
-/// Invariant 4.
+/// A batch is applied and published as a whole.
 #[tokio::test(start_paused = true)]
 async fn a_relist_is_one_batch_and_watchers_stay_connected() {
     let running = Running::start();
@@ -176,7 +176,7 @@ async fn a_bookmark_moves_the_version_and_changes_nothing() {
     assert_eq!(count(&running.handle.stats().unchanged), 1, "the deletion, and not the bookmark");
 }
 
-/// Invariant 14.
+/// A rewritten history ends every watch.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts_again() {
     for behind in [version(50), "abc.1".parse().unwrap()] {
@@ -306,7 +306,7 @@ async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
     assert_eq!(taken(&mut cursor).await, ["Stopped"]);
 }
 
-/// Architecture §6: the first event at once, those that follow within the window in one wake, a full wake at once again.
+/// The first event is applied at once, those within the window in one publish cycle, and a full cycle at once again.
 #[tokio::test(start_paused = true)]
 async fn events_that_follow_others_are_gathered() {
     let window = Duration::from_millis(5);

@@ -274,7 +274,7 @@ mod tests {
         Next { delayed, request: Request::Watch(version(from)) }
     }
 
-    /// The lists that follow a script of outcomes, in upstream's notation.
+    /// Returns the versions of the lists that follow a script of outcomes, in client-go's notation.
     fn list_versions(state: &mut State, outcomes: Vec<Outcome>) -> Vec<String> {
         let mut next = vec![state.start()];
         next.extend(outcomes.into_iter().map(|outcome| state.step(outcome)));
@@ -335,7 +335,7 @@ mod tests {
         }
     }
 
-    /// A list that lacks what was applied at an open version would go back in time.
+    /// A list without the changes applied at an open version would revert them.
     #[test]
     fn an_open_version_is_watched_again_from_before_it_and_listed_not_older_than_it() {
         let mut state = State::new(ListVersion::Any);
@@ -393,7 +393,7 @@ mod tests {
         }
     }
 
-    /// Invariant 14: at once, and with a delay if the list itself proves it again.
+    /// A rewritten history is listed at once, and after a delay if that list proves another rewrite.
     #[test]
     fn a_changed_history_is_listed_as_it_is_now() {
         let changed = || SourceError::HistoryChanged("another cluster".into());
@@ -411,7 +411,7 @@ mod tests {
         }
     }
 
-    /// Invariant 14, where upstream (`TestReflectorWatchHandler`: 55, then 32) goes back.
+    /// Here client-go accepts the lower version (`TestReflectorWatchHandler`: 55, then 32).
     #[test]
     fn a_stream_that_contradicts_itself_is_watched_again_from_what_was_reached() {
         let mut state = State::new(ListVersion::Any);

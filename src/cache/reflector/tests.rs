@@ -1,4 +1,4 @@
-//! The Reflector against a scripted upstream, on a paused clock: what it asks for, when, and what it queues.
+//! Reflector against a scripted upstream, on a paused clock: its requests, their times, and the queued deltas.
 
 mod delays;
 mod warm;
@@ -15,10 +15,10 @@ use crate::{
     model::{Event, Object},
 };
 
-/// What the upstream does, call by call. After the last one it answers nothing any more.
+/// Scripted answer of the upstream to one call. After the last one it never answers.
 #[derive(Debug, Clone)]
 enum Answer {
-    /// A list of nothing at this version.
+    /// Empty list at this version.
     List(u128),
     FailList(SourceError),
     Refuse(SourceError),
@@ -29,12 +29,12 @@ enum Answer {
 enum Beat {
     After(Duration),
     Event(u128),
-    /// More may come at its version.
+    /// Event at a version that stays open.
     Open(u128),
     Transaction(u128),
     Bookmark(u128),
     Fail(SourceError),
-    /// Instead of a close.
+    /// Open stream instead of a close.
     StayOpen,
 }
 
@@ -49,7 +49,7 @@ struct Scripted {
 }
 
 impl Scripted {
-    /// Notes the call and when it came; the next answer.
+    /// Records the call and its time, and returns the next answer.
     fn call(&self, call: &str) -> Option<Answer> {
         let ms = self.started.elapsed().as_millis();
         self.calls.lock().push(format!("{ms} {call}").trim_end().to_owned());
@@ -106,13 +106,13 @@ async fn play(beat: Beat) -> Option<Result<Delta, SourceError>> {
     }
 }
 
-/// What a script led to.
+/// Result of a script.
 struct Run {
-    /// Milliseconds since the start, and the call.
+    /// Calls, with the milliseconds since the start.
     calls: Vec<String>,
     queued: Vec<String>,
     health: SourceHealth,
-    /// Lists, failed lists, watches, failed watches, events.
+    /// Numbers of lists, failed lists, watches, failed watches, events.
     counts: [u64; 5],
 }
 
@@ -140,7 +140,7 @@ fn unavailable() -> SourceError {
     SourceError::Unavailable("500".into())
 }
 
-/// Plays a script without jitter, for so long.
+/// Runs a script without jitter, for this time.
 async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let source = Scripted { answers: Mutex::new(answers.into()), calls: Arc::clone(&calls), started: Instant::now() };
@@ -175,7 +175,7 @@ async fn run(answers: Vec<Answer>) -> Run {
     run_for(Duration::from_secs(600), answers).await
 }
 
-/// A connection that is cut is no sign of an upstream in trouble, unless it is cut at once.
+/// A broken connection does not mean an overloaded upstream, unless it breaks at once.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_breaks_is_taken_up_at_once_if_it_had_lasted() {
     let broken = || Fail(SourceError::Broken("reset".into()));
@@ -191,14 +191,14 @@ async fn a_watch_that_breaks_is_taken_up_at_once_if_it_had_lasted() {
     assert_eq!(run.queued, ["replace 5", "put 6", "put 7"]);
 }
 
-/// Invariant 12: what was applied at an open version is told again, and recognised by the store.
+/// The upstream repeats the changes at an open version, and the store recognises them.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_breaks_at_an_open_version_begins_again_before_it() {
     let broken = || Fail(SourceError::Broken("reset".into()));
     let run = run(vec![
         Listed(5),
         Watched(vec![Open(9), Open(9), broken()]),
-        // A relay hears that everything before the open version is known.
+        // The origin of a relay reports everything before the open version as complete.
         Watched(vec![Open(9), Open(9), Bookmark(8), Open(9), Bookmark(9), broken()]),
         Watched(vec![Put(12), StayOpen]),
     ]);
@@ -207,7 +207,7 @@ async fn a_watch_that_breaks_at_an_open_version_begins_again_before_it() {
     assert_eq!(run.queued, ["replace 5", "put 9", "put 9", "put 9", "put 9", "put 9", "bookmark 9", "put 12"]);
 }
 
-/// Invariant 14, and a transaction as one element.
+/// The first list of a rewritten history is a delta of its own; a transaction is one element.
 #[tokio::test(start_paused = true)]
 async fn a_history_that_is_said_to_have_changed_is_listed_as_a_rewind() {
     let changed = SourceError::HistoryChanged("another cluster".into());
@@ -235,7 +235,7 @@ async fn it_lists_and_then_watches_from_the_version_of_the_list() {
     assert_eq!(run.counts, [1, 0, 1, 0, 3]);
 }
 
-/// Invariant 15: the service's own choice.
+/// The service requests the most recent state, so that a restart serves no older one.
 #[tokio::test(start_paused = true)]
 async fn the_first_list_is_as_fresh_as_it_is_told_to_be() {
     let calls = Arc::new(Mutex::new(Vec::new()));
@@ -375,7 +375,7 @@ async fn a_list_after_an_expired_watch_comes_at_once_and_only_the_first() {
     assert_eq!(run.queued[..3], ["replace 10", "put 11", "replace 20"]);
 }
 
-/// Whoever acts when the state is SYNCED again would act on an old one.
+/// A client that acts on SYNCED would act on an old state.
 #[tokio::test(start_paused = true)]
 async fn an_expired_watch_is_stale_until_it_is_listed() {
     for expiring in [Refuse(expired()), Watched(vec![Fail(expired())])] {
@@ -412,7 +412,7 @@ async fn the_health_of_the_source_follows_what_it_answers() {
     assert_eq!(run.health.report().state, SyncState::Stale);
 }
 
-/// Backpressure: a queue that is full stops the upstream's stream, and loses nothing.
+/// Backpressure: a full queue stops the upstream's stream, and loses nothing.
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_holds_the_upstream_back() {
     let calls = Arc::new(Mutex::new(Vec::new()));

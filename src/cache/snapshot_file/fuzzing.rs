@@ -1,4 +1,4 @@
-//! Files of states: what is read is written and read again as it was, and nothing that is damaged is read.
+//! Fuzz targets of snapshot files: a file that is read is written and read again unchanged, and a damaged one is rejected.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use ring::digest::digest;
 use super::*;
 use crate::cache::Indexer;
 
-/// Reads a file, as it is and with the checksum that it should have; or the record of one object in a file of its own.
+/// Reads a file as it is and with a corrected checksum, or the record of one object in a file of its own.
 pub(crate) fn snapshot(data: &[u8]) {
     let file = SnapshotFile {
         path: PathBuf::new(),

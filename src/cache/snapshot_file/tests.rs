@@ -1,4 +1,4 @@
-//! A state comes back as it was, or not at all.
+//! A state is read as it was written, or not at all.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -43,7 +43,7 @@ fn checkpoint(objects: Vec<Arc<Object>>, version: &ResourceVersion, proof: &'sta
     Checkpoint { snapshot: indexer.snapshot(), proof: Bytes::from_static(proof.as_bytes()), is_whole: true }
 }
 
-/// Two objects, one of which has an envelope.
+/// Makes two objects, one of which has an envelope.
 fn small(at: u128) -> Checkpoint {
     let version = ResourceVersion::decimal(at);
     let pod = r#"{"kind":"Pod","metadata":{"name":"web","namespace":"shop","uid":"u","labels":{"app":"w\u0065b"}}}"#;
@@ -54,7 +54,7 @@ fn seen_at() -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(1_795_000_000_123)
 }
 
-/// What a checkpoint is to come back as.
+/// Returns the state that a written checkpoint should be read as.
 fn expected(checkpoint: &Checkpoint) -> SavedState {
     let Checkpoint { snapshot, proof, .. } = checkpoint;
     let objects = snapshot.objects(None, None).cloned().collect();
@@ -83,7 +83,7 @@ fn a_state_comes_back_as_it_was() {
     assert_eq!(file.stats().writes.load(Ordering::Relaxed), 5);
 }
 
-/// RELIABILITY 2.3: wherever it ends, and whichever bit is another one.
+/// A file cut at any byte, or with any bit flipped, is rejected.
 #[test]
 fn a_damaged_file_is_never_used() {
     let place = Place::new();
@@ -109,7 +109,7 @@ fn a_damaged_file_is_never_used() {
     assert_eq!(file.read().unwrap(), Some(expected(&small(7))));
 }
 
-/// Of two states that are written into the same place, one after the other.
+/// Draws a partial overwrite of a file: the position and the bytes. A crash may leave a mix of two states at one path.
 fn mixed() -> impl Strategy<Value = (usize, Vec<u8>)> {
     (0_usize..4096, vec(any::<u8>(), 0..64))
 }
@@ -135,7 +135,7 @@ proptest! {
     }
 }
 
-/// What a process that is killed while it writes leaves behind.
+/// A process killed during a write leaves a temporary file.
 #[test]
 fn a_write_that_did_not_end_leaves_what_was_there() {
     let place = Place::new();
@@ -157,7 +157,7 @@ fn a_write_that_fails_leaves_what_was_there() {
     let place = Place::new();
     let file = place.file();
     file.write(&small(7), Some(seen_at())).unwrap();
-    // In its way, also for root.
+    // A directory blocks the temporary file, also for root.
     fs::create_dir(file.path().with_extension("tmp")).unwrap();
     assert_eq!(file.write(&small(8), None).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
     assert_eq!(file.read().unwrap(), Some(expected(&small(7))));

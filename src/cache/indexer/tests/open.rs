@@ -1,8 +1,8 @@
-//! Versions that more may come at, and lists that are no newer than what is held.
+//! Open versions, and lists that are no newer than the held state.
 
 use super::*;
 
-/// A later start has no history: whoever resumes from the version before has to get all of the open one.
+/// The next run has no history: a client that resumes from the previous version needs all of the open one.
 #[tokio::test]
 async fn what_is_kept_for_a_later_start_is_the_state_of_the_version_to_resume_from() {
     let held = ["a", "b", "c"].map(|name| pod(name, "", "", version(1))).into();
@@ -21,8 +21,8 @@ async fn what_is_kept_for_a_later_start_is_the_state_of_the_version_to_resume_fr
     assert_eq!(apply(vec![put("d", "", 13)], true), ["d"]);
 }
 
-/// Invariant 14: at one version there is one state. Told as a deletion at the version that everybody has, nobody who resumes from it
-/// would be told.
+/// A version has one state. A deletion published at the version that all clients have would reach no client that resumes from
+/// it.
 #[test]
 fn a_list_at_the_held_version_has_whatever_is_held() {
     let state = |names: &[&str], at| list(names.iter().map(|name| pod(name, "", "", version(3))).collect(), at);
@@ -50,7 +50,7 @@ fn a_list_at_the_held_version_has_whatever_is_held() {
     assert_eq!(indexer.snapshot().contradiction(&counts(&["b"]), Evidence::Bytes), None, "a source that counts for it");
 }
 
-/// Invariant 12: objects on a shared lease expire by the hundred at one version.
+/// Objects on a shared lease expire by the hundred at one version.
 #[test]
 fn a_version_is_safe_once_it_is_closed() {
     let held = ["a", "b", "c"].map(|name| pod(name, "", "", version(1))).into();
@@ -76,7 +76,7 @@ fn a_version_is_safe_once_it_is_closed() {
     assert_eq!((bounds(&next), at(&indexer)), ((12, 13, false), (13, 13)), "a later version closes it");
 }
 
-/// A list may have what the open version lacks, or lack it too.
+/// A list may have the rest of the open version, or lack it too.
 #[test]
 fn a_relist_closes_an_open_version_and_begins_before_it() {
     for to in [9, 12] {
@@ -90,7 +90,7 @@ fn a_relist_closes_an_open_version_and_begins_before_it() {
     }
 }
 
-/// A client that begins again before an open version is told what came before it.
+/// A watch that resumes before an open version gets the older changes again.
 #[test]
 fn what_is_older_than_an_open_version_neither_takes_it_back_nor_closes_it() {
     let held = ["a", "b", "c"].map(|name| pod(name, "", "", version(1))).into();

@@ -1,4 +1,4 @@
-//! Drawn operations, and a store that does the same without an index.
+//! Drawn operations, applied to the indexer and to a plain store without indexes.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -15,7 +15,7 @@ enum Op {
     },
     Delete(usize),
     Bookmark,
-    /// Those of the store at these places as they are, and new ones.
+    /// List with the objects of the store at these positions, unchanged, and new ones.
     Replace {
         kept: Vec<usize>,
         put: Vec<(usize, usize, usize)>,
@@ -37,7 +37,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 
 type Store = BTreeMap<ObjectKey, Arc<Object>>;
 
-/// The indexes by computing them again.
+/// Computes an index from scratch.
 fn naive_index(store: &Store, func: &IndexFunc) -> BTreeMap<String, Vec<ObjectKey>> {
     let mut index: BTreeMap<String, Vec<ObjectKey>> = BTreeMap::new();
     for (key, object) in store {
@@ -67,7 +67,7 @@ fn check(snapshot: &Snapshot, store: &Store) {
     }
 }
 
-/// Applies changes one by one; each has to fit the state that it meets.
+/// Applies changes one by one, and checks that each fits the state before it.
 fn fold(store: &mut Store, batch: &Batch) {
     for change in &batch.changes {
         let key = change.object().key().clone();

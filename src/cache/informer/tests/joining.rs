@@ -1,4 +1,4 @@
-//! A watch that joins is told of every later event, and of none twice.
+//! Joining watches get every later event, and none twice.
 
 use super::*;
 
@@ -7,7 +7,7 @@ async fn a_watch_before_the_first_list_is_told_that_there_is_none() {
     let running = Running::start();
     assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
     assert!(running.handle.snapshot().is_none() && running.handle.distributed().is_none());
-    // A bookmark or an event before any list has nothing to apply to.
+    // A bookmark or an event before the first list has no state to apply to.
     running.push(put("a", 1)).await;
     settle().await;
     assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
@@ -42,7 +42,7 @@ async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
     assert_eq!(taken(&mut cursor).await, ["~a 11"], "the cursor begins where the backlog ends");
 }
 
-/// Invariant 5, and invariant 4: history survives a relist.
+/// The gap of a relist expires the versions inside it; the history survives the relist.
 #[tokio::test(start_paused = true)]
 async fn a_watch_resumes_from_before_a_relist_and_not_from_inside_it() {
     let running = Running::start();
@@ -59,7 +59,7 @@ async fn a_watch_resumes_from_before_a_relist_and_not_from_inside_it() {
     assert_eq!(changes(after(10).await.unwrap()), 0);
 }
 
-/// Invariant 2: the state of a join and all that its cursor gives are, at any moment, the state of the store.
+/// At any moment the snapshot of a join plus the events of its cursor are the state of the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice() {
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -104,7 +104,7 @@ async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice(
     }
 }
 
-/// Follows a watch to its end; every event has to fit the state that it meets.
+/// Follows a watch to its end, and checks that every event fits the state before it.
 async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey, Arc<Object>> {
     let Joined { snapshot, cursor, .. } = joined;
     let mut cursor = cursor.unwrap();
@@ -136,7 +136,7 @@ async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey
     }
 }
 
-/// Invariant 3: what a bookmark would say is never ahead of what a cursor at its head has been given.
+/// A bookmark is never ahead of the events that a cursor at its head has received.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
     let running = Running::start();

@@ -1,21 +1,21 @@
-//! A model of the order between threads: the real writer, bulk thread and readers, under schedules that Shuttle draws.
+//! Model of the order between threads: the real writer, bulk thread and readers, under schedules that Shuttle draws.
 //!
 //! ```text
 //!   main: Writer ── publish ──▶ snapshot, logs, distributed ◀── readers: two of deferred groups, one of everything
 //!            └── deferred groups ──▶ Filler ◀── bulk thread       (join, take, bookmark, resume), one that waits for a version
 //! ```
 //!
-//! A schedule switches threads at each lock and atomic of [`crate::sync`]. How many changes there are, which of them a reader
-//! selects, and when groups are deferred and taken back is drawn with it. Verified in each schedule:
+//! A schedule switches threads at each lock and atomic of [`crate::sync`]. The number of changes, those that a reader selects,
+//! and the cycles in which groups are deferred and taken back are drawn with it. Verified in each schedule:
 //!
 //! - a reader gets exactly the changes of its selection after its snapshot or its resume point, once and in order;
 //! - no bookmark is above a change that is still to come, none is below the one before;
 //! - no watch shows a change before the snapshot does;
-//! - whoever waits is woken: Shuttle fails a schedule in which every thread waits;
-//! - nothing is left when the readers have gone.
+//! - every waiting thread is woken: Shuttle fails a schedule in which every thread waits;
+//! - nothing is left after the readers have ended.
 //!
-//! Deliberately not here: weaker memory orderings than sequential consistency, the queue of commands (tokio's), BLOCK (its
-//! timers) and COALESCE.
+//! Not covered: weaker memory orderings than sequential consistency, the queue of commands (tokio's), BLOCK (its timers) and
+//! COALESCE.
 
 use std::{ops::RangeInclusive, sync::atomic::AtomicUsize};
 
@@ -34,21 +34,21 @@ use crate::{
     watch::{Replay, Stepped},
 };
 
-/// The changes of one schedule: whether each belongs to the selections, the last one always.
+/// Changes of one schedule: true for each one that the selections include, always for the last one.
 #[derive(Debug)]
 struct Changes(Vec<bool>);
 
-/// A client that checks what it gets.
+/// Client that checks the events that it gets.
 struct Reader {
     handle: InformerHandle<Deliveries>,
     changes: Arc<Changes>,
     selection: Arc<Selection>,
-    /// The last version of an event, or where it joined, and of a bookmark.
+    /// Last version of an event or of joining, and of a bookmark.
     seen: u128,
     bookmark: u128,
 }
 
-/// How a schedule is drawn.
+/// Kind of scheduler.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Random,
@@ -58,7 +58,7 @@ enum Kind {
 
 const KINDS: [Kind; 2] = [Kind::Random, Kind::Pct(4)];
 const CHANGES: RangeInclusive<usize> = 3..=6;
-/// A cost that fits into no budget, and the least time that a group stays deferred.
+/// Cost beyond every budget, and least time that a group stays deferred.
 const TOO_MUCH: u64 = 1_000_000_000;
 
 // === impl Changes ===
@@ -177,7 +177,7 @@ fn labelled(name: &str, app: &str, number: u128) -> Arc<Object> {
     }))
 }
 
-/// Returns a selection of the same objects, as a group of its own to which nothing leads.
+/// Returns a selection of the same objects that forms a group of its own, which no index leads to.
 fn not_db(other: &str) -> Arc<Selection> {
     let labels = LabelSelector::parse(&format!("app notin (db,{other})")).unwrap();
     Arc::new(Selection { labels, ..Selection::default() })
@@ -220,13 +220,13 @@ fn schedule() {
         }
         let count = thread_rng().gen_range(1..=2);
         let deltas = numbers.by_ref().take(count).map(|number| Delta::event(changes.event(number))).collect();
-        // Groups are deferred before the cycle or in the middle of it, and may be taken back at the next one.
+        // Groups are deferred before the cycle or in the middle of it, and may be taken back in the next one.
         clock.now.fetch_add(2 * TOO_MUCH, Ordering::SeqCst);
         clock.step.store(if thread_rng().gen_ratio(1, 4) { TOO_MUCH } else { 0 }, Ordering::SeqCst);
         writer.live.as_ref().unwrap().broadcaster.set_costs(|| if thread_rng().r#gen() { TOO_MUCH } else { 0 });
         writer.apply(deltas, &fifo);
     }
-    // Until the last handle has gone.
+    // Runs until the last handle is dropped.
     block_on(async {
         while let Some(command) = commands.recv().await {
             writer.handle(command);

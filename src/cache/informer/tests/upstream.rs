@@ -1,8 +1,8 @@
-//! What an upstream proves, and what it is told.
+//! Reactions to proofs of the upstream, and requests to it.
 
 use super::*;
 
-/// Invariant 14: a list that is ahead, and cannot be of the same history; and one that is told to be of another.
+/// A newer list that cannot be of the same history, and one that the source reports to be of another.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_contradicts_what_is_held_ends_every_watch() {
     let other_body =
@@ -33,7 +33,7 @@ async fn a_list_that_contradicts_what_is_held_ends_every_watch() {
     assert!(running.handle.epoch() > epoch);
 }
 
-/// Invariants 12 and 14: a list that is older than what was applied takes nothing back, and what follows it has to repeat that.
+/// A list older than the applied version reverts nothing, and the watch from it has to repeat the changes ahead of it.
 #[tokio::test(start_paused = true)]
 async fn what_was_applied_ahead_of_a_list_stays_and_is_repeated_or_is_of_another_history() {
     let ahead = |event, safe| Delta::transaction([event, Event::Bookmark(version(safe))]);
@@ -51,7 +51,7 @@ async fn what_was_applied_ahead_of_a_list_stays_and_is_repeated_or_is_of_another
         settle().await;
         assert_eq!(taken(&mut cursor).await, ["~a 3", "-b 3"]);
         running.list(listed(), version(5)).await;
-        // What came before the change that is applied of the object.
+        // Changes from before the applied change of the object.
         running.fifo.push(ahead(Event::Modified(object("a", 8)), 5)).await;
         for event in repeats {
             running.fifo.push(ahead(event, 5)).await;
@@ -87,7 +87,7 @@ async fn what_a_list_shows_of_what_was_applied_ahead_of_it_need_not_be_repeated(
     assert_eq!(taken(&mut cursor).await, ["+d 30"]);
 }
 
-/// Of the events that say so, and not of the others.
+/// Only the events that report it count.
 #[tokio::test(start_paused = true)]
 async fn changes_of_objects_that_can_no_longer_be_served_are_counted() {
     let running = Running::start();
@@ -136,7 +136,7 @@ async fn whoever_waits_for_a_version_is_woken_by_it_or_by_another_history() {
     assert_eq!(waiting.await.unwrap().version(), &version(50));
 }
 
-/// Invariant 13: the source is told for as long as somebody waits, and not of those who need not.
+/// The demand lasts for as long as a caller waits, and a caller with a sufficient state adds none.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_for_a_version_is_a_demand() {
     let running = Running::start();

@@ -1,4 +1,4 @@
-//! A start that begins with what an earlier one has left.
+//! Start with the snapshot of the previous run.
 
 use super::*;
 
@@ -34,7 +34,7 @@ async fn it_is_served_at_once_and_stale_until_the_upstream_is_there() {
     assert_eq!(running.handle.health().state(), SyncState::Synced);
 }
 
-/// Nothing is known of what was before the state, nor yet of what came after it.
+/// The history before the snapshot is unknown, and that after it is still empty.
 #[tokio::test(start_paused = true)]
 async fn its_version_and_every_later_one_can_be_resumed_from() {
     let running = begun();
@@ -48,7 +48,7 @@ async fn its_version_and_every_later_one_can_be_resumed_from() {
     running.apply(put("b", 12)).await;
     running.apply(put("c", 15)).await;
     assert_eq!(taken(joined.cursor.as_mut().unwrap()).await, ["~b 12", "+c 15"]);
-    // Whoever had seen 12 before goes on from there.
+    // A client that has seen 12 before resumes from there.
     let versions = |joined: Joined<Deliveries>| -> Vec<u128> {
         joined.backlog.batches.iter().map(|batch| batch.after.number()).collect()
     };
@@ -86,7 +86,7 @@ async fn another_history_ends_those_who_watch_it() {
     }
 }
 
-/// An earlier start may have sent its clients changes above 10, and the list hides what became of them.
+/// The previous run may have sent its clients changes above 10, and the list hides their outcome.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_expires_older_versions_ends_every_watch_and_no_history() {
     let list = |at| List { expires_older: true, ..List::new(vec![object("a", 3), object("b", 7)], version(at)) };

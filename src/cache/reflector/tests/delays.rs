@@ -1,4 +1,4 @@
-//! Pauses between attempts: what makes them longer, and what makes the next one the first again.
+//! Pauses between attempts: causes that lengthen or reset them.
 
 use super::*;
 
@@ -17,7 +17,7 @@ async fn recovery_after_the_fourth_outage_takes_as_long_as_after_the_first() {
     assert_eq!(lists, [25_600, 51_200, 76_800, 102_400], "20 s open, then 0.8 + 1.6 + 3.2 s");
 }
 
-/// A list that succeeds does not make up for watches that never bring anything.
+/// A list that succeeds does not compensate for watches that never deliver anything.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_always_fails_is_listed_after_growing_delays() {
     let mut answers = Vec::new();
@@ -29,7 +29,7 @@ async fn a_watch_that_always_fails_is_listed_after_growing_delays() {
     assert_eq!(lists, ["800 list 10", "2400 list 10", "5600 list 10", "12000 list 10", "24800 list 10"]);
 }
 
-/// One that delivers something has recovered.
+/// An upstream whose watch delivers something has recovered.
 #[tokio::test(start_paused = true)]
 async fn an_event_makes_the_next_delay_the_first_again() {
     let answers = vec![
@@ -45,7 +45,7 @@ async fn an_event_makes_the_next_delay_the_first_again() {
     assert_eq!(run.calls[4..], ["5600 watch 10", "6400 watch 11", "7200 watch 12"]);
 }
 
-/// Rights and credentials return: the watch goes on where it was. An upstream that never serves a watch is listed.
+/// Rights and credentials return: the watch resumes. An upstream that never serves a watch is listed.
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_refused_is_opened_again_and_one_that_was_never_served_is_listed() {
     let refused = || SourceError::Refused("403".into());
@@ -57,7 +57,7 @@ async fn a_watch_that_is_refused_is_opened_again_and_one_that_was_never_served_i
     assert_eq!(calls[..5], ["0 list 0", "0 watch 10", "800 list 10", "800 watch 11", "2400 list 11"]);
 }
 
-/// An upstream whose versions are in no order would be watched for ever.
+/// Without a list, an upstream whose versions are in no order would be watched for ever.
 #[tokio::test(start_paused = true)]
 async fn the_third_watch_in_a_row_that_contradicts_itself_leads_to_a_list() {
     let low = || Watched(vec![Put(3), StayOpen]);
@@ -80,7 +80,7 @@ async fn the_third_watch_in_a_row_that_contradicts_itself_leads_to_a_list() {
     );
 }
 
-/// Invariant 14, where upstream's `TestReflectorWatchHandler` goes back from 55 to 32.
+/// Here client-go's `TestReflectorWatchHandler` accepts the lower version, 32 after 55.
 #[tokio::test(start_paused = true)]
 async fn an_event_that_goes_back_is_not_queued_and_the_watch_is_opened_again_from_what_was_reached() {
     let answers = vec![

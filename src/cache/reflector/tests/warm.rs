@@ -1,4 +1,4 @@
-//! What is kept for a later start, and how it goes on.
+//! Proofs for the next run, and the resumption from them.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,7 +10,7 @@ use crate::{
     watch::{BroadcasterConfig, Deliveries},
 };
 
-/// Watches what it is fed, lists never, and proves what it has handed out.
+/// Source that delivers the versions it is fed, never lists, and proves the last version that it has returned.
 #[derive(Debug)]
 struct Fed {
     feed: Mutex<Option<mpsc::Receiver<u128>>>,
@@ -71,7 +71,7 @@ struct Warm {
     reflector: Reflector<Fed>,
 }
 
-/// At version 5, if the proof is right.
+/// Makes a Reflector that resumes at version 5, if the proof is right.
 fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
     let (feed, receiver) = mpsc::channel(1000);
     let calls = Arc::new(Mutex::new(Vec::new()));
@@ -84,7 +84,7 @@ fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
     (Warm { feed, fifo, calls, reflector }, resumed)
 }
 
-/// The next in the queue, in short.
+/// Returns the next delta in the queue as a short text.
 async fn queued(fifo: &RealFifo) -> String {
     match fifo.pop_batch(1, 1).await.unwrap().remove(0) {
         Delta::Changes { events, .. } => events[0].version().to_string(),
@@ -127,7 +127,7 @@ async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
     for number in 6..=20 {
         feed.send(number).await.unwrap();
     }
-    // The queue is full, and the Reflector waits for room.
+    // The queue is full, and the Reflector waits for space.
     tokio::task::yield_now().await;
     take();
     let mut last = String::new();
@@ -143,7 +143,7 @@ async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
     running.abort();
 }
 
-/// The source has no proof: whoever asks is told so, and does not wait.
+/// The source has no proof: the caller gets `None` and does not wait.
 #[tokio::test(start_paused = true)]
 async fn without_a_proof_there_is_no_checkpoint() {
     let (Warm { fifo, reflector, .. }, resumed) = warm(FifoBounds::default(), "4");
@@ -153,7 +153,7 @@ async fn without_a_proof_there_is_no_checkpoint() {
     running.abort();
 }
 
-/// State and proof belong together, however much is on its way between source and informer.
+/// State and proof match, however many deltas are queued between source and informer.
 #[tokio::test]
 async fn a_checkpoint_is_of_one_moment() {
     let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds::default(), "5");
