@@ -8,9 +8,9 @@
 //!
 //! 1. `/readyz` and the health service report not ready; for `drain.delay` everything is served as before.
 //! 2. The server accepts no more connections; every watch gets a BOOKMARK with `draining` and its own position, and ends with
-//!   UNAVAILABLE / DRAINING. The snapshot files are written a last time.
+//!    UNAVAILABLE / DRAINING. The snapshot files are written a last time.
 //! 3. Streams still open after `drain.period` (a client that reads nothing) are reset. The tasks are aborted, and then the
-//!   threads of the resources end.
+//!    threads of the resources end.
 
 mod cgroup;
 mod connector;

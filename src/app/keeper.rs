@@ -141,7 +141,7 @@ impl Keeper {
         while !draining.is_cancelled() {
             for (kept, (due, tried)) in kept.iter().zip(&mut due) {
                 let (_, history) = kept.changes();
-                // A file with the rewritten history would be served again, and be rejected again.
+                // The file still has the old history: the next run would serve it, and find the rewrite again.
                 if (Instant::now() >= *due || history != *tried) && kept.write().await {
                     (*due, *tried) = (Instant::now() + interval, history);
                 }

@@ -1,5 +1,5 @@
 //! Health of a resource's source: the Reflector and the source write it; responses and probes read it. Also the other
-//! direction: whether a caller waits for a version that this server has not reached yet.
+//! direction: the number of callers that wait for a version that this server has not reached yet.
 //!
 //! Problems of a resource are reported through [`SourceHealth`]: one at a time ([`SourceHealth::set_problem`],
 //! [`SourceHealth::clear_problem`]), or all of some reasons at once ([`SourceHealth::replace_problems`]). They appear in
@@ -184,7 +184,7 @@ impl SourceHealth {
         self.shared.record.lock().problems.shown()
     }
 
-    /// Returns all held problems of these reasons, for the next start.
+    /// Returns all held problems of these reasons, for the next run.
     pub fn problems_of(&self, reasons: &[ProblemReason]) -> Vec<Problem> {
         let record = self.shared.record.lock();
         record.problems.iter().filter(|problem| reasons.contains(&problem.reason)).cloned().collect()

@@ -33,8 +33,8 @@ pub struct History {
     current: Reached,
     /// Newest version; more changes may come at it.
     applied: ResourceVersion,
-    /// Offsets of the first change of batches with changes that were [ahead](Batch::ahead), and how far these were. Only
-    /// batches that went further than all before them, so that both increase.
+    /// Batches with changes that were [ahead](Batch::ahead): the offset of the first change, and the highest version. Only
+    /// those that went further than all before them, so that both increase.
     ahead: VecDeque<(u64, ResourceVersion)>,
     /// Last evicted relist without changes: a client at its offset may not have passed it.
     forgotten_relist: Option<Reached>,
@@ -160,7 +160,7 @@ impl History {
     pub fn forget_old(&mut self, now: Instant) {
         while let (Some(oldest), Some(newest)) = (self.batches.front(), self.batches.back()) {
             let is_newest = oldest.what.after() == newest.what.after();
-            // More changes may come at this version, or a watch that resumes from it needs them again.
+            // More changes may come at this version, or a watch that resumes from it needs its late changes again.
             let has_to_stay = self.current.version != self.applied || newest.what.is_late();
             let is_needed = is_newest && *newest.what.after() == self.applied && has_to_stay;
             if is_needed {

@@ -302,8 +302,9 @@ fn is_same(old: &Object, new: &Object) -> bool {
 }
 
 /// Returns true if an object is unchanged, live or in a relist: the same bytes of the same type (which a list may imply) at the
-/// same version. For sources without versions of their own any version is the same, and the held object keeps its own. An equal
-/// version alone is no proof: after a new CRD default or an API server upgrade the API serves other bytes at old versions.
+/// same version. For sources without versions of their own any version counts as the same, and the held object keeps its own.
+/// An equal version alone is no proof: after a new CRD default or an API server upgrade the API serves other bytes at old
+/// versions.
 fn is_unchanged(old: &Object, new: &Object) -> bool {
     let is_equal = || old.body() == new.body() && old.kind() == new.kind() && old.api_version() == new.api_version();
     let has_version = old.version() == new.version() || new.version().lineage().is_some();

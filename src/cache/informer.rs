@@ -84,7 +84,7 @@ pub struct InformerStats {
     pub history_events: AtomicU64,
     /// Bytes that the history holds now: bodies that only the history needs, and the records.
     pub history_bytes: AtomicU64,
-    /// Events sent from the history to watches that resumed or were parked, once for each of these watches.
+    /// Events sent from the history to watches that resumed or were parked, counted each time.
     pub replayed: AtomicU64,
     /// Times that a watch was parked.
     pub parked: AtomicU64,

@@ -59,9 +59,9 @@ pub trait WarmStart: Send + Sync {
     /// Returns the part of the configuration that the objects depend on, in one line: a snapshot with another one is foreign.
     fn identity(&self) -> String;
 
-    /// Returns the proof of the history at the last version that the source has returned. The next run passes it to
-    /// [`WarmStart::resume`], perhaps after a later version. `None` before the first list, and from a rewrite of the history
-    /// until the next list.
+    /// Returns the proof of the history at the last version that the source has returned. The next run, perhaps of a newer
+    /// informerd, passes it to [`WarmStart::resume`]. `None` before the first list, and from a rewrite of the history until the
+    /// next list.
     fn proof(&self) -> Option<Bytes>;
 
     /// Resumes a history, before any other request, so that [`ListerWatcher::watch`] continues from this version. That watch
