@@ -155,7 +155,7 @@ impl SnapshotFile {
     ///
     /// # Errors
     ///
-    /// If the file cannot be written; the previous state is then still there.
+    /// If the file cannot be written. The previous state stays, unless only the sync of the directory failed after the rename.
     pub fn write(&self, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<u64> {
         let (beside, started) = (self.path.with_extension("tmp"), Instant::now());
         // Left by a run that was killed, perhaps with other permissions.
