@@ -1,28 +1,26 @@
-//! The client library: what everything of ours that talks to an informerd stands on.
+//! Client library: the layer below the command line and below every program that embeds, mirrors or records a resource.
 //!
 //! ```text
-//!   Client ──▶ list, by_index, get, values, resources      one answer, or one typed error
+//!   Client ──▶ list, by_index, get, values, resources      one response, or one typed error
 //!      │
-//!      ├────▶ until                                       one event, waited for across calls
+//!      ├────▶ until                                       waits for one event, across several calls
 //!      └────▶ Watch ──▶ Update, Update, …                   resumes by itself, until it is dropped
 //!              │ ▲
-//!              ▼ │ messages of one stream after the other (SEMANTICS: RetryWatcher's rules)
-//!             View: key → uid, version, hash                what its user has been given
+//!              ▼ │ messages of successive streams (the rules of client-go's RetryWatcher)
+//!             View: key → uid, version, hash                the state that the user holds
 //! ```
 //!
-//! Written by nobody but its user's task: there is no task and no queue of its own. Used by the command line, by anything
-//! that mirrors or records a resource, and by whoever embeds informerd.
+//! All work happens in the task that polls: the library spawns no task and has no queue of its own.
 //!
 //! - **A watch is complete.** Folding the events of a [`Watch`] gives the server's state, across broken streams, restarts,
 //!   expired versions and new lineages, even when a stream breaks in the middle of its initial events. The one exception is
-//!   asked for: [`WatchOptions::heal_drops`] set to false, under DROP; then [`Update::Dropped`] says so in band.
-//! - **A change is told once.** What a server repeats after a resume is taken out; after a relist only the difference to
-//!   what its user has been given comes through.
-//! - **An error says what to do.** [`ClientError`] is typed by the next step of who gets it, and one line long.
-//! - **Everything has a bound**: connecting (5 s), a message (64 MiB), silence (three bookmark intervals; 30 s for an answer, 100 s
-//!   for one to a resume), delays (10 s, and
-//!   what the server asks for up to 60 s). What a watch holds grows with the objects of its selection, not with their
-//!   changes.
+//!   opt-in: with [`WatchOptions::heal_drops`] set to false, under DROP, [`Update::Dropped`] reports missing events in band.
+//! - **Each change is delivered once.** Events that a server repeats after a resume are filtered out; after a relist only the
+//!   difference to the user's state is delivered.
+//! - **An error names the next step.** The variants of [`ClientError`] differ by what the caller does next; its text is one line.
+//! - **Everything has a bound**: connecting (5 s), a message (64 MiB), silence (three bookmark intervals; 30 s for a response,
+//!   100 s for the response to a resume) and delays (10 s, plus up to 60 s that the server requests). The memory of a watch
+//!   grows with the number of selected objects, not with their changes.
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,8 +37,8 @@
 //! # }
 //! ```
 //!
-//! Deliberately not here: a cache to look things up in (fold the updates, or run an `Informer`), TLS, and watches that begin
-//! without the initial events.
+//! Not part of this module: a cache for lookups (fold the updates, or run an `Informer`), and watches that begin without
+//! the initial events.
 
 mod address;
 mod connection;

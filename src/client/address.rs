@@ -1,14 +1,14 @@
-//! Where a server is.
+//! Address of a server.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use http::uri::Authority;
 
-/// The address of a server: `127.0.0.1:50051`, `informerd.example:50051`, `http://127.0.0.1:50051`, `[::1]:50051`,
+/// Address of a server: `127.0.0.1:50051`, `informerd.example:50051`, `http://127.0.0.1:50051`, `[::1]:50051`,
 /// `https://informerd.example:50051` or `unix:/run/informerd.sock`.
 ///
-/// A port is required, and a path of a Unix socket is absolute and has at most 107 bytes. It is printed as it is parsed, with
-/// `http://` left out. Cheap to clone.
+/// A port is required. The path of a Unix socket is absolute and has at most 107 bytes. The printed form parses to the same
+/// address; it omits `http://`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ServerAddress(Kind);
 
@@ -16,22 +16,22 @@ pub struct ServerAddress(Kind);
 enum Kind {
     /// Host and port.
     Tcp(Arc<str>),
-    /// Host and port, under TLS.
+    /// Host and port, with TLS.
     Tls(Arc<str>, Arc<TlsOptions>),
-    /// An absolute path.
+    /// Absolute path of a Unix socket.
     Unix(Arc<str>),
 }
 
-/// Whom a client of TLS trusts, and who it is.
+/// Trust roots and identity of a TLS client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct TlsOptions {
-    /// The certificates in PEM that may have signed the server's; without them, those that the system trusts.
+    /// PEM certificates that may have signed the server's; without them, those that the system trusts.
     pub authority: Option<Vec<u8>>,
-    /// The client's own certificate and key in PEM.
+    /// Certificate and key of the client in PEM.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Indicates a text that is not the address of a server.
+/// Error for a text that is not the address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}: {text:?} is not the address of a server, as 127.0.0.1:50051, https://informerd.example:50051 \
@@ -44,13 +44,13 @@ pub struct AddressError {
 
 /// `sun_path` of Linux without its final NUL.
 const MAX_UNIX_PATH_BYTES: usize = 107;
-/// What an error repeats of a text at most.
+/// Longest excerpt of a text that an error quotes.
 const MAX_QUOTED_CHARS: usize = 80;
 
 // === impl ServerAddress ===
 
 impl ServerAddress {
-    /// What the transport is asked to connect to.
+    /// Returns the URI that the transport connects to.
     pub(super) fn endpoint_uri(&self) -> String {
         match &self.0 {
             Kind::Tcp(authority) => format!("http://{authority}"),
@@ -59,7 +59,7 @@ impl ServerAddress {
         }
     }
 
-    /// Whom to trust under TLS; none for a server without it.
+    /// Returns the TLS options; none for a server without TLS.
     pub(super) fn tls(&self) -> Option<&TlsOptions> {
         match &self.0 {
             Kind::Tls(_, options) => Some(options),
@@ -67,7 +67,7 @@ impl ServerAddress {
         }
     }
 
-    /// The same server, trusted in another way. `None` when it is not called under TLS.
+    /// Returns the same server with other TLS options; `None` if the address does not use TLS.
     pub fn with_tls(&self, options: TlsOptions) -> Option<Self> {
         match &self.0 {
             Kind::Tls(authority, _) => Some(Self(Kind::Tls(Arc::clone(authority), Arc::new(options)))),
@@ -75,7 +75,7 @@ impl ServerAddress {
         }
     }
 
-    /// Whether it is a Unix socket, which has no authority of its own.
+    /// Returns true if this is a Unix socket, which has no authority of its own.
     pub fn is_unix(&self) -> bool {
         matches!(self.0, Kind::Unix(_))
     }

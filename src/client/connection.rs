@@ -1,4 +1,4 @@
-//! A connection to one server, and the calls with one answer.
+//! Connection to one server, and the calls with one response.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::proto::pb::{
     self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
 };
 
-/// A connection to one server. A clone shares it; it is made anew when it breaks.
+/// Connection to one server. Clones share it; it reconnects when it breaks.
 ///
 /// The calls have no deadline of their own: wrap them in `tokio::time::timeout` to have one. Every future here may be dropped
 /// at any time, which cancels the call.
@@ -26,47 +26,47 @@ pub struct Client {
     admin: AdminServiceClient<Channel>,
 }
 
-/// The objects of one snapshot.
+/// Objects of one snapshot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listed {
-    /// Of the snapshot.
+    /// Version of the snapshot.
     pub resource_version: String,
-    /// Sorted by namespace and name.
+    /// Objects, sorted by namespace and name.
     pub objects: Vec<pb::Object>,
-    /// Whether the server's upstream can be reached.
+    /// Sync state of the server: shows if it reaches its upstream.
     pub source: pb::SyncState,
-    /// When the upstream last proved itself alive.
+    /// Time of the last contact with the upstream.
     pub source_seen_at: Option<Timestamp>,
-    /// The history of the version, for [`pb::WatchRequest::history`]; empty from servers that do not name it.
+    /// History of the version, for [`pb::WatchRequest::history`]; empty from servers that do not name it.
     pub history: String,
 }
 
 /// One object of a snapshot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Got {
-    /// Of the snapshot; the object has its own.
+    /// Version of the snapshot; the object has its own.
     pub resource_version: String,
-    /// The object.
+    /// Object that was requested.
     pub object: pb::Object,
-    /// Whether the server's upstream can be reached.
+    /// Sync state of the server: shows if it reaches its upstream.
     pub source: pb::SyncState,
-    /// When the upstream last proved itself alive.
+    /// Time of the last contact with the upstream.
     pub source_seen_at: Option<Timestamp>,
-    /// The history of the version, as in [`Listed::history`].
+    /// History of the version, as in [`Listed::history`].
     pub history: String,
 }
 
-/// A person waits for it.
+/// Timeout for connecting, short because a person often waits for it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A peer that is gone without a word is noticed by the kernel.
+/// Keepalive interval after which the kernel probes an idle peer, which may have disappeared without closing the connection.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Above what a server sends: the largest object (8 MiB) with its Struct's overhead.
+/// Largest message accepted; larger than any that a server sends: the largest object (8 MiB) with its Struct's overhead.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
-/// The largest that HTTP/2 has: one stream that is not read must not take the window of all the others (ENGINE.md, pitfalls).
+/// Largest window of HTTP/2: one stream that is not read must not use up the window of all the others.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// What a server may send ahead on one stream.
+/// Bytes that a server may send ahead on one stream.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// The snapshot of a token lives for minutes; to lose it more often than this is no accident.
+/// Attempts to read all pages. The snapshot of a page token is valid for minutes; to lose it more often is no accident.
 const MAX_STARTS: usize = 3;
 
 // === impl Client ===
@@ -76,7 +76,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Unreachable`] says who was called and why it failed.
+    /// [`ClientError::Unreachable`] with the address and the cause.
     pub async fn connect(address: &ServerAddress) -> Result<Self, ClientError> {
         let endpoint = endpoint(address)?;
         let unreachable = |problem| ClientError::Unreachable { address: address.clone(), problem };
@@ -88,11 +88,11 @@ impl Client {
         Ok(Self::over(address, endpoint, channel))
     }
 
-    /// A client that connects when it is first used, for a watch that is to outlive a server which is not there yet.
+    /// Returns a client that connects when it is first used, for a watch that may start before its server.
     ///
     /// # Errors
     ///
-    /// None for an address that was parsed, but for certificates that are none.
+    /// Fails only for invalid certificates: an address that was parsed is valid.
     ///
     /// # Panics
     ///
@@ -108,19 +108,19 @@ impl Client {
         Self { address: address.clone(), endpoint, service: service(channel), admin }
     }
 
-    /// Who is called.
+    /// Returns the address of the server.
     pub fn address(&self) -> &ServerAddress {
         &self.address
     }
 
-    /// What the server serves, sorted by name.
+    /// Returns the resources of the server, sorted by name.
     pub async fn resources(&self) -> Result<Vec<pb::Resource>, ClientError> {
         let mut service = self.service.clone();
         let answer = service.list_resources(pb::ListResourcesRequest {}).await;
         Ok(answer.map_err(|status| self.error(&status))?.into_inner().resources)
     }
 
-    /// The open watches of the server, of one resource or (empty) of all, sorted by id.
+    /// Returns the open watches of one resource of the server, or of all if `resource` is empty, sorted by id.
     pub async fn watchers(&self, resource: &str) -> Result<Vec<pb::Watcher>, ClientError> {
         let mut request = pb::ListWatchersRequest { resource: resource.to_owned(), ..Default::default() };
         let mut watchers = Vec::new();
@@ -138,13 +138,13 @@ impl Client {
         }
     }
 
-    /// The objects that a query chooses, from one snapshot.
+    /// Returns the objects that a query selects, from one snapshot.
     pub async fn list(&self, query: &Query) -> Result<Listed, ClientError> {
         let answer = self.service.clone().list(query.list_request()).await;
         self.collect(answer.map_err(|status| self.error(&status))?.into_inner()).await
     }
 
-    /// The objects that a query chooses among those with a value of an index, from one snapshot. The query names no index of
+    /// Returns the objects with a value of an index that a query selects, from one snapshot. The query must not name an index of
     /// its own.
     pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<Listed, ClientError> {
         if query.index.is_some() {
@@ -164,11 +164,11 @@ impl Client {
         .await
     }
 
-    /// One object. `namespace` is empty for objects that have none.
+    /// Returns one object. `namespace` is empty for cluster-scoped objects.
     ///
     /// # Errors
     ///
-    /// `NOT_FOUND` / `OBJECT_NOT_FOUND` when there is none.
+    /// `NOT_FOUND` / `OBJECT_NOT_FOUND` if the object does not exist.
     pub async fn get(
         &self,
         resource: &str,
@@ -195,7 +195,7 @@ impl Client {
         })
     }
 
-    /// One object, at or after a version, with a deadline for the server, which reports a failure to reach the version before it.
+    /// Returns one object at or after a version. The server reports a version that it cannot reach before the deadline.
     #[cfg(feature = "server")]
     pub(crate) async fn get_within(
         &self,
@@ -208,7 +208,7 @@ impl Client {
         Ok(answer.map_err(|status| self.error(&status))?.into_inner())
     }
 
-    /// Every value of an index with the number of objects under it, sorted, from one snapshot.
+    /// Returns every value of an index with its number of objects, sorted, from one snapshot.
     pub async fn values(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
         for _ in 1..MAX_STARTS {
             match self.all_pages(resource, index).await {
@@ -219,7 +219,7 @@ impl Client {
         self.all_pages(resource, index).await
     }
 
-    /// Watches what a query chooses, until the watch is dropped or has failed for good. Nothing is sent before the first poll.
+    /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
     pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
         Watch::new(self.clone(), query, options)
     }
@@ -265,20 +265,20 @@ impl Client {
         Ok(Listed { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
     }
 
-    /// Opens one stream of a watch, which ends when it ends: for who has to see every message. [`Self::watch`] goes on.
+    /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
     pub async fn open(&self, request: pb::WatchRequest) -> Result<tonic::Streaming<pb::WatchResponse>, ClientError> {
         let answer = self.service.clone().watch(request).await;
         Ok(answer.map_err(|status| self.error(&status))?.into_inner())
     }
 
-    /// Waits in one call.
+    /// Waits for the conditions in one call, without a retry.
     pub(super) async fn until_once(&self, request: pb::UntilRequest) -> Result<pb::WatchResponse, ClientError> {
         let answer = self.service.clone().until(request).await;
         let event = answer.map_err(|status| self.error(&status))?.into_inner().event;
         event.ok_or_else(|| ClientError::contract("an Until without an event"))
     }
 
-    /// Leaves the connection to whoever shares it; the next call makes one of its own.
+    /// Leaves the connection to the clones that share it; the next call of this client opens its own.
     pub(super) fn leave_connection(&mut self) {
         self.service = service(self.endpoint.connect_lazy());
     }
@@ -292,7 +292,7 @@ fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
     let invalid = |error: tonic::transport::Error| ClientError::Request { problem: format!("{address}: {error}") };
     let mut endpoint = Endpoint::from_shared(address.endpoint_uri()).map_err(invalid)?;
     if address.is_unix() {
-        // HTTP/2 refuses a path as an authority, even percent-encoded.
+        // HTTP/2 rejects a path as an authority, even percent-encoded.
         endpoint = endpoint.origin(http::Uri::from_static("http://localhost"));
     }
     if let Some(TlsOptions { authority, identity }) = address.tls() {
@@ -319,7 +319,7 @@ fn service(channel: Channel) -> InformerServiceClient<Channel> {
     InformerServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// One answer is of one snapshot.
+/// Checks that all parts of a response have the same version: one response is of one snapshot.
 fn check_version(version: &mut Option<String>, found: String) -> Result<(), ClientError> {
     match version {
         None => *version = Some(found),

@@ -1,4 +1,4 @@
-//! Why a call failed: the one place on this side that reads a status.
+//! Errors of calls: the only place of the client that reads a status.
 
 use std::{collections::BTreeMap, error::Error, fmt, time::Duration};
 
@@ -8,86 +8,86 @@ use tonic_types::StatusExt;
 
 use super::ServerAddress;
 
-/// Why a call failed, by what its caller does next. Its text is one line.
+/// Failure of a call, by what its caller does next. Its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody could be connected to. Try again, or elsewhere.
+    /// No connection could be made. Try again, or elsewhere.
     #[error("cannot connect to {address}: {problem}; is informerd serving there?")]
     Unreachable {
-        /// Who was called.
+        /// Address of the server.
         address: ServerAddress,
-        /// What the system says.
+        /// Cause as the system reports it.
         problem: String,
     },
-    /// The connection or the stream broke without an answer. Try again.
+    /// Connection or stream broke without a response. Try again.
     #[error("the connection to {address} broke: {problem}")]
     Broken {
-        /// Who was called.
+        /// Address of the server.
         address: ServerAddress,
-        /// What the transport says.
+        /// Cause as the transport reports it.
         problem: String,
     },
-    /// The server said nothing for longer than it had promised to. Try again, on another connection.
+    /// Server sent nothing for longer than it had promised. Try again, on another connection.
     #[error("nothing was heard from {address} for {after:?}")]
     Silent {
-        /// Who was called.
+        /// Address of the server.
         address: ServerAddress,
-        /// How long was waited.
+        /// Time without a message.
         after: Duration,
     },
-    /// The server answered with an error.
+    /// Server responded with an error.
     #[error("{0}")]
     Refused(Box<ServerStatus>),
-    /// The conditions of an Until were not met in time.
+    /// Conditions of an Until were not met in time.
     #[error("not met within {after:?}{}", .last.as_ref().map(|last| format!(" (the last try: {last})")).unwrap_or_default())]
     NotMet {
-        /// How long was waited.
+        /// Time that the client waited.
         after: Duration,
-        /// Why the last call ended, if it did not just wait.
+        /// Error that ended the last completed call, if there was one.
         last: Option<Box<ClientError>>,
     },
-    /// The server does not keep to its contract. Trying again does not help; it may be another version.
+    /// Server violates its contract. A retry does not help; the server may be another version.
     #[error("the server does not keep to its contract: {problem}")]
     Contract {
-        /// What was found.
+        /// Violation that was found.
         problem: String,
     },
-    /// The call cannot be made as it was asked for.
+    /// Call is not possible with these arguments.
     #[error("{problem}")]
     Request {
-        /// What cannot be.
+        /// Reason why the call is not possible.
         problem: String,
     },
 }
 
-/// An error that a server answered with.
+/// Error status of a server's response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerStatus {
-    /// The gRPC code.
+    /// Code of gRPC.
     pub code: Code,
-    /// What the server says, in one line.
+    /// Message of the server, in one line.
     pub message: String,
-    /// The reason of its `google.rpc.ErrorInfo`, for example `RESOURCE_NOT_FOUND`; none when it is not informerd's.
+    /// Reason in its `google.rpc.ErrorInfo`, for example `RESOURCE_NOT_FOUND`; none if its domain is not informerd's.
     pub reason: Option<String>,
-    /// The metadata of the same.
+    /// Metadata of the same `ErrorInfo`.
     pub metadata: BTreeMap<String, String>,
-    /// How long to wait before the next try, from `google.rpc.RetryInfo`.
+    /// Delay that the server requests before the next attempt, from `google.rpc.RetryInfo`.
     pub retry_after: Option<Duration>,
 }
 
-/// What a watch does after an error.
+/// Reaction of a watch to an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recovery {
-    /// Go on from the last safe version.
+    /// Resume from the last safe version.
     Resume,
-    /// That version is no longer one: begin with the initial events.
+    /// Relist, beginning with the initial events: the version can no longer be resumed from.
     Relist,
-    /// End with the error.
+    /// End the watch with the error.
     GiveUp,
 }
 
-/// The domain of the reasons that are ours.
+/// Domain of informerd's reasons.
 const DOMAIN: &str = "informerd";
 const DRAINING: &str = "DRAINING";
 const EXPIRED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED"];
@@ -95,9 +95,9 @@ const EXPIRED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED"];
 // === impl ClientError ===
 
 impl ClientError {
-    /// What a call's status means.
+    /// Translates the status of a call.
     pub fn from_status(address: &ServerAddress, status: &Status) -> Self {
-        // Only what was made on this side has a source.
+        // Only a status that was created on this side has a source.
         let Some(source) = status.source() else { return Self::Refused(Box::new(ServerStatus::from_status(status))) };
         let (address, problem) = (address.clone(), root_cause(source));
         if chain(source).any(<dyn Error>::is::<ConnectError>) {
@@ -107,19 +107,19 @@ impl ClientError {
         }
     }
 
-    /// Why the first connection was not made.
+    /// Translates the failure of the first connection.
     pub(super) fn from_connect(address: &ServerAddress, error: &tonic::transport::Error) -> Self {
         Self::Unreachable { address: address.clone(), problem: root_cause(error) }
     }
 
-    /// The status in the last message of a watch.
+    /// Translates the status in the last message of a watch.
     pub fn from_proto(status: &tonic_types::Status) -> Self {
         let details = status.encode_to_vec().into();
         let status = Status::with_details(Code::from(status.code), status.message.clone(), details);
         Self::Refused(Box::new(ServerStatus::from_status(&status)))
     }
 
-    /// What a bookmark with `draining` means.
+    /// Returns the error that stands for a bookmark with `draining`.
     pub(super) fn draining() -> Self {
         Self::Refused(Box::new(ServerStatus {
             code: Code::Unavailable,
@@ -134,7 +134,7 @@ impl ClientError {
         Self::Contract { problem: problem.into() }
     }
 
-    /// The gRPC code: the server's, or the one that fits best.
+    /// Returns the gRPC code: the server's, or the closest one.
     pub fn code(&self) -> Code {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } => Code::Unavailable,
@@ -145,7 +145,7 @@ impl ClientError {
         }
     }
 
-    /// The server's reason, one of those that `docs/api.md` lists.
+    /// Returns the server's reason, one of those in `docs/api.md`.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Refused(status) => status.reason.as_deref(),
@@ -153,7 +153,7 @@ impl ClientError {
         }
     }
 
-    /// One entry of what the server says along with its reason, for example `known` with `RESOURCE_NOT_FOUND`.
+    /// Returns one entry of the metadata of the server's reason, for example `known` of `RESOURCE_NOT_FOUND`.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         match self {
             Self::Refused(status) => status.metadata.get(key).map(String::as_str),
@@ -161,7 +161,7 @@ impl ClientError {
         }
     }
 
-    /// How long the server asks to wait before the next try.
+    /// Returns the delay that the server requests before the next attempt.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused(status) => status.retry_after,
@@ -169,7 +169,7 @@ impl ClientError {
         }
     }
 
-    /// Whether the same call may succeed later.
+    /// Returns true if the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. } | Self::NotMet { .. } => true,
@@ -196,7 +196,7 @@ impl ClientError {
         }
     }
 
-    /// What a watch does now.
+    /// Returns the reaction of a watch to this error.
     pub(super) fn recovery(&self) -> Recovery {
         if self.code() == Code::OutOfRange && self.reason().is_some_and(|reason| EXPIRED.contains(&reason)) {
             Recovery::Relist
@@ -207,12 +207,12 @@ impl ClientError {
         }
     }
 
-    /// Whether nobody was reached at all.
+    /// Returns true if no server responded.
     pub(super) fn is_about_connection(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. })
     }
 
-    /// Whether the connection itself is to be left: it is dead, or its server is going.
+    /// Returns true if the client has to leave the connection: it is dead, or its server is draining.
     pub(super) fn spoils_connection(&self) -> bool {
         matches!(self, Self::Silent { .. }) || self.reason() == Some(DRAINING)
     }
@@ -227,7 +227,7 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     })
 }
 
-/// What lies at the bottom: the layers above only say that it is a transport error.
+/// Returns the innermost cause: the layers above it only report a transport error.
 fn root_cause(error: &(dyn Error + 'static)) -> String {
     chain(error).last().map(|root| one_line(&root.to_string())).unwrap_or_default()
 }
@@ -264,7 +264,7 @@ impl fmt::Display for ServerStatus {
     }
 }
 
-/// As gRPC's documents write it.
+/// Returns the name as in gRPC's documentation.
 fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(ClientError::from_proto(&proto), ClientError::from_status(&address(), &status));
     }
 
-    /// SEMANTICS 1.12, `RetryWatcher`: what is tried again, what is listed again, what ends.
+    /// As client-go's `RetryWatcher` (tools/watch/retrywatcher.go), with a relist where that one ends.
     #[test]
     fn what_follows_is_decided_by_code_and_reason() {
         use Recovery::{GiveUp, Relist, Resume};

@@ -1,33 +1,33 @@
-//! What a caller asks for, and the requests that it becomes.
+//! Selection of objects by a caller, and its translation to requests.
 
 use crate::proto::pb;
 
-/// Which objects of which resource, and how their bodies are sent. The default chooses everything of the resource "", which
-/// no server has: name one.
+/// Selection of objects of a resource, and the format of their bodies. The default has the resource "", which no server has:
+/// set a name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Query {
-    /// A name from [`Client::resources`](super::Client::resources), for example "pods".
+    /// Name from [`Client::resources`](super::Client::resources), for example "pods".
     pub resource: String,
-    /// Only objects of this namespace.
+    /// Namespace of the objects; all if none.
     pub namespace: Option<String>,
-    /// Only objects of this name.
+    /// Name of the objects; all if none.
     pub name: Option<String>,
-    /// Kubernetes' syntax: `app=web,tier in (a,b),!canary`; empty = all.
+    /// Label selector in Kubernetes' syntax: `app=web,tier in (a,b),!canary`; empty = all.
     pub label_selector: String,
-    /// `metadata.name=x,spec.nodeName!=n1`; empty = all.
+    /// Field selector: `metadata.name=x,spec.nodeName!=n1`; empty = all.
     pub field_selector: String,
-    /// CEL over `object`, true = keep: `object.spec.replicas > 1`; empty = all.
+    /// CEL expression over `object`, true = keep: `object.spec.replicas > 1`; empty = all.
     pub expression: String,
-    /// An index, and the values of which an object has at least one.
+    /// Index, and the values of which an object must have at least one.
     pub index: Option<(String, Vec<String>)>,
-    /// How bodies are sent; unspecified is STRUCT.
+    /// Format of the bodies; unspecified is STRUCT.
     pub format: pb::PayloadFormat,
 }
 
 // === impl Query ===
 
 impl Query {
-    /// Everything of a resource.
+    /// Selects everything of a resource.
     pub fn of(resource: impl Into<String>) -> Self {
         Self { resource: resource.into(), ..Self::default() }
     }
@@ -77,7 +77,7 @@ impl Query {
         self.index.as_ref().map(|(name, values)| pb::IndexMatch { name: name.clone(), values: values.clone() })
     }
 
-    /// The reads have no field for a name; `metadata.name` is the name of the key.
+    /// Returns the field selector with a requirement for the name: reads have no field for it, `metadata.name` is the key's name.
     fn field_selector_with_name(&self) -> String {
         let Some(name) = &self.name else { return self.field_selector.clone() };
         let mut selector = self.field_selector.clone();

@@ -1,4 +1,4 @@
-//! Waiting at the server, across what happens to the call.
+//! Waiting at the server, with retries when the call breaks.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::{
     proto::pb,
 };
 
-/// How long is waited, and how it is begun again.
+/// Timeout and retry delays of [`Client::until`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct UntilOptions {
-    /// Give up after this, with [`ClientError::NotMet`]; none waits for as long as it takes.
+    /// Time after which the wait fails with [`ClientError::NotMet`]; none = no limit.
     pub timeout: Option<Duration>,
-    /// The delays between calls.
+    /// Delays between calls.
     pub backoff: BackoffConfig,
 }
 
 // === impl UntilOptions ===
 
 impl Default for UntilOptions {
-    /// Waits for as long as it takes; the delays are those of a watch.
+    /// Returns options without a timeout; the delays are those of a watch.
     fn default() -> Self {
         Self { timeout: None, backoff: WatchOptions::default().backoff }
     }
@@ -31,17 +31,17 @@ impl Default for UntilOptions {
 // === impl Client ===
 
 impl Client {
-    /// Waits until conditions have been met, one after the other, by the events of what a query chooses; gives the event that
-    /// met the last. They are CEL over `type` ("ADDED", "MODIFIED", "DELETED", and "SYNCED" at the end of the current
-    /// objects), `object` (the body; null with SYNCED) and `count` (how many objects are chosen; from SYNCED on).
+    /// Waits until conditions have been met, one after the other, by the events of the selected objects; returns the event that
+    /// met the last. Conditions are CEL over `type` ("ADDED", "MODIFIED", "DELETED", and "SYNCED" at the end of the current
+    /// objects), `object` (the body; null with SYNCED) and `count` (the number of selected objects; from SYNCED on).
     ///
-    /// When the call breaks in a way that can pass, it is made again after a delay. Then the server knows nothing of the call
-    /// before: all conditions are to be met again. So they had better say how things are (`object.status.phase ==
-    /// 'Running'`, `count == 0`) than what has happened (`type == 'DELETED'`), which may have been in between.
+    /// After a temporary failure the client calls again after a delay. The server has no memory of the earlier call, so all
+    /// conditions must be met again. Prefer conditions on the state (`object.status.phase == 'Running'`, `count == 0`) to those
+    /// on an event (`type == 'DELETED'`), which may have happened between the calls.
     ///
     /// # Errors
     ///
-    /// What cannot pass; [`ClientError::NotMet`] after the timeout.
+    /// Permanent failures; [`ClientError::NotMet`] after the timeout.
     pub async fn until(
         &self,
         query: &Query,

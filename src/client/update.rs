@@ -1,4 +1,4 @@
-//! What a watch tells.
+//! Updates that a watch delivers.
 
 use std::time::Duration;
 
@@ -11,77 +11,77 @@ use crate::proto::pb;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Update {
-    /// A change: ADDED only of what its user does not hold, MODIFIED and DELETED only of what it holds.
+    /// Change: ADDED only for an object that the user does not hold, MODIFIED and DELETED only for one that it holds.
     Event {
         /// ADDED, MODIFIED or DELETED.
         event_type: pb::EventType,
-        /// Why, where the change itself does not say it: as the server says it, or `CAUSE_INFERRED` for a DELETED that was
-        /// found missing at a relist. `CAUSE_INITIAL` only before the first [`Update::Synced`].
+        /// Cause, where the change itself does not show it: as the server sends it, or `CAUSE_INFERRED` for a DELETED that a
+        /// relist found. `CAUSE_INITIAL` only before the first [`Update::Synced`].
         cause: pb::Cause,
-        /// The new state; for DELETED the last known one, with the version of the deletion. Under `CAUSE_INFERRED` it has no
+        /// New state; for DELETED the last known state, with the version of the deletion. Under `CAUSE_INFERRED` it has no
         /// body unless [`WatchOptions::keep_objects`](super::WatchOptions::keep_objects) is set, and its version is the
-        /// relist's or, when another object has taken its place, that object's.
+        /// relist's or, if another object has the key now, that object's.
         object: pb::Object,
-        /// Who holds everything up to here may resume after this version. Empty while the state is being listed.
+        /// Version to resume after, for a user who holds everything up to here. Empty during a list.
         resource_version: String,
     },
-    /// What its user holds now is the server's state at this version: the initial events or a relist are complete.
+    /// State that the user holds is the server's at this version: the initial events or a relist are complete.
     Synced(Progress),
     /// Nothing is missing up to this version.
     Bookmark(Progress),
-    /// Events are missing here, and the state that its user holds is no longer complete, until the next
-    /// [`Update::Synced`]. Only under DROP with [`WatchOptions::heal_drops`](super::WatchOptions::heal_drops) set to false.
+    /// Events are missing here: the state that the user holds is incomplete until the next [`Update::Synced`]. Only under
+    /// DROP with [`WatchOptions::heal_drops`](super::WatchOptions::heal_drops) set to false.
     Dropped {
-        /// How many.
+        /// Number of dropped events.
         count: u64,
-        /// The last version before the hole.
+        /// Last version before the hole.
         after: String,
     },
-    /// What the watch does to stay complete: nothing that its user has to act on.
+    /// Step that the watch takes to stay complete. The user does not have to act on it.
     Note(Note),
 }
 
-/// How far a watch is, and what stands behind it.
+/// Position of a watch, and the state of its upstream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
-    /// Safe to resume after.
+    /// Version that is safe to resume after.
     pub resource_version: String,
-    /// Whether the server's upstream can be reached.
+    /// Sync state of the server: shows if it reaches its upstream.
     pub source: pb::SyncState,
-    /// When the upstream last proved itself alive.
+    /// Time of the last contact with the upstream.
     pub source_seen_at: Option<Timestamp>,
 }
 
-/// What a watch does to stay complete.
+/// Step that a watch takes to stay complete.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Note {
-    /// The stream ended; another is opened after the delay.
+    /// Stream ended; the watch opens another after the delay.
     Reconnecting {
-        /// Why it ended.
+        /// Error that ended the stream.
         error: ClientError,
-        /// How long is waited.
+        /// Delay before the next stream.
         delay: Duration,
     },
-    /// The server takes up the watch after this version: nothing was missed.
+    /// Server resumes the watch after this version: nothing was missed.
     Resumed {
-        /// Where the last stream was left.
+        /// Last safe version of the previous stream.
         resource_version: String,
     },
-    /// The version could not be resumed from; everything was sent again, and compared with what the user holds.
+    /// Version could not be resumed from; the server sent everything again, and the client compared it with the user's state.
     Relisted {
-        /// Of the new state.
+        /// Version of the new state.
         resource_version: String,
-        /// How many events came of the comparison.
+        /// Number of events that the comparison produced.
         changes: u64,
     },
-    /// The server dropped events for this watch; they are asked for again after the delay.
+    /// Server dropped events for this watch; the watch requests them again after the delay.
     Healing {
-        /// How many.
+        /// Number of dropped events.
         count: u64,
-        /// The last version before the hole.
+        /// Last version before the hole.
         after: String,
-        /// How long is waited.
+        /// Delay before the next stream.
         delay: Duration,
     },
 }

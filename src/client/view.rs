@@ -1,18 +1,18 @@
-//! What the user of a watch has been given, and what a server's next message adds to it. No IO and no clock.
+//! State that the user of a watch holds, and the updates that the server's messages add to it. No IO and no clock.
 //!
-//! A [`View`] outlives the streams of a watch. Each stream [begins](View::begin) with a resume after the last safe version,
-//! or with a list of everything; each of its messages is [applied](View::apply), and comes out as the updates that are new.
+//! A [`View`] outlives the streams of a watch. Each stream [begins](View::begin) with a resume after the last safe version, or
+//! with a list. The view [applies](View::apply) each of its messages and returns the updates that are new.
 //!
-//! Invariants, whatever is cut off, repeated or listed again:
+//! Invariants, also across broken streams, repeated events and relists:
 //!
-//! - Folding the updates gives what `known` stands for: ADDED only of an unknown key, MODIFIED and DELETED only of a known one.
+//! - Folding the updates gives the objects of `known`: ADDED only of an unknown key, MODIFIED and DELETED only of a known one.
 //! - At the end of a list, and whenever the version advances, that is the server's state at the version.
-//! - A list (the initial events) is compared key by key as it streams: additions and changes come out at once, what is
-//!   missing is known, and comes out, only at its end. A list that is cut off has deleted nothing; what it added stays known.
+//! - A list (the initial events) is compared key by key as it streams. Additions and changes are delivered at once, deletions
+//!   only at its end, when they are certain. A list that breaks off has deleted nothing; what it added stays known.
 //! - Objects are compared by uid and by a hash of their content. The version counts only within one lineage, as another one
-//!   numbers everything anew, and where there is no body to compare (METADATA).
-//! - While a version has not advanced, a batch is open, and a resume repeats it. Its events are remembered as hashes, and taken
-//!   out when they come again in the same order. What comes in another order (another replica) is folded by what is known.
+//!   renumbers everything, and for objects without a body to compare (METADATA).
+//! - While a version has not advanced, a batch is open, and a resume repeats it. Its events are kept as hashes, and are filtered
+//!   out when they are repeated in the same order. Events in another order (of another replica) are folded against `known`.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -29,31 +29,31 @@ use crate::{model::ResourceVersion, proto::pb};
 #[cfg(test)]
 mod tests;
 
-/// What the user of one watch has been given.
+/// State that the user of one watch holds.
 #[allow(clippy::struct_excessive_bools, reason = "two options and three independent facts, not a state machine")]
 pub(super) struct View {
     keep_objects: bool,
     heal_drops: bool,
     known: HashMap<Key, Known, RandomState>,
-    /// Keyed at random, so that no server can make two contents look the same.
+    /// Randomly keyed hasher, so that no server can make two contents look the same.
     hashes: RandomState,
     scratch: Vec<u8>,
-    /// The last safe version; none when everything has to be listed.
+    /// Last safe version; none when the next stream has to list.
     position: Option<String>,
-    /// By which the server knows the history that the position is of.
+    /// History that the position belongs to, as the server names it.
     history: String,
-    /// Hashes of the events that were applied since `position`.
+    /// Hashes of the events applied since `position`.
     open: Vec<u64>,
-    /// How many of `open` this stream has repeated. In a stream that repeats nothing, all of them.
+    /// Number of hashes in `open` that this stream has repeated; all of them in a stream that repeats nothing.
     repeated: usize,
-    /// Whether the stream is at its initial events.
+    /// True while the stream is in its initial events.
     is_listing: bool,
-    /// Of the list: what has not been seen in it has another one.
+    /// Number of the current list: an object with another number has not been in it.
     pass: u64,
-    /// What came of listing since the last list was complete.
+    /// Number of updates from listing since the last complete list.
     changes: u64,
     has_synced: bool,
-    /// Events are missing, by its user's choice.
+    /// True if events are missing, which the user has opted in to.
     has_hole: bool,
 }
 
@@ -64,35 +64,35 @@ struct Key {
 }
 
 struct Known {
-    /// What was last given, without the key, and without the body unless objects are kept.
+    /// Last delivered state, without the key, and without the body unless objects are kept.
     object: pb::Object,
     content: u64,
     pass: u64,
 }
 
-/// What follows a message.
+/// Step that follows a message.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
-    /// The next message.
+    /// Read the next message.
     GoOn,
-    /// Another stream: this one has ended, or is about to.
+    /// Open another stream: this one has ended, or is about to.
     Ended(ClientError),
-    /// Another stream, from the version before the hole.
+    /// Open another stream from the version before the hole.
     Heal { count: u64, after: String },
 }
 
-/// What an event says beyond its object.
+/// Attributes of an event besides its object.
 struct Told {
     event_type: pb::EventType,
     cause: pb::Cause,
-    /// Safe to resume after; empty in a list.
+    /// Version that is safe to resume after; empty in a list.
     version: String,
-    /// The same before this event, where it differs.
+    /// Version that was safe to resume after before this event, where it differs.
     before: Option<String>,
 }
 
-/// 8 MiB of hashes. A batch with more events is still folded right; after a resume within it, changes that it undoes may be
-/// told twice.
+/// Largest number of hashes: 8 MiB. A larger batch is still folded correctly; after a resume within it, changes that it undoes
+/// may be delivered twice.
 const MAX_OPEN: usize = 1 << 20;
 
 // === impl View ===
@@ -117,22 +117,22 @@ impl View {
         }
     }
 
-    /// The version to resume after; none when everything has to be listed.
+    /// Returns the version to resume after; none when the next stream has to list.
     pub(super) fn position(&self) -> Option<&str> {
         self.position.as_deref()
     }
 
-    /// Whose version [`View::position`] is, and of which history; empty if the server has not said.
+    /// Returns the history that [`View::position`] belongs to; empty if the server has not sent it.
     pub(super) fn history(&self) -> &str {
         &self.history
     }
 
-    /// How many objects the user holds.
+    /// Returns the number of objects that the user holds.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// A stream begins that resumes after [`View::position`], or lists.
+    /// Begins a stream that resumes after [`View::position`], or lists.
     pub(super) fn begin(&mut self) {
         self.repeated = 0;
         self.is_listing = self.position.is_none();
@@ -142,16 +142,16 @@ impl View {
         }
     }
 
-    /// The position cannot be resumed from: the next stream lists.
+    /// Discards the position, which cannot be resumed from: the next stream lists.
     pub(super) fn expire(&mut self) {
         self.position = None;
     }
 
-    /// Takes one message of the stream.
+    /// Applies one message of the stream.
     ///
     /// # Errors
     ///
-    /// [`ClientError::Contract`] for what no server sends: to go on could skip data.
+    /// [`ClientError::Contract`] for a message that no server sends: to ignore it could skip data.
     pub(super) fn apply(
         &mut self,
         response: pb::WatchResponse,
@@ -165,7 +165,7 @@ impl View {
                 if version.is_empty() && !self.is_listing {
                     return Err(ClientError::contract("an event without a version to resume from"));
                 }
-                // There is nowhere to resume from within a list.
+                // No version within a list is safe to resume after.
                 let version = if self.is_listing { String::new() } else { version };
                 self.event(Told { event_type, cause, version, before: None }, object, updates);
                 Ok(Next::GoOn)
@@ -205,7 +205,7 @@ impl View {
         }
     }
 
-    /// Whether this stream repeats, with this event of an open batch, what another has told.
+    /// Returns true if this event of an open batch repeats one of an earlier stream.
     fn is_repeat(&mut self, told: &Told, object: &pb::Object, content: u64) -> bool {
         let hash = self.hashes.hash_one((
             told.event_type as i32,
@@ -220,7 +220,7 @@ impl View {
                 self.repeated += 1;
                 return true;
             }
-            // Not the order that was told: from here on, this stream's.
+            // Another order than before: this stream's order counts from here on.
             self.open.truncate(self.repeated);
         }
         if self.open.len() < MAX_OPEN {
@@ -230,7 +230,7 @@ impl View {
         false
     }
 
-    /// Moves the position on, which closes the batch; gives the position before, if it has moved.
+    /// Advances the position, which closes the batch; returns the old position if it has changed.
     fn advance(&mut self, version: &str) -> Option<String> {
         if self.position.as_deref() == Some(version) {
             return None;
@@ -269,7 +269,7 @@ impl View {
                     (pb::EventType::Modified, pb::Cause::Unspecified)
                 } else {
                     before.resource_version.clone_from(&object.resource_version);
-                    // The second half is still to come.
+                    // The ADDED of the new object follows: only then is the new version safe.
                     let version = told.before.unwrap_or_else(|| told.version.clone());
                     updates.push_back(inferred(key.clone(), before, version));
                     (pb::EventType::Added, added_cause)
@@ -283,7 +283,7 @@ impl View {
     fn delete(&mut self, told: Told, mut object: pb::Object, updates: &mut VecDeque<Update>) {
         let key = take_key(&mut object);
         let Some(known) = self.known.get(&key) else { return };
-        // An object that has been replaced already: an earlier stream was ahead of this one.
+        // Another object has the key already: an earlier stream was ahead of this one.
         let is_another = known.object.uid != object.uid && !known.object.uid.is_empty() && !object.uid.is_empty();
         if is_another && !self.has_hole {
             return;
@@ -323,7 +323,7 @@ impl View {
         Ok(Next::GoOn)
     }
 
-    /// Everything has been listed: what was not in it is gone.
+    /// Ends a list: objects that were not in it are deleted.
     fn end_list(&mut self, version: &str, updates: &mut VecDeque<Update>) {
         let pass = self.pass;
         let mut vanished: Vec<_> = self.known.extract_if(|_, known| known.pass != pass).collect();
@@ -361,7 +361,7 @@ impl View {
         Next::GoOn
     }
 
-    /// A hash of all that can change without the uid or the version changing.
+    /// Returns a hash of everything that can change while uid and version stay the same.
     fn content(&mut self, object: &pb::Object) -> u64 {
         let mut hasher = self.hashes.build_hasher();
         (&object.labels, &object.api_version, &object.kind, &object.media_type).hash(&mut hasher);
@@ -402,7 +402,7 @@ fn without_body(object: &pb::Object) -> pb::Object {
     }
 }
 
-/// With a copy of the body: as it was received, it may be a slice of something larger.
+/// Returns the object with a copy of the body: the received body may be a slice of something larger.
 fn with_own_body(object: &pb::Object) -> pb::Object {
     let body = object.body.as_ref().map(|body| match body {
         pb::object::Body::Raw(bytes) => pb::object::Body::Raw(bytes::Bytes::copy_from_slice(bytes)),
@@ -411,13 +411,13 @@ fn with_own_body(object: &pb::Object) -> pb::Object {
     pb::Object { body, ..without_body(object) }
 }
 
-/// A deletion that nobody saw.
+/// Returns a DELETED for an object whose deletion was not received.
 fn inferred(key: Key, mut object: pb::Object, resource_version: String) -> Update {
     give_key(&mut object, key);
     Update::Event { event_type: pb::EventType::Deleted, cause: pb::Cause::Inferred, object, resource_version }
 }
 
-/// Whether the versions of two states of an object count in the same line.
+/// Returns true if the versions of two states of an object are of the same lineage.
 fn is_same_lineage(one: &pb::Object, other: &pb::Object) -> bool {
     let parse = |object: &pb::Object| object.resource_version.parse::<ResourceVersion>().ok();
     parse(one).zip(parse(other)).is_some_and(|(one, other)| one.same_lineage(&other))

@@ -1,4 +1,4 @@
-//! One watch over many streams: open, read, wait, open again.
+//! Watch over successive streams: open, read, wait, open again.
 //!
 //! ```text
 //!            ┌──────────── delay is over ─────────────┐
@@ -8,10 +8,10 @@
 //!            └── not to be tried again ──▶ Ending ──▶ over
 //! ```
 //!
-//! The rules are client-go's `RetryWatcher` (SEMANTICS.md 1.12), with a relist where that one ends: what can pass is tried again
-//! after a delay that grows from 100 ms to 10 s (twice that with jitter) and is small again after a healthy minute, with
-//! what the server asks for (`RetryInfo`, up to 60 s) on top; an expired version is listed anew, and compared; the rest ends
-//! the watch.
+//! The rules are those of client-go's `RetryWatcher`, with a relist where that one ends. After a temporary failure the watch
+//! opens the next stream after a delay, which grows from 100 ms to 10 s (twice that with jitter) and is reset after a healthy
+//! minute; a delay that the server requests (`RetryInfo`, up to 60 s) is added. After an expired version it relists and
+//! compares. All other errors end the watch.
 
 use std::{
     collections::VecDeque,
@@ -36,28 +36,28 @@ use crate::{
     proto::pb,
 };
 
-/// How a watch behaves.
+/// Options of a watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WatchOptions {
-    /// The queue at the server, and what happens when it is full. None is the server's default.
+    /// Server-side queue, and the policy when it is full. None is the server's default.
     pub queue: Option<pb::QueueOptions>,
-    /// How often the server speaks when there is nothing to say; 30 s, between 100 ms and a day. After three of these (at least
-    /// one second) without a word, the stream is taken for dead.
+    /// Interval of bookmarks while there are no events; 30 s, between 100 ms and a day. After three intervals (at least one
+    /// second) without a message, the watch takes the stream for dead.
     pub bookmark_interval: Duration,
-    /// Keep a copy of every object, so that a DELETED that is inferred has the last known body; false.
+    /// True to keep a copy of every object, so that an inferred DELETED has the last known body; default false.
     pub keep_objects: bool,
-    /// Under DROP, fetch again what was dropped; true. Otherwise an [`Update::Dropped`] says that the state has a hole.
+    /// True to fetch dropped events again under DROP; default true. If false, an [`Update::Dropped`] reports the hole.
     pub heal_drops: bool,
-    /// End with the error when the first attempt reaches nobody, instead of trying again; false.
+    /// True to end with the error if the first attempt reaches no server, instead of trying again; default false.
     pub fail_fast: bool,
-    /// The delays between streams.
+    /// Delays between streams.
     pub backoff: BackoffConfig,
 }
 
-/// A watch that goes on until it is dropped, or has failed for good: then it yields that error, and nothing more.
+/// Watch that runs until it is dropped or fails for good: then it yields that error, and ends.
 ///
-/// It holds, for each object of its selection, the metadata that it was last given (the body too with
-/// [`WatchOptions::keep_objects`]) and a hash of the rest.
+/// It holds the last delivered metadata of each selected object (the body too with [`WatchOptions::keep_objects`]) and a hash
+/// of the rest.
 #[must_use = "a watch does nothing unless it is polled"]
 pub struct Watch {
     client: Client,
@@ -67,7 +67,7 @@ pub struct Watch {
     is_first: bool,
     backoff: Backoff,
     view: View,
-    /// Told before anything else is done.
+    /// Updates to deliver before the watch does anything else.
     updates: VecDeque<Update>,
     phase: Phase,
 }
@@ -84,16 +84,16 @@ enum Phase {
 
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_BOOKMARK_INTERVAL: Duration = Duration::from_secs(86_400);
-/// So many bookmarks do not get lost in a server that is only busy.
+/// Bookmarks that a server does not miss in a row only because it is busy.
 const SILENT_INTERVALS: u32 = 3;
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A server waits up to 10 s for its first list before it answers.
+/// Timeout for the response to a list. A server waits up to 10 s for its first list before it responds.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// One that is behind waits for the version that is resumed from, up to its `future_wait` of 90 s.
+/// Timeout for the response to a resume. A lagging server waits for the version, up to its `future_wait` of 90 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(100);
-/// What a server may ask for at most.
+/// Longest delay that a server may request.
 pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// After so many messages with nothing new in them, others get their turn.
+/// Messages without news in one poll, after which other tasks get their turn.
 const MAX_MESSAGES_PER_POLL: usize = 256;
 
 // === impl WatchOptions ===
@@ -141,11 +141,11 @@ impl Watch {
         watch
     }
 
-    /// The next update; none after an error.
+    /// Returns the next update; none after an error.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when the future is dropped: the next call goes on where it was.
+    /// Nothing is lost when the future is dropped: the next call resumes the work.
     pub async fn next(&mut self) -> Option<Result<Update, ClientError>> {
         poll_fn(|cx| self.poll(cx)).await
     }
@@ -167,7 +167,7 @@ impl Watch {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
-                    // Messages first: who polls late has not been met with silence.
+                    // Messages first: a late poll is not silence of the server.
                     let message = match Pin::new(&mut **stream).poll_next(cx) {
                         Poll::Ready(message) => message,
                         Poll::Pending => {
@@ -242,7 +242,7 @@ impl Watch {
         }
     }
 
-    /// A stream ended, or was refused: what now.
+    /// Decides how to proceed after a stream has ended or was rejected.
     fn ended(&mut self, error: ClientError, is_refusal: bool) {
         let recovery = error.recovery();
         let is_hopeless = self.is_first && self.fail_fast && error.is_about_connection();
@@ -252,7 +252,7 @@ impl Watch {
         }
         let was_resume = is_refusal && self.view.position().is_some();
         let delay = if recovery == Recovery::Relist && was_resume {
-            // Whoever resumes has waited already, and a list is not refused for its version.
+            // The server has already made the resume wait, and does not reject a list for its version.
             Duration::ZERO
         } else {
             let asked = error.retry_after().unwrap_or_default().min(MAX_RETRY_AFTER);
@@ -270,7 +270,7 @@ impl Watch {
     }
 }
 
-/// The same as [`Watch::next`].
+/// Yields the same updates as [`Watch::next`].
 impl Stream for Watch {
     type Item = Result<Update, ClientError>;
 

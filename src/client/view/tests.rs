@@ -1,4 +1,4 @@
-//! A view, one stream at a time; `model` runs it against a server of its own.
+//! Tests of a view, one stream at a time; `model` runs it against a model of a server.
 
 use bytes::Bytes;
 
@@ -26,7 +26,7 @@ fn bookmark(version: String, initial_events_end: bool) -> pb::WatchResponse {
     }
 }
 
-/// The messages of one stream, and the updates that they become, in words.
+/// Applies the messages of one stream; returns the updates as texts.
 fn told(view: &mut View, messages: impl IntoIterator<Item = pb::WatchResponse>) -> Vec<String> {
     let mut updates = VecDeque::new();
     for message in messages {
@@ -98,7 +98,7 @@ fn a_list_that_is_cut_off_deletes_nothing_and_is_not_told_twice() {
     assert_eq!(words, ["ADDED INITIAL c a.2 @", "DELETED INFERRED b a.3 @", "SYNCED @a.3"]);
 }
 
-/// What is not repeated in its order is no repetition: `a` goes back, and must come forward again.
+/// Events in another order are no repetition: `a` is set to an older state, and must advance again.
 #[test]
 fn a_batch_in_another_order_is_folded_to_its_end() {
     let event = |name: &str, body: &'static str, version: &str| {
@@ -119,7 +119,7 @@ fn a_batch_in_another_order_is_folded_to_its_end() {
     assert_eq!((held.object.resource_version.as_str(), view.position(), view.len()), ("a.4", Some("a.5"), 3));
 }
 
-/// Without a body, the version is all there is to compare.
+/// Without a body, only the version can be compared.
 #[test]
 fn without_bodies_a_version_is_a_change() {
     let metadata = |version: &str| {
@@ -135,8 +135,7 @@ fn without_bodies_a_version_is_a_change() {
     assert_eq!(told(&mut view, [metadata("b.1"), end("b.1")])[0], "MODIFIED a b.1 @");
 }
 
-/// A user that acts on the first half only may not resume after the second.
-/// A CRD that gains a default changes what is served at the versions that there are.
+/// A CRD that gains a default changes the bodies that are served, while the versions stay the same.
 #[test]
 fn another_body_at_the_same_version_is_a_change() {
     let mut view = View::new(false, false);
@@ -157,6 +156,7 @@ fn another_body_at_the_same_version_is_a_change() {
     assert_eq!(again, ["MODIFIED a 3 @", "1 changes @12", "SYNCED @12"]);
 }
 
+/// The first half has the version before: a user that has acted on it alone must not resume after the second.
 #[test]
 fn another_object_under_a_key_is_a_deletion_before_the_version_of_its_addition() {
     let mut view = View::new(false, true);
@@ -184,7 +184,7 @@ fn a_hole_that_is_not_healed_is_told_and_lasts_until_the_next_list() {
     assert_eq!(view.apply(dropped, &mut updates), Ok(Next::GoOn));
     assert_eq!(updates, [Update::Dropped { count: 3, after: "a.1".to_owned() }]);
     assert_eq!((view.position(), view.has_hole), (Some("a.4"), true));
-    // Of the object that the hole has hidden: what is held under its key is gone all the same.
+    // A deletion of the object that the hole has hidden: the object held under its key is deleted all the same.
     let mut deleted = added("a", "2", "x", "a.5");
     deleted.r#type = pb::EventType::Deleted.into();
     deleted.resource_version = "a.5".to_owned();

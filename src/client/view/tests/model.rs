@@ -1,5 +1,5 @@
-//! A view against a model of a server: whatever is cut off, repeated, expired or renumbered, the fold of the updates is the
-//! server's state, and each change is told once.
+//! View against a model of a server. Whatever breaks off, is repeated, expires or is renumbered: the fold of the updates is the
+//! server's state, and each change is delivered once.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ type State = BTreeMap<String, (String, Bytes, String)>;
 /// Type, name, uid, version of the object.
 type Word = (pb::EventType, String, String, String);
 
-/// One resource with its history.
+/// Resource with its history.
 #[derive(Default)]
 struct Server {
     lineage: u64,
     number: u64,
     state: State,
-    /// Every event of this lineage, with the version that it carries.
+    /// Every event of this lineage, with its version.
     events: Vec<pb::WatchResponse>,
-    /// The events before these cannot be resumed from.
+    /// Index of the oldest event that can be resumed from.
     oldest: usize,
-    /// The states that a version stands for.
+    /// State at each version.
     states: BTreeMap<String, State>,
 }
 
@@ -36,33 +36,33 @@ enum Action {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// One atomic batch: which object, and what happens to it. Several may concern the same.
+    /// One atomic batch: an object and its change for each entry. Several may concern the same object.
     Batch(Vec<(u8, Action)>),
     Bookmark,
     Deliver(usize),
-    /// The stream breaks, and what was in flight is lost.
+    /// The stream breaks, and the messages in flight are lost.
     Cut,
-    /// DROP: so many of what is in flight.
+    /// DROP: removes this many messages in flight.
     Drop(usize),
-    /// History is forgotten.
+    /// The history expires.
     Expire,
     /// Another lineage: every version is new.
     Restart,
-    /// Another replica, which saw each event of a batch by itself.
+    /// Another replica, which published each event of a batch separately.
     Split,
-    /// Another replica, which saw the objects of a batch in another order.
+    /// Another replica, which published the objects of a batch in another order.
     Reorder,
 }
 
-/// A watch without its IO, and its user.
+/// Watch without IO, and its user.
 struct Client {
     view: View,
     keep_objects: bool,
-    /// Whether replays come in the order in which they were told.
+    /// True if replays have the original order.
     is_exact: bool,
     stream: Option<VecDeque<pb::WatchResponse>>,
     held: State,
-    /// What was told since the last list, which ended before the event at this index.
+    /// Events since the last list, which ended before the event at `synced_at`.
     told: Vec<Word>,
     synced_at: usize,
 }
@@ -71,7 +71,7 @@ fn word(event_type: pb::EventType, object: &pb::Object) -> Word {
     (event_type, object.name.clone(), object.uid.clone(), object.resource_version.clone())
 }
 
-/// What is compared across lineages.
+/// Returns the parts of a state that are equal across lineages.
 fn contents(state: &State) -> BTreeMap<&str, (&str, &Bytes)> {
     state.iter().map(|(name, (uid, body, _))| (name.as_str(), (uid.as_str(), body))).collect()
 }
@@ -94,7 +94,7 @@ impl Server {
         let first = self.events.len();
         for (at, action) in actions {
             let name = format!("p{at}");
-            // Every other object has no uid, as files have none.
+            // Every other object has no uid, like those of files.
             let uid = |number: u64| if at % 2 == 0 { String::new() } else { format!("u{number}") };
             let held = self.state.get(&name).cloned();
             match action {
@@ -141,7 +141,7 @@ impl Server {
         });
     }
 
-    /// What is sent after a version; none when it cannot be resumed from.
+    /// Returns the events after a version; none if it cannot be resumed from.
     fn after(&self, version: &str) -> Option<VecDeque<pb::WatchResponse>> {
         let (lineage, number) = version.split_once('.').unwrap();
         if lineage != format!("l{}", self.lineage) {
@@ -151,7 +151,7 @@ impl Server {
         (first >= self.oldest).then(|| self.events[first..].iter().cloned().collect())
     }
 
-    /// The index of the first event after a number of this lineage.
+    /// Returns the index of the first event after a number of this lineage.
     fn first_after(&self, number: u64) -> usize {
         self.events.partition_point(|event| number_of(event) <= number)
     }
@@ -190,7 +190,7 @@ impl Server {
         while first < self.events.len() {
             let before = self.events[first].resource_version.clone();
             let same = self.events[first..].iter().take_while(|event| event.resource_version == before).count();
-            // The last of a batch carries another version; a batch of one is its own last.
+            // The last event of a batch has another version; a batch of one has only its last.
             let end = (first + same + 1).min(self.events.len());
             let batch = &mut self.events[first..end];
             let is_batch = batch.iter().all(|event| event.object.as_ref().unwrap().resource_version != before);
@@ -283,7 +283,7 @@ impl Client {
         }
     }
 
-    /// What any user does, and nothing that would do nothing.
+    /// Folds an event as any user does, and checks that it changes the state.
     fn fold(&mut self, event_type: pb::EventType, object: pb::Object) {
         let body = match object.body {
             Some(pb::object::Body::Raw(bytes)) => bytes,
@@ -318,7 +318,7 @@ impl Client {
         assert_eq!(self.told[..], events[..self.told.len()], "each change once, in order");
     }
 
-    /// What the server does under DROP to messages in flight, of which the initial events are none.
+    /// Replaces messages in flight by a hole, as the server does under DROP; never the initial events.
     fn drop_in_flight(&mut self, count: usize) {
         let Some(stream) = &mut self.stream else { return };
         let is_initial = |message: &pb::WatchResponse| message.resource_version.is_empty();
@@ -379,7 +379,7 @@ fn run(steps: &[Step], keep_objects: bool, is_exact: bool) {
             }
         }
     }
-    // A drop that is healed needs another stream.
+    // A drop needs another stream to be healed.
     for _ in 0..8 {
         client.deliver(&server, usize::MAX);
     }
