@@ -1,8 +1,8 @@
-//! The command line: what the user types, and how each command ends.
+//! Command line: arguments, commands and exit codes.
 //!
-//! Data goes to stdout, notes and logs to stderr. Exit codes: 0 done; 1 it failed at run time; 2 the command line or the
-//! configuration is wrong; 130 and 143 when a second SIGINT or SIGTERM cut an orderly end short, or the first one
-//! an `until`. The client commands also have 3, not found; 4, unavailable or too late; 5, not allowed.
+//! Data goes to stdout, notes and logs to stderr. Exit codes: 0 success; 1 failure at run time; 2 invalid command line or
+//! configuration; 130 and 143 when a second SIGINT or SIGTERM cuts a graceful shutdown short, or the first one an `until`. The
+//! client commands also have 3, not found; 4, unavailable or timed out; 5, not allowed.
 
 mod by_index;
 mod check;
@@ -84,12 +84,12 @@ Examples:
   informerd list pods -l app=web
   informerd watch pods";
 
-/// It failed at run time.
+/// Exit code of a failure at run time.
 const FAILED: u8 = 1;
-/// The command line or the configuration is wrong; clap's own code for it.
+/// Exit code of an invalid command line or configuration; clap's own code for it.
 const WRONG_USAGE: u8 = 2;
 
-/// The end of the help of a client command.
+/// Appends the exit codes to the help of a client command.
 macro_rules! with_exit_codes {
     ($examples:literal) => {
         concat!(
@@ -105,7 +105,7 @@ use with_exit_codes;
 // === impl Cli ===
 
 impl Cli {
-    /// Carries the command out.
+    /// Runs the command.
     pub fn run(self) -> ExitCode {
         match self.command {
             Command::Serve(flags) => serve::run(&flags),
@@ -123,7 +123,7 @@ impl Cli {
     }
 }
 
-/// Carries out a command that calls a server.
+/// Runs a command that calls a server.
 fn call(command: impl Future<Output = Result<(), Failure>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -145,12 +145,12 @@ fn exit_code(ended: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// Where data goes: written in blocks, and read by nobody before it is flushed.
+/// Returns stdout with a buffer: readers see the data when it is flushed.
 fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::new(io::stdout().lock())
 }
 
-/// The configuration, or the exit code: what is wrong with it has been said.
+/// Returns the configuration, or the exit code after it has printed the problems.
 fn load(flags: &ServeFlags) -> Result<Config, ExitCode> {
     Config::load(flags).map_err(|errors| {
         complain(&errors);
@@ -158,8 +158,8 @@ fn load(flags: &ServeFlags) -> Result<Config, ExitCode> {
     })
 }
 
-/// One line for the user on stderr.
+/// Prints an error as one line on stderr.
 fn complain(message: &dyn std::fmt::Display) {
-    // A closed stderr leaves nobody to tell.
+    // A closed stderr has no reader.
     drop(writeln!(io::stderr(), "error: {message}"));
 }

@@ -1,10 +1,11 @@
-//! Fuzz targets of everything that decodes what others send: clients, upstreams, and files.
+//! Fuzz targets of all decoders of foreign input: from clients, upstreams, and files.
 //!
 //! Compiled into tests, and for libFuzzer by cargo-fuzz, which sets `cfg(fuzzing)`: `fuzz/run` runs them. `cargo test` replays
-//! the inputs of `fuzz/corpus`, each as it is, cut, and with bytes changed. A target takes any bytes. It panics when what comes of
-//! them is not what it has to be: beside the absence of panics each states what it holds the result against.
+//! the inputs of `fuzz/corpus`, each unchanged, cut, and with bytes changed. A target accepts any bytes. Besides not panicking
+//! itself, the decoder has to give a correct result: each target states the reference that it compares with, and panics if they
+//! differ.
 //!
-//! Deliberately not here: the targets of what only a module can name (`fuzzing` there).
+//! Targets of private items of a module are in its own `fuzzing` module.
 
 #[cfg(feature = "cel")]
 mod expressions;
@@ -18,7 +19,7 @@ use crate::{
     source,
 };
 
-/// A target.
+/// Fuzz target.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
@@ -40,7 +41,7 @@ pub fn etcd(data: &[u8]) {
     source::etcd::fuzzing::watch(data, &pieces(data));
 }
 
-/// Compiles an expression in CEL, and evaluates it on the object after it.
+/// Compiles a CEL expression, and evaluates it on the object after it.
 #[cfg(feature = "cel")]
 pub fn expressions(data: &[u8]) {
     let (text, body) = split(data);
@@ -49,7 +50,7 @@ pub fn expressions(data: &[u8]) {
     }
 }
 
-/// Cuts the fields at some paths, one to a line, out of the JSON after them.
+/// Cuts the fields at some paths, one per line, out of the JSON after them.
 pub fn field_cut(data: &[u8]) {
     let (paths, json) = split(data);
     if let Ok(paths) = str::from_utf8(paths) {
@@ -57,7 +58,7 @@ pub fn field_cut(data: &[u8]) {
     }
 }
 
-/// Finds the events and the lines in a stream, wherever it is cut.
+/// Finds the events and the lines in a stream, for any division of it into pieces.
 pub fn framing(data: &[u8]) {
     source::stream::fuzzing::events(data, &pieces(data));
     #[cfg(feature = "kube")]
@@ -80,12 +81,12 @@ pub fn selectors(data: &[u8]) {
     }
 }
 
-/// Reads the file of a state, or the record of one object in such a file.
+/// Reads a snapshot file, or the record of one object in such a file.
 pub fn snapshot(data: &[u8]) {
     cache::fuzzing::snapshot(data);
 }
 
-/// Reads a page token, as it is encoded or not, and the version of a resource.
+/// Reads a page token, encoded or not, and a resource version.
 pub fn tokens(data: &[u8]) {
     grpc::fuzzing::page_token(data);
     if let Ok(text) = str::from_utf8(data) {
@@ -93,7 +94,7 @@ pub fn tokens(data: &[u8]) {
     }
 }
 
-/// Splits an input where a line begins with `{`: the text before it, without the end of its last line, and the rest.
+/// Splits an input at the first line that begins with `{`: the text before it, without its last line end, and the rest.
 fn split(data: &[u8]) -> (&[u8], &[u8]) {
     if data.starts_with(b"{") {
         return (&[], data);
@@ -110,7 +111,7 @@ fn object(body: &[u8]) -> Object {
     read(body).or_else(|_| read(pod.as_bytes())).expect("an object")
 }
 
-/// Cuts an input into pieces: whole, byte by byte, and at places that depend on all of it.
+/// Divides an input into pieces: whole, byte by byte, and at places that depend on all of it.
 fn pieces(data: &[u8]) -> [Vec<&[u8]>; 3] {
     let mut state = data
         .iter()
@@ -125,7 +126,7 @@ fn pieces(data: &[u8]) -> [Vec<&[u8]>; 3] {
     [vec![data], data.chunks(1).collect(), any]
 }
 
-/// Checks that an error points into its text, and is of bounded length.
+/// Checks that an error's position is in its text, and that its length is bounded.
 fn check_error(text: &str, error: &SyntaxError, max_bytes: usize) {
     assert!((1..=text.chars().count() + 1).contains(&error.position()), "{error}");
     assert!(error.to_string().len() <= max_bytes, "{error}");

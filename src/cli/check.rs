@@ -28,7 +28,7 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
         return FAILED.into();
     }
     match print(&config, &mut io::stdout().lock()) {
-        // Whoever closed the pipe has seen enough.
+        // The reader of the pipe has closed it and needs no more.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FAILED.into(),
         _ => ExitCode::SUCCESS,
     }

@@ -1,4 +1,4 @@
-//! The flags that the client commands share. Their letters and their meaning are kubectl's.
+//! Flags that the client commands share. Their letters and meanings are kubectl's.
 
 use std::{
     fmt::Display,
@@ -129,7 +129,7 @@ struct ColumnFlags {
 // === impl ObjectFlags ===
 
 impl ObjectFlags {
-    /// The objects that are asked for, with their bodies as the source gave them.
+    /// Returns the query for the selected objects, with their bodies as the source delivers them.
     pub(super) fn query(&self, resource: &str) -> Query {
         let SelectionFlags { selector, field_selector, expression, .. } = self.selection.clone();
         Query {
@@ -142,7 +142,7 @@ impl ObjectFlags {
         }
     }
 
-    /// The same, but only those of a name, if there is one; NAMESPACE/NAME is one object.
+    /// Returns the same query for the objects of one name, if there is one; NAMESPACE/NAME is one object.
     pub(super) fn query_of_name(&self, resource: &str, name: Option<&str>) -> Query {
         let mut query = self.query(resource);
         match name.map(|name| (name, name.split_once('/'))) {
@@ -156,7 +156,7 @@ impl ObjectFlags {
         query
     }
 
-    /// The namespace is shown when more than one is looked at.
+    /// Returns the print options. The namespace is shown if more than one is queried.
     pub(super) fn options(&self) -> PrintOptions {
         let mut options = self.format.options();
         options.columns.namespace = self.selection.namespace().is_none();
@@ -169,12 +169,12 @@ impl ObjectFlags {
 // === impl SelectionFlags ===
 
 impl SelectionFlags {
-    /// The one namespace; none for all of them.
+    /// Returns the one selected namespace; none for all.
     pub(super) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref().filter(|_| !self.all_namespaces)
     }
 
-    /// What an empty answer says of where was looked.
+    /// Returns the part of an empty result's message that names the namespace.
     pub(super) fn suffix(&self) -> String {
         self.namespace().map(|namespace| format!(" in namespace {namespace:?}")).unwrap_or_default()
     }
@@ -191,12 +191,12 @@ impl ServerFlags {
         Ok(Client::connect(&self.address()?).await?)
     }
 
-    /// A client that connects when it is first used.
+    /// Returns a client that connects when it is first used.
     pub(super) fn connect_lazy(&self) -> Result<Client, Failure> {
         Ok(Client::connect_lazy(&self.address()?)?)
     }
 
-    /// The server, and whom to trust.
+    /// Returns the address of the server with the TLS options.
     fn address(&self) -> Result<ServerAddress, Failure> {
         if self.certificate_authority.is_none() && self.client_certificate.is_none() {
             return Ok(self.server.clone());
@@ -217,15 +217,15 @@ impl ServerFlags {
         })
     }
 
-    /// Tells something that is not data.
+    /// Prints a note, which is not data, on stderr.
     pub(super) fn note(&self, note: &dyn Display) {
         if !self.quiet {
-            // A closed stderr leaves nobody to tell.
+            // A closed stderr has no reader.
             drop(writeln!(std::io::stderr(), "{}", print::escape(&note.to_string())));
         }
     }
 
-    /// Tells that what is printed is old, if it is.
+    /// Prints a note if the data is stale.
     pub(super) fn note_stale(&self, resource: &str, source: SyncState, seen_at: Option<Timestamp>) {
         if source == SyncState::Stale {
             let seen_at = seen_at.and_then(|seen_at| SystemTime::try_from(seen_at).ok());
@@ -239,7 +239,7 @@ impl ServerFlags {
 // === impl TimeoutFlags ===
 
 impl TimeoutFlags {
-    /// Waits for a call and what is done with its answer.
+    /// Waits for a call and the processing of its response, up to the timeout.
     pub(super) async fn limit(&self, call: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
         tokio::time::timeout(self.timeout, call).await.unwrap_or_else(|_| {
             Err(Failure::new(UNAVAILABLE, format!("no complete answer within {:?} (--timeout)", self.timeout)))
@@ -250,7 +250,7 @@ impl TimeoutFlags {
 // === impl FormatFlags ===
 
 impl FormatFlags {
-    /// For what are not objects of a resource.
+    /// Returns the print options of output other than the objects of a resource.
     pub(super) fn options(&self) -> PrintOptions {
         PrintOptions {
             output: self.output,

@@ -1,4 +1,4 @@
-//! How a client command fails: one line for the user, and the exit code.
+//! Failures of client commands: a message for the user, and the exit code.
 
 use std::{fmt, io};
 
@@ -7,27 +7,27 @@ use tonic::Code;
 use super::{FAILED, WRONG_USAGE, print::escape};
 use crate::client::ClientError;
 
-/// Why a client command ends without having done what it was told.
+/// Reason why a client command ends before it is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Whoever reads stdout has seen enough; this is an end like any other.
+    /// Reader of stdout has closed it and needs no more; not an error.
     Closed,
-    /// What the user is told, and what the shell is.
+    /// Message for the user, and exit code for the shell.
     Told {
-        /// The first line is the error; further ones are what to choose from.
+        /// First line: the error; further lines: the names to choose from.
         message: String,
         exit_code: u8,
     },
 }
 
-/// There is no such resource or object.
+/// Exit code if a resource or an object does not exist.
 pub(super) const NOT_FOUND: u8 = 3;
-/// The server cannot be reached or does not answer in time.
+/// Exit code if the server cannot be reached or does not respond in time.
 pub(super) const UNAVAILABLE: u8 = 4;
-/// The server does not let this user.
+/// Exit code if the server denies the call to this user.
 pub(super) const NOT_ALLOWED: u8 = 5;
 
-/// More names than these are not listed in a message.
+/// Largest number of names that a message lists.
 const MAX_KNOWN: usize = 20;
 
 // === impl Failure ===
@@ -73,7 +73,7 @@ impl From<ClientError> for Failure {
             ClientError::Refused(status) if status.reason.is_none() && status.code == Code::Unimplemented => {
                 format!("{error}; is this server an informerd?")
             }
-            // The words that our server has for these say it all.
+            // The server's own message for these needs no addition.
             ClientError::Refused(status)
                 if status.reason.is_some() && matches!(status.code, Code::NotFound | Code::InvalidArgument) =>
             {
@@ -85,7 +85,7 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// The exit code for a gRPC status; the table is in every command's help.
+/// Returns the exit code for a gRPC status; the table is in the help of every command.
 pub(super) fn exit_code(code: Code) -> u8 {
     match code {
         Code::Ok => 0,
@@ -106,7 +106,7 @@ pub(super) fn exit_code(code: Code) -> u8 {
     }
 }
 
-/// What is said of a resource or an index that the server does not have.
+/// Returns the message for a resource or an index that the server does not have.
 fn unknown_name(error: &ClientError) -> Option<String> {
     let what = match error.reason()? {
         "RESOURCE_NOT_FOUND" => "resource",
@@ -122,8 +122,8 @@ fn unknown_name(error: &ClientError) -> Option<String> {
     Some(format!("there is no {what} {wanted:?}{meant} (there are: {listed}{more})"))
 }
 
-/// The known name that was probably meant: the same in another case or number, kubectl's short name for it, one that
-/// begins so, or one that is but a few letters away.
+/// Returns the known name that was probably meant: the same in another case or number, the one of a kubectl short name, one
+/// with this prefix, or one within a small edit distance.
 fn nearest<'a>(wanted: &str, known: &[&'a str]) -> Option<&'a str> {
     let wanted = wanted.to_lowercase();
     if wanted.is_empty() {
@@ -147,7 +147,7 @@ fn plurals(name: &str) -> [String; 3] {
     [format!("{name}s"), format!("{name}es"), ies]
 }
 
-/// Those of kubectl that the names do not begin with.
+/// Short names of kubectl that are not prefixes of the full names.
 const SHORT_NAMES: &[(&str, &str)] = &[
     ("cm", "configmaps"),
     ("cj", "cronjobs"),

@@ -1,4 +1,4 @@
-//! `informerd get`: objects by name, wherever they are.
+//! `informerd get`: objects by name, in any namespace.
 
 use clap::Args;
 
@@ -42,25 +42,25 @@ pub(super) struct GetFlags {
     pub(super) timeout: TimeoutFlags,
 }
 
-/// What a name on the command line means.
+/// Meaning of a name on the command line.
 #[derive(Debug, PartialEq, Eq)]
 enum Target<'a> {
-    /// The object with this key.
+    /// Object with this key.
     Key { namespace: &'a str, name: &'a str },
-    /// The object of this name, in whichever namespace.
+    /// Object of this name, in any namespace.
     Anywhere { name: &'a str },
 }
 
-/// Why there is not one object.
+/// Reason why a lookup has not found one object.
 #[derive(Debug, PartialEq, Eq)]
 enum Miss {
-    /// It is this name; others may be found.
+    /// Failure of this name only; others may be found.
     Name(Failure),
-    /// Nothing can be got.
+    /// Failure of all lookups.
     Call(Failure),
 }
 
-/// Looks objects of one resource up.
+/// Lookup of objects of one resource.
 struct Finder<'a> {
     client: Client,
     resource: &'a str,
@@ -105,7 +105,7 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
 impl<'a> Target<'a> {
     fn parse(name: &'a str, namespace: Option<&'a str>) -> Self {
         match (namespace, name.split_once('/')) {
-            // A name may hold a slash: only its own namespace is taken off.
+            // A name may contain a slash: only the object's own namespace is removed.
             (Some(namespace), Some((prefix, name))) if prefix == namespace => Self::Key { namespace, name },
             (Some(namespace), _) => Self::Key { namespace, name },
             (None, Some((namespace, name))) => Self::Key { namespace, name },
@@ -138,7 +138,7 @@ impl Finder<'_> {
         match Target::parse(text, namespace) {
             Target::Anywhere { name } => self.look_up(name).await,
             Target::Key { namespace: of, name } => match self.get(of, name).await {
-                // A path is a name as well: that of an object which says none of its own.
+                // A path is also a name: that of an object whose file does not name it.
                 Err(miss @ Miss::Name(_)) if namespace.is_none() => match self.look_up(text).await {
                     Err(Miss::Name(_)) => Err(miss),
                     found => found,
@@ -168,7 +168,7 @@ impl Finder<'_> {
     }
 }
 
-/// The only one of the objects with a name.
+/// Returns the object with a name; fails unless there is exactly one.
 fn one_of(resource: &str, name: &str, mut found: Vec<pb::Object>) -> Result<pb::Object, Failure> {
     match (found.len(), found.pop()) {
         (1, Some(object)) => Ok(object),
@@ -182,7 +182,7 @@ fn one_of(resource: &str, name: &str, mut found: Vec<pb::Object>) -> Result<pb::
             .into_owned();
             for object in found.iter().chain([&last]) {
                 message.push_str("\n  ");
-                // Of an object without namespace too: the name alone would be looked up everywhere again.
+                // Also for an object without namespace: a name alone would be searched in all namespaces again.
                 let slash = if object.namespace.is_empty() && !object.name.contains('/') { "/" } else { "" };
                 message.push_str(slash);
                 message.push_str(&escape(&reference(object)));

@@ -38,7 +38,7 @@ pub(super) async fn run(resource: &str, objects: &ObjectFlags) -> Result<(), Fai
     print_listed(resource, objects, listed)
 }
 
-/// Writes the objects of one snapshot, and notes what they do not say.
+/// Writes the objects of one snapshot, and prints notes about an empty or stale result.
 pub(super) fn print_listed(resource: &str, flags: &ObjectFlags, listed: Listed) -> Result<(), Failure> {
     let (server, options) = (&flags.server, flags.options());
     server.note_stale(resource, listed.source, listed.source_seen_at);

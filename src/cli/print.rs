@@ -1,7 +1,7 @@
-//! What the client commands write to stdout: tables for people, documents for programs.
+//! Output of the client commands on stdout: tables for people, documents for programs.
 //!
-//! Objects come as messages with RAW bodies and go out as they are: no number loses a digit and no key its place. Text that
-//! comes from the objects cannot act on a terminal or begin another line, wherever it stands.
+//! Objects arrive as messages with RAW bodies and are printed unchanged: numbers keep all digits and keys their order. Text from
+//! objects cannot control a terminal or begin another line, wherever it is printed.
 
 pub(crate) mod age;
 mod columns;
@@ -55,7 +55,7 @@ pub(crate) enum Color {
     Never,
 }
 
-/// How objects are written.
+/// Options of the output of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PrintOptions {
     pub(crate) output: Output,
@@ -75,7 +75,7 @@ impl Output {
         matches!(self, Self::Table | Self::Wide)
     }
 
-    /// Whether it is for programs, which see for themselves that there is nothing.
+    /// Returns true if the form is for programs, which detect an empty result by themselves.
     pub(crate) fn is_document(self) -> bool {
         matches!(self, Self::Json | Self::Yaml | Self::Jsonl)
     }
@@ -84,7 +84,7 @@ impl Output {
 // === impl Color ===
 
 impl Color {
-    /// Whether stdout gets colour.
+    /// Returns true if the output on stdout is coloured.
     pub(crate) fn is_on(self) -> bool {
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -96,13 +96,13 @@ impl Color {
     }
 }
 
-/// Whether a terminal would not just show a character: it controls, turns the direction of the text, or begins a line.
+/// Returns true if a terminal would not just show the character: it controls, changes the text direction, or begins a line.
 pub(crate) fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
 }
 
-/// Foreign text for one line of a terminal: what would act on it stands there as an escape.
+/// Returns foreign text for one line of a terminal: characters that would control it are escaped.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unsafe) {
         return text.into();
@@ -118,8 +118,8 @@ pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     out.into()
 }
 
-/// What `get` finds the object by: `namespace/name`; the name alone for an object without namespace, with a slash before
-/// it if it has one inside.
+/// Returns the name by which `get` finds the object: `namespace/name`; the name alone for an object without namespace, with a
+/// leading slash if the name contains one.
 pub(crate) fn reference(object: &pb::Object) -> String {
     let pb::Object { namespace, name, .. } = object;
     match namespace.as_str() {
@@ -129,7 +129,7 @@ pub(crate) fn reference(object: &pb::Object) -> String {
     }
 }
 
-/// One document as a whole, which is what `-o json`, `yaml` and `jsonl` write.
+/// Appends one document as a whole, as for `-o json`, `yaml` and `jsonl`.
 pub(crate) fn document(document: &Document<'_>, output: Output, out: &mut String) {
     match output {
         Output::Yaml => yaml::write(document, 0, out),

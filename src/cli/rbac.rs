@@ -19,10 +19,10 @@ Examples:
 It asks no cluster. What is printed is for one service account; bind it with `kubectl create clusterrolebinding informerd
 --clusterrole informerd --serviceaccount NAMESPACE:NAME`, or `kubectl create rolebinding` for a Role.";
 
-/// The roles of one cluster.
+/// Roles of one cluster.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Roles<'a> {
-    /// In all namespaces.
+    /// Rules for all namespaces.
     everywhere: Rules<'a>,
     by_namespace: BTreeMap<&'a str, Rules<'a>>,
 }
@@ -30,7 +30,7 @@ struct Roles<'a> {
 /// Plurals by API group.
 type Rules<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
-/// A kubeconfig and a context.
+/// Kubeconfig and context.
 type Cluster<'a> = (&'a Option<PathBuf>, &'a Option<String>);
 
 pub(super) fn run(flags: &ServeFlags) -> ExitCode {
@@ -49,7 +49,7 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
     }
     let mut out = io::stdout().lock();
     match write!(out, "{}", text(&clusters)).and_then(|()| out.flush()) {
-        // Whoever closed the pipe has seen enough.
+        // The reader of the pipe has closed it and needs no more.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FAILED.into(),
         _ => ExitCode::SUCCESS,
     }
@@ -92,7 +92,7 @@ fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
 // === impl Roles ===
 
 impl Roles<'_> {
-    /// What is allowed everywhere need not be allowed in a namespace.
+    /// Removes rules of a namespace that are already granted everywhere.
     fn reduce(&mut self) {
         for rules in self.by_namespace.values_mut() {
             for (group, plurals) in &mut *rules {

@@ -96,7 +96,7 @@ fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
     Record { name: resource.name.clone(), cells, document: to_document(resource, state) }
 }
 
-/// The names of the contract's JSON; what is empty is left out, and numbers are numbers.
+/// Returns the document with the names of the contract's JSON; empty fields are omitted, and numbers are numbers.
 fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
     let seen_at = resource.source_seen_at.map(|seen_at| seen_at.to_string()).unwrap_or_default();
     let version_format = match resource.version_format() {
@@ -132,7 +132,7 @@ fn problem_to_json(problem: &pb::Problem) -> Value {
     Value::Object(set.map(|(key, value)| (key.to_owned(), value.into())).collect::<Map<_, _>>())
 }
 
-/// The number of problems, of which a server reports 100.
+/// Formats the number of problems, of which a server reports at most 100.
 fn shown_count(resource: &pb::Resource) -> String {
     match resource.problems.len() {
         count @ 0..100 => count.to_string(),

@@ -51,7 +51,7 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
         }
     };
     let code = runtime.block_on(serve(config));
-    // Connections that were cut off, and a scan that is under way, are not waited for.
+    // Does not wait for connections that were cut off or a scan in progress.
     runtime.shutdown_background();
     code
 }
@@ -73,7 +73,7 @@ async fn serve(config: Config) -> ExitCode {
     };
     let (told, mut is_told) = tokio::sync::oneshot::channel();
     let running = app.run(async {
-        // The sender is never dropped without a word: it lives as long as this function.
+        // The sender is dropped only after it has sent: it lasts as long as this function.
         drop((&mut is_told).await);
     });
     tokio::pin!(running);

@@ -1,4 +1,4 @@
-//! `informerd until`: waits at the server, then prints what was waited for.
+//! `informerd until`: waits at the server, then prints the event that met the conditions.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub(super) struct UntilFlags {
     objects: ObjectFlags,
 }
 
-/// What kubectl's `--for=delete` is: true at once if there is nothing.
+/// Condition of kubectl's `--for=delete`: true at once if there is no object.
 const DELETE: &str = "delete";
 const NOTHING_LEFT: &str = "count == 0";
 
@@ -62,7 +62,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let options = UntilOptions { timeout: Some(*timeout), ..UntilOptions::default() };
     let (client, mut signals) = (server.connect().await?, Signals::new()?);
     let met = tokio::select! {
-        // Whatever came of it is forgotten with this process.
+        // The outcome is lost with this process.
         met = client.until(&query, &conditions, &options) => met,
         code = signals.next() => return Err(Failure::new(code, format!("{resource}: told to end before it was met"))),
     };
@@ -77,7 +77,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     }
 }
 
-/// By what it was met.
+/// Describes the event that met the conditions.
 fn words(event: &pb::WatchResponse) -> String {
     let event_type = event.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
     match &event.object {

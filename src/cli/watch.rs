@@ -1,4 +1,4 @@
-//! `informerd watch`: rows on stdout, what happens to the watch on stderr.
+//! `informerd watch`: rows on stdout, notes about the watch on stderr.
 
 use std::io::Write;
 
@@ -56,7 +56,7 @@ pub(super) struct WatchFlags {
     objects: ObjectFlags,
 }
 
-/// What has been told of a watch.
+/// Output of a watch so far.
 struct Teller<'a, W> {
     printer: EventPrinter<'a, W>,
     flags: &'a WatchFlags,
@@ -70,7 +70,7 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     let options = flags.objects.options();
     let query = flags.objects.query_of_name(&flags.resource, flags.name.as_deref());
     let watch_options = WatchOptions {
-        // What is deleted is shown as it last was.
+        // A deleted object is printed with its last state.
         keep_objects: options.output != Output::Name,
         fail_fast: true,
         ..WatchOptions::default()
@@ -86,13 +86,13 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     };
     let mut signals = Signals::new()?;
     loop {
-        // As long as there is something to write, nothing is flushed.
+        // Flushes only when no update is ready.
         let update = if let Some(update) = watch.next().now_or_never() {
             update
         } else {
             teller.printer.flush()?;
             tokio::select! {
-                // Cancel-safe: a watch loses nothing when another arm wins.
+                // Cancel-safe: a watch loses nothing when another branch wins.
                 _ = signals.next() => return teller.end(),
                 update = watch.next() => update,
             }
@@ -141,7 +141,7 @@ impl<W: Write> Teller<'_, W> {
         Ok(())
     }
 
-    /// A change of what is known of the upstream.
+    /// Prints a note if the state of the upstream has changed.
     fn note_source(&mut self, progress: &Progress) -> Result<(), Failure> {
         let is_stale = progress.source == SyncState::Stale;
         if std::mem::replace(&mut self.is_stale, is_stale) != is_stale {
@@ -152,7 +152,7 @@ impl<W: Write> Teller<'_, W> {
         Ok(())
     }
 
-    /// A note comes after the rows that came before it.
+    /// Prints a note, after the rows of earlier events.
     fn note(&mut self, note: &dyn std::fmt::Display) -> Result<(), Failure> {
         self.printer.flush()?;
         self.flags.objects.server.note(note);

@@ -75,7 +75,7 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
         Cell::new(&format!("{}/{}", watcher.queued, watcher.queue_length))
     };
     let state = watcher.state().as_str_name().trim_start_matches("WATCHER_STATE_");
-    // Of a server that does not know it.
+    // Empty for a server that does not report it.
     let state = Some(state).filter(|_| watcher.state() != pb::WatcherState::Unspecified).unwrap_or_default();
     let dropped_style = if watcher.dropped > 0 { RED } else { Style::new() };
     let cells = vec![
@@ -116,7 +116,7 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     Record { name: watcher.id.to_string(), cells, document }
 }
 
-/// A number of bytes, as Kubernetes writes quantities.
+/// Formats a number of bytes as a Kubernetes quantity.
 fn size(bytes: u64) -> String {
     let (unit, name) = match bytes {
         0..0x400 => (1, ""),

@@ -1,4 +1,4 @@
-//! Expressions: an evaluation has one outcome, within its budget.
+//! Expressions: an evaluation has one outcome, and keeps to its budget.
 
 use std::{
     array,
@@ -13,13 +13,13 @@ use std::{panic, sync::Once, thread};
 use super::{check_error, naive};
 use crate::model::{Condition, EventView, Expression, ExpressionError, Object, Path};
 
-/// The largest budget that can be configured.
+/// Largest budget that can be configured.
 const MAX_STEPS: u64 = 100_000;
-/// Text that is copied in one step.
+/// Bytes of text that one step copies.
 const BYTES_A_STEP: usize = 64;
 const MAX_ERROR_BYTES: usize = 2 << 10;
 
-/// Everything that an evaluation shows.
+/// Everything that can be observed of an evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Outcome {
     matches: bool,
@@ -40,7 +40,7 @@ pub(super) fn check(text: &str, object: &Object) {
         Err(ExpressionError::NotParsed(_)) => return,
     };
     assert_eq!(expression.as_str(), text.trim());
-    // Read anew, the maps of a body have another order in memory.
+    // Parsed again, the maps of a body have another order in memory.
     let outcomes: [Outcome; 2] = array::from_fn(|_| outcome(&expression, Expression::DEFAULT_MAX_STEPS, &copy(object)));
     let [outcome_once, outcome_again] = &outcomes;
     assert_eq!(outcome_once, outcome_again, "one outcome");
@@ -62,7 +62,7 @@ fn outcome(expression: &Expression, max_steps: u64, object: &Object) -> Outcome 
     let errors = Arc::new(AtomicU64::new(0));
     let expression = expression.clone().with_max_steps(max_steps).counted_in(&errors);
     let (matches, errors_of_matching) = (expression.matches(object), errors.load(Ordering::Relaxed));
-    // What is no boolean is an error only as a condition.
+    // Only a condition reports an error for a result that is not boolean.
     errors.store(0, Ordering::Relaxed);
     let values = expression.values(object);
     let errors = errors.load(Ordering::Relaxed);
@@ -70,7 +70,7 @@ fn outcome(expression: &Expression, max_steps: u64, object: &Object) -> Outcome 
     Outcome { matches, values, errors }
 }
 
-/// Checks that the name of a field gives the values at its path. Numbers are compared only where they are written as CEL does.
+/// Checks that the name of a field gives the values at its path. Numbers are compared only if they are written as in CEL.
 fn check_path(text: &str, outcome: &Outcome, object: &Object) {
     let Some(names) = text.strip_prefix("object.") else { return };
     let is_name = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
@@ -85,7 +85,7 @@ fn check_path(text: &str, outcome: &Outcome, object: &Object) {
     }
 }
 
-/// Checks what is an expression over events.
+/// Checks a text as an expression over events.
 fn check_condition(text: &str, object: &Object) {
     let Ok(condition) = Condition::parse(text) else { return };
     let body = object.shared_body();
@@ -99,13 +99,13 @@ fn check_condition(text: &str, object: &Object) {
     }
 }
 
-/// Returns the same object elsewhere in memory.
+/// Returns a copy of the object with its own memory.
 fn copy(object: &Object) -> Object {
     let copy = Object::from_json(object.body(), object.key().name(), object.version().clone());
     copy.expect("what was read is read again")
 }
 
-/// Leaves panics of the parser of CEL to those who compile: libFuzzer's hook ends the process at any panic.
+/// Ignores panics of the CEL parser, which its callers catch: libFuzzer's hook ends the process at any panic.
 #[cfg(fuzzing)]
 fn tolerate_the_parser() {
     static ONCE: Once = Once::new();

@@ -1,4 +1,4 @@
-//! Fields that are cut, against their removal from a tree.
+//! Cutting of fields, compared with their removal from a tree.
 
 use serde_json::Value;
 
@@ -8,8 +8,8 @@ use super::{
 };
 use crate::model::{FieldCut, Path};
 
-/// Cuts the fields at these paths, one to a line, or at some that are usual. Of what is JSON exactly these are gone; of anything
-/// else nothing is added.
+/// Cuts the fields at these paths, one per line, or at some common ones. From JSON it removes exactly these; to anything else
+/// it adds nothing.
 pub(super) fn check(paths: &str, json: &[u8]) {
     let texts = if paths.is_empty() { ".metadata.managedFields\n.x\n.l[*].x" } else { paths };
     let mut paths = Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn check(paths: &str, json: &[u8]) {
     }
 }
 
-/// Checks what is at the paths.
+/// Checks the values at the paths.
 fn check_values(paths: &[Path], json: &[u8]) {
     let Ok(text) = str::from_utf8(json) else { return };
     let is_json = naive::tree(json).is_some();

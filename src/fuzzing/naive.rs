@@ -1,4 +1,4 @@
-//! Naive ways to do what the model does, to hold its results against.
+//! Naive implementations of functions of the model, as references for its results.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, value::RawValue};
 
 use crate::model::{Path, ResourceVersion};
 
-/// A step of a path.
+/// Step of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
     Key(String),
@@ -14,13 +14,13 @@ pub(super) enum Step {
     Every,
 }
 
-/// Reads a JSON text as a tree. A map with the name under which `serde_json` hides a raw value is not read as what it is.
+/// Reads a JSON text as a tree. A map with the key that `serde_json` reserves for raw values is not read as itself.
 pub(super) fn tree(json: &[u8]) -> Option<Value> {
     let is_hidden = memchr::memmem::find(json, b"serde_json::private").is_some();
     serde_json::from_slice(json).ok().filter(|_| !is_hidden)
 }
 
-/// Reads the canonical text of a path.
+/// Parses the canonical text of a path.
 pub(super) fn steps(path: &Path) -> Vec<Step> {
     let (mut steps, mut rest) = (Vec::new(), path.as_str());
     while !rest.is_empty() {
@@ -64,7 +64,7 @@ pub(super) fn lookup<'a>(json: &'a str, steps: &[Step]) -> Vec<&'a str> {
     found.into_iter().flat_map(|value| lookup(value.get(), rest)).collect()
 }
 
-/// Returns the text of a scalar; nothing for null, a map and an array.
+/// Returns the text of a scalar; none for null, a map and an array.
 pub(super) fn scalar(json: &str) -> Option<String> {
     match json.as_bytes().first()? {
         b'"' => serde_json::from_str(json).ok(),
@@ -73,7 +73,7 @@ pub(super) fn scalar(json: &str) -> Option<String> {
     }
 }
 
-/// Checks that versions print as they were written, and compare as numbers do: by length, then by digits.
+/// Checks that versions print as they were written, and are ordered as numbers: by length, then by digits.
 pub(super) fn check_versions(text: &str) {
     let read =
         |text: &str| text.parse::<ResourceVersion>().ok().inspect(|version| assert_eq!(version.to_string(), text));

@@ -1,15 +1,15 @@
-//! Selectors: what they print parses to the same, and they select what their normal form says.
+//! Selectors: the printed form parses to the same selector, and describes the objects that it selects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{check_error, naive};
 use crate::model::{FieldSelector, LabelSelector, Object, Path, SyntaxError};
 
-/// The longest normal form that is accepted.
+/// Largest normal form that is accepted, in bytes.
 const MAX_BYTES: usize = 8 << 10;
 const MAX_ERROR_BYTES: usize = 512;
 
-/// A requirement of a field selector: the path, whether the value has to be equal, and the value.
+/// Requirement of a field selector: the path, true if the value has to be equal, and the value.
 type Comparison = (String, bool, String);
 
 /// Checks a label selector on an object.
@@ -142,7 +142,7 @@ fn comparisons(printed: &str) -> BTreeSet<Comparison> {
     found
 }
 
-/// Reads a term without quotes and escapes, as apimachinery does.
+/// Parses a term without quotes and escapes, as apimachinery does.
 fn plain_term(term: &str) -> Comparison {
     let (path, rest) = term.split_at(term.find(['=', '!']).expect("an operator"));
     let path = path.strip_prefix('.').unwrap_or(path).to_owned();
@@ -152,7 +152,7 @@ fn plain_term(term: &str) -> Comparison {
     }
 }
 
-/// Returns the text of a field, which is empty where it is missing.
+/// Returns the text of a field; empty if it is missing.
 fn field(object: &Object, body: &str, path: &str) -> String {
     match path {
         "metadata.name" => object.key().name().to_owned(),

@@ -1,4 +1,4 @@
-//! Replays the corpora. An input that fails is printed, and can be added to its corpus as a file.
+//! Replay of the corpora. A failing input is printed, and can be added to its corpus as a file.
 
 use std::{fs, path::Path, thread};
 
@@ -8,13 +8,14 @@ use super::*;
 const CUTS: usize = 16;
 const CHANGES: usize = 40;
 
-/// Of all corpora together: a clone of the repository has them.
+/// Largest size of all corpora together, which every clone of the repository contains.
 const MAX_BYTES: u64 = 300 << 10;
 
-/// Of the project that the tests run in. A path in the binary could be of another clone that was built into the same directory.
+/// Directory in the project that the tests run in. An absolute path in the binary could be that of another clone that was built
+/// into the same directory.
 const FUZZ: &str = "fuzz";
 
-/// Prints the input at which a target panics.
+/// Input that is printed if its target panics.
 struct Input<'a>(&'a str, &'a [u8]);
 
 impl Drop for Input<'_> {
@@ -25,7 +26,7 @@ impl Drop for Input<'_> {
     }
 }
 
-/// The same numbers in each run.
+/// Random numbers with a fixed seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -72,7 +73,7 @@ fn replay(target: &str) {
     }
 }
 
-/// Changes a byte, or puts a part of another file into an input.
+/// Changes a byte, or inserts a part of another file into an input.
 fn change(input: &mut Vec<u8>, files: &[Vec<u8>], numbers: &mut Numbers) {
     let at = numbers.below(input.len() + 1);
     match numbers.below(5) {

@@ -1,10 +1,10 @@
-//! Ages as kubectl writes them: two units while the second says something.
+//! Ages in kubectl's format: two units while the second is significant.
 
 use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
-/// How long ago an RFC 3339 time was.
+/// Returns the time since an RFC 3339 time.
 pub(crate) fn age(since: &str, now: SystemTime) -> String {
     match since.parse::<Timestamp>().ok().and_then(|since| SystemTime::try_from(since).ok()) {
         Some(since) => age_of(since, now),
@@ -12,12 +12,12 @@ pub(crate) fn age(since: &str, now: SystemTime) -> String {
     }
 }
 
-/// How long ago a time was; one in the future counts as now.
+/// Returns the time since a time; a time in the future counts as now.
 pub(crate) fn age_of(since: SystemTime, now: SystemTime) -> String {
     human(now.duration_since(since).unwrap_or_default())
 }
 
-/// A duration as `duration.HumanDuration` of apimachinery writes it.
+/// Formats a duration as apimachinery's `duration.HumanDuration`.
 fn human(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);

@@ -1,4 +1,4 @@
-//! Which columns a table of objects has, and what stands in them.
+//! Columns of a table of objects, and their cells.
 
 use std::time::SystemTime;
 
@@ -11,23 +11,23 @@ use super::{
 };
 use crate::proto::pb;
 
-/// What the user wants to see of each object.
+/// Options of the user for the columns of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ColumnOptions {
-    /// More of everything.
+    /// True for more columns, as under `-o wide`.
     pub(crate) wide: bool,
-    /// The namespace: when more than one is looked at.
+    /// True for a column of namespaces: more than one is queried.
     pub(crate) namespace: bool,
-    /// Labels that get a column of their own.
+    /// Labels with a column of their own.
     pub(crate) labels: Vec<String>,
-    /// All labels.
+    /// True for a column of all labels.
     pub(crate) show_labels: bool,
 }
 
-/// The columns of one table.
+/// Columns of one table.
 pub(crate) struct Layout {
     columns: Vec<Column>,
-    /// API group and kind of the objects; none for a table of several.
+    /// API group and kind of the objects; none for a table of several kinds.
     kind: Option<(String, String)>,
     namespace: bool,
 }
@@ -47,7 +47,7 @@ enum Column {
 // === impl Layout ===
 
 impl Layout {
-    /// The columns that suit these objects. What none of them has gets no column.
+    /// Returns the columns that suit these objects. A field that none of them has gets no column.
     pub(crate) fn of(objects: &[&pb::Object], options: &ColumnOptions) -> Self {
         let kind = common_kind(objects);
         let is_mixed = kind.is_none() && !objects.is_empty();
@@ -74,7 +74,7 @@ impl Layout {
         Self { columns, kind, namespace }
     }
 
-    /// Whether a later object can stand in this table.
+    /// Returns true if a later object can be a row of this table.
     pub(crate) fn suits(&self, object: &pb::Object, options: &ColumnOptions) -> bool {
         let is_kind = self.kind.as_ref().is_none_or(|kind| *kind == kind_of(object));
         is_kind && (self.namespace || !options.namespace || object.namespace.is_empty())
@@ -110,7 +110,7 @@ impl Column {
     fn show(&self, object: &pb::Object, body: &Value, now: SystemTime) -> String {
         let or = |text: &str, default: &str| if text.is_empty() { default.to_owned() } else { text.to_owned() };
         match self {
-            // Objects of the whole cluster have none, and kubectl leaves it empty.
+            // Cluster-scoped objects have none, and kubectl leaves the cell empty.
             Self::Namespace => object.namespace.clone(),
             Self::Name => object.name.clone(),
             Self::Kind => or(&object.kind, NONE),
@@ -127,7 +127,7 @@ impl Column {
     }
 }
 
-/// The body, for what is shown of it; null if it is not JSON.
+/// Returns the body for the cells; null if it is not JSON.
 fn body(object: &pb::Object) -> Value {
     match &object.body {
         Some(pb::object::Body::Raw(raw)) => serde_json::from_slice(raw).unwrap_or_default(),

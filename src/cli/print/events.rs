@@ -1,7 +1,7 @@
-//! The events of a watch, in every form.
+//! Events of a watch, in every form.
 //!
-//! A table holds the initial events back until they are complete, so that its columns fit them; then each event is a row
-//! at once. A wider cell pushes the others on; an object that cannot stand in these columns begins another table.
+//! A table is printed when the initial events are complete, so that its columns fit them; each later event is a row at once. A
+//! wider cell moves the rest of its row to the right; an object that does not fit the columns begins another table.
 
 use std::{
     io::{self, Write},
@@ -20,35 +20,35 @@ use super::{
 };
 use crate::proto::pb;
 
-/// A change to an object, as it is written.
+/// Change to an object, as it is printed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Event {
     /// ADDED, MODIFIED or DELETED.
     pub(crate) change: pb::EventType,
     pub(crate) cause: pb::Cause,
-    /// Where a watch can go on; empty during initial events.
+    /// Version to resume a watch after; empty during initial events.
     pub(crate) resource_version: String,
     pub(crate) object: pb::Object,
 }
 
-/// Writes events one after the other.
+/// Printer of successive events.
 pub(crate) struct EventPrinter<'o, W> {
     out: W,
     options: &'o PrintOptions,
-    /// The initial events, for a table, while they are not complete.
+    /// Initial events of a table, until they are complete.
     waiting: Option<Vec<Event>>,
     columns: Option<Columns>,
 }
 
-/// The table that is being written.
+/// Table that is being written.
 struct Columns {
     layout: Layout,
     widths: Widths,
-    /// An object for each layout that there has been, so that a further table suits them all.
+    /// One object for each layout so far, so that the next table suits all of them.
     samples: Vec<pb::Object>,
 }
 
-/// MODIFIED, which will come.
+/// Width of MODIFIED, which later rows will have.
 const EVENT_WIDTH: usize = 8;
 
 // === impl EventPrinter ===
@@ -70,7 +70,7 @@ impl<'o, W: Write> EventPrinter<'o, W> {
         }
     }
 
-    /// The initial events are complete, or are not going to be.
+    /// Prints the initial events when they are complete, or when no more will come.
     pub(crate) fn synced(&mut self) -> io::Result<()> {
         match self.waiting.take() {
             Some(waiting) if !waiting.is_empty() => self.rows(&waiting),
@@ -121,7 +121,7 @@ impl<'o, W: Write> EventPrinter<'o, W> {
         self.out.write_all(text.as_bytes())
     }
 
-    /// Columns that suit these objects, and those before them.
+    /// Returns columns that suit these objects and the earlier ones.
     fn other_columns(&mut self, events: &[Event]) -> Columns {
         let mut samples = self.columns.take().map(|columns| columns.samples).unwrap_or_default();
         let objects: Vec<&pb::Object> = samples.iter().chain(events.iter().map(|event| &event.object)).collect();
@@ -134,8 +134,8 @@ impl<'o, W: Write> EventPrinter<'o, W> {
 // === impl Event ===
 
 impl Event {
-    /// `{"type", "cause", "resourceVersion", "objectVersion", "object"}`, without what is not set. The version of the change
-    /// itself is there where a watch cannot go on from it: more may come at it.
+    /// Returns `{"type", "cause", "resourceVersion", "objectVersion", "object"}`, without unset keys. `objectVersion`, the
+    /// version of the change itself, is set if a watch cannot resume after it, because more changes may have it.
     fn document(&self) -> Document<'_> {
         let text = |text: &str| Document::from_value(&text.into());
         let mut parts = vec![("type", text(self.type_name()))];
@@ -152,7 +152,7 @@ impl Event {
         Document::from_parts(parts)
     }
 
-    /// The type, and the cause where it says something.
+    /// Returns the type, and the cause unless it is unspecified.
     fn cell(&self) -> Cell {
         let cause = match self.cause {
             pb::Cause::Unspecified => "",
@@ -199,7 +199,7 @@ mod tests {
         PrintOptions { output, columns, ..PrintOptions::default() }
     }
 
-    /// What is written for initial events, the sync and what follows.
+    /// Returns the output of initial events, the sync and later events.
     fn printed(initial: Vec<Event>, later: Vec<Event>, options: &PrintOptions) -> String {
         let mut out = Vec::new();
         let mut printer = EventPrinter::new(&mut out, options);

@@ -1,6 +1,6 @@
-//! JSON text as it is, in another layout: token by token, so that numbers keep every digit and keys their order.
+//! JSON text in another layout, token by token, so that numbers keep all digits and keys their order.
 //!
-//! What is printed means what was served. Only control and direction characters inside strings are written as escapes,
+//! The printed document means the same as the served one. Only control and direction characters inside strings are escaped,
 //! because the text may go to a terminal.
 
 use std::borrow::Cow;
@@ -11,15 +11,15 @@ use serde::de::IgnoredAny;
 use super::is_unsafe;
 use crate::proto::pb;
 
-/// Text that is known to be one JSON value.
+/// Text of exactly one JSON value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Document<'a>(Cow<'a, str>);
 
-/// The parts of JSON text, without the blanks.
+/// Tokens of JSON text, without whitespace.
 #[derive(Debug, Clone)]
 pub(crate) struct Tokens<'a>(&'a str);
 
-/// A part of JSON text.
+/// Token of JSON text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Token<'a> {
     /// `{` or `[`.
@@ -28,13 +28,13 @@ pub(crate) enum Token<'a> {
     Close(char),
     Comma,
     Colon,
-    /// A string, a key's too, with its quotes.
+    /// String (also that of a key) with its quotes.
     Text(&'a str),
-    /// A number, `true`, `false` or `null`.
+    /// Number, `true`, `false` or `null`.
     Scalar(&'a str),
 }
 
-/// From this depth on everything stands in one line: indentation must not make an object a thousand times as long.
+/// Depth from which on a value is printed in one line: indentation must not make an object a thousand times as long.
 pub(crate) const MAX_DEPTH: usize = 32;
 
 const INDENT: &str = "    ";
@@ -43,14 +43,14 @@ const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
 // === impl Document ===
 
 impl<'a> Document<'a> {
-    /// The text, if it is one JSON value.
+    /// Returns the text as a document if it is one JSON value.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         serde_json::from_str::<IgnoredAny>(text).ok()?;
         Some(Self(text.into()))
     }
 
-    /// What is printed for an object: its body, or what is known of it when the body is not JSON.
+    /// Returns the printed form of an object: its body, or its metadata if the body is not JSON.
     pub(crate) fn of(object: &'a pb::Object) -> Self {
         let raw = match &object.body {
             Some(pb::object::Body::Raw(raw)) => Some(raw),
@@ -71,12 +71,12 @@ impl<'a> Document<'a> {
         Self::from_value(&map.into())
     }
 
-    /// The text of a value that was built here.
+    /// Returns the text of a value that was built here.
     pub(crate) fn from_value(value: &serde_json::Value) -> Self {
         Self(value.to_string().into())
     }
 
-    /// An object of these keys, each with a document as its value.
+    /// Returns an object of these keys, each with a document as its value.
     pub(crate) fn from_parts<'b>(parts: impl IntoIterator<Item = (&'b str, Document<'b>)>) -> Self {
         let mut text = String::from("{");
         for (key, value) in parts {
@@ -91,7 +91,7 @@ impl<'a> Document<'a> {
         Self(text.into())
     }
 
-    /// An array of documents.
+    /// Returns an array of documents.
     pub(crate) fn from_items<'b>(items: impl IntoIterator<Item = Document<'b>>) -> Self {
         let mut text = String::from("[");
         for item in items {
@@ -108,14 +108,14 @@ impl<'a> Document<'a> {
         Tokens(&self.0)
     }
 
-    /// In one line, without blanks.
+    /// Appends the document in one line, without whitespace.
     pub(crate) fn compact(&self, out: &mut String) {
         for token in self.tokens() {
             token.write(out);
         }
     }
 
-    /// In lines, as kubectl does it. The first one is not indented: the cursor stands where it belongs.
+    /// Appends the document in kubectl's indented layout. The first line is not indented: the cursor is already in its column.
     pub(crate) fn pretty(&self, level: usize, out: &mut String) {
         let mut depth = level;
         let mut tokens = self.tokens().peekable();
@@ -174,7 +174,7 @@ impl<'a> Iterator for Tokens<'a> {
     }
 }
 
-/// Where the string ends that `text` begins with.
+/// Returns the index after the string that `text` begins with.
 fn string_end(text: &str) -> usize {
     let mut bytes = text.bytes().enumerate().skip(1);
     while let Some((at, byte)) = bytes.next() {
@@ -190,7 +190,7 @@ fn string_end(text: &str) -> usize {
 // === impl Token ===
 
 impl Token<'_> {
-    /// Writes it with nothing around it.
+    /// Appends the token alone.
     pub(crate) fn write(self, out: &mut String) {
         match self {
             Self::Open(c) | Self::Close(c) => out.push(c),
@@ -202,7 +202,7 @@ impl Token<'_> {
     }
 }
 
-/// Writes a string of JSON. What would act on a terminal stands there as the escape that means the same.
+/// Appends a JSON string. Characters that would control a terminal become the equivalent escapes.
 fn push_string(text: &str, out: &mut String) {
     for part in text.split_inclusive(is_unsafe) {
         let plain = part.trim_end_matches(is_unsafe);
@@ -213,7 +213,7 @@ fn push_string(text: &str, out: &mut String) {
     }
 }
 
-/// For JSON and YAML alike; none of the characters that need one lies above U+FFFF.
+/// Returns the escape of a character in JSON and YAML; no character that needs one is above U+FFFF.
 pub(crate) fn unicode_escape(c: char) -> String {
     format!("\\u{:04x}", u32::from(c))
 }

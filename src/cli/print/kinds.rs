@@ -1,21 +1,21 @@
-//! What a table shows of the kinds that everybody knows. It shows what is in the object, and nothing of a Secret's data.
+//! Columns of well-known kinds. They show fields of the object, and no data of a Secret.
 
 use serde_json::Value;
 
-/// A column of one kind: its header, and what it shows of a body.
+/// Column of one kind: its header, and the function from a body to its cell.
 pub(crate) struct KindColumn {
     pub(crate) header: &'static str,
-    /// Whether it is shown under `-o wide` alone.
+    /// True if only `-o wide` shows it.
     pub(crate) wide: bool,
     pub(crate) show: fn(&Value) -> String,
 }
 
-/// What stands where there is nothing.
+/// Text of an empty cell.
 pub(crate) const NONE: &str = "<none>";
 
-/// The columns of a kind; none for one that is not known here.
+/// Returns the columns of a kind; none for an unknown kind.
 pub(crate) fn columns(api_version: &str, kind: &str) -> &'static [KindColumn] {
-    // Without a slash it is the core group; manifests may leave it out.
+    // Without a slash it is the core group; manifests may omit it.
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     match (group, kind) {
         ("", "Pod") => POD,
@@ -32,7 +32,7 @@ pub(crate) fn columns(api_version: &str, kind: &str) -> &'static [KindColumn] {
     }
 }
 
-/// A manifest without apiVersion, of a kind whose group everybody knows.
+/// Returns the columns of a manifest without apiVersion, for well-known kinds.
 fn columns_without_group(kind: &str) -> &'static [KindColumn] {
     match kind {
         "Deployment" | "StatefulSet" | "ReplicaSet" => REPLICAS,
@@ -49,7 +49,7 @@ const POD: &[KindColumn] = &[
     wide("IMAGES", |body| images(body, "/spec/containers")),
 ];
 const SERVICE: &[KindColumn] = &[
-    // The API's own default, for manifests that leave it out.
+    // The API's own default, for manifests that omit it.
     narrow("TYPE", |body| text_or(body, "/spec/type", "ClusterIP")),
     narrow("CLUSTER-IP", |body| text(body, "/spec/clusterIP")),
     narrow("PORT(S)", ports),
@@ -101,7 +101,7 @@ fn text(body: &Value, pointer: &str) -> String {
     text_or(body, pointer, NONE)
 }
 
-/// How many of how many.
+/// Formats a part and a whole as `part/whole`.
 fn of(body: &Value, part: &str, whole: &str, default: &str) -> String {
     format!("{}/{}", text_or(body, part, "0"), text_or(body, whole, default))
 }
@@ -115,7 +115,7 @@ fn join(parts: impl Iterator<Item = String>) -> String {
     if joined.is_empty() { NONE.to_owned() } else { joined }
 }
 
-/// How many keys.
+/// Returns the number of keys.
 fn data(body: &Value) -> String {
     let keys = |key: &str| body.get(key).and_then(Value::as_object).map_or(0, serde_json::Map::len);
     (keys("data") + keys("binaryData") + keys("stringData")).to_string()
@@ -130,7 +130,7 @@ fn pairs(map: Option<&Value>) -> String {
     join(entries.filter_map(|(key, value)| Some(format!("{key}={}", scalar(value)?))))
 }
 
-/// As kubectl: 80/TCP, or 80:30080/TCP with a port of the nodes.
+/// Formats ports as kubectl: 80/TCP, or 80:30080/TCP with a node port.
 fn ports(body: &Value) -> String {
     join(items(body, "/spec/ports").map(|port| {
         let node = port.get("nodePort").and_then(scalar).map(|node| format!(":{node}")).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::{
 use super::{Output, PrintOptions, columns::Layout, document, escape, json::Document, reference, table::Table, yaml};
 use crate::proto::pb;
 
-/// Writes objects one after the other; a table waits for the last, because its columns must suit them all.
+/// Printer of successive objects; a table is written with the last, because its columns must suit all.
 pub(crate) struct ObjectPrinter<'o, W> {
     out: W,
     options: &'o PrintOptions,
@@ -53,7 +53,7 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
         self.out.write_all(buffer.as_bytes())
     }
 
-    /// Writes the rest, and says how many objects there were.
+    /// Writes the rest, and returns the number of objects.
     pub(crate) fn finish(mut self) -> io::Result<usize> {
         let text = match (self.options.output, self.count) {
             (Output::Table | Output::Wide, 1..) => table(&self.waiting, self.options),
@@ -70,7 +70,7 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
     }
 }
 
-/// Writes one object: itself in the forms for programs, and a row otherwise.
+/// Writes one object: the document in the forms for programs, otherwise a row.
 pub(crate) fn write_one(object: pb::Object, out: impl Write, options: &PrintOptions) -> io::Result<()> {
     let mut printer = ObjectPrinter::new(out, options);
     if let Output::Json | Output::Yaml = options.output {

@@ -1,4 +1,4 @@
-//! Lists of what are not objects of a resource: the values of an index, the resources themselves.
+//! Lists of records other than objects: the values of an index, the resources.
 
 use std::io::{self, Write};
 
@@ -8,15 +8,15 @@ use super::{
     table::{Cell, Table},
 };
 
-/// One of them, in every form.
+/// Record in every form.
 pub(crate) struct Record {
     pub(crate) name: String,
-    /// As many as there are columns.
+    /// Cells, one for each column.
     pub(crate) cells: Vec<Cell>,
     pub(crate) document: Document<'static>,
 }
 
-/// Writes all of them. As one document they are the array `key` of an object.
+/// Writes all records. In a single document they are the array `key` of an object.
 pub(crate) fn write_records(
     mut out: impl Write,
     options: &PrintOptions,

@@ -1,23 +1,23 @@
-//! Rows in columns: each as wide as its widest cell, three blanks between them, none at the end of a line.
+//! Rows in columns: each as wide as its widest cell, three spaces between them, none at the end of a line.
 
 use anstyle::Style;
 
 use super::escape;
 
-/// A cell whose text can be printed: what would act on a terminal has been escaped.
+/// Cell with printable text: characters that would control a terminal are escaped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
     text: String,
     style: Style,
 }
 
-/// Rows, the header's among them, that are aligned with each other.
+/// Rows, including the header, aligned with each other.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// How wide the columns are.
+/// Widths of the columns.
 #[derive(Debug, Default)]
 pub(crate) struct Widths(Vec<usize>);
 
@@ -34,7 +34,7 @@ impl Cell {
         Self { style, ..Self::new(text) }
     }
 
-    /// In characters, which is how wide they are but for those of East Asia and those that combine.
+    /// Returns the width in characters, which is exact except for East Asian and combining characters.
     fn width(&self) -> usize {
         self.text.chars().count()
     }
@@ -64,7 +64,7 @@ impl Table {
         Widths(widths)
     }
 
-    /// All rows, in columns of these widths.
+    /// Appends all rows, in columns of these widths.
     pub(crate) fn write(&self, widths: &Widths, colors: bool, out: &mut String) {
         for row in &self.rows {
             widths.write(row, colors, out);
@@ -75,7 +75,7 @@ impl Table {
 // === impl Widths ===
 
 impl Widths {
-    /// The same with a first column of at least this width.
+    /// Returns these widths with a first column of at least `first`.
     pub(crate) fn at_least(mut self, first: usize) -> Self {
         if let Some(width) = self.0.first_mut() {
             *width = (*width).max(first);
@@ -83,7 +83,7 @@ impl Widths {
         self
     }
 
-    /// One line. A cell that is too wide pushes the others on.
+    /// Returns one line. A cell that is too wide moves the rest to the right.
     fn write(&self, row: &[Cell], colors: bool, out: &mut String) {
         let end = row.iter().rposition(|cell| !cell.text.is_empty()).map_or(0, |last| last + 1);
         for (at, cell) in row[..end].iter().enumerate() {

@@ -1,11 +1,11 @@
-//! What the tests of the printing half share.
+//! Helpers that the tests of `print` share.
 
 use bytes::Bytes;
 use serde_json::Value;
 
 use super::*;
 
-/// An object as the server sends it under RAW, at version 7.
+/// Returns an object as the server sends it under RAW, at version 7.
 pub(super) fn object(json: &str) -> pb::Object {
     let body: Value = serde_json::from_str(json).unwrap();
     let text = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();

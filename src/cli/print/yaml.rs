@@ -1,21 +1,21 @@
-//! YAML as kubectl lays it out, from JSON text, token by token: numbers keep every digit, and a string that another reader
-//! could take for something else is quoted.
+//! YAML in kubectl's layout, from JSON text, token by token: numbers keep all digits, and a string that another reader could
+//! take for another type is quoted.
 
 use super::{
     is_unsafe,
     json::{Document, MAX_DEPTH, Token, Tokens, unicode_escape},
 };
 
-/// A map or a sequence that is being written.
+/// Map or sequence that is being written.
 struct Block {
     is_map: bool,
     indent: usize,
 }
 
-/// What the next value comes after.
+/// Token before the next value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
-    /// The place where the document begins.
+    /// Beginning of the document.
     Start,
     Key,
     Dash,
@@ -25,15 +25,15 @@ struct Writer<'o> {
     out: &'o mut String,
     start: usize,
     blocks: Vec<Block>,
-    /// The cursor already stands where the next entry belongs.
+    /// True if the cursor is already in the column of the next entry.
     in_place: bool,
 }
 
-/// The longest key that YAML takes in one line is 1024 characters.
+/// Longest key written in one line; YAML's limit is 1024 characters.
 const MAX_KEY_BYTES: usize = 1000;
 
-/// Writes a document. The cursor stands at column `indent`, at the beginning of a line or after a dash; at the end it
-/// stands at the beginning of a line.
+/// Writes a document. The cursor begins at column `indent`, at the beginning of a line or after a dash, and ends at the
+/// beginning of a line.
 pub(crate) fn write(document: &Document<'_>, indent: usize, out: &mut String) {
     Writer { out, start: indent, blocks: Vec::new(), in_place: true }.run(document.tokens());
 }
@@ -120,7 +120,7 @@ impl Writer<'_> {
         let outer = self.indent();
         let indent = match after {
             After::Start => outer,
-            // A sequence stands below its key without being indented, as kubectl does it.
+            // A sequence is not indented below its key, as in kubectl.
             After::Key if !is_map => outer,
             After::Key | After::Dash => outer + 2,
         };
@@ -142,7 +142,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The lines of a text as they are.
+    /// Writes the lines of a text as a block literal.
     fn literal(&mut self, text: &str) {
         let trimmed = text.trim_end_matches('\n');
         self.out.push_str(match text.len() - trimmed.len() {
@@ -160,7 +160,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A container in one line.
+    /// Writes a container in one line.
     fn flow(&mut self, open: Token<'_>, tokens: &mut Tokens<'_>) {
         open.write(self.out);
         let mut depth = 1;
@@ -194,12 +194,12 @@ impl Writer<'_> {
     }
 }
 
-/// The meaning of a JSON string; none if it has half a surrogate pair.
+/// Returns the text of a JSON string; none if it has half a surrogate pair.
 fn decode(text: &str) -> Option<String> {
     serde_json::from_str(text).ok()
 }
 
-/// In double quotes.
+/// Returns the text in double quotes.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -218,13 +218,13 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Whether a text of several lines can stand as it is.
+/// Returns true if a text of several lines can be a block literal.
 fn is_literal(text: &str) -> bool {
     let is_text = |c: char| matches!(c, '\n' | '\t') || !(is_unsafe(c) || is_no_character(c));
     text.contains('\n') && !text.starts_with(char::is_whitespace) && text.chars().all(is_text)
 }
 
-/// Whether every reader takes a text without quotes for itself, be it of YAML 1.1 or 1.2.
+/// Returns true if every reader, of YAML 1.1 or 1.2, takes the text without quotes for the same string.
 fn is_plain(text: &str) -> bool {
     let mut chars = text.chars();
     let starts_well = match chars.next() {
@@ -244,13 +244,13 @@ fn is_plain(text: &str) -> bool {
         && !is_number(text)
 }
 
-/// Whether some version of YAML takes it for null or a boolean.
+/// Returns true if some version of YAML takes the text for null or a boolean.
 fn is_word(text: &str) -> bool {
     const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
     WORDS.iter().any(|word| word.eq_ignore_ascii_case(text))
 }
 
-/// Whether some version of YAML takes it for a number, a time or a date.
+/// Returns true if some version of YAML takes the text for a number, a time or a date.
 fn is_number(text: &str) -> bool {
     let bare = text.strip_prefix(['+', '-']).unwrap_or(text);
     let lower = bare.to_ascii_lowercase();
@@ -263,7 +263,7 @@ fn is_number(text: &str) -> bool {
     }
     let is_decimal = |text: &str| {
         let dots = text.matches('.').count();
-        // 10.32.0.44 is no number; 1:30 is one, of base sixty.
+        // 10.32.0.44 is no number; 1:30 is one, in base sixty.
         all(text, |c| c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | ',')) && (dots < 2 || text.contains(':'))
     };
     if let Some((mantissa, exponent)) = lower.split_once('e') {
@@ -275,7 +275,7 @@ fn is_number(text: &str) -> bool {
     is_decimal(bare) || is_date(bare)
 }
 
-/// Whether it begins as 2025-11-21 does.
+/// Returns true if the text begins as 2025-11-21 does.
 fn is_date(text: &str) -> bool {
     let mut parts = text.splitn(3, '-');
     let mut digits = |lengths: std::ops::RangeInclusive<usize>| {
