@@ -1,13 +1,13 @@
-//! What a directory of 100,000 objects of 1 KiB costs, and what a List in a loop costs a watcher.
+//! Cost of a directory of 100,000 objects of 1 KiB, and the cost to a watcher of Lists in a loop.
 //!
 //! ```sh
 //! cargo bench --bench files            # or: cargo bench --bench files -- 10000
 //! ```
 //!
-//! Starts the real server as a process of its own over a directory that it fills, and prints the time until it is ready, its
-//! resident memory, the time of a full List in each format and of a ByIndex with 10 matches, and how long after a file was
-//! saved a watcher has its event: idle, and while another client lists everything in a loop. The baseline of the last figure
-//! is the idle one of the same run, interleaved with it; absolute times say only what was seen on one machine.
+//! Starts the real server as its own process over a directory that it fills. Prints the time until it is ready, its resident
+//! memory, the time of a full List in each format and of a ByIndex with 10 matches, and the delay between the save of a file and
+//! its event at a watcher: idle, and while another client lists everything in a loop. The baseline of the last figure is the
+//! idle one of the same run, interleaved with it; absolute times are valid for one machine only.
 
 #![allow(clippy::print_stdout, reason = "the figures")]
 
@@ -35,7 +35,7 @@ const REPETITIONS: usize = 7;
 const EDITS: usize = 41;
 const PHASES: usize = 3;
 
-/// A server process, ended with this.
+/// Server process, killed on drop.
 struct Server {
     child: Child,
     address: String,
@@ -118,7 +118,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// One object a file, JSON, of exactly the size.
+/// Writes one object as a JSON file of exactly the configured size.
 fn write(directory: &Path, at: usize, version: usize) -> Result<()> {
     let head = format!(
         r#"{{"apiVersion":"v1","kind":"Item","metadata":{{"namespace":"n{}","name":"item-{at}","labels":{{"app":"a{}"}}}},"spec":{{"owner":"owner-{}","version":{version},"filler":""#,
@@ -164,7 +164,7 @@ async fn edit(
     Ok(())
 }
 
-/// A client that lists everything, again and again.
+/// Client that lists everything in a loop.
 struct Looping {
     stop: Arc<AtomicBool>,
     lists: Arc<AtomicU64>,
@@ -218,7 +218,7 @@ impl Server {
             }
         }
         let port = line.trim_end().rsplit(':').next().ok_or("no address")?.to_owned();
-        // Read on, or the server would wait for the pipe.
+        // Drains stderr, or the server would block on the pipe.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Ok(Self { child, address: format!("http://127.0.0.1:{port}") })
     }

@@ -1,14 +1,14 @@
-//! What it costs to have 20,000 pods of a Kubernetes API: of informerd, and in turns of kube-rs' reflector, of `Pod` and of
+//! Cost of following 20,000 pods of a Kubernetes API: of informerd, and in turns of kube-rs' reflector of `Pod` and of
 //! `DynamicObject`.
 //!
 //! ```sh
 //! tests/upstreams/run --exec cargo bench --bench kube            # or: ... --bench kube -- 2000
 //! ```
 //!
-//! Starts a kube-apiserver and fills it. Then each of them, a process of its own, follows all pods without their managedFields:
-//! the time from its start until it has them, its processor time and peak memory by then, and what is resident a second
-//! later. Once with an API server that streams the initial events of a watch, which is how all three then begin, and once with
-//! one that does not: they list pages of 500. The yardstick is the JSON of the list, as it comes and as it is kept.
+//! Starts a kube-apiserver and fills it. Then each of them, as its own process, follows all pods without their managedFields.
+//! Measures the time from its start until it has them, its processor time and peak memory by then, and its resident memory a
+//! second later: once with an API server that streams the initial events of a watch, which all three then use, and once with one
+//! that does not, where they list pages of 500. The yardstick is the JSON of the list, as received and as kept.
 
 #![allow(
     clippy::print_stdout,
@@ -57,7 +57,7 @@ use crate::{
     port::free_address,
 };
 
-/// Who follows.
+/// Program that follows the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Follower {
     Informerd,
@@ -65,7 +65,7 @@ enum Follower {
     Dynamic,
 }
 
-/// What one of them took.
+/// Cost of one follower.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     ready: f64,
@@ -74,7 +74,7 @@ struct Cost {
     peak_kib: f64,
 }
 
-/// A process that is ended with this.
+/// Process, killed on drop.
 struct Running(Child);
 
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -87,7 +87,7 @@ const STREAMED: &str = "streamed";
 const PAGED: &str = "paged";
 
 fn main() -> ExitCode {
-    // cargo bench adds one of its own.
+    // cargo bench adds its own argument.
     let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -122,7 +122,7 @@ async fn compare(objects: usize) {
         apiserver.kill();
         apiserver.flags = owned(flags);
         apiserver.restart().await;
-        // The first of all waits for what the API server makes once.
+        // A warm-up: the first of all waits for one-time work of the API server.
         Follower::Typed.cost(&kubeconfig, mode, objects).await;
         let mut costs = [const { Vec::new() }; FOLLOWERS.len()];
         for _ in 0..REPETITIONS {
@@ -166,7 +166,7 @@ fn print(mode: &str, costs: &[Vec<Cost>], objects: usize, kept: f64) {
     }
 }
 
-/// Over many connections at once.
+/// Creates the objects over many connections at once.
 async fn fill(apiserver: &ApiServer, objects: usize) {
     let writing = (0..WRITERS).map(async |writer| {
         let client = apiserver.impatient_client().await;
@@ -177,7 +177,7 @@ async fn fill(apiserver: &ApiServer, objects: usize) {
     join_all(writing).await;
 }
 
-/// One of a Deployment, as its controller would write it; 2 KiB of it are its own.
+/// Returns a pod of a Deployment as its controller would write it; 2 KiB are unique to it.
 fn pod(at: usize) -> Value {
     let (app, revision) = (format!("service-{}", at / 20), format!("{:08x}", at / 20 * 2_654_435_761 % (1 << 32)));
     let owner = json!({ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{app}-{revision}"),
@@ -200,7 +200,7 @@ fn pod(at: usize) -> Value {
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
 }
 
-/// Of the whole list, and of what is kept of it.
+/// Returns the sizes of the whole list, as received and as kept.
 async fn json_bytes(apiserver: &ApiServer) -> (usize, usize) {
     let (mut listed, mut kept, mut next) = (0, 0, String::new());
     loop {
@@ -217,7 +217,7 @@ async fn json_bytes(apiserver: &ApiServer) -> (usize, usize) {
     }
 }
 
-/// A process that is a reflector, until it is killed.
+/// Runs a reflector until the process is killed.
 async fn reflect<K>(kind: K::DynamicType, mode: &str)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -261,7 +261,7 @@ impl Follower {
         Cost { ready, processor, resident_kib: running.memory("VmRSS"), peak_kib }
     }
 
-    /// With the address to ask at, where there is one.
+    /// Returns the command, with the address to query if the follower serves one.
     fn command(self, mode: &str) -> (Command, Option<String>) {
         if self == Self::Informerd {
             let address = free_address().to_string();
@@ -285,7 +285,7 @@ impl fmt::Display for Follower {
     }
 }
 
-/// How many objects informerd has, once it is synced.
+/// Waits until informerd is synced, and returns its number of objects.
 async fn synced(address: &str) -> usize {
     let started = Instant::now();
     let mut client = None;
@@ -306,21 +306,21 @@ async fn synced(address: &str) -> usize {
 // === impl Running ===
 
 impl Running {
-    /// How many objects a reflector has, as soon as it says so.
+    /// Waits for a reflector's report, and returns its number of objects.
     fn told(&mut self) -> usize {
         let mut line = String::new();
         BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         line.trim().parse().expect("a number of objects")
     }
 
-    /// In KiB.
+    /// Returns a figure of the process's memory, in KiB.
     fn memory(&self, name: &str) -> f64 {
         let status = fs::read_to_string(self.file("status")).unwrap();
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// Seconds, in all; the kernel counts hundredths.
+    /// Returns the total processor time in seconds; the kernel counts hundredths.
     fn processor(&self) -> f64 {
         let stat = fs::read_to_string(self.file("stat")).unwrap();
         let after_name = stat.rsplit(')').next().unwrap();

@@ -1,11 +1,11 @@
-//! What one event costs, stage by stage, with objects of 1 KiB.
+//! Cost of one event, stage by stage, with objects of 1 KiB.
 //!
 //! ```sh
 //! cargo bench --bench micro            # or: cargo bench --bench micro -- selection
 //! ```
 //!
-//! Criterion says what has changed since the last run. At the end stands the fastest sample of each work, beside that of
-//! copying 1 KiB in the same run: absolute times say only what was seen on one machine.
+//! Criterion reports the changes since the last run. The summary at the end has the fastest sample of each benchmark, beside that
+//! of copying 1 KiB in the same run: absolute times are valid for one machine only.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the figures; and a run that cannot go on has failed")]
 
@@ -37,10 +37,10 @@ const OBJECT_BYTES: usize = 1024;
 const NODES: usize = 5000;
 const BASELINE: &str = "copy 1 KiB";
 
-/// Measures, and remembers the fastest.
+/// Runner of benchmarks that records the fastest sample of each.
 struct Micro {
     criterion: Criterion,
-    /// In nanoseconds.
+    /// Fastest samples, in nanoseconds.
     fastest: Vec<(&'static str, f64)>,
 }
 
@@ -77,7 +77,7 @@ fn ingest(micro: &mut Micro, pods: &[Arc<Object>]) {
     let mut indexer = Indexer::new(Arc::new(indexers.unwrap()), list);
     micro.measure("cache: a snapshot", || indexer.snapshot());
 
-    // Each change with the snapshot of the last one still held, as it is while clients read.
+    // Each change is made while a snapshot of the previous state is held, as when clients read.
     let mut held = indexer.snapshot();
     let mut apply = |event: Event| {
         let batch = indexer.apply(event);
@@ -131,7 +131,7 @@ fn expressions(micro: &mut Micro, pods: &[Arc<Object>]) {
         (&large, "expression: large, of a new object", "expression: large, of one seen before"),
     ] {
         let expression = Expression::parse(text).unwrap();
-        // More objects than a thread remembers the values of.
+        // More objects than a thread caches index values of.
         let mut pods = pods.iter().cycle();
         micro.measure(of_new, || expression.matches(pods.next().unwrap()));
         let pod = pods.next().unwrap();
@@ -167,7 +167,7 @@ fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
     }
 }
 
-/// A wake of one event, which one client takes.
+/// Measures a publish cycle of one event, which one client takes.
 fn routing(micro: &mut Micro, pods: &[Arc<Object>]) {
     let by_label = |node| {
         let labels = LabelSelector::parse(&format!("node=node-{node}")).unwrap();
@@ -225,7 +225,7 @@ fn of_node(node: usize) -> Selection {
     Selection { index: Some(index), ..Selection::default() }
 }
 
-/// One of many pods; `moved` is how many nodes further it is.
+/// Returns one of many pods; `moved` shifts it by that many nodes.
 fn pod(at: usize, moved: usize) -> Arc<Object> {
     let (node, app) = ((at + moved) % NODES, at % 100);
     let json = |filler: &str| {
@@ -253,7 +253,7 @@ impl Micro {
                 took
             });
         });
-        // Those that were not asked for have not run.
+        // Benchmarks that the filter left out have not run.
         if fastest.is_finite() {
             self.fastest.push((name, fastest));
         }

@@ -1,21 +1,21 @@
-//! One of 100 watchers stops reading for 15 s while 200,000 events pass over 1,000 keys: changes, deletions, and recreations
-//! with new uids.
+//! Policies for a stopped client: one of 100 watchers stops reading for 15 s while 200,000 events pass over 1,000 keys: changes,
+//! deletions, and recreations with new uids.
 //!
 //! ```sh
 //! cargo bench --bench stopped          # or: cargo bench --bench stopped -- 20000
 //! ```
 //!
-//! Counts, and not times, decide; the other 99 get everything.
+//! The result depends on counts, not on times; the other 99 watchers get everything.
 //!
 //! - REPLAY: the stopped client gets every event in order.
-//! - DROP: what was delivered and what was dropped is what was offered, and a resume from each hole's `after_resource_version`
-//!   heals it.
-//! - COALESCE: the client reads again, more slowly than events come, and each generation is exactly the difference between what
-//!   the client holds and the state at the generation's version: of each key that differs the last state, once, after a DELETED
-//!   of what the client holds where that is another object. Every event is accounted for. The same where one key takes nine of
-//!   ten events: what else has changed is in the same generation.
+//! - DROP: delivered and dropped events add up to those that were offered, and a resume from each hole's
+//!   `after_resource_version` heals it.
+//! - COALESCE: the client reads again, more slowly than events arrive. Each generation is exactly the difference between the
+//!   client's state and the state at the generation's version: of each key that differs the last state, once, after a DELETED of
+//!   the client's object if that is another one. Every event is accounted for. A second run has one key with nine of ten events:
+//!   changes of the other keys are in the same generation.
 //!
-//! Prints what was kept for the stopped client at most, by the named metrics, beside its bounds.
+//! Prints the most memory that was held for the stopped client, by the named metrics, beside its bounds.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the figures; and a run that cannot go on has failed")]
 
@@ -44,29 +44,29 @@ const WATCHERS: usize = 100;
 const STOPPED_FOR: Duration = Duration::from_secs(15);
 const BURST: u64 = 50;
 const KEYS: u64 = 1000;
-/// Of one message, to a client that is slow.
+/// Time that a slow client spends on one message.
 const SLOW: Duration = Duration::from_micros(400);
 
 const BOUNDS: Retention = Retention { events: 300_000, size: 512 << 20, age: Duration::from_secs(300) };
 
-/// What happens upstream: the event that leads to a version is always the same.
+/// Changes upstream: the event at a version is always the same.
 struct Script {
-    /// One key takes nine of ten events.
+    /// True if one key gets nine of ten events.
     has_hot_key: bool,
     version: u64,
     pods: BTreeMap<String, Arc<Object>>,
 }
 
-/// A server with this upstream, and the watchers that do not stop.
+/// Server with this upstream, and the watchers that do not stop.
 struct Run {
     sandbox: Sandbox,
     script: Script,
     others: JoinSet<()>,
-    /// The most that was kept, in bytes: for watches that lag, and in the history.
+    /// Most bytes held: for lagging watches, and in the history.
     most: (u64, u64),
 }
 
-/// A message about an object: its type, the object's name, uid and body.
+/// Message about an object: its type, the object's name, uid and body.
 type Told = (pb::EventType, String, String, Bytes);
 
 #[tokio::main]
@@ -80,7 +80,7 @@ async fn main() {
     }
 }
 
-/// Under REPLAY and DROP: every event in order, but for the holes that are told of.
+/// Checks REPLAY and DROP: every event arrives in order, except in reported holes.
 async fn every_event_or_hole(policy: pb::FullChannelPolicy, events: u64) {
     let (mut run, mut stopped) = Run::start(policy, false, events).await;
     let stopped_for = run.pass(events, STOPPED_FOR).await;
@@ -120,7 +120,7 @@ async fn every_event_or_hole(policy: pb::FullChannelPolicy, events: u64) {
     run.print_kept();
 }
 
-/// Under COALESCE: every generation is what differs.
+/// Checks COALESCE: every generation is the difference.
 async fn every_generation(has_hot_key: bool, events: u64) {
     let all = events + events / 4;
     let (mut run, mut stopped) = Run::start(Coalesce, has_hot_key, all).await;
@@ -174,12 +174,12 @@ async fn every_generation(has_hot_key: bool, events: u64) {
 // === impl Script ===
 
 impl Script {
-    /// At version 1, with nothing.
+    /// Returns a script at version 1, without objects.
     fn new(has_hot_key: bool) -> Self {
         Self { has_hot_key, version: 1, pods: BTreeMap::new() }
     }
 
-    /// Whom the next event is about.
+    /// Returns the key of the next event.
     fn next_name(&self) -> String {
         let at = self.version - 1;
         let key = match (self.has_hot_key, at % 10) {
@@ -190,7 +190,7 @@ impl Script {
         format!("p{key}")
     }
 
-    /// The next event. Now and then it deletes, but for each fourth key; what is deleted comes back as another object.
+    /// Returns the next event. Some are deletions, except of each fourth key; a deleted key is recreated as another object.
     fn next(&mut self) -> Event {
         let (at, name) = (self.version - 1, self.next_name());
         let key: u64 = name[1..].parse().unwrap();
@@ -212,7 +212,7 @@ impl Script {
         Event::Modified(pod)
     }
 
-    /// Goes on to a version; what differs then, by each key's last change.
+    /// Advances to a version; returns the difference, as the last change of each key.
     fn advance(&mut self, version: u64) -> Vec<Told> {
         let mut changed = BTreeMap::new();
         while self.version < version {
@@ -241,7 +241,7 @@ impl Script {
 // === impl Run ===
 
 impl Run {
-    /// A server, the watchers that get all of so many events, and the one that will not read.
+    /// Starts a server, the watchers that read this many events, and the one that stops.
     async fn start(
         policy: pb::FullChannelPolicy,
         has_hot_key: bool,
@@ -266,7 +266,7 @@ impl Run {
         (Self { sandbox, script: Script::new(has_hot_key), others, most: (0, 0) }, stopped)
     }
 
-    /// So many events, spread over a time; how long it took until the server had them.
+    /// Publishes this many events over a time; returns the time until the server had them.
     async fn pass(&mut self, events: u64, over: Duration) -> Duration {
         let start = Instant::now();
         for at in 0..events {
@@ -283,7 +283,7 @@ impl Run {
         start.elapsed()
     }
 
-    /// The others have got everything.
+    /// Waits until the other watchers have received everything.
     async fn others_end(&mut self) {
         while self.others.join_next().await.transpose().unwrap().is_some() {}
     }
@@ -311,7 +311,7 @@ async fn join(sandbox: &Sandbox, policy: pb::FullChannelPolicy, is_slow: bool) -
     watch
 }
 
-/// The next message that is not a bookmark.
+/// Returns the next message that is not a bookmark.
 async fn event(watch: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
     loop {
         let response = watch.message().await.unwrap().unwrap();

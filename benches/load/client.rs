@@ -1,13 +1,13 @@
-//! The load client: any number of connections and calls on one thread, as cheap as it can be made.
+//! Load client: any number of connections and calls on one thread, at the lowest possible cost.
 //!
 //! ```text
 //!   sockets ──▶ one read buffer ──▶ FrameReader ──▶ MessageReader ──▶ Tally, Histogram
 //!      ▲ WINDOW_UPDATE, acknowledgements
 //! ```
 //!
-//! Driven by whoever calls [`Client::run`]; it has no task and no queue of its own. Messages are counted by their first
-//! bytes and not decoded, but for the few that are no changes. All counters are those of the streams together; each stream
-//! keeps its own as well, so that "each exactly once" can be checked.
+//! All work happens in [`Client::run`]: there is no task and no queue. Changes are counted by their first bytes without decoding;
+//! only the few other messages are decoded. The counters are totals of all streams; each stream has its own as well, so that
+//! "each exactly once" can be checked.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -26,60 +26,60 @@ use super::{
     stats::Histogram,
 };
 
-/// How the client presents itself.
+/// Settings of the client's HTTP/2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClientConfig {
-    /// The window of each stream and of each connection, in bytes; at most 2^31 - 1.
+    /// Window of each stream and of each connection, in bytes; at most 2^31 - 1.
     pub(super) window: u32,
-    /// The largest frame that it takes, in bytes; at least 16,384.
+    /// Largest accepted frame, in bytes; at least 16,384.
     pub(super) max_frame: u32,
 }
 
-/// What all streams together have been sent.
+/// Totals of all streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Watches that have had their first BOOKMARK: they miss nothing from then on.
+    /// Watches that have received their first BOOKMARK: they miss nothing from then on.
     pub(super) joined: u64,
     /// Live changes.
     pub(super) changes: u64,
     /// Changes before the first BOOKMARK.
     pub(super) initial: u64,
-    /// Live changes that were dropped or merged, as the server says.
+    /// Live changes that were dropped or merged, as the server reports.
     pub(super) missed: u64,
     /// Calls that have ended.
     pub(super) ended: u64,
-    /// Objects of Lists.
+    /// Objects in responses of List.
     pub(super) objects: u64,
     /// Bytes of DATA.
     pub(super) bytes: u64,
 }
 
-/// What a call is, and so what its messages mean.
+/// Method of a call, which gives the type of its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Call {
     Watch,
     List,
 }
 
-/// One call.
+/// Single call.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) tally: Tally,
-    /// The words of its ERROR, if there was one.
+    /// Text of its ERROR, if there was one.
     pub(super) error: Option<String>,
-    /// Its latencies are counted.
+    /// True if its latencies are counted.
     pub(super) is_timed: bool,
-    /// It may end without having been cancelled.
+    /// True if it may end without having been cancelled.
     pub(super) may_end: bool,
-    /// Every change is decoded, for what it stands for.
+    /// True if every change is decoded, to count the events that it merges.
     pub(super) is_merged: bool,
     call: Call,
     messages: MessageReader,
-    /// Received, and not given back to its window.
+    /// Bytes received, and not yet returned to the stream's window.
     consumed: u32,
 }
 
-/// The client.
+/// Load client.
 #[derive(Debug)]
 pub(super) struct Client {
     config: ClientConfig,
@@ -90,12 +90,12 @@ pub(super) struct Client {
     events: Events,
     connections: Vec<Connection>,
     pub(super) streams: Vec<Stream>,
-    /// Connections that were left before all was read, so that others have their turn.
+    /// Connections with data left to read, after others got their turn.
     unread: Vec<usize>,
     buffer: Box<[u8]>,
     pub(super) tally: Tally,
     latencies: Histogram,
-    /// Every how many changes a latency is taken.
+    /// Number of changes between two latency samples.
     every: u64,
     accepted: usize,
 }
@@ -104,30 +104,30 @@ pub(super) struct Client {
 struct Connection {
     socket: TcpStream,
     frames: FrameReader,
-    /// By the number of the call on this connection.
+    /// Indexes into the client's streams, by the number of the call on this connection.
     streams: Vec<usize>,
     out: Vec<u8>,
     window: u32,
-    /// Received, and not given back to the window.
+    /// Bytes received, and not yet returned to the connection's window.
     consumed: u32,
     is_stopped: bool,
     is_closed: bool,
 }
 
 const READ_BYTES: usize = 256 << 10;
-/// Reads of one connection before the others have their turn.
+/// Reads of one connection before others get their turn.
 const READS: usize = 8;
-/// Connections that are opened before the server must have answered: fewer than any server's backlog.
+/// Connections that are opened before the server must have accepted them: fewer than any server's backlog.
 const AT_A_TIME: usize = 64;
-/// How long nothing may come before it is looked whether it is time to go.
+/// Longest wait for the sockets between two checks of the time.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// Nothing at all for this long is a failure.
+/// Time without any data after which a run fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 // === impl Client ===
 
 impl Client {
-    /// Opens connections, and waits until the server has answered on each. Times are told since `epoch`.
+    /// Opens connections, and waits until the server has responded on each. Times are relative to `epoch`.
     pub(super) fn connect(
         address: SocketAddr,
         connections: usize,
@@ -154,7 +154,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Opens further connections, of another kind perhaps.
+    /// Opens further connections, possibly with other settings.
     pub(super) fn open(&mut self, connections: usize, config: ClientConfig) -> Result<(), BenchError> {
         self.config = config;
         let all = self.connections.len() + connections;
@@ -163,7 +163,7 @@ impl Client {
             while self.connections.len() < up_to {
                 self.open_one()?;
             }
-            // Or nobody knows whether the server's backlog has room for more.
+            // Otherwise the server's backlog might be full.
             self.run(|client| client.accepted >= up_to)?;
         }
         Ok(())
@@ -194,7 +194,7 @@ impl Client {
         Ok(())
     }
 
-    /// Begins a call; its number, which is its place in `streams`.
+    /// Begins a call; returns its index in `streams`.
     pub(super) fn call(&mut self, connection: usize, call: Call, request: &[u8]) -> Result<usize, BenchError> {
         let path = match call {
             Call::Watch => "/informerd.v1.InformerService/Watch",
@@ -219,7 +219,7 @@ impl Client {
         Ok(at)
     }
 
-    /// From now on nothing of this connection is read; or it is again.
+    /// Stops or resumes the reading of a connection.
     pub(super) fn stop(&mut self, connection: usize, is_stopped: bool) {
         self.connections[connection].is_stopped = is_stopped;
         if !is_stopped {
@@ -227,7 +227,7 @@ impl Client {
         }
     }
 
-    /// Forgets the latencies, and takes one for every so many changes.
+    /// Clears the latencies, and samples every `every`-th change from now on.
     pub(super) fn begin_latencies(&mut self, every: u64) {
         self.latencies.clear();
         self.every = every.max(1);
@@ -237,11 +237,11 @@ impl Client {
         &self.latencies
     }
 
-    /// Reads until it is so.
+    /// Reads until the condition is true.
     ///
     /// # Errors
     ///
-    /// When a call or a connection ends that should not, or nothing comes for a minute.
+    /// Fails if a call or a connection ends unexpectedly, or nothing arrives for a minute.
     pub(super) fn run(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<(), BenchError> {
         let mut heard = ((self.tally, self.accepted), Instant::now());
         while !is_done(self) {
@@ -267,7 +267,7 @@ impl Client {
         }
     }
 
-    /// Waits for the sockets, and reads what they have.
+    /// Waits for the sockets, and reads their data.
     fn turn(&mut self, most: Duration) -> Result<(), BenchError> {
         let most = if self.unread.is_empty() { most } else { Duration::ZERO };
         match self.poll.poll(&mut self.events, Some(most)) {
@@ -281,7 +281,7 @@ impl Client {
                 self.connections[event.token().0].flush().map_err(BenchError::System)?;
             }
             if event.is_read_closed() {
-                // What was read before may not have been all, and nothing announces the end again.
+                // The last read may have left data, and the end of the stream causes no further event.
                 self.unread.push(event.token().0);
             }
         }
@@ -318,13 +318,13 @@ impl Client {
     }
 }
 
-/// Where what was read is counted.
+/// Counters for received data.
 struct Sink<'a> {
     streams: &'a mut [Stream],
     tally: &'a mut Tally,
     latencies: &'a mut Histogram,
     every: u64,
-    /// When it was read.
+    /// Time of the read.
     now: u64,
     window: u32,
     accepted: &'a mut usize,
@@ -333,14 +333,14 @@ struct Sink<'a> {
 // === impl Connection ===
 
 impl Connection {
-    /// Writes what is to be written and can be.
+    /// Writes as much of the buffer as the socket takes.
     fn flush(&mut self) -> io::Result<()> {
         while !self.out.is_empty() {
             match self.socket.write(&self.out) {
                 Ok(written) => drop(self.out.drain(..written)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The server has closed it, and why can be read.
+                // The server has closed the connection; the reason can still be read.
                 Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                     self.out.clear();
                 }
@@ -396,7 +396,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what the bytes that were read have given rise to.
+    /// Sends the frames that the received bytes require.
     fn give_back(&mut self) -> Result<(), BenchError> {
         self.flush().map_err(BenchError::System)
     }
@@ -419,7 +419,7 @@ fn number(bytes: &[u8]) -> u32 {
 // === impl Sink ===
 
 impl Sink<'_> {
-    /// Counts what came on a stream; what is to be given back to its window, if it is time.
+    /// Counts the data of a stream; returns the bytes to return to its window, if it is time.
     fn data(&mut self, at: usize, bytes: &[u8]) -> Option<u32> {
         let Self { streams, tally, latencies, every, now, .. } = self;
         let Stream { tally: own, error, is_timed, is_merged, call, messages, consumed, .. } = &mut streams[at];
@@ -440,7 +440,7 @@ impl Sink<'_> {
                     own.missed += decode(message).map_or(0, |response| response.coalesced.into());
                 }
             }
-            // Before the end of the initial events there is none to resume from.
+            // Before the end of the initial events there is no version to resume from.
             (Call::Watch, Said::Bookmark) if own.joined == 0 => {
                 own.joined = decode(message).is_some_and(|response| !response.resource_version.is_empty()).into();
             }

@@ -1,4 +1,4 @@
-//! The command line of the load generator: from arguments to an exit code.
+//! Command line of the load generator: from arguments to an exit code.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use clap::Parser;
 
 use super::{BenchError, flags::Flags, print};
 
-/// A run without figures.
+/// Run without figures.
 #[derive(Debug)]
 pub(super) struct Failure {
     message: String,
@@ -51,12 +51,12 @@ times better informerd's median is.
 
 Exit codes: 0 done; 1 a run failed, or its counts did not fit; 2 wrong usage.";
 
-/// A run failed, or its counts did not fit.
+/// Exit code of a run that failed or was miscounted.
 const FAILED: u8 = 1;
-/// The command line is wrong; clap's own code for it.
+/// Exit code of an invalid command line; clap's own code for it.
 const WRONG_USAGE: u8 = 2;
 
-/// Measures as these arguments say, and returns the exit code. Figures go to `out`, notes and errors to `notes`.
+/// Measures with these arguments, and returns the exit code. Figures go to `out`, notes and errors to `notes`.
 pub(in super::super) fn execute(arguments: &[String], out: &mut impl Write, notes: &mut impl Write) -> u8 {
     let name = [env!("CARGO_CRATE_NAME").to_owned()];
     let flags = match Flags::try_parse_from(name.iter().chain(arguments)) {
@@ -88,7 +88,7 @@ fn measure(flags: &Flags, out: &mut impl Write, notes: &mut impl Write) -> Resul
     };
     let report = super::run(&bench, &mode, note)?;
     match print::write(&report, common.output, !common.no_headers, out) {
-        // Its reader has seen enough.
+        // The reader has closed the pipe and needs no more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(|error| Failure::new(format!("cannot write: {error}"))),
     }

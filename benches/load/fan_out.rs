@@ -1,4 +1,4 @@
-//! W1, W2 and W3: events that go to every watcher, or each to one.
+//! W1, W2 and W3: events for every watcher, or each for one.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use super::{
     subject::{Setup, Subject},
 };
 
-/// Watchers on connections, and the events for them.
+/// Watchers on connections, and their events.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct FanOut {
-    /// Streams, dealt out over the connections one by one.
+    /// Streams, distributed evenly over the connections.
     pub(super) watchers: usize,
     /// Connections; at least 1.
     pub(super) connections: usize,
-    /// What is published while it is measured; a tenth of that before.
+    /// Number of measured events; a tenth of it comes before as a warm-up.
     pub(super) events: u64,
-    /// Events a second; as many as are taken if there is none.
+    /// Events per second; none = as fast as the server reads them.
     pub(super) rate: Option<f64>,
-    /// Each watcher selects one value of an index, and each event has one of so many; else everybody watches everything.
+    /// Number of index values: each watcher selects one, and each event has one. None = everybody watches everything.
     pub(super) values: Option<u64>,
 }
 
@@ -33,17 +33,17 @@ const BOTH: Metric = Metric { key: "both_us", heading: "BOTH us", better: Better
 const RATE: Metric = Metric { key: "rate_k", heading: "k/s", better: Better::More };
 const DELIVERED: Metric = Metric { key: "delivered", heading: "DELIVERED", better: Better::Neither };
 
-/// Objects that are changed when everybody watches everything.
+/// Objects that change if everybody watches everything.
 const OBJECTS: u64 = 1000;
-/// Broadcast-and-filter takes a hundred times as long for an event: so that a run is over some day, it gets this share.
+/// Divisor of the naive server's events. Broadcast-and-filter takes a hundred times as long for an event, so it gets this share.
 const NAIVE_SHARE: u64 = 100;
-/// Nobody waits so long for a slow client here.
+/// A slow client may block the server this long, so that none is evicted here.
 const NO_TIMEOUT: Duration = Duration::from_secs(3600);
 
 // === impl FanOut ===
 
 impl FanOut {
-    /// One run: the costs are those of a delivery; of an event when each has one watcher.
+    /// Makes one run. The costs are those of a delivery; of an event if each has one watcher.
     pub(super) fn run(&self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
         let pattern = self.pattern();
         let streams = self.watchers.div_ceil(self.connections);
@@ -86,7 +86,7 @@ impl FanOut {
         Ok(measured)
     }
 
-    /// With a stream on each of these connections.
+    /// Returns a setup with a stream on each of these connections.
     pub(super) fn setup(bench: &Bench, connections: usize) -> Setup {
         Setup {
             connections,
@@ -110,12 +110,12 @@ impl FanOut {
         }
     }
 
-    /// Up to where the events are not measured, and up to where they are.
+    /// Returns the numbers of the first measured event and of the event after the last.
     fn range(&self, subject: &Subject, pattern: &Pattern) -> (u64, u64) {
         let is_naive = matches!(subject, Subject::Naive { .. });
         let share = if is_naive && self.values.is_some() && self.rate.is_none() { NAIVE_SHARE } else { 1 };
         let events = (self.events / share).max(1);
-        // An event that nobody watches cannot be waited for: the last one is for somebody.
+        // An event without a watcher cannot be waited for: the last one must have one.
         let watched = |end: &u64| pattern.watched.is_none_or(|watched| pattern.object(end - 1) < watched);
         let ending_at = |least: u64| (least..u64::MAX).find(watched).unwrap_or(least);
         let warm = ending_at((events / 10).max(pattern.first).max(1));

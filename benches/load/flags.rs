@@ -1,4 +1,4 @@
-//! The flags of the load generator.
+//! Flags of the load generator.
 
 use std::{
     env,
@@ -261,9 +261,9 @@ enum Policy {
     Coalesce,
 }
 
-/// What is delivered when nobody says how many events.
+/// Default number of deliveries.
 const DELIVERIES: u64 = 2_000_000;
-/// The same of w3, where a delivery costs an event.
+/// Default number of deliveries of w3, where a delivery costs an event.
 const SELECTED: u64 = 400_000;
 
 fn parse_rate(text: &str) -> Result<f64, String> {
@@ -275,7 +275,7 @@ fn parse_baseline(text: &str) -> Result<Subject, String> {
     let (name, program) = match text.split_once('=') {
         Some((_, "")) => return Err("the program is missing after `=`".to_owned()),
         Some((name, program)) => (name, program.into()),
-        // Which is `main.rs`.
+        // The baselines are in the same program, `main.rs`.
         None => (text, env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?),
     };
     match name {
@@ -329,7 +329,7 @@ impl Flags {
     }
 }
 
-/// The connections, if there is a watcher for each.
+/// Returns the number of connections; fails unless there is a watcher for each.
 fn dealt_out(watchers: u32, connections: u32) -> Result<u32, Failure> {
     if connections <= watchers {
         return Ok(connections);
@@ -338,7 +338,7 @@ fn dealt_out(watchers: u32, connections: u32) -> Result<u32, Failure> {
     Err(Failure::usage(message))
 }
 
-/// Events of so many seconds.
+/// Returns the number of events in this time, at least one.
 fn paced(rate: f64, seconds: u64) -> u64 {
     ((rate * seconds as f64).ceil() as u64).max(1)
 }

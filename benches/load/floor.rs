@@ -1,8 +1,8 @@
-//! The floor: what the kernel takes to move the bytes, and nothing else.
+//! Floor: the kernel's cost of moving the bytes, and nothing else.
 //!
-//! One thread. What comes in on stdin are the very messages that clients are to get; they are cut into DATA frames and written to
-//! the sockets, as much as was read in one write for each socket, with neither HTTP/2 state, flow control nor a second copy.
-//! What clients say after their calls is not even read. A socket that is full is waited for.
+//! One thread. Its stdin carries the encoded messages for the clients. It cuts them into DATA frames and writes them to the
+//! sockets, all that one read returned in one write for each socket, without HTTP/2 state, flow control or a second copy. It
+//! reads nothing from the clients after their calls. It waits for a socket that is full.
 
 #![allow(clippy::print_stderr, clippy::unwrap_used, reason = "a baseline that cannot go on ends, and says so")]
 
@@ -18,14 +18,14 @@ use tokio::{
     net::{TcpListener, TcpStream, unix::pipe},
 };
 
-/// What a record has before its message; see `template.rs`.
+/// Bytes of a record before its message; see `template.rs`.
 const RECORD_HEADER: usize = 8;
 const EVERYBODY: u32 = u32::MAX;
 const FRAME_HEADER: usize = 9;
 const MAX_FRAME: usize = 16_384;
-/// As much as a pipe holds.
+/// Bytes of one read: the capacity of a pipe.
 const CHUNK: usize = 64 << 10;
-/// The most that one call of writev takes.
+/// Most slices that one writev takes.
 const MAX_SLICES: usize = 1024;
 
 pub(super) fn serve(connections: usize, streams: usize) {
@@ -46,7 +46,7 @@ async fn run(connections: usize, streams: usize) -> io::Result<()> {
     }
     for socket in &mut sockets {
         await_calls(socket, streams).await?;
-        // The BOOKMARK with which a watch begins.
+        // The BOOKMARK that begins a watch.
         let mut joined_all = Vec::new();
         (0..streams).for_each(|stream| frame(&mut joined_all, stream, &joined()));
         write(socket, &[&joined_all]).await?;
@@ -88,7 +88,7 @@ async fn run(connections: usize, streams: usize) -> io::Result<()> {
     }
 }
 
-/// Reads a client's frames until it has begun so many calls. Nothing that it says later is read.
+/// Reads a client's frames until it has begun this many calls. Nothing is read later.
 async fn await_calls(socket: &mut TcpStream, calls: usize) -> io::Result<()> {
     const PREFACE: usize = 24;
     const HEADERS: u8 = 1;
@@ -104,7 +104,7 @@ async fn await_calls(socket: &mut TcpStream, calls: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The next record of the input, if it is whole.
+/// Returns the next record of the input, if it is complete.
 fn record<'a>(input: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
     let number = |at: usize| Some(u32::from_le_bytes(*input.get(at..)?.first_chunk()?));
     let (watcher, end) = (number(0)?, RECORD_HEADER + number(4)? as usize);
@@ -124,7 +124,7 @@ async fn broadcast(sockets: &[TcpStream], streams: usize, messages: &[u8]) -> io
             slices.extend([&header[..], data]);
         }
     }
-    // First to those who have room, so that nobody waits for one who has not.
+    // First to the sockets with room, so that none waits for one without.
     let mut late = Vec::new();
     for socket in sockets {
         let left = try_write(socket, &slices, 0)?;
@@ -152,7 +152,7 @@ async fn write(socket: &TcpStream, slices: &[&[u8]]) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes what a socket takes, after the first `done` bytes; how many are written, if that is not all.
+/// Writes as much as a socket takes, after the first `done` bytes; returns the number of bytes written unless all are.
 fn try_write(socket: &TcpStream, slices: &[&[u8]], mut done: usize) -> io::Result<Option<usize>> {
     loop {
         let (mut skipped, mut ready) = (done, Vec::with_capacity(slices.len().min(MAX_SLICES)));

@@ -1,43 +1,43 @@
-//! HTTP/2 as far as a load client needs it: a few frames written, and all frames cut out of what is read.
+//! HTTP/2 as far as a load client needs it: writing of a few frames, and splitting of the input into frames.
 //!
-//! Pure, without IO. DATA is handed on as it lies in the read buffer; header blocks are skipped and never decoded: what a
-//! stream's end means, the caller sees from the messages before it.
+//! Pure, without IO. DATA is passed on as a slice of the read buffer. Header blocks are skipped without decoding: the caller
+//! infers the meaning of a stream's end from the messages before it.
 
-/// A part of what was read.
+/// Part of the input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
-    /// Some of the payload of a DATA frame, or its end.
+    /// Part of the payload of a DATA frame, or its end.
     Data {
         stream: u32,
         bytes: &'a [u8],
-        /// The stream ends with these bytes.
+        /// True if the stream ends with these bytes.
         is_end: bool,
     },
     /// Any other frame, with the first [`MAX_CONTROL`] bytes of its payload.
     Control { kind: u8, flags: u8, stream: u32, payload: &'a [u8] },
 }
 
-/// Why what was read cannot be understood.
+/// Error for a frame with padding, which the reader does not support.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the server sent padded frames, which the load client does not read")]
 pub(super) struct Padded;
 
-/// Cuts frames out of a stream of bytes.
+/// Splitter of a stream of bytes into frames.
 #[derive(Debug, Default)]
 pub(super) struct FrameReader {
     header: [u8; HEADER_BYTES],
-    /// How much of the header has been read; all of it while the payload is.
+    /// Bytes of the header read so far; all of it while the payload is read.
     filled: usize,
-    /// What is to come of the payload.
+    /// Bytes of the payload still to come.
     left: usize,
     control: Vec<u8>,
 }
 
-/// Of a frame.
+/// Bytes of a frame header.
 pub(super) const HEADER_BYTES: usize = 9;
-/// What is kept of a frame that is not DATA: enough for a PING, an error code and the reason of a GOAWAY.
+/// Bytes kept of a frame that is not DATA: enough for a PING, an error code and the reason of a GOAWAY.
 pub(super) const MAX_CONTROL: usize = 256;
-/// The largest window that HTTP/2 knows.
+/// Largest window of HTTP/2.
 pub(super) const MAX_WINDOW: u32 = (1 << 31) - 1;
 
 pub(super) const DATA: u8 = 0;
@@ -48,18 +48,18 @@ pub(super) const PING: u8 = 6;
 pub(super) const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 
-/// On SETTINGS and PING.
+/// Flag on SETTINGS and PING.
 pub(super) const ACK: u8 = 1;
-/// On DATA and HEADERS.
+/// Flag on DATA and HEADERS.
 pub(super) const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// What the window of a connection is before anybody widens it.
+/// Initial window of a connection.
 const DEFAULT_WINDOW: u32 = 65_535;
 
-/// The beginning of a connection whose windows, for every stream and for all together, have this size.
+/// Appends the beginning of a connection with this window for every stream and for the connection.
 pub(super) fn preface(out: &mut Vec<u8>, window: u32, max_frame: u32) {
     const HEADER_TABLE_SIZE: u16 = 1;
     const ENABLE_PUSH: u16 = 2;
@@ -78,7 +78,7 @@ pub(super) fn preface(out: &mut Vec<u8>, window: u32, max_frame: u32) {
     }
 }
 
-/// One gRPC call with its one message. The authority and the path have fewer than 127 bytes.
+/// Appends one gRPC call with its one message. The authority and the path have fewer than 127 bytes.
 pub(super) fn call(out: &mut Vec<u8>, stream: u32, authority: &str, path: &str, message: &[u8]) {
     // Literals without indexing, so that a block is the same on every stream (RFC 7541, appendix A for the names).
     let mut block = vec![0x83, 0x86];
@@ -122,7 +122,7 @@ fn header(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: u32) {
 // === impl FrameReader ===
 
 impl FrameReader {
-    /// The next part of `input`, which is shortened by what has been read; none when there is no more in it.
+    /// Returns the next part of `input`, and advances `input` beyond it; none if more input is needed.
     pub(super) fn next<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<Part<'a>>, Padded> {
         loop {
             if self.filled < HEADER_BYTES {
@@ -188,7 +188,7 @@ fn take<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
 mod tests {
     use super::*;
 
-    /// What a reader makes of bytes that come in pieces; DATA of one frame is put together again.
+    /// Returns the parts of input that arrives in pieces, with the DATA of each frame joined.
     fn read(bytes: &[u8], piece: usize) -> Vec<String> {
         let mut reader = FrameReader::default();
         let mut said: Vec<String> = Vec::new();

@@ -1,4 +1,4 @@
-//! What a watcher takes that is told nothing.
+//! Cost of a watcher without events.
 
 use informerd::proto::pb;
 
@@ -13,7 +13,7 @@ use super::{
 /// Watchers on connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Idle {
-    /// Streams, dealt out over the connections one by one.
+    /// Streams, distributed evenly over the connections.
     pub(super) watchers: usize,
     /// Connections; at least 1.
     pub(super) connections: usize,
@@ -24,16 +24,16 @@ const AFTER: Metric = Metric { key: "after_events_kib", heading: "AFTER 10 EVENT
 const CONNECTION: Metric = Metric { key: "connection_kib", heading: "IDLE KiB/connection", better: Better::Less };
 const SOCKETS: Metric = Metric { key: "sockets_kib", heading: "SOCKET KiB/connection", better: Better::Neither };
 
-/// Before anything is measured, so that what a server allocates once is there.
+/// Events of the warm-up, after which a server has made its one-time allocations.
 const WARM: u64 = 100;
 const EVENTS: u64 = 10;
-/// What opening a watch takes for a moment is not what is measured, and stays resident when too many open at once.
+/// Watches that open at once. Temporary memory of opening them is not measured, but stays resident if too many open at once.
 const AT_A_TIME: usize = 64;
 
 // === impl Idle ===
 
 impl Idle {
-    /// One run: what the memory of the server grows by.
+    /// Makes one run: measures the growth of the server's memory.
     pub(super) fn run(self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
         let Self { watchers, connections } = self;
         let setup = Setup { streams: watchers.div_ceil(connections), ..FanOut::setup(bench, 1) };

@@ -1,4 +1,4 @@
-//! The load generator: a publisher, a load client as cheap as possible, and the cost of the server between them.
+//! Load generator: a publisher, a load client as cheap as possible, and the cost of the server between them.
 //!
 //! ```text
 //!                publisher ──▶ source ──▶ the server ──▶ load client ──▶ counts, latencies
@@ -6,14 +6,14 @@
 //!                                             └── /proc: processor time, memory
 //! ```
 //!
-//! - It has its own HTTP/2 client, since no client that does its work well is cheap enough to be left out of account. Of the
-//!   library it uses the messages, and what a command line has in common with the others.
-//! - Every run checks its counts: one with an event too many or too few for any watcher is an error, and not a figure.
-//! - Runs of the subjects alternate, so that other load on the machine meets all of them.
-//! - Processor time is user and system time of the whole process of the server. On loopback it has the receiving side of
-//!   every write in it. A socket that stands full moves cost from the server to the client: compare both together.
+//! - It has its own HTTP/2 client: a complete client would add too much cost of its own. From the library it uses the messages
+//!   and the shared parts of a command line.
+//! - Every run checks its counts: a run with an event too many or too few for any watcher is an error, not a figure.
+//! - Runs of the subjects alternate, so that other load on the machine affects all of them.
+//! - Processor time is user and system time of the whole server process. On loopback it includes the receiving side of every
+//!   write. A socket that is always full moves cost from the server to the client: compare the sum of both.
 //!
-//! A module of three programs: the benches `load` and `wire`, and the integration tests, which run it in small and have its
+//! Part of three programs: the benches `load` and `wire`, and the integration tests, which run it at a small scale and have its
 //! unit tests. The baselines are not part of it: `main.rs` serves them.
 
 mod client;
@@ -52,125 +52,125 @@ use self::{
     subject::{Remote, Subject},
 };
 
-/// What is measured, and how.
+/// Settings of a benchmark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Bench {
-    /// The first is the one that the others are compared with.
+    /// Subjects; the first is compared with the others.
     subjects: Vec<Subject>,
     /// Runs of each subject.
     repetitions: usize,
-    /// How the load client presents itself.
+    /// Settings of the load client.
     client: ClientConfig,
-    /// What watchers ask for.
+    /// Policy that watchers request.
     policy: pb::FullChannelPolicy,
-    /// The length of their queues, in events.
+    /// Length of their queues, in events.
     queue: u32,
-    /// Of the JSON of an object, in bytes.
+    /// Size of an object's JSON, in bytes.
     size: usize,
-    /// Events that a server which is started here keeps for those who come later.
+    /// Events that a server started here keeps in its history.
     history: u64,
 }
 
-/// What is done.
+/// Benchmark to run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     /// W1, W2 and W3.
     FanOut(FanOut),
-    /// Memory of watchers that are told nothing.
+    /// Memory of watchers without events.
     Idle(Idle),
-    /// One client that has stopped reading; each run is compared with one in which nobody has.
+    /// One client that has stopped reading; each run is compared with one without it.
     Stopped(Stopped),
-    /// Many clients that ask for everything at once.
+    /// Many clients that request everything at once.
     Storm(Storm),
     /// Lists of everything.
     Lists(Lists),
 }
 
-/// Why there are no figures.
+/// Reason why there are no figures.
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
-    /// A program cannot be started.
+    /// Program that cannot be started.
     #[error("{name} cannot be started: {error}")]
     Start {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// In the words of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// A program has ended instead.
+    /// Program that ended before it listened.
     #[error("{name} has ended before it listened: {said}")]
     NotListening {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// Its last words.
+        /// Last lines that it logged.
         said: String,
     },
-    /// The server has ended in the middle of a run.
+    /// Server that ended during a run.
     #[error("the server has ended: {said}")]
     ServerEnded {
-        /// Its last words.
+        /// Last lines that it logged.
         said: String,
     },
-    /// Nobody listens.
+    /// Address without a listener.
     #[error(
         "cannot connect to {address}: {error}; is the server running, and are there enough open files (ulimit -n)?"
     )]
     Connect {
-        /// Where.
+        /// Address of the server.
         address: SocketAddr,
-        /// In the words of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// A connection has ended.
+    /// Connection that ended.
     #[error("the server has ended a connection: {0}")]
     Connection(String),
-    /// A call has ended that should not have.
+    /// Call that ended unexpectedly.
     #[error("the server has ended call {stream}: {how}; `informerd watch` shows more")]
     Ended {
-        /// Its number.
+        /// Number of the stream.
         stream: usize,
-        /// In the words of the server.
+        /// Reason that the server reports.
         how: String,
     },
-    /// Nothing comes any more.
+    /// Run in which no more data arrives.
     #[error("nothing has come for {patience:?}; so far {tally}")]
     Stalled {
-        /// How long that was waited for.
+        /// Time without data.
         patience: Duration,
-        /// What has come before.
+        /// Counts before that.
         tally: String,
     },
-    /// The counts do not fit: the figures would be worth nothing.
+    /// Wrong count: the figures would be worthless.
     #[error("watch {stream} has had {got} events instead of {expected}")]
     Miscounted {
-        /// Its number.
+        /// Number of the stream.
         stream: usize,
-        /// As many as were published for it.
+        /// Events published for it.
         expected: u64,
-        /// As many as came.
+        /// Events received.
         got: u64,
     },
-    /// The events cannot be written.
+    /// Failure to write the events.
     #[error("cannot publish: {0}")]
     Publish(String),
-    /// Where the events go cannot be opened.
+    /// Pipe for the events that cannot be opened.
     #[error("cannot write to {}: {error}; --feed names the pipe that the server's stream source reads", path.display())]
     Feed {
-        /// The pipe.
+        /// Path of the pipe.
         path: PathBuf,
-        /// In the words of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The operating system does not play along.
+    /// Failure of the operating system.
     #[error("{0}")]
     System(io::Error),
 }
 
-/// Runs the mode as often as is asked for, with one subject after the other; before each run says which it is.
+/// Runs the mode as often as requested, alternating the subjects; reports the name of each run before it.
 ///
 /// # Errors
 ///
-/// At the first run that fails or whose counts do not fit.
+/// The error of the first run that fails or is miscounted.
 fn run(bench: &Bench, mode: &Mode, mut say: impl FnMut(&str)) -> Result<Report, BenchError> {
     let mut report = Report::default();
     for repetition in 1..=bench.repetitions {
@@ -192,7 +192,7 @@ fn run(bench: &Bench, mode: &Mode, mut say: impl FnMut(&str)) -> Result<Report, 
 // === impl Mode ===
 
 impl Mode {
-    /// What is run in turns, with its name in the report: each subject that the mode means something for, and for control
+    /// Returns the runs of one repetition, with their names in the report: each subject that supports the mode, and as a control
     /// the first one again.
     fn runs<'a>(&self, subjects: &'a [Subject]) -> Vec<(&'static str, &'a Subject, bool)> {
         let has = |subject: &&Subject| match subject {

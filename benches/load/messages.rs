@@ -1,17 +1,17 @@
-//! gRPC messages in the DATA of one stream, and what the load client reads of a `WatchResponse` without decoding it.
+//! gRPC messages in the DATA of one stream, and the fields of a `WatchResponse` that the load client reads without decoding.
 //!
-//! Pure. A message that lies in one piece in the read buffer is not copied.
+//! Pure. A message that is contiguous in the read buffer is not copied.
 
 use super::template::{SENT_DIGITS, SENT_END};
 
-/// Cuts messages out of the DATA of a stream.
+/// Splitter of the DATA of a stream into messages.
 #[derive(Debug, Default)]
 pub(super) struct MessageReader {
-    /// The beginning of a message, with its prefix, whose rest has not come yet.
+    /// Beginning of an incomplete message, with its prefix.
     partial: Vec<u8>,
 }
 
-/// What a message of a Watch is, by its first field.
+/// Kind of a message of a Watch, by its first field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Said {
     /// ADDED, MODIFIED or DELETED.
@@ -22,13 +22,13 @@ pub(super) enum Said {
     Unknown,
 }
 
-/// Before each message: whether it is compressed, and its length.
+/// Bytes before each message: the compression flag and the length.
 pub(super) const PREFIX_BYTES: usize = 5;
 
 // === impl MessageReader ===
 
 impl MessageReader {
-    /// Calls `each` with every message that is complete with these bytes.
+    /// Calls `each` with every message that these bytes complete.
     pub(super) fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
         if !self.partial.is_empty() {
             if !self.complete(&mut bytes) {
@@ -44,7 +44,7 @@ impl MessageReader {
         self.partial.extend_from_slice(bytes);
     }
 
-    /// Takes what belongs to the message that has begun; whether that was all.
+    /// Takes bytes of the incomplete message; returns true if it is complete now.
     fn complete(&mut self, bytes: &mut &[u8]) -> bool {
         let mut take = |partial: &mut Vec<u8>, up_to: usize| {
             let (taken, rest) = bytes.split_at(bytes.len().min(up_to.saturating_sub(partial.len())));
@@ -58,7 +58,7 @@ impl MessageReader {
     }
 }
 
-/// Where the message ends that begins with these bytes, if so much of it is there.
+/// Returns the end of the message that begins with these bytes, if its length is among them.
 fn end_of(bytes: &[u8]) -> Option<usize> {
     let [_, a, b, c, d, ..] = *bytes else { return None };
     Some(PREFIX_BYTES + u32::from_be_bytes([a, b, c, d]) as usize)
@@ -67,7 +67,7 @@ fn end_of(bytes: &[u8]) -> Option<usize> {
 // === impl Said ===
 
 impl Said {
-    /// By the field `type`, which is never left out and comes first.
+    /// Reads the kind from the field `type`, which is always present and first.
     pub(super) fn of(message: &[u8]) -> Self {
         match message {
             [0x08, 1..=3, ..] => Self::Change,
@@ -79,15 +79,14 @@ impl Said {
     }
 }
 
-/// When an event was published, by what stands at the very end of it: nothing follows the body in the message of a live
-/// change.
+/// Returns the publish time of an event, from the last bytes: nothing follows the body in the message of a live change.
 pub(super) fn sent(message: &[u8]) -> Option<u64> {
     let digits = message.strip_suffix(SENT_END)?;
     let digits = &digits[digits.len().checked_sub(SENT_DIGITS)?..];
     digits.iter().try_fold(0, |sent, digit| digit.is_ascii_digit().then(|| sent * 10 + u64::from(digit - b'0')))
 }
 
-/// How many objects a `ListResponse` has: its fields are hopped over, and those of `objects` counted.
+/// Returns the number of objects in a `ListResponse`: skips its fields, and counts those of `objects`.
 pub(super) fn objects(mut message: &[u8]) -> u64 {
     const OBJECTS: u64 = 2;
     let mut count = 0;

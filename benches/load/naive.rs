@@ -1,9 +1,9 @@
-//! The naive server: generated code, a broadcast channel, and every client encodes for itself.
+//! Naive server: generated code, a broadcast channel, and a separate encoding for every client.
 //!
-//! As anybody would write it: lines of JSON come in on stdin and go, as messages, into one `tokio::sync::broadcast`; every
-//! Watch is a receiver that filters, and tonic's codec encodes what is left. It is not held back where it need not be: what is
-//! broadcast is shared, so that a watch which filters an event out copies nothing. It has neither cache, history nor
-//! versions to resume from; when the slowest receiver has a full queue behind it, nothing is read, so that it loses nothing.
+//! The obvious implementation: lines of JSON from stdin become messages in one `tokio::sync::broadcast`; every Watch is a
+//! receiver that filters, and tonic's codec encodes the rest. It is not slowed down on purpose: the channel shares messages, so
+//! that a watch that filters an event out copies nothing. It has no cache, no history and no versions to resume from. While the
+//! slowest receiver has a full queue, the server reads nothing, so that no receiver loses events.
 
 #![allow(clippy::print_stderr, clippy::unwrap_used, reason = "a baseline that cannot go on ends, and says so")]
 
@@ -55,7 +55,7 @@ struct Spec<'a> {
     node_name: &'a str,
 }
 
-/// Before it is looked again whether the slowest receiver has room.
+/// Interval of checks that the slowest receiver has room.
 const WAIT: Duration = Duration::from_millis(1);
 const STREAMS: u32 = 10_000;
 
@@ -84,7 +84,7 @@ fn publish(events: &Sender, queue: usize) {
             }
         }
         room -= 1;
-        // Nobody may be listening yet.
+        // There may be no receiver yet.
         drop(events.send(Arc::new(published(&line.unwrap(), at as u128 + 1))));
     }
 }

@@ -1,4 +1,4 @@
-//! The figures of a report: columns for people, documents for programs.
+//! Figures of a report: columns for people, documents for programs.
 
 use std::io::{self, Write};
 
@@ -24,13 +24,13 @@ pub(super) enum Output {
     Name,
 }
 
-/// A line of the table, in every form.
+/// Row of the table, in every form.
 struct Row {
     cells: Vec<String>,
     document: Value,
 }
 
-/// Writes a row for each subject, and one for each that the first is compared with.
+/// Writes a row for each subject, and one for each comparison with the first.
 pub(super) fn write(report: &Report, output: Output, with_header: bool, out: &mut impl Write) -> io::Result<()> {
     let metrics = report.metrics();
     let mut rows: Vec<Row> = report.subjects().map(|subject| measured(report, subject, &metrics)).collect();

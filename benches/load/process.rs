@@ -1,6 +1,6 @@
-//! The processes that are measured: started, and asked what they have cost.
+//! Processes to measure: starting them, and reading their cost.
 //!
-//! Linux only: it is read from `/proc`. A server is ended when its [`Process`] is dropped.
+//! Linux only: the figures are from `/proc`. Dropping a [`Process`] kills it.
 
 use std::{
     collections::VecDeque,
@@ -19,28 +19,28 @@ use tempfile::NamedTempFile;
 
 use super::BenchError;
 
-/// A server that was started, listens, and reads its events from its standard input.
+/// Started server that listens, and reads its events from its standard input.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
     pub(super) address: SocketAddr,
     pub(super) stdin: Option<ChildStdin>,
-    /// The last lines that it wrote to stderr.
+    /// Last lines that it wrote to stderr.
     log: Arc<Mutex<VecDeque<String>>>,
-    /// Removed when it ends.
+    /// Configuration file, removed when the process ends.
     _config: Option<NamedTempFile>,
 }
 
-/// The most that was seen while a [`Watchdog`] was looking.
+/// Peak values that a [`Watchdog`] has seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// Of the process, resident, in bytes.
+    /// Resident memory of the process, in bytes.
     pub(super) resident: u64,
-    /// Of all TCP sockets of the machine, both ends, in bytes.
+    /// Memory of all TCP sockets of the machine, both ends, in bytes.
     pub(super) sockets: u64,
 }
 
-/// Looks at the memory of a process every few milliseconds.
+/// Sampler of a process's memory, every few milliseconds.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     stop: mpsc::Sender<()>,
@@ -49,27 +49,27 @@ pub(super) struct Watchdog {
 
 const LOG_LINES: usize = 5;
 const LOOK: Duration = Duration::from_millis(20);
-/// What a page has where Linux serves: the units of `sockstat`.
+/// Size of a page on common Linux servers: the unit of `sockstat`.
 const PAGE_BYTES: u64 = 4096;
-/// Units of `/proc/PID/stat`, the same on every Linux.
+/// Unit of `/proc/PID/stat`, the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// The processor time of a process, its ended threads among it.
+/// Returns the processor time of a process, including its ended threads.
 pub(super) fn cpu_of(pid: u32) -> Duration {
-    // Of all threads, but only to ten milliseconds.
+    // All threads, with a resolution of ten milliseconds.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let ticks: u64 = stat
         .rsplit(") ")
         .next()
         .map(|fields| fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum())
         .unwrap_or_default();
-    // To the nanosecond, but only of those that live: it is less by what has ended.
+    // Nanosecond resolution, but without threads that have ended.
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let precise: Duration = threads.map(|thread| scheduled(&thread.path().join("schedstat"))).sum();
     precise.max(Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND))
 }
 
-/// The processor time of the thread that calls.
+/// Returns the processor time of the calling thread.
 pub(super) fn cpu_of_this_thread() -> Duration {
     scheduled(Path::new("/proc/thread-self/schedstat"))
 }
@@ -80,7 +80,7 @@ fn scheduled(path: &Path) -> Duration {
     Duration::from_nanos(nanos.unwrap_or_default())
 }
 
-/// Memory as it is now; nothing resident for a process that is not known.
+/// Returns the current memory; resident memory is 0 if the process is unknown.
 pub(super) fn memory_of(pid: Option<u32>) -> Memory {
     let status = pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok()).unwrap_or_default();
     let resident = field(&status, "VmRSS:").unwrap_or_default() * 1024;
@@ -89,7 +89,7 @@ pub(super) fn memory_of(pid: Option<u32>) -> Memory {
     Memory { resident, sockets: field(tcp, "mem").unwrap_or_default() * PAGE_BYTES }
 }
 
-/// The number after a word.
+/// Returns the number after a word.
 fn field(text: &str, word: &str) -> Option<u64> {
     let mut words = text.split_whitespace();
     words.find(|found| *found == word)?;
@@ -99,7 +99,7 @@ fn field(text: &str, word: &str) -> Option<u64> {
 // === impl Process ===
 
 impl Process {
-    /// Starts a program, and waits until it says on stderr that it listens on a loopback address.
+    /// Starts a program, and waits until it logs on stderr that it listens on a loopback address.
     pub(super) fn start(
         program: &Path,
         arguments: &[String],
@@ -108,7 +108,7 @@ impl Process {
         let name = program.display().to_string();
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // What is set for the user's own servers is not meant for this one.
+        // Variables for the user's own servers are not for this one.
         for (variable, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("INFORMERD")) {
             command.env_remove(variable);
         }
@@ -121,7 +121,7 @@ impl Process {
             let log = Arc::clone(&log);
             thread::spawn(move || {
                 for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                    // Told once: nobody waits for it any more then.
+                    // Sent once: nobody receives it later.
                     if let Some(address) = listening(&line)
                         && let Some(tell) = tell.take()
                     {
@@ -135,7 +135,7 @@ impl Process {
                 }
             });
         }
-        // The sender goes when stderr ends, which is when the process does.
+        // The sender is dropped when stderr ends, that is with the process.
         let Ok(address) = told.recv() else {
             let said = Vec::from(std::mem::take(&mut *log.lock())).join("; ");
             drop(child.kill());
@@ -149,16 +149,16 @@ impl Process {
         self.child.id()
     }
 
-    /// What it said last, if it has ended.
+    /// Returns the last lines that it logged, if it has ended.
     pub(super) fn obituary(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok()??;
         let said = Vec::from(self.log.lock().clone()).join("; ");
         Some(format!("{status}: {said}"))
     }
 
-    /// Ends it: whoever writes to it or reads from it is told.
+    /// Kills it: readers and writers of its pipes get an error.
     pub(super) fn kill(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         drop(self.child.kill());
         drop(self.child.wait());
     }
@@ -170,7 +170,7 @@ impl Drop for Process {
     }
 }
 
-/// The address of a line such as `… grpc listening address=127.0.0.1:50051`.
+/// Returns the address in a line such as `… grpc listening address=127.0.0.1:50051`.
 fn listening(line: &str) -> Option<SocketAddr> {
     let at = line.find("listening").and_then(|start| Some(start + line[start..].find("127.0.0.1:")?))?;
     let text = line[at..].split(|c: char| !c.is_ascii_digit() && c != '.' && c != ':').next()?;
@@ -180,7 +180,7 @@ fn listening(line: &str) -> Option<SocketAddr> {
 // === impl Watchdog ===
 
 impl Watchdog {
-    /// Begins to look.
+    /// Starts sampling.
     pub(super) fn start(pid: Option<u32>) -> Self {
         let (stop, stopped) = mpsc::channel::<()>();
         let looking = thread::spawn(move || {
@@ -197,7 +197,7 @@ impl Watchdog {
         Self { stop, looking }
     }
 
-    /// The most that it has seen.
+    /// Stops, and returns the peak values.
     pub(super) fn stop(self) -> Memory {
         drop(self.stop);
         self.looking.join().unwrap_or_default()

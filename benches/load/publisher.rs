@@ -1,4 +1,4 @@
-//! The publisher: a thread that writes events to a source, as fast as they are taken or at a fixed rate.
+//! Publisher: a thread that writes events to a source, as fast as it reads them or at a fixed rate.
 
 use std::{
     fmt,
@@ -14,44 +14,44 @@ use super::{
     template::{EVERYBODY, Form, Template},
 };
 
-/// Where events go, and what they are.
+/// Destination and content of events.
 pub(super) struct Feed {
     writer: Box<dyn Write + Send>,
     template: Template,
     pattern: Pattern,
-    /// Times are told since then.
+    /// Start of the clock for publish times.
     epoch: Instant,
-    /// The number of the next event.
+    /// Number of the next event.
     pub(super) next: u64,
 }
 
-/// Which object each event changes, by the number of the event. The same for everybody who asks.
+/// Object that each event changes, by the number of the event. Deterministic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pattern {
-    /// How many there are.
+    /// Number of objects.
     pub(super) objects: u64,
-    /// Events that change each object once, in order, before any other.
+    /// Leading events that change each object once, in order.
     pub(super) first: u64,
-    /// After that in a random order, so that neighbours have nothing in common; otherwise in turn.
+    /// True if the objects follow in random order, so that neighbours are unrelated; otherwise in turn.
     pub(super) is_random: bool,
-    /// Which of them have a watcher of their own; none if everybody watches everything.
+    /// Number of objects with a watcher of their own; none if everybody watches everything.
     pub(super) watched: Option<u64>,
 }
 
-/// A publisher at work.
+/// Running publisher.
 #[derive(Debug)]
 pub(super) struct Publishing {
     thread: JoinHandle<(Feed, io::Result<()>)>,
     stop: mpsc::Sender<()>,
 }
 
-/// Events in one write: about what a pipe holds.
+/// Events in one write: about as much as a pipe holds.
 const BATCH: u64 = 32;
 
 // === impl Pattern ===
 
 impl Pattern {
-    /// So many objects, one after the other and from the first again; everybody watches all of them.
+    /// Returns a pattern of this many objects in turn; everybody watches all of them.
     pub(super) fn in_turn(objects: u64) -> Self {
         Self { objects, first: 0, is_random: false, watched: None }
     }
@@ -60,12 +60,12 @@ impl Pattern {
         if self.is_random && event >= self.first { mix(event) % self.objects } else { event % self.objects }
     }
 
-    /// The watcher that an object has to itself.
+    /// Returns the watcher that an object has to itself.
     fn watcher(&self, object: u64) -> u32 {
         self.watched.map_or(EVERYBODY, |_| object as u32)
     }
 
-    /// How many of these events each watcher gets.
+    /// Returns the number of these events for each watcher.
     pub(super) fn shares(&self, events: Range<u64>, watchers: usize) -> Vec<u64> {
         if self.watched.is_none() {
             return vec![events.end - events.start; watchers];
@@ -80,7 +80,7 @@ impl Pattern {
     }
 }
 
-/// A number that looks like any other (splitmix64).
+/// Returns a pseudo-random number (splitmix64).
 fn mix(number: u64) -> u64 {
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -101,7 +101,7 @@ impl Feed {
         Self { writer, template: Template::new(form, size), pattern, epoch, next: 0 }
     }
 
-    /// Writes the events up to this one, on a thread of its own: one by one, so many a second, or as fast as they are taken.
+    /// Writes the events up to `up_to`, on its own thread: singly at a fixed rate, or as fast as the source reads them.
     pub(super) fn publish(mut self, up_to: u64, rate: Option<f64>) -> Publishing {
         let events = self.next..up_to;
         let (stop, stopped) = mpsc::channel();
@@ -133,7 +133,7 @@ impl Feed {
         for event in events {
             let due = begin + Duration::from_secs_f64((event - first) as f64 / rate);
             let left = due.saturating_duration_since(Instant::now());
-            // Without a wait too it may have been stopped.
+            // Also without a wait: it may have been stopped.
             if stopped.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected) {
                 return Ok(());
             }
@@ -161,19 +161,19 @@ impl fmt::Debug for Feed {
 // === impl Publishing ===
 
 impl Publishing {
-    /// Writes no more than it has, if it writes at a fixed rate.
+    /// Stops after the events written so far, if it writes at a fixed rate.
     pub(super) fn stop(self) -> Result<Feed, BenchError> {
         drop(self.stop);
         Self::join(self.thread)
     }
 
-    /// Waits until everything has been written.
+    /// Waits until all events are written.
     pub(super) fn finish(self) -> Result<Feed, BenchError> {
         Self::join(self.thread)
     }
 
     fn join(thread: JoinHandle<(Feed, io::Result<()>)>) -> Result<Feed, BenchError> {
-        // The only failure is a panic, which is a bug that was reported where it happened.
+        // The only failure is a panic, a bug that was already reported.
         let (feed, written) = thread.join().map_err(|_| BenchError::Publish("its thread has ended".to_owned()))?;
         written.map_err(|error| BenchError::Publish(error.to_string()))?;
         Ok(feed)

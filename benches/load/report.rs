@@ -1,33 +1,33 @@
-//! What was measured, by subject and repetition, and how the subjects compare.
+//! Measurements by subject and repetition, and comparison of the subjects.
 
 use super::stats::Spread;
 
-/// Something that is measured.
+/// Measured quantity.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Metric {
-    /// For programs; its unit is the last part.
+    /// Key for programs; its last part is the unit.
     pub(super) key: &'static str,
-    /// For people.
+    /// Heading for people.
     pub(super) heading: &'static str,
-    /// Which way is better; ratios are "so many times better than".
+    /// Better direction; a ratio of n means "n times better".
     pub(super) better: Better,
 }
 
-/// Which way a metric is better.
+/// Better direction of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Better {
-    /// It is a cost.
+    /// Lower values: a cost.
     Less,
-    /// It is a yield.
+    /// Higher values: a yield.
     More,
-    /// It is not compared.
+    /// None: the metric is not compared.
     Neither,
 }
 
-/// What one run of one subject gave.
+/// Measurements of one run of one subject.
 pub(super) type Measured = Vec<(&'static Metric, f64)>;
 
-/// What all runs gave, the first subject before those that it is compared with.
+/// Measurements of all runs, the first subject before those that it is compared with.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     subjects: Vec<(&'static str, Vec<Measured>)>,
@@ -43,7 +43,7 @@ impl Report {
         }
     }
 
-    /// What was measured of any subject, in order.
+    /// Returns the metrics that any subject has, in order.
     pub(super) fn metrics(&self) -> Vec<&'static Metric> {
         let mut metrics: Vec<&'static Metric> = Vec::new();
         for (metric, _) in self.subjects.iter().flat_map(|(_, runs)| runs).flatten() {
@@ -54,23 +54,23 @@ impl Report {
         metrics
     }
 
-    /// The names of the subjects.
+    /// Returns the names of the subjects.
     pub(super) fn subjects(&self) -> impl Iterator<Item = &'static str> {
         self.subjects.iter().map(|(name, _)| *name)
     }
 
-    /// All values of a subject, by repetition.
+    /// Returns all values of a subject, by repetition.
     pub(super) fn values(&self, subject: &str, metric: &Metric) -> Vec<f64> {
         let runs = self.subjects.iter().filter(|(name, _)| *name == subject).flat_map(|(_, runs)| runs);
         runs.flatten().filter(|(found, _)| *found == metric).map(|(_, value)| *value).collect()
     }
 
-    /// The median of a subject; none if that was not measured.
+    /// Returns the spread of a subject's values; none if there are none.
     pub(super) fn spread(&self, subject: &str, metric: &Metric) -> Option<Spread> {
         Spread::of(&self.values(subject, metric))
     }
 
-    /// How many times better the median of the first subject is than that of another; none if they do not compare.
+    /// Returns how many times better the median of the first subject is than that of another; none if they do not compare.
     pub(super) fn ratio(&self, other: &str, metric: &Metric) -> Option<f64> {
         let (first, _) = self.subjects.first()?;
         let (first, other) = (self.spread(first, metric)?.median, self.spread(other, metric)?.median);

@@ -1,4 +1,4 @@
-//! What the modes have in common: a server, its feed and the load client, from the beginning of a run to its end.
+//! Common parts of the modes: a server, its feed and the load client, from the beginning of a run to its end.
 
 use std::time::{Duration, Instant};
 
@@ -22,18 +22,18 @@ pub(super) const P99: Metric = Metric { key: "p99_ms", heading: "P99 ms", better
 pub(super) const RESIDENT: Metric = Metric { key: "resident_mib", heading: "RSS MiB", better: Better::Less };
 pub(super) const SOCKETS: Metric = Metric { key: "sockets_mib", heading: "SOCKETS MiB", better: Better::Neither };
 
-/// A server that is fed and watched.
+/// Server with its feed and its watchers.
 pub(super) struct Run<'a> {
     pub(super) bench: &'a Bench,
     pub(super) client: Client,
     epoch: Instant,
-    /// None while events are being published.
+    /// Feed; none while a publisher uses it.
     feed: Option<Feed>,
-    /// Ended after the client has gone.
+    /// Process of the server, which ends after the client.
     running: Running,
 }
 
-/// Where the clocks stood when something began.
+/// Clock readings at the beginning of a measurement.
 pub(super) struct Begun {
     at: Instant,
     server: Option<Duration>,
@@ -41,17 +41,17 @@ pub(super) struct Begun {
     watchdog: Watchdog,
 }
 
-/// What something took.
+/// Result of a measurement.
 pub(super) struct Took {
     pub(super) wall: Duration,
-    /// None when the process of the server is not known.
+    /// Processor time of the server; none if its process is unknown.
     pub(super) server: Option<Duration>,
     pub(super) client: Duration,
-    /// At most.
+    /// Peak memory.
     pub(super) memory: Memory,
 }
 
-/// In which a surplus would show itself, and what is freed is freed.
+/// Time in which surplus events would arrive, and freed memory is returned.
 const AFTER: Duration = Duration::from_millis(20);
 
 // === impl Run ===
@@ -71,7 +71,7 @@ impl<'a> Run<'a> {
         Ok(Self { bench, client, epoch, feed: Some(feed), running })
     }
 
-    /// A watch of everything, or of one value of the index; from the current objects on, or from now on.
+    /// Opens a watch of everything, or of one value of the index; with or without the current objects.
     pub(super) fn watch(
         &mut self,
         connection: usize,
@@ -84,7 +84,7 @@ impl<'a> Run<'a> {
         Ok(stream)
     }
 
-    /// Whether a change may stand for several.
+    /// Returns true if a change may stand for several.
     fn merges(&self) -> bool {
         self.bench.policy == pb::FullChannelPolicy::Coalesce
     }
@@ -101,7 +101,7 @@ impl<'a> Run<'a> {
         request.encode_to_vec()
     }
 
-    /// A watch of everything on a connection and a thread of its own, which has joined.
+    /// Returns a watch of everything on its own connection and thread, which has joined.
     pub(super) fn witness(&self) -> Result<Witness, BenchError> {
         let mut client = Client::connect(self.running.address, 1, self.bench.client, self.epoch)?;
         let stream = client.call(0, Call::Watch, &self.watch_request(None, pb::InitialEvents::None))?;
@@ -110,7 +110,7 @@ impl<'a> Run<'a> {
         Ok(Witness::new(client))
     }
 
-    /// Lists everything; how many objects there were.
+    /// Lists everything; returns the number of objects.
     pub(super) fn list(&mut self, connection: usize) -> Result<u64, BenchError> {
         let (resource, format) = (self.running.resource.clone(), pb::PayloadFormat::Raw.into());
         let request = pb::ListRequest { resource, format, ..Default::default() };
@@ -124,12 +124,12 @@ impl<'a> Run<'a> {
         self.client.open(connections, config)
     }
 
-    /// Reads until as many watches have joined.
+    /// Reads until this many watches have joined.
     pub(super) fn joined(&mut self, watches: usize) -> Result<(), BenchError> {
         self.read(|client| client.tally.joined == watches as u64)
     }
 
-    /// Reads until it is so; a server that has ended is told.
+    /// Reads until the condition is true; reports a server that has ended.
     pub(super) fn read(&mut self, is_done: impl Fn(&Client) -> bool) -> Result<(), BenchError> {
         self.client.run(is_done).map_err(|error| {
             let ended = self.running.process.as_mut().and_then(Process::obituary);
@@ -150,7 +150,7 @@ impl<'a> Run<'a> {
         Ok(done)
     }
 
-    /// Publishes so many events a second for as long as `meanwhile` runs; the number of all events up to now.
+    /// Publishes at a fixed rate while `meanwhile` runs; returns the number of all events so far.
     pub(super) fn publish_while(
         &mut self,
         rate: f64,
@@ -168,22 +168,21 @@ impl<'a> Run<'a> {
         self.feed.take().ok_or_else(|| BenchError::Publish("it is publishing already".to_owned()))
     }
 
-    /// Or the publisher would wait for ever for somebody to read.
+    /// Kills the server after a failure; otherwise the publisher would wait for a reader for ever.
     fn abandon(&mut self) {
         if let Some(process) = &mut self.running.process {
             process.kill();
         }
     }
 
-    /// Publishes the events up to this one, and reads until every watch has had, since the beginning, its own share of them
-    /// and nothing more.
+    /// Publishes the events up to this one, and reads until every watch has received exactly its share of all events so far.
     pub(super) fn deliver(&mut self, up_to: u64, rate: Option<f64>, shares: &[u64]) -> Result<(), BenchError> {
         let total = shares.iter().sum::<u64>();
         self.publish(up_to, rate, |run| run.read(|client| client.tally.changes + client.tally.missed >= total))?;
         self.check(shares)
     }
 
-    /// Reads for a moment longer, and checks that every watch has had exactly these changes.
+    /// Reads for a moment longer, and checks that every watch has received exactly these changes.
     pub(super) fn check_again(&mut self, shares: &[u64]) -> Result<(), BenchError> {
         self.client.run_for(AFTER)?;
         self.check(shares)
@@ -206,7 +205,7 @@ impl<'a> Run<'a> {
         Begun { watchdog, server, client: process::cpu_of_this_thread(), at: Instant::now() }
     }
 
-    /// What has been taken since.
+    /// Returns the cost since `begun`.
     pub(super) fn end(&self, begun: Begun) -> Took {
         let wall = begun.at.elapsed();
         let client = process::cpu_of_this_thread().saturating_sub(begun.client);
@@ -215,21 +214,21 @@ impl<'a> Run<'a> {
         Took { wall, server, client, memory: begun.watchdog.stop() }
     }
 
-    /// Of the server, as it is when nothing has happened for a while.
+    /// Returns the server's memory after a while without activity.
     pub(super) fn settled_memory(&mut self) -> Result<Memory, BenchError> {
         self.client.run_for(25 * AFTER)?;
         Ok(process::memory_of(self.running.pid))
     }
 }
 
-/// The latencies that were taken.
+/// Returns the latencies as measurements.
 pub(super) fn latencies(histogram: &Histogram) -> Measured {
     let millis = |share| histogram.quantile(share).map(|nanos| nanos as f64 / 1e6);
     let both = [millis(0.5).map(|value| (&P50, value)), millis(0.99).map(|value| (&P99, value))];
     both.into_iter().flatten().collect()
 }
 
-/// The memory that was taken.
+/// Returns the memory as measurements.
 pub(super) fn memory(memory: Memory) -> Measured {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let sockets = (&SOCKETS, mib(memory.sockets));

@@ -1,24 +1,24 @@
-//! Numbers of many: latencies in a histogram, and the median of repetitions.
+//! Statistics: a histogram of latencies, and the median of repetitions.
 
-/// Counts of durations in nanoseconds, in buckets that are at most a sixty-fourth wide.
+/// Histogram of durations in nanoseconds, in buckets at most a sixty-fourth wide.
 #[derive(Debug, Clone)]
 pub(super) struct Histogram {
     buckets: Box<[u64]>,
     count: u64,
 }
 
-/// The median of some repetitions, and their extremes.
+/// Median of some repetitions, and their extremes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Spread {
-    /// The middle one; of an even number, the mean of the middle two.
+    /// Middle value; of an even number, the mean of the middle two.
     pub(super) median: f64,
-    /// The least.
+    /// Minimum.
     pub(super) min: f64,
-    /// The most.
+    /// Maximum.
     pub(super) max: f64,
 }
 
-/// Buckets for each power of two.
+/// Base-2 logarithm of the number of buckets for each power of two.
 const BITS: u32 = 6;
 const STEPS: usize = 1 << BITS;
 const BUCKETS: usize = (64 - BITS as usize + 1) * STEPS;
@@ -40,8 +40,8 @@ impl Histogram {
         self.count = 0;
     }
 
-    /// The least duration in nanoseconds, rounded down to its bucket, that this share of all do not exceed; none when
-    /// nothing was counted.
+    /// Returns the quantile in nanoseconds, rounded down to its bucket: the lowest duration that this share does not exceed. None
+    /// if nothing was counted.
     pub(super) fn quantile(&self, share: f64) -> Option<u64> {
         let wanted = ((self.count as f64 * share).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;
@@ -61,7 +61,7 @@ fn bucket(nanos: u64) -> usize {
     (exponent as usize + 1) * STEPS + (nanos >> exponent) as usize - STEPS
 }
 
-/// The least value of a bucket.
+/// Returns the lower bound of a bucket.
 fn floor(at: usize) -> u64 {
     match (at / STEPS, at % STEPS) {
         (0, step) => step as u64,
@@ -72,7 +72,7 @@ fn floor(at: usize) -> u64 {
 // === impl Spread ===
 
 impl Spread {
-    /// Of some values; none when there are none.
+    /// Returns the spread of some values; none if there are none.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What one client that has stopped reading does to the others.
+//! Effect of one client that has stopped reading on the others.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use super::{
     subject::{Setup, Subject},
 };
 
-/// Watchers on connections of their own, the last of which reads nothing while events come.
+/// Watchers on connections of their own, the last of which reads nothing while events arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Stopped {
-    /// The stopped one among them; at least 2.
+    /// Number of watchers, including the stopped one; at least 2.
     pub(super) watchers: usize,
-    /// Events.
+    /// Number of events.
     pub(super) events: u64,
-    /// Events a second.
+    /// Events per second.
     pub(super) rate: f64,
-    /// What BLOCK allows for.
+    /// Timeout of BLOCK.
     pub(super) block_timeout: Duration,
 }
 
@@ -30,20 +30,20 @@ const DELIVERED: Metric = Metric { key: "stopped_delivered", heading: "STOPPED G
 const MISSED: Metric = Metric { key: "stopped_missed", heading: "MISSED", better: Better::Neither };
 const ENDED: Metric = Metric { key: "stopped_ended", heading: "ENDED", better: Better::Neither };
 
-/// The window of the stopped client: what an ordinary client has.
+/// Window of the stopped client: HTTP/2's default.
 const WINDOW: u32 = 65_535;
 const WARM: u64 = 100;
 
 // === impl Stopped ===
 
 impl Stopped {
-    /// One run, with a client that stops, or for control with none.
+    /// Makes one run, with a client that stops, or without one as a control.
     pub(super) fn run(&self, bench: &Bench, subject: &Subject, stops: bool) -> Result<Measured, BenchError> {
         let (others, events) = (self.watchers - 1, self.events);
-        // Under BLOCK the server waits only for those who have read their queue once.
+        // Under BLOCK the server waits only for clients that have read one full queue.
         let first = WARM.max(u64::from(bench.queue));
         let end = first + events;
-        // REPLAY tells from the history, however long the client has stopped.
+        // REPLAY reads from the history, however long the client has stopped.
         let history = bench.history.max(2 * end);
         let setup = Setup { block_timeout: self.block_timeout, history, ..FanOut::setup(bench, others) };
         let mut run = Run::start(bench, subject, &setup, Pattern::in_turn(WARM))?;

@@ -1,4 +1,4 @@
-//! Many clients that ask for everything at once: a storm of snapshots, and Lists.
+//! Many clients that request everything at once: a storm of snapshots, and Lists.
 
 use informerd::proto::pb;
 
@@ -10,25 +10,25 @@ use super::{
     subject::{Setup, Subject},
 };
 
-/// Clients that watch from the current objects on, all at once, while events come.
+/// Clients that all watch at once, with the current objects, while events arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Storm {
     /// Watchers, each on a connection of its own.
     pub(super) watchers: usize,
-    /// What there is to be told.
+    /// Objects that the server holds.
     pub(super) objects: u64,
-    /// Events a second meanwhile.
+    /// Events per second meanwhile.
     pub(super) rate: f64,
 }
 
-/// Lists of everything, one after the other, while events come.
+/// Lists of everything, in sequence, while events arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Lists {
-    /// How many.
+    /// Number of Lists.
     pub(super) count: u64,
-    /// In each.
+    /// Objects in each.
     pub(super) objects: u64,
-    /// Events a second meanwhile.
+    /// Events per second meanwhile.
     pub(super) rate: f64,
 }
 
@@ -39,13 +39,13 @@ const QUIET_P50: Metric = Metric { key: "quiet_p50_ms", heading: "QUIET P50 ms",
 const QUIET_P99: Metric = Metric { key: "quiet_p99_ms", heading: "QUIET P99 ms", better: Better::Less };
 const BEFORE: Metric = Metric { key: "resident_before_mib", heading: "RSS BEFORE MiB", better: Better::Less };
 
-/// Events before it begins, for comparison, at the rate of the mode.
+/// Events before the load begins, for comparison, at the rate of the mode.
 const QUIET: u64 = 200;
 
 // === impl Storm ===
 
 impl Storm {
-    /// One run: how long it takes, and how late events are meanwhile.
+    /// Makes one run: measures its time, and the latency of events meanwhile.
     pub(super) fn run(&self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
         let Self { watchers, objects, rate } = *self;
         measure(bench, subject, objects, rate, |run| {
@@ -66,7 +66,7 @@ impl Storm {
 // === impl Lists ===
 
 impl Lists {
-    /// One run: how fast they are, and how late events are meanwhile.
+    /// Makes one run: measures the rate of Lists, and the latency of events meanwhile.
     pub(super) fn run(&self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
         let Self { count, objects, rate } = *self;
         measure(bench, subject, objects, rate, |run| {
@@ -82,7 +82,7 @@ impl Lists {
     }
 }
 
-/// Fills a server with objects, and does something with it while events come, which a witness sees.
+/// Fills a server with objects, and runs an action while events arrive, which a witness watches.
 fn measure(
     bench: &Bench,
     subject: &Subject,
@@ -90,7 +90,7 @@ fn measure(
     rate: f64,
     load: impl FnOnce(&mut Run<'_>) -> Result<(), BenchError>,
 ) -> Result<Measured, BenchError> {
-    // Whoever is being told of the objects catches up from the history.
+    // A client that is still receiving its objects catches up from the history.
     let history = bench.history.max(objects);
     let mut run = Run::start(bench, subject, &Setup { history, ..FanOut::setup(bench, 0) }, Pattern::in_turn(objects))?;
     let witness = run.witness()?;

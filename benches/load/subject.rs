@@ -1,5 +1,5 @@
-//! What is measured: an informerd, and the baselines that it is compared with. All of them are processes of their own, read
-//! their events from outside and answer the same calls.
+//! Servers to measure: an informerd, and its baselines. Each is a process of its own, reads its events from outside and serves
+//! the same calls.
 
 use std::{
     fs,
@@ -17,56 +17,56 @@ use super::{
     template::{Form, INDEX, INDEX_PATH},
 };
 
-/// A server to be measured.
+/// Server to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// An informerd that is started for each run.
+    /// Informerd started for each run.
     Local {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
     },
-    /// An informerd that runs already.
+    /// Informerd that already runs.
     Remote(Remote),
-    /// tonic's generated code over a broadcast channel, started as `PROGRAM naive QUEUE`; it reads what a `stream` source
-    /// reads, and serves `Watch`.
+    /// tonic's generated code over a broadcast channel, started as `PROGRAM naive QUEUE`; it reads the input of a `stream`
+    /// source, and serves `Watch`.
     Naive {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
     },
-    /// Bytes that are copied to sockets, started as `PROGRAM floor CONNECTIONS STREAMS`.
+    /// Writer of given bytes to sockets, started as `PROGRAM floor CONNECTIONS STREAMS`.
     Floor {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
     },
 }
 
-/// An informerd that runs already.
+/// Informerd that already runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Remote {
-    /// Where it listens.
+    /// Address that it listens on.
     pub(super) address: SocketAddr,
-    /// The resource that is watched; its source is `stream`.
+    /// Watched resource; its source is `stream`.
     pub(super) resource: String,
-    /// What that source reads: a named pipe.
+    /// Named pipe that this source reads.
     pub(super) feed: PathBuf,
-    /// Its process, if that is on this machine.
+    /// Process id, if it runs on this machine.
     pub(super) pid: Option<u32>,
 }
 
-/// What a run needs of the server.
+/// Requirements of a run on the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setup {
     pub(super) connections: usize,
-    /// On each connection, at most.
+    /// Most streams on each connection.
     pub(super) streams: usize,
     pub(super) queue: u32,
-    /// Events that are kept for those who come later.
+    /// Events that the server keeps in its history.
     pub(super) history: u64,
     pub(super) block_timeout: Duration,
     pub(super) is_indexed: bool,
 }
 
-/// A server for one run.
+/// Server of one run.
 pub(super) struct Running {
     pub(super) address: SocketAddr,
     pub(super) resource: String,
@@ -74,15 +74,15 @@ pub(super) struct Running {
     pub(super) process: Option<Process>,
 }
 
-/// What the resource of a server is called that is started here.
+/// Name of the resource of a server started here.
 const RESOURCE: &str = "bench";
-/// Standard input as the pipe that it is: it is read without a thread that blocks.
+/// Standard input as a pipe: it is read without a blocking thread.
 const STDIN: &str = "/dev/stdin";
 
 // === impl Subject ===
 
 impl Subject {
-    /// What it is called in the report.
+    /// Returns its name in the report.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Local { .. } | Self::Remote(_) => "informerd",
@@ -98,7 +98,7 @@ impl Subject {
         }
     }
 
-    /// Starts it, unless it runs already, and opens the way for its events.
+    /// Starts it, unless it already runs, and opens its input for events.
     pub(super) fn start(&self, setup: &Setup) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
         match self {
             Self::Local { program } => start_local(program, setup),
@@ -140,7 +140,7 @@ fn start_local(program: &Path, setup: &Setup) -> Result<(Running, Box<dyn Write 
     launch(program, &arguments.map(str::to_owned), Some(config))
 }
 
-/// Writes a configuration to a file that is removed with its value.
+/// Writes a configuration to a file that is removed on drop.
 fn written(config: &str) -> Result<NamedTempFile, BenchError> {
     let file = tempfile::Builder::new().prefix("informerd-load-").suffix(".yaml").tempfile();
     file.and_then(|mut file| file.write_all(config.as_bytes()).map(|()| file)).map_err(BenchError::System)

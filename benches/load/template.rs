@@ -1,7 +1,7 @@
-//! The event that is published, again and again: made once, and then only a few digits of it are overwritten.
+//! Published event: encoded once, then only a few digits of it are overwritten.
 //!
-//! A pod-like object of a given size, with a name, a node (by which it can be indexed) and, at its very end, the time at which
-//! it was published. In two forms: a line of the `stream` source, and for the floor the very message that a client gets.
+//! A pod-like object of a given size, with a name, a node (to index it by) and, at its end, the publish time. It has two forms:
+//! a line of the `stream` source, and for the floor the encoded message to a client.
 
 use bytes::Bytes;
 use informerd::proto::pb;
@@ -9,48 +9,48 @@ use prost::Message;
 
 use super::messages::PREFIX_BYTES;
 
-/// Who reads the events.
+/// Format of the events, by their reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A server: `{"type":"MODIFIED","object":{…}}`, one to a line.
+    /// For a server: `{"type":"MODIFIED","object":{…}}`, one per line.
     Lines,
-    /// The floor: which watcher gets it ([`EVERYBODY`] for all), the length, both in four bytes, little-endian; then a
+    /// For the floor: the watcher ([`EVERYBODY`] for all) and the length, both in four bytes, little-endian; then a
     /// `WatchResponse` with its gRPC prefix.
     Records,
 }
 
-/// An event with places to be filled in.
+/// Event with places to be filled in.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     form: Form,
     bytes: Vec<u8>,
-    /// Where the number of the object stands.
+    /// Offsets of the object's number.
     objects: Vec<usize>,
     sent: usize,
 }
 
-/// Instead of a watcher's number.
+/// Watcher number that stands for all watchers.
 pub(super) const EVERYBODY: u32 = u32::MAX;
 
-/// Of the time in nanoseconds; enough for a hundred days.
+/// Digits of the time in nanoseconds; enough for a hundred days.
 pub(super) const SENT_DIGITS: usize = 16;
-/// What follows it, at the end of the object.
+/// Bytes after the time, at the end of the object.
 pub(super) const SENT_END: &[u8] = b"\"}";
 
-/// What stands for the time and for the number of the object until they are filled in.
+/// Placeholders for the time and the number of the object.
 const SENT: &str = "TTTTTTTTTTTTTTTT";
 const OBJECT: &str = "NNNNNNN";
 
-/// The index of [`node`], and the path of its values.
+/// Index of [`node`], and the path of its values.
 pub(super) const INDEX: &str = "node";
 pub(super) const INDEX_PATH: &str = ".spec.nodeName";
 
-/// The value that the object of a number has under the index.
+/// Returns the index value of the object with a number.
 pub(super) fn node(object: u64) -> String {
     format!("node-{object:0width$}", width = OBJECT.len())
 }
 
-/// An object of `size` bytes, or of as few more as it needs.
+/// Returns an object of `size` bytes, or of slightly more if it needs them.
 fn body(size: usize) -> String {
     let (head, tail) = (
         format!(
@@ -65,7 +65,7 @@ fn body(size: usize) -> String {
 // === impl Template ===
 
 impl Template {
-    /// Of an object of `size` bytes.
+    /// Returns a template for objects of `size` bytes.
     pub(super) fn new(form: Form, size: usize) -> Self {
         let bytes = match form {
             Form::Lines => format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", body(size)).into_bytes(),
@@ -75,12 +75,12 @@ impl Template {
             let places = bytes.windows(what.len()).enumerate().filter(|(_, window)| *window == what.as_bytes());
             places.map(|(at, _)| at).collect::<Vec<_>>()
         };
-        // The time stands there once, whatever the size.
+        // The placeholder of the time occurs once, whatever the size.
         let (objects, sent) = (find(OBJECT), find(SENT).first().copied().unwrap_or_default());
         Self { form, bytes, objects, sent }
     }
 
-    /// Appends the event of an object, published at this time, for one watcher or for everybody.
+    /// Appends the event of an object with this publish time, for one watcher or for all.
     pub(super) fn write(&mut self, object: u64, sent: u64, watcher: u32, out: &mut Vec<u8>) {
         for at in &self.objects {
             digits(&mut self.bytes[*at..at + OBJECT.len()], object);
@@ -93,7 +93,7 @@ impl Template {
     }
 }
 
-/// As a server would encode it.
+/// Returns the record as a server would encode it.
 fn record(body: &str) -> Vec<u8> {
     let version = "aaaaaaaaaaaa.0000000".to_owned();
     let object = pb::Object {

@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(ClientError::from_proto(&proto), ClientError::from_status(&address(), &status));
     }
 
-    /// As client-go's `RetryWatcher` (tools/watch/retrywatcher.go), with a relist where that one ends.
+    /// The rules of client-go's `RetryWatcher` (tools/watch/retrywatcher.go), with a relist where that one ends.
     #[test]
     fn what_follows_is_decided_by_code_and_reason() {
         use Recovery::{GiveUp, Relist, Resume};
