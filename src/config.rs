@@ -1,4 +1,4 @@
-//! Configuration: from flags, environment and a YAML file to a [`Config`] that cannot be wrong.
+//! Configuration: from flags, environment and a YAML file to a validated [`Config`].
 //!
 //! ```text
 //!   ServeFlags (clap: flag, then environment) ──┐
@@ -9,13 +9,13 @@
 //! `app` reads it once, at the start; nothing changes it afterwards.
 //!
 //! - Precedence: flag, then environment (`INFORMERD_…`), then file, then default.
-//! - A [`Config`] comes from [`Config::load`] alone; whatever it holds has been checked, by itself and against the rest.
-//! - Nothing is ignored: a key that is not known is an error that names the nearest one, and a key of the design that
-//!   this version does not serve says so. A key without a value (`listen:`) is as good as left out.
+//! - [`Config::load`] is the only source of a [`Config`]; all of its values have been checked, alone and against each other.
+//! - Nothing is ignored: an unknown key is an error that names the nearest one, and so is a planned key that this version does
+//!   not support. A key without a value (`listen:`) counts as omitted.
 //! - `table` has a row for each key, with its type, default, bounds and meaning; [`reference()`] lists them. A new key is a
 //!   row there and its use.
 //!
-//! Deliberately not here: whether the paths exist and the ports are free, which is for those who open them.
+//! Not part of this module: checks that paths exist and ports are free, which the code that opens them does.
 
 mod error;
 mod etcd;
@@ -56,11 +56,11 @@ pub use self::{
 // === impl Config ===
 
 impl Config {
-    /// Reads the file that the flags name, if any, and puts it together with the flags.
+    /// Reads the file that the flags name, if any, and combines it with the flags.
     ///
     /// # Errors
     ///
-    /// Hold everything that is wrong, in flags and file alike. Of a file that is not YAML, only the first problem.
+    /// All problems of flags and file. Of a file that is not YAML, only the first.
     pub fn load(flags: &ServeFlags) -> Result<Self, ConfigErrors> {
         let mut errors = ConfigErrors::default();
         let file = match &flags.config {

@@ -1,8 +1,8 @@
-//! Everything that is wrong with a configuration, in the order in which it was found.
+//! Problems of a configuration, in the order in which they were found.
 
 use std::fmt;
 
-/// One problem: where it is, what it is and what to do about it.
+/// Problem: its place, its description and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {problem}")]
 pub struct ConfigError {
@@ -10,15 +10,15 @@ pub struct ConfigError {
     problem: String,
 }
 
-/// Indicates a configuration that cannot be served; prints one line for each problem.
+/// Error for a configuration that cannot be served; prints one line for each problem.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigErrors {
     errors: Vec<ConfigError>,
-    /// How many came after the first [`MAX_ERRORS`].
+    /// Number of problems after the first [`MAX_ERRORS`].
     omitted: usize,
 }
 
-/// What somebody still reads; a file of 1 MiB has room for a hundred thousand unknown keys.
+/// Largest number of problems that are kept; a file of 1 MiB has room for a hundred thousand unknown keys.
 const MAX_ERRORS: usize = 100;
 
 const MAX_SHOWN_CHARS: usize = 80;
@@ -30,12 +30,12 @@ impl ConfigError {
         Self { at: one_line(at), problem: one_line(problem) }
     }
 
-    /// Where: the path of a key (`watch.queue_length`), a flag (`--listen`) or a file, with line and column if known.
+    /// Returns the place: the path of a key (`watch.queue_length`), a flag (`--listen`) or a file, with line and column if known.
     pub fn at(&self) -> &str {
         &self.at
     }
 
-    /// What, and what to do about it.
+    /// Returns the description and the remedy.
     pub fn problem(&self) -> &str {
         &self.problem
     }
@@ -44,7 +44,7 @@ impl ConfigError {
 // === impl ConfigErrors ===
 
 impl ConfigErrors {
-    /// The problems; of very many, the first 100.
+    /// Returns the problems; of very many, the first 100.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &ConfigError> {
         self.errors.iter()
     }
@@ -53,7 +53,7 @@ impl ConfigErrors {
         self.errors.is_empty()
     }
 
-    /// Whether there is a problem at this key or below it.
+    /// Returns true if there is a problem at this key or below it.
     pub(super) fn has_at(&self, key: &str) -> bool {
         let is_below = |rest: &str| rest.is_empty() || rest.starts_with('.');
         self.errors.iter().any(|error| error.at.strip_prefix(key).is_some_and(is_below))
@@ -71,7 +71,7 @@ impl ConfigErrors {
         self.push(ConfigError::new(at, &problem.to_string()));
     }
 
-    /// Takes the value of a result, or adds its error.
+    /// Returns the value of a result, or adds its error.
     pub(super) fn check<T>(&mut self, at: &str, result: Result<T, impl fmt::Display>) -> Option<T> {
         result.map_err(|problem| self.add(at, problem)).ok()
     }
@@ -94,7 +94,7 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// Whatever users and parsers write, a problem is one line, and does not steer a terminal.
+/// Returns the text as one line without control characters: users and parsers can write anything into a problem.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {

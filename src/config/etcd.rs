@@ -1,4 +1,4 @@
-//! The keys and flags of the `etcd` source.
+//! Keys and flags of the `etcd` source.
 
 use super::{
     EtcdResource, EtcdTlsConfig, ServeFlags, SourceConfig,
@@ -11,7 +11,7 @@ use super::{
 const USERNAME_FLAG: &str = "--etcd-username (or INFORMERD_ETCD_USERNAME)";
 const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FILE)";
 
-/// `--etcd NAME=URL/PREFIX`, read.
+/// Parsed `--etcd NAME=URL/PREFIX`.
 #[derive(Debug, PartialEq, Eq)]
 struct EtcdFlag<'a> {
     name: &'a str,
@@ -44,7 +44,7 @@ pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
     })
 }
 
-/// The resources that flags name.
+/// Returns the resources that flags define.
 pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     match (&flags.etcd_username, &flags.etcd_password_file) {
         (Some(_), None) => input.add(USERNAME_FLAG, "needs the password too: --etcd-password-file FILE"),

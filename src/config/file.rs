@@ -1,4 +1,4 @@
-//! The configuration file: its bytes to keys, some of which may be unknown.
+//! Configuration file: its bytes parsed to a map of keys, some of which may be unknown.
 
 use std::{fs::File, io::ErrorKind, io::Read, path::Path};
 
@@ -11,22 +11,22 @@ use super::{
     value::{found, quote},
 };
 
-/// Thousands of resources; and what an alias may repeat is bounded below.
+/// Largest file, enough for thousands of resources. The limits below bound the repetitions by aliases.
 const MAX_FILE_BYTES: usize = 1 << 20;
 
-/// The keys go 7 deep.
+/// Greatest depth of the YAML; the keys are at most 7 deep.
 const MAX_DEPTH: usize = 32;
 
-/// A file of 1 MiB has fewer; only aliases lead to more.
+/// Most nodes of the YAML; a file of 1 MiB has fewer, and only aliases can add more.
 const MAX_NODES: usize = 1 << 20;
 
-/// Repeated by aliases, in nodes.
+/// Most nodes that aliases repeat.
 const MAX_ALIASED_NODES: usize = 1 << 16;
 
-/// Four times a file's, for aliases.
+/// Most bytes of text: four times the file's, because of aliases.
 const MAX_TEXT_BYTES: usize = 4 * MAX_FILE_BYTES;
 
-/// Reads the file; adds every unknown key, or why there is nothing.
+/// Reads the file; adds a problem for every unknown key, or for the file if it cannot be read.
 pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String, Value>> {
     let name = path.display().to_string();
     let mut bytes = Vec::new();
@@ -80,7 +80,7 @@ pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Opti
 fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
-            // With 1, a second one is not told from what is too large.
+            // With 1, the error for a second document is the same as for one that is too large.
             max_documents: 2,
             max_depth: MAX_DEPTH,
             max_nodes: MAX_NODES,
@@ -88,13 +88,13 @@ fn options() -> Options {
             max_recorded_anchor_bytes: MAX_TEXT_BYTES,
         },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_ALIASED_NODES },
-        // As YAML 1.2 has it: a kind or name `no` is a text.
+        // The rule of YAML 1.2: a kind or name `no` is a text.
         strict_booleans: true,
         with_snippet: false,
     }
 }
 
-/// Where and what, in the words of somebody who writes a file and not a program.
+/// Returns the place and the problem, worded for the author of the file.
 fn explain(name: &str, error: &Error) -> (String, String) {
     let at = match error.location() {
         Some(location) if location.line() > 0 => format!("{name}:{}:{}", location.line(), location.column()),

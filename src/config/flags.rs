@@ -87,11 +87,11 @@ const DEFAULT_LOG: &str = "info";
 // === impl ServeFlags ===
 
 impl ServeFlags {
-    /// As with the flag that stands for this key.
+    /// Returns these flags with the flag for this key set.
     ///
     /// # Panics
     ///
-    /// When there is none.
+    /// If the key has no flag.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         let (key, flag) = key_flags().find(|(known, _)| known.path == key).expect("a key with a flag");
@@ -101,7 +101,7 @@ impl ServeFlags {
 }
 
 impl Default for ServeFlags {
-    /// As without any flag and in an empty environment.
+    /// Returns the flags of an empty command line in an empty environment.
     fn default() -> Self {
         Self {
             config: None,
@@ -165,7 +165,7 @@ impl Args for KeyFlags {
     }
 }
 
-/// The keys that a flag stands for.
+/// Returns the keys that have a flag.
 fn key_flags() -> impl Iterator<Item = (&'static Key, KeyFlag)> {
     reference().iter().filter_map(|key| Some((key, key.flag?)))
 }

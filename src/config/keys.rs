@@ -1,4 +1,4 @@
-//! The reference, and errors that say which key was meant.
+//! Reference of all keys, and errors for unknown keys that name the nearest one.
 
 use std::sync::LazyLock;
 
@@ -11,10 +11,10 @@ use super::{
     table::GeneralConfig,
 };
 
-/// Keys of the design that come with later versions.
+/// Planned keys of later versions.
 const LATER: [&str; 1] = ["resources.<name>.ttl"];
 
-/// Longer than any key and typo; the distance of two texts takes time by the product of their lengths.
+/// Longest key that is compared, longer than any key and typo: a comparison takes time by the product of both lengths.
 const MAX_TYPO_BYTES: usize = 64;
 
 /// Every key of the configuration file, in the order of the reference.
@@ -27,7 +27,7 @@ pub fn reference() -> &'static [Key] {
     &KEYS
 }
 
-/// Adds every key that is not in the table.
+/// Adds a problem for every key that is not in the table.
 pub(super) fn check_known(file: &Map<String, Value>, errors: &mut ConfigErrors) {
     check_section(&mut Vec::new(), file, errors);
 }
@@ -73,7 +73,7 @@ fn is_at<S: AsRef<str>>(pattern: &str, path: &[S]) -> bool {
     path.iter().all(|name| parts.next().is_some_and(|part| part.starts_with('<') || part == name.as_ref()))
 }
 
-/// What can stand below a key.
+/// Returns the keys that can be below a key.
 fn siblings(parents: &[String]) -> Vec<&'static str> {
     let mut names: Vec<_> = reference()
         .iter()

@@ -1,4 +1,4 @@
-//! The keys and flags of the `kube` source.
+//! Keys and flags of the `kube` source.
 
 use super::{
     KubeResource, ServeFlags, SourceConfig,
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::model::{IndexFunc, Indexers};
 
-/// `--kube NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`, read.
+/// Parsed `--kube NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`.
 #[derive(Debug, PartialEq, Eq)]
 struct KubeFlag<'a> {
     name: &'a str,
@@ -21,7 +21,7 @@ struct KubeFlag<'a> {
     namespace: &'a str,
 }
 
-/// The keys of `PartialObjectMetadata`.
+/// Keys of `PartialObjectMetadata`.
 const PARTIAL_KEYS: [&str; 3] = ["apiVersion", "kind", "metadata"];
 const WITHOUT: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`); use another source";
 
@@ -47,7 +47,7 @@ pub(super) fn resolve(section: &Section<'_>, index_section: &Section<'_>, indexe
     Some(SourceConfig::Kube(KubeResource { kubeconfig, ..kube }))
 }
 
-/// Refuses indexes by what objects with nothing but metadata do not have. Of an expression that cannot be decided.
+/// Rejects indexes by fields that metadata-only objects do not have. This cannot be decided for an expression.
 fn check_indexes(section: &Section<'_>, indexers: &Indexers) {
     for (name, func) in indexers.iter() {
         let IndexFunc::Path(path) = func else { continue };
@@ -62,7 +62,7 @@ fn check_indexes(section: &Section<'_>, indexers: &Indexers) {
     }
 }
 
-/// The resources that flags name.
+/// Returns the resources that flags define.
 pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     let mut sources = Vec::new();
     for text in &flags.kube {

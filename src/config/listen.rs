@@ -1,4 +1,4 @@
-//! Where gRPC listens.
+//! Addresses that gRPC listens on.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use super::value::{self, ValueError, quote};
 
-/// An address to listen on, as `127.0.0.1:50051`, `[::1]:50051` or `unix:/run/informerd.sock`.
+/// Address to listen on, such as `127.0.0.1:50051`, `[::1]:50051` or `unix:/run/informerd.sock`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddr {
-    /// TCP. Port 0 is any port that is free.
+    /// TCP address. Port 0 is any free port.
     Tcp(SocketAddr),
-    /// A Unix domain socket: an absolute path of at most 107 bytes.
+    /// Unix domain socket: an absolute path of at most 107 bytes.
     Unix(PathBuf),
 }
 
@@ -26,7 +26,7 @@ pub(super) fn address_or_socket(value: &Value) -> Result<ListenAddr, ValueError>
 // === impl ListenAddr ===
 
 impl ListenAddr {
-    /// Whether only processes on the same machine can connect.
+    /// Returns true if only processes on the same machine can connect.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().to_canonical().is_loopback(),

@@ -1,4 +1,4 @@
-//! The keys and the flag of the `informerd` source.
+//! Keys and the flag of the `informerd` source.
 
 use super::{
     RelayResource, ServeFlags, SourceConfig,
@@ -16,7 +16,7 @@ struct RelayFlag<'a> {
     resource: &'a str,
 }
 
-/// Reads the section of one resource, whose name is that of the upstream's unless that is written.
+/// Reads the section of one resource. The upstream's resource has the same name unless the section sets it.
 pub(super) fn resolve(section: &Section<'_>, name: &str) -> SourceConfig {
     let RelayKeys { endpoint, resource } = RelayKeys::read(section);
     let tls = section.section_or_empty("tls");
@@ -30,7 +30,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> SourceConfig {
     SourceConfig::Informerd(RelayResource { endpoint, resource, ca, identity })
 }
 
-/// The resources that flags name.
+/// Returns the resources that flags define.
 pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     let mut sources = Vec::new();
     for text in &flags.relay {

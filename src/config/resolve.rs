@@ -1,6 +1,6 @@
-//! Flags and file to a [`Config`]: what has to hold between keys. What a key may be by itself is in the table.
+//! Flags and file to a [`Config`]: the checks between keys. The table has those of a single key.
 //!
-//! What is wrong is added to the errors and replaced by a default, so that the rest is looked at too.
+//! An invalid value becomes a problem and is replaced by a default, so that the rest is checked too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,8 +23,8 @@ use crate::{
 
 const SOURCES: [&str; 5] = ["files", "stream", "etcd", "kube", "informerd"];
 
-/// Puts flags and file together. `is_file_read` is false when there is one that could not be read. What the file's directory
-/// is to relative paths in the file, the working directory is to those in flags.
+/// Combines flags and file. `is_file_read` is false if there is a file that could not be read. Paths in the file are relative
+/// to its directory, those in flags to the working directory.
 pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags) -> Config {
     let mut general = GeneralConfig::read(file);
     if !file.is_flagged("state_dir") {
@@ -116,7 +116,7 @@ fn resolve_resources(
     resources
 }
 
-/// The flag, the resource that it names, and its source.
+/// Returns the resources that flags define: the flag, the name of the resource, and its source.
 fn flagged_sources(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     let mut sources = Vec::new();
     for text in &flags.files {
@@ -136,7 +136,7 @@ fn flagged_sources(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, 
     sources
 }
 
-/// There is one standard input.
+/// Checks that at most one resource reads standard input.
 fn check_stdin(resources: &BTreeMap<String, ResourceConfig>, section: &Section<'_>) {
     let is_stdin =
         |resource: &&ResourceConfig| matches!(&resource.source, SourceConfig::Stream(stream) if stream.path.is_none());
@@ -163,7 +163,7 @@ fn resolve_resource(
     }
     let written = source.written_of(&SOURCES);
     let [kind] = written[..] else {
-        // A source that is not known has been named already.
+        // An unknown source has already been reported.
         if !written.is_empty() {
             source.add_here(format!("has {}; keep one", listed(&written)));
         } else if !section.has_problem("source") {
@@ -197,7 +197,7 @@ fn resolve_files(keys: &Section<'_>) -> SourceConfig {
 fn resolve_stream(keys: &Section<'_>) -> Option<SourceConfig> {
     let stream = StreamResource::read(keys);
     let path = stream.path.as_deref().map(|path| keys.relative(path));
-    // A path that cannot be read is not standard input.
+    // An invalid path does not mean standard input.
     (!keys.has_problem("path")).then_some(SourceConfig::Stream(StreamResource { path, ..stream }))
 }
 
@@ -216,7 +216,7 @@ fn resolve_indexes(section: &Section<'_>, expression_steps: u64) -> Indexers {
         } else if written.is_empty() && !section.has_problem(name) {
             keys.add_here("is empty; write `path: .spec.nodeName`, `label: app` or an `expression`");
         }
-        // By itself first: the names of all are checked.
+        // Checked alone first: one invalid name makes the call below reject all.
         let named = Indexers::new([(name.to_owned(), IndexFunc::Namespace)]);
         let named = section.input().check(&section.at(name), named);
         if let (Some(_), Some(func)) = (named, path.or(label).or(expression)) {
@@ -226,8 +226,8 @@ fn resolve_indexes(section: &Section<'_>, expression_steps: u64) -> Indexers {
     section.check_here(Indexers::new(indexes)).unwrap_or_default()
 }
 
-/// A default of clients' queues has to be what a client may ask for. What a section leaves out is that of `watch`, and
-/// has been checked there.
+/// Checks that the default queue of a resource is one that clients may request. A value that the section omits is that of
+/// `watch`, which has its own check.
 fn check_queue(section: &Section<'_>, policy: Option<FullChannelPolicy>, length: Option<usize>, watch: &WatchConfig) {
     if let Some(policy) = policy.filter(|policy| !watch.allows(*policy)) {
         let name = value::policy_name(policy);
@@ -250,7 +250,7 @@ fn check_queue(section: &Section<'_>, policy: Option<FullChannelPolicy>, length:
     }
 }
 
-/// Keys as in "`a` and `b`".
+/// Formats keys as "`a` and `b`".
 fn listed(keys: &[&str]) -> String {
     keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(" and ")
 }

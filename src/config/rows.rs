@@ -1,59 +1,59 @@
-//! The form of the table: what a row may have, and what becomes of it.
+//! Syntax of the table: the parts of a row, and the code that is generated from it.
 
 use std::fmt;
 
 /// A row of the configuration reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
-    /// Its path in the file, such as `watch.queue_length`; `<name>` stands for any name.
+    /// Path in the file, such as `watch.queue_length`; `<name>` stands for any name.
     pub path: &'static str,
-    /// The form of its value and its bounds, such as `duration, 100ms to 5m`.
+    /// Form of the value and its bounds, such as `duration, 100ms to 5m`.
     pub form: &'static str,
-    /// The default as it would be written; `None` when no value stands for leaving it out.
+    /// Default as it would be written; `None` if no value is equivalent to omitting the key.
     pub default: Option<&'static str>,
-    /// The meaning, in a few words.
+    /// Meaning, in a few words.
     pub meaning: &'static str,
-    /// The flag that wins over it.
+    /// Flag that takes precedence over the key.
     pub flag: Option<KeyFlag>,
 }
 
-/// A flag that stands for a key, and its environment variable.
+/// Flag for a key, and its environment variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyFlag {
-    /// The name after `--`.
+    /// Name after `--`.
     pub name: &'static str,
-    /// The value, as help shows it.
+    /// Placeholder of the value in the help.
     pub value: &'static str,
-    /// The environment variable.
+    /// Environment variable.
     pub variable: &'static str,
 }
 
-/// A row of the table.
+/// Row of the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Row {
-    /// A key with a value.
+    /// Key with a value.
     Key(Key),
-    /// The rows of a section.
+    /// Rows of a section.
     Section(&'static [Row]),
 }
 
 /// Declares the keys of a section: each is a row of the reference, a field of the struct, and perhaps a flag.
 ///
-/// A row is `field: type = default, reader, "meaning";`. What it may have besides, in this order:
+/// A row is `field: type = default, reader, "meaning";`. Its optional parts, in this order:
 ///
 /// | | |
 /// |---|---|
-/// | `field ("key"): …` | the key, if it has another name than the field |
-/// | `reader in 1..=100` | the least and the most that the key may have |
-/// | `reader or none` | `none` may stand for a value, and makes the field an `Option` |
+/// | `field ("key"): …` | the key, if its name differs from the field's |
+/// | `reader in 1..=100` | the minimum and the maximum of the value |
+/// | `reader or none` | `none` is also a value, and makes the field an `Option` |
 /// | `text where check` | a check of the text, which returns a `ValueError` |
-/// | `"meaning", flag("name", "VALUE", "VARIABLE")` | a flag and an environment variable that win over the key |
+/// | `"meaning", flag("name", "VALUE", "VARIABLE")` | a flag and an environment variable that take precedence over the key |
 ///
-/// - The reader is a `fn(&Value) -> Result<type, ValueError>`; the reference calls the form of a value by its name.
-/// - Defaults and bounds are texts as they would be written in the file, for the same reader.
-/// - In place of a default: `empty`, for a text or list; `(required "is missing; …")`, the problem of a key that has to be
-///   written; or nothing, for a key that may be left out and whose field is an `Option`.
-/// - `..Struct;` stands for the rows of a section below, which is read by itself.
+/// - The reader is a `fn(&Value) -> Result<type, ValueError>`; the reference uses its name for the form of a value.
+/// - Defaults and bounds are texts as in the file, for the same reader.
+/// - In place of a default: `empty`, for a text or list; `(required "is missing; …")`, the problem of a missing required key;
+///   or nothing, for an optional key whose field is an `Option`.
+/// - `..Struct;` stands for the rows of a subsection, which is read separately.
 macro_rules! rows {
     (
         $(#[$attr:meta])*
@@ -82,7 +82,7 @@ macro_rules! rows {
         }
 
         impl $name {
-            /// Its rows of the table.
+            /// Rows of the table.
             pub(super) const ROWS: &'static [$crate::config::rows::Row] = &[$(
                 $($crate::config::rows::Row::Key($crate::config::rows::Key {
                     path: concat!($at, rows!(@key $field $($key)?)),
@@ -94,7 +94,7 @@ macro_rules! rows {
                 $($crate::config::rows::Row::Section($section::ROWS),)?
             )*];
 
-            /// Reads its keys; replaces what is wrong or missing by a default, and adds the problem.
+            /// Reads the keys; replaces an invalid or missing value by a default, and adds the problem.
             pub(super) fn read(section: &$crate::config::section::Section<'_>) -> Self {
                 Self {$($(
                     $field: {
@@ -111,7 +111,7 @@ macro_rules! rows {
             }
         }
     };
-    // What the parts of a row become.
+    // Expansion of the parts of a row.
     (@key $field:ident) => { stringify!($field) };
     (@key $field:ident $key:literal) => { $key };
     (@form $read:ident $(in $least:literal $most:literal)? $(or $none:ident)?) => {

@@ -1,4 +1,4 @@
-//! Sections of the file: which keys are written, with their problems, flags and defaults.
+//! Sections of the file: the keys that are set, with their problems, flags and defaults.
 
 use std::{
     cell::RefCell,
@@ -21,16 +21,16 @@ pub struct KeyFlags(BTreeMap<&'static str, (String, Value)>);
 /// The sources of a configuration besides the file's keys, and the problems that were found so far.
 #[derive(Debug)]
 pub(super) struct Input<'a> {
-    /// The directory of the file, which its paths are relative to.
+    /// Directory of the file, to which its paths are relative.
     pub(super) directory: &'a Path,
     pub(super) flags: &'a KeyFlags,
     pub(super) errors: RefCell<ConfigErrors>,
 }
 
-/// A map of keys in the file, and its place there. A key without a value is as good as left out.
+/// Map of keys in the file, and its place there. A key without a value counts as omitted.
 #[derive(Debug, Clone)]
 pub(super) struct Section<'a> {
-    /// Its own path; empty for the file as a whole.
+    /// Path of the section; empty for the file as a whole.
     path: String,
     keys: Option<&'a Map<String, Value>>,
     input: &'a Input<'a>,
@@ -53,14 +53,14 @@ impl KeyFlags {
 // === impl Input ===
 
 impl Input<'_> {
-    /// Reads a section of which nothing is written.
+    /// Reads an empty section.
     pub(super) fn none<T>(read: impl FnOnce(&Section<'_>) -> T) -> T {
         let flags = KeyFlags::default();
         let input = Input { directory: Path::new(""), flags: &flags, errors: RefCell::default() };
         read(&input.file(None))
     }
 
-    /// The file as a whole.
+    /// Returns the file as a whole.
     pub(super) fn file<'a>(&'a self, keys: Option<&'a Map<String, Value>>) -> Section<'a> {
         Section { path: String::new(), keys, input: self }
     }
@@ -69,7 +69,7 @@ impl Input<'_> {
         self.errors.borrow_mut().add(at, problem);
     }
 
-    /// Takes the value of a result, or adds its error.
+    /// Returns the value of a result, or adds its error.
     pub(super) fn check<T>(&self, at: &str, result: Result<T, impl Display>) -> Option<T> {
         self.errors.borrow_mut().check(at, result)
     }
@@ -82,19 +82,19 @@ impl<'a> Section<'a> {
         self.input
     }
 
-    /// The path of a key.
+    /// Returns the path of a key.
     pub(super) fn at(&self, key: &str) -> String {
         let key = join(&[key]);
         if self.path.is_empty() { key } else { format!("{}.{key}", self.path) }
     }
 
-    /// The flag that stands for a key, if it was given, or the path of the key.
+    /// Returns the flag for a key if it was given, otherwise the path of the key.
     pub(super) fn origin(&self, key: &str) -> String {
         let path = self.at(key);
         self.input.flags.get(&path).map_or(path.clone(), |(flag, _)| flag.clone())
     }
 
-    /// Returns true if a flag stands for a key, and was given.
+    /// Returns true if a flag for the key was given.
     pub(super) fn is_flagged(&self, key: &str) -> bool {
         self.input.flags.get(&self.at(key)).is_some()
     }
@@ -103,7 +103,7 @@ impl<'a> Section<'a> {
         self.written(key).is_some()
     }
 
-    /// Those of these keys that are written.
+    /// Returns the keys among these that are set.
     pub(super) fn written_of(&self, keys: &[&'static str]) -> Vec<&'static str> {
         keys.iter().copied().filter(|key| self.is_written(key)).collect()
     }
@@ -123,17 +123,17 @@ impl<'a> Section<'a> {
         self.input.add(&self.path, problem);
     }
 
-    /// Takes the value of a result, or adds its error to the section.
+    /// Returns the value of a result, or adds its error to the section.
     pub(super) fn check_here<T>(&self, result: Result<T, impl Display>) -> Option<T> {
         self.input.check(&self.path, result)
     }
 
-    /// The path of a file, relative to the configuration file's directory, without the dots that were written in between.
+    /// Returns the path of a file, relative to the configuration file's directory, without `.` components in between.
     pub(super) fn relative(&self, path: &Path) -> PathBuf {
         self.input.directory.join(path).components().collect()
     }
 
-    /// The section at a key: an empty one when nothing is written, and none when it is not a map.
+    /// Returns the section at a key: an empty one if the key is not set, none if its value is not a map.
     pub(super) fn section(&self, key: &str) -> Option<Self> {
         let keys = match self.written(key) {
             None => None,
@@ -146,18 +146,18 @@ impl<'a> Section<'a> {
         Some(Self { path: self.at(key), keys, input: self.input })
     }
 
-    /// The section at a key, empty when it is not a map.
+    /// Returns the section at a key, empty if its value is not a map.
     pub(super) fn section_or_empty(&self, key: &str) -> Self {
         self.section(key).unwrap_or_else(|| Self { path: self.at(key), keys: None, input: self.input })
     }
 
-    /// The names of the keys, in order.
+    /// Returns the names of the keys, in order.
     pub(super) fn names(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let names: BTreeSet<&str> = self.keys.into_iter().flatten().map(|(name, _)| name.as_str()).collect();
         names.into_iter()
     }
 
-    /// Reads a key that may be left out; a flag wins over it.
+    /// Reads an optional key; a flag takes precedence.
     pub(super) fn optional<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T, ValueError>) -> Option<T> {
         let path = self.at(key);
         let in_file = self.written(key).and_then(|value| self.input.check(&path, read(value)));
@@ -165,7 +165,7 @@ impl<'a> Section<'a> {
         in_flag.or(in_file)
     }
 
-    /// Reads a key that must not be left out.
+    /// Reads a required key.
     pub(super) fn required<T: Default>(
         &self,
         key: &str,
@@ -182,7 +182,7 @@ impl<'a> Section<'a> {
     ///
     /// # Panics
     ///
-    /// When the default is not what the key may have. A test reads them all.
+    /// If the default is not valid for the key. A test reads all defaults.
     pub(super) fn or_default<T>(&self, key: &str, default: &str, read: impl Fn(&Value) -> Result<T, ValueError>) -> T {
         self.optional(key, &read)
             .unwrap_or_else(|| read(&value::written(default)).expect("a default is within its bounds"))

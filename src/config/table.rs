@@ -1,8 +1,8 @@
-//! The table of the configuration: a row for each key, with its type, default, form, bounds, meaning and perhaps its flag.
+//! Table of the configuration: a row for each key, with its type, default, form, bounds, meaning and perhaps its flag.
 //!
 //! A new key is a row here and its use. A row becomes the field of a struct and perhaps a flag, is read from the file within
-//! its bounds, and is listed by [`reference()`](super::reference()) and in `docs/configuration.md`. The form of a row is at
-//! `rows!`. Forms are the readers of `value` and of the sources.
+//! its bounds, and is listed by [`reference()`](super::reference()) and in `docs/configuration.md`. `rows!` documents the syntax
+//! of a row. Forms are the readers of `value` and of the sources.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 rows! {
-    /// Keys that are in no section.
+    /// Keys outside of all sections.
     pub struct GeneralConfig at "" {
         listen: ListenAddr = "127.0.0.1:50051", address_or_socket, "where gRPC listens: IP:PORT or unix:/path/of/socket",
             flag("listen", "ADDR", "INFORMERD_LISTEN");
@@ -55,7 +55,7 @@ rows! {
 }
 
 rows! {
-    /// The port for operators.
+    /// HTTP port for operators.
     pub struct AdminConfig at "admin." {
         listen: Option<SocketAddr> = "127.0.0.1:9464", address or none,
             "where HTTP for probes and metrics listens: IP:PORT or none",
@@ -64,7 +64,7 @@ rows! {
 }
 
 rows! {
-    /// The files of TLS, in PEM; read again when they change.
+    /// TLS files, in PEM; read again when they change.
     pub struct TlsConfig at "tls." {
         cert: PathBuf = (required "is missing; write the path of a file in PEM"), file,
             "serve gRPC under TLS with this certificate in PEM, and those that lead to its root; read again when it changes";
@@ -74,7 +74,7 @@ rows! {
 }
 
 rows! {
-    /// Watches: the defaults of the server and the bounds of what a client may ask for.
+    /// Watches: the defaults of the server and the bounds for requests of clients.
     pub struct WatchConfig at "watch." {
         full_channel_policy: FullChannelPolicy = "replay", policy,
             "when a client's queue is full, unless it asks otherwise";
@@ -107,7 +107,7 @@ rows! {
 }
 
 rows! {
-    /// The past of each resource that is kept for watches that lag or come back.
+    /// History of each resource, kept for watches that lag or resume.
     pub(super) struct HistoryKeys at "history." {
         age: Duration = "5m", positive_duration, "the age of the oldest event that is kept, for each resource";
         events: usize = "100000", positive_count, "the most events that are kept, for each resource";
@@ -117,7 +117,7 @@ rows! {
 }
 
 rows! {
-    /// Bounds of what clients may use.
+    /// Bounds on the usage by clients.
     pub struct LimitsConfig at "limits." {
         request_bytes: usize = "64KiB", positive_size, "the largest request";
         request_timeout: Duration = "10s", duration in "100ms"..="5m",
@@ -130,7 +130,7 @@ rows! {
             "expressions and conditions that wait to be compiled at the same time";
         page_snapshots: usize = "16", positive_count,
             "states that are kept for the next pages of lists; beyond them the oldest tokens expire";
-        // HTTP/2 has 31 bits for it.
+        // The limit of HTTP/2: 31 bits.
         streams_per_connection: u32 = "1024", integer in 1..=2_147_483_647, "calls open at the same time on one connection";
         struct_bytes: usize = "64MiB", positive_size,
             "of bodies that were sent as STRUCT, what is kept for those who ask for the same";
@@ -142,7 +142,7 @@ rows! {
 }
 
 rows! {
-    /// The end of the server, from the first signal on.
+    /// Shutdown of the server, from the first signal on.
     pub struct DrainConfig at "drain." {
         delay: Duration = "0s", duration,
             "how long the server goes on after a signal, while it says that it is not ready";
@@ -175,7 +175,7 @@ rows! {
 }
 
 rows! {
-    /// The keys below a prefix of an etcd cluster.
+    /// Keys below a prefix of an etcd cluster.
     pub(super) struct EtcdKeys at "resources.<name>.source.etcd." {
         endpoints: Vec<String> = (required "is missing; write for example [\"http://127.0.0.1:2379\"]"),
             endpoints,
@@ -202,7 +202,7 @@ rows! {
 }
 
 rows! {
-    /// One kind of object of a Kubernetes API.
+    /// One resource type of a Kubernetes API.
     pub struct KubeResource at "resources.<name>.source.kube." {
         group: String = empty, text where kube::check_group,
             "the API group, such as apps; the core group if left out";
@@ -231,14 +231,14 @@ rows! {
         kubeconfig: Option<PathBuf>, file,
             "a kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the cluster it runs in if left out";
         context: Option<String>, text, "a context of the kubeconfig; its current one if left out";
-        // A third of it is the time between signs of life, in which an API server under load has to answer.
+        // A third of it is the interval of contacts, in which an API server under load has to respond.
         contact_timeout: Duration = "15s", duration in "3s"..="5m",
             "how long the API server may give no sign of life before its connections are closed";
     }
 }
 
 rows! {
-    /// A resource of another informerd.
+    /// Resource of another informerd.
     pub(super) struct RelayKeys at "resources.<name>.source.informerd." {
         endpoint: String = (required "is missing; write for example http://127.0.0.1:50051"), endpoint,
             "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path";
@@ -258,7 +258,7 @@ rows! {
 }
 
 rows! {
-    /// An index of a resource: one of these.
+    /// Index of a resource: exactly one of these keys.
     pub(super) struct IndexKeys at "resources.<name>.indexes.<index>." {
         path: Option<IndexFunc>, field_path, "index by the scalars at a path such as .spec.nodeName";
         label: Option<IndexFunc>, label, "index by the value of a label";
@@ -268,7 +268,7 @@ rows! {
 }
 
 rows! {
-    /// A resource besides its source.
+    /// Options of a resource besides its source.
     pub struct ResourceOptions at "resources.<name>." {
         drop_fields: FieldCut =
             "[metadata.managedFields, \"metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']\"]",

@@ -23,12 +23,12 @@ struct Serve {
     flags: ServeFlags,
 }
 
-/// Flags as on the command line; the environment of a test run has none of ours.
+/// Parses flags as on the command line; the environment of a test run has no informerd variables.
 fn flags(args: &[&str]) -> ServeFlags {
     Serve::try_parse_from([&["serve"], args].concat()).unwrap().flags
 }
 
-/// A file in a directory of its own, and the flags with it.
+/// Writes a file to a directory of its own, and returns the flags for it.
 fn file(yaml: impl AsRef<[u8]>, args: &[&str]) -> (TempDir, ServeFlags) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("informerd.yaml");
@@ -41,7 +41,7 @@ fn load(yaml: &str, args: &[&str]) -> Result<Config, ConfigErrors> {
     Config::load(&flags)
 }
 
-/// The problems of a file, which has one resource besides.
+/// Returns the problems of a file; a flag adds the resource `x`.
 fn problems(yaml: &str) -> String {
     load(yaml, &["--files=x=."]).unwrap_err().to_string()
 }

@@ -1,4 +1,4 @@
-//! What sources that call a server have in common: where it is, and the files of TLS.
+//! Common parts of sources that call a server: its address, and the TLS files.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ const INFORMERD: &str = "http://127.0.0.1:50051";
 /// The certificates to trust, and our own certificate with its key.
 pub(super) type Tls = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
 
-/// Puts together the files of a section of TLS.
+/// Combines the files of a TLS section.
 pub(super) fn tls(section: &Section<'_>, ca: Option<PathBuf>, cert: Option<PathBuf>, key: Option<PathBuf>) -> Tls {
     match (section.is_written("cert"), section.is_written("key")) {
         (true, false) => section.add("key", "is missing; write the path of the certificate's key in PEM"),
@@ -28,7 +28,7 @@ pub(super) fn tls(section: &Section<'_>, ca: Option<PathBuf>, cert: Option<PathB
     (ca.map(relative), cert.map(relative).zip(key.map(relative)))
 }
 
-/// `http://HOST:PORT` or `https://HOST:PORT`.
+/// Parses `http://HOST:PORT` or `https://HOST:PORT`.
 pub(super) fn endpoint(text: &str, example: &str) -> Result<String, ValueError> {
     let uri = text.trim_end_matches('/').parse::<Uri>().ok().filter(|uri| {
         let is_known = matches!(uri.scheme_str(), Some("http" | "https"));

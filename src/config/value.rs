@@ -1,4 +1,4 @@
-//! What may stand at a key or in a flag: its syntax, and errors that show how it is written.
+//! Values of keys and flags: their syntax, and errors that show the expected form.
 
 pub(super) mod kube;
 
@@ -11,12 +11,12 @@ use crate::{
     watch::FullChannelPolicy,
 };
 
-/// Indicates a value that is not of its key's form: what was expected, and what was found.
+/// Error for a value without the form of its key: the expected form, and the value found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ValueError(String);
 
-/// `--files NAME=DIR[@KIND]`, read.
+/// Parsed `--files NAME=DIR[@KIND]`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FilesFlag<'a> {
     pub(super) name: &'a str,
@@ -24,15 +24,15 @@ pub(super) struct FilesFlag<'a> {
     pub(super) kind: Option<String>,
 }
 
-/// `--stream NAME=FILE|-`, read.
+/// Parsed `--stream NAME=FILE|-`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StreamFlag<'a> {
     pub(super) name: &'a str,
-    /// `None` for standard input.
+    /// Path; `None` for standard input.
     pub(super) path: Option<PathBuf>,
 }
 
-/// The longest duration that can be configured: one year. Any instant may be added to it.
+/// Longest duration that can be configured: one year. Adding it to any instant does not overflow.
 pub const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
 const MICROSECONDS: [(&str, u64); 5] =
@@ -49,13 +49,13 @@ const BYTES: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
 ];
 
-/// As a DNS subdomain: in Kubernetes, what names resources and groups.
+/// Longest DNS subdomain, which names of resources and groups in Kubernetes are.
 const MAX_NAME_BYTES: usize = 253;
 
-/// As a DNS label, which the lowercase of a kind is.
+/// Longest DNS label, which the lowercase of a kind is.
 const MAX_KIND_BYTES: usize = 63;
 
-/// How much of a user's text an error repeats.
+/// Longest excerpt of a user's text that an error quotes.
 const MAX_QUOTE_CHARS: usize = 60;
 
 const POLICIES: [(&str, FullChannelPolicy); 4] = [
@@ -77,11 +77,11 @@ impl ValueError {
     }
 }
 
-/// Reads a duration: numbers with the units `h`, `m`, `s`, `ms` and `us`, the largest first, such as `1m30s`; or `0`.
+/// Parses a duration: numbers with the units `h`, `m`, `s`, `ms` and `us`, the largest first, such as `1m30s`; or `0`.
 ///
 /// # Errors
 ///
-/// When it is not of that form, or longer than [`MAX_DURATION`].
+/// Fails if the text has another form, or the duration is longer than [`MAX_DURATION`].
 pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
     let fail = || ValueError::expected("a duration such as 500ms, 30s, 1m30s or 2h", quote(text));
     if text == "0" {
@@ -95,7 +95,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
         let Some(unit) = unit.filter(|unit| *unit < last && !digits.is_empty()) else {
             return Err(fail());
         };
-        // What overflows is more than a year.
+        // A number that overflows is more than a year.
         let part = digits.parse::<u64>().unwrap_or(u64::MAX).saturating_mul(unit);
         total = total.saturating_add(part);
         (rest, last) = (tail, unit);
@@ -108,12 +108,11 @@ pub fn parse_duration(text: &str) -> Result<Duration, ValueError> {
         .ok_or_else(|| ValueError::expected("a duration of at most 8760h (one year)", quote(text)))
 }
 
-/// Reads a size in bytes: a number, alone or with one of the units `KiB`, `MiB`, `GiB` and `TiB`, whose `B` may be left
-/// out.
+/// Parses a size in bytes: a number, alone or with one of the units `KiB`, `MiB`, `GiB` and `TiB`, whose `B` is optional.
 ///
 /// # Errors
 ///
-/// When it is not of that form, or has no place in memory.
+/// Fails if the text has another form, or the size exceeds the address space.
 pub fn parse_size(text: &str) -> Result<usize, ValueError> {
     let (digits, unit) = split_at(text, |c| !c.is_ascii_digit());
     let unit = BYTES.iter().find(|(name, _)| *name == unit).map(|(_, unit)| *unit);
@@ -143,7 +142,7 @@ pub(super) fn positive_duration(value: &Value) -> Result<Duration, ValueError> {
     Ok(duration)
 }
 
-/// Reads what is within bounds, which are written as in the file.
+/// Reads a value within bounds, which are written as in the file.
 pub(super) fn within<T: PartialOrd>(
     form: &str,
     least: &str,
@@ -154,7 +153,7 @@ pub(super) fn within<T: PartialOrd>(
         let bounds = read(&written(least))?..=read(&written(most))?;
         match read(value) {
             Ok(good) if bounds.contains(&good) => Ok(good),
-            // It shows the form, which everybody knows of an integer.
+            // The error shows the form, which is obvious for an integer.
             Err(error) if form != "integer" => Err(error),
             _ => {
                 let article = if form.starts_with('i') { "an" } else { "a" };
@@ -164,7 +163,7 @@ pub(super) fn within<T: PartialOrd>(
     }
 }
 
-/// Reads what may also be `none`.
+/// Reads a value or `none`.
 pub(super) fn or_none<T>(
     read: impl Fn(&Value) -> Result<T, ValueError>,
 ) -> impl Fn(&Value) -> Result<Option<T>, ValueError> {
@@ -179,16 +178,16 @@ pub(super) fn checked(
     move |value| read(value).and_then(|text| check(&text).map(|()| text))
 }
 
-/// Reads a default or a bound of the table.
+/// Parses a default or a bound of the table.
 ///
 /// # Panics
 ///
-/// When it is not YAML. A test reads them all.
+/// If the text is not YAML. A test reads all of them.
 pub(super) fn written(text: &str) -> Value {
     serde_saphyr::from_str(text).expect("YAML")
 }
 
-/// As it would be written, in the largest unit that it is a multiple of.
+/// Formats a duration as in the file, in the largest unit that divides it.
 pub(super) fn text_of(duration: Duration) -> String {
     let microseconds = duration.as_micros();
     let unit = MICROSECONDS.iter().rev().find(|(_, unit)| microseconds.is_multiple_of(u128::from(*unit)));
@@ -257,7 +256,7 @@ pub(super) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
     Err(ValueError::expected("drop, block, replay or coalesce", found(value)))
 }
 
-/// Each once, in the order of the text; at least one.
+/// Reads a list of at least one policy; keeps its order, and drops duplicates.
 pub(super) fn policies(value: &Value) -> Result<Vec<FullChannelPolicy>, ValueError> {
     let Some(list) = value.as_array().filter(|list| !list.is_empty()) else {
         let what = "a list with at least one of drop, block, replay and coalesce";
@@ -293,7 +292,7 @@ fn parse_path(text: &str) -> Result<PathBuf, ValueError> {
     Ok(text.into())
 }
 
-/// A file that is read, of any content.
+/// Reads the path of a file with any content.
 pub(super) fn file(value: &Value) -> Result<PathBuf, ValueError> {
     let text = text(value)?;
     if text.is_empty() || text.contains('\0') {
@@ -302,7 +301,7 @@ pub(super) fn file(value: &Value) -> Result<PathBuf, ValueError> {
     Ok(text.into())
 }
 
-/// A file; `None` for standard input.
+/// Reads the path of a file; `None` for standard input.
 pub(super) fn stream_path(value: &Value) -> Result<Option<PathBuf>, ValueError> {
     parse_stream_path(text(value)?)
 }
@@ -336,7 +335,7 @@ fn parse_kind(text: &str) -> Result<String, ValueError> {
 pub(super) fn label_index(value: &Value) -> Result<IndexFunc, ValueError> {
     let key = text(value)?;
     let what = "a label key such as app or app.kubernetes.io/name";
-    // Of what is left, a selector's whole text is one key, that is to exist.
+    // With these characters alone, a whole selector is one key that must exist.
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
     if key.is_empty() || !key.bytes().all(is_plain) {
         return Err(ValueError::expected(what, quote(key)));
@@ -359,7 +358,7 @@ pub(super) fn expression(value: &Value) -> Result<Expression, ValueError> {
         .map_err(|error| ValueError(format!("{error}; an example: object.spec.containers.map(c, c.image)")))
 }
 
-/// Whether a resource can have this name.
+/// Checks the name of a resource.
 pub(super) fn check_resource_name(name: &str) -> Result<(), ValueError> {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_name = name.len() <= MAX_NAME_BYTES
@@ -376,7 +375,7 @@ pub(super) fn check_resource_name(name: &str) -> Result<(), ValueError> {
     Ok(())
 }
 
-/// Reads `NAME=DIR[@KIND]`. An `@` in the path itself is one with `/` after it: `pods=./a@b/`.
+/// Parses `NAME=DIR[@KIND]`. For an `@` in the path itself, a `/` has to follow it: `pods=./a@b/`.
 pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> {
     let Some((name, rest)) = text.split_once('=') else {
         return Err(ValueError::expected("NAME=DIR[@KIND] such as pods=./manifests@Pod", quote(text)));
@@ -389,7 +388,7 @@ pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> 
     Ok(FilesFlag { name, path: parse_path(path)?, kind })
 }
 
-/// Reads `NAME=FILE|-`. A file of the name `-` is `./-`.
+/// Parses `NAME=FILE|-`. A file with the name `-` is `./-`.
 pub(super) fn parse_stream_flag(text: &str) -> Result<StreamFlag<'_>, ValueError> {
     let Some((name, path)) = text.split_once('=') else {
         return Err(ValueError::expected("NAME=FILE or NAME=- such as pods=./events.jsonl", quote(text)));
@@ -398,7 +397,7 @@ pub(super) fn parse_stream_flag(text: &str) -> Result<StreamFlag<'_>, ValueError
     Ok(StreamFlag { name, path: parse_stream_path(path)? })
 }
 
-/// What was written instead, in words.
+/// Describes the value found, for an error.
 pub(super) fn found(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
@@ -410,14 +409,14 @@ pub(super) fn found(value: &Value) -> String {
     }
 }
 
-/// What a user wrote, in quotes; of a long text, the beginning.
+/// Quotes a user's text; of a long text, the beginning.
 pub(super) fn quote(text: &str) -> String {
     let beginning: String = text.chars().take(MAX_QUOTE_CHARS).collect();
     let more = if beginning.len() < text.len() { "…" } else { "" };
     format!("the text {beginning:?}{more}")
 }
 
-/// Sizes of allocations have one bit less than addresses.
+/// Converts a size; allocations are limited to `isize::MAX`.
 fn in_memory(number: u64) -> Result<usize, ()> {
     isize::try_from(number).map(isize::unsigned_abs).map_err(|_| ())
 }

@@ -1,4 +1,4 @@
-//! The `etcd` source.
+//! Tests of the `etcd` source.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Files, directories and streams.
+//! Tests of files, directories and streams.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The `kube` source.
+//! Tests of the `kube` source.
 
 use super::*;
 use crate::model::{FieldCut, Path as FieldPath};
@@ -129,7 +129,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
     }
 }
 
-/// Such an index would be empty.
+/// An index by such a field would be empty.
 #[test]
 fn an_index_by_what_metadata_only_leaves_out_is_refused() {
     let load = |metadata_only: bool| {

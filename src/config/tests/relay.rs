@@ -1,4 +1,4 @@
-//! The `informerd` source.
+//! Tests of the `informerd` source.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The table: what its rows say is what is read, and what help and the reference show.
+//! Tests of the table: its rows agree with the reading of keys, with the help and with the reference.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 use super::*;
 
-/// The keys that this build reads.
+/// Returns the keys that this build reads.
 fn served() -> impl Iterator<Item = &'static Key> {
     let is_for_kube = |key: &Key| key.path.contains(".kube.") || key.path.ends_with(".drop_fields");
     reference().iter().filter(move |key| cfg!(feature = "kube") || !is_for_kube(key))
@@ -43,7 +43,7 @@ fn the_reference_tells_the_defaults() {
     }
 }
 
-/// A map is what no key may have.
+/// Sets each key to a map, which no key accepts.
 #[test]
 fn every_key_of_the_table_is_read() {
     for key in served() {
@@ -97,7 +97,7 @@ fn help_shows_the_default_of_a_flag() {
     }
 }
 
-/// That a flag wins over its variable is clap's doing.
+/// clap implements the precedence of a flag over its variable.
 #[test]
 fn flags_and_their_environment() {
     let command = Serve::command();

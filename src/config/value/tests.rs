@@ -66,7 +66,7 @@ fn sizes() {
     }
 }
 
-/// Of a reader: what it takes, and what it says about the rest.
+/// Checks a reader: each row is a value and its result or error.
 fn table<T: PartialEq + std::fmt::Debug>(
     read: impl Fn(&Value) -> Result<T, ValueError>,
     rows: impl IntoIterator<Item = (Value, Result<T, &'static str>)>,
