@@ -195,7 +195,7 @@ impl Client {
         })
     }
 
-    /// Returns one object at or after a version. The server reports a version that it cannot reach before the deadline.
+    /// Returns one object at or after a version. The server gets the deadline, to report first if it misses the version.
     #[cfg(feature = "server")]
     pub(crate) async fn get_within(
         &self,
