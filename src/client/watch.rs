@@ -5,7 +5,7 @@
 //!            ▼                                        │
 //!   ──▶  Opening ── answered ──▶ Reading ── ended ──▶ Waiting
 //!            │                      │
-//!            └── not to be tried again ──▶ Ending ──▶ over
+//!            └────── permanent error ──────▶ Ending ──▶ over
 //! ```
 //!
 //! The rules are those of client-go's `RetryWatcher`, with a relist where that one ends. After a temporary failure the watch
