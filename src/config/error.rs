@@ -107,13 +107,13 @@ fn one_line(text: &str) -> String {
     line
 }
 
-/// A key as one text: names as they are, unless they would be misread.
+/// Formats a key as one text; a name that could be misread is quoted.
 pub(super) fn join<S: AsRef<str>>(path: &[S]) -> String {
     let parts: Vec<_> = path.iter().map(|part| segment(part.as_ref())).collect();
     parts.join(".")
 }
 
-/// A name as it is, unless it would be misread.
+/// Returns a name unchanged, or quoted if it could be misread.
 pub(super) fn segment(name: &str) -> String {
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/');
     if !name.is_empty() && name.len() <= MAX_SHOWN_CHARS && name.bytes().all(is_plain) {

@@ -17,7 +17,7 @@ const LATER: [&str; 1] = ["resources.<name>.ttl"];
 /// Longest key that is compared, longer than any key and typo: a comparison takes time by the product of both lengths.
 const MAX_TYPO_BYTES: usize = 64;
 
-/// Every key of the configuration file, in the order of the reference.
+/// Returns every key of the configuration file, in the order of the reference.
 pub fn reference() -> &'static [Key] {
     static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
         let mut keys = Vec::new();
@@ -46,7 +46,7 @@ fn check_section(path: &mut Vec<String>, section: &Map<String, Value>, errors: &
     }
 }
 
-/// Says what is wrong with a key that nothing reads.
+/// Returns the problem of an unknown key.
 fn unread(path: &[String]) -> ConfigError {
     let at = join(path);
     let Some((key, parents)) = path.split_last() else {

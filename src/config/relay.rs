@@ -8,7 +8,7 @@ use super::{
     value::{self, ValueError, quote},
 };
 
-/// `--relay NAME=URL[/RESOURCE]`, read.
+/// Parsed `--relay NAME=URL[/RESOURCE]`.
 #[derive(Debug, PartialEq, Eq)]
 struct RelayFlag<'a> {
     name: &'a str,

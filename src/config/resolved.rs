@@ -1,4 +1,4 @@
-//! What the server runs with: the sections of the table, and what is put together from several keys.
+//! Resolved configuration that the server runs with: sections of the table, and values combined from several keys.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -11,81 +11,81 @@ use crate::{
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
-/// What `informerd serve` runs with.
+/// Configuration of `informerd serve`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// What is in no section; an address of `listen` that is not local is there with TLS or `insecure`, and `state_dir` is
-    /// relative as TLS's files.
+    /// Keys outside of all sections. A `listen` address that is not local has TLS or `insecure`; `state_dir` is relative to the
+    /// same directory as the TLS files.
     pub general: GeneralConfig,
-    /// The port for operators; not the one of gRPC.
+    /// HTTP port for operators; not the one of gRPC.
     pub admin: AdminConfig,
-    /// With which files TLS is served; without them, plain text is. Over TCP only.
+    /// TLS files; `None` serves plain text. Over TCP only.
     pub tls: Option<TlsConfig>,
-    /// What clients may ask for, and what they get when they do not.
+    /// Watches: bounds for requests of clients, and the defaults.
     pub watch: WatchConfig,
-    /// How much of each resource's past is kept for watches that lag or come back. Age: 5 minutes by default; events:
-    /// 100 000; bytes: 256 MiB. None of them is 0.
+    /// History of each resource, kept for watches that lag or resume. Age: 5 minutes by default; events: 100 000; bytes:
+    /// 256 MiB. None of them is 0.
     pub history: Retention,
-    /// Bounds of what clients may use.
+    /// Bounds on the usage by clients.
     pub limits: LimitsConfig,
-    /// How the server goes down.
+    /// Shutdown of the server.
     pub drain: DrainConfig,
-    /// What is served, by name; at least one.
+    /// Resources by name; at least one.
     pub resources: BTreeMap<String, ResourceConfig>,
 }
 
-/// A resource: objects of one source under one name.
+/// Resource: objects of one source under one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceConfig {
-    /// What clients call it: at most 253 lowercase letters, digits, `-` and `.`, with a letter or digit at both ends.
+    /// Name for clients: at most 253 lowercase letters, digits, `-` and `.`, with a letter or digit at both ends.
     pub name: String,
-    /// Where the objects come from.
+    /// Source of the objects.
     pub source: SourceConfig,
-    /// Its indexes; `namespace` is always there.
+    /// Indexes; `namespace` is always among them.
     pub indexers: Arc<Indexers>,
-    /// The rest. Its policy and queue are among what clients may ask for; `snapshot` is never true for files and streams,
-    /// which have no state that a later start can begin with.
+    /// Other options. Policy and queue are within the bounds for clients; `snapshot` is never true for files and streams, whose
+    /// state a later run cannot resume.
     pub options: ResourceOptions,
 }
 
-/// The keys below a prefix of an etcd cluster.
+/// Keys below a prefix of an etcd cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdResource {
-    /// `http://HOST:PORT` or `https://HOST:PORT` of the members of one cluster; at least one, each once.
+    /// Members of one cluster, as `http://HOST:PORT` or `https://HOST:PORT`; at least one, each once.
     pub endpoints: Vec<String>,
-    /// What the keys begin with; empty for all keys.
+    /// Prefix of the keys; empty for all keys.
     pub prefix: String,
-    /// A user, and the file that holds the password, relative as the files' directory.
+    /// User and password file, which is relative to the same directory as files of a source.
     pub credentials: Option<(String, PathBuf)>,
-    /// For endpoints with `https`.
+    /// TLS options for endpoints with `https`.
     pub tls: EtcdTlsConfig,
 }
 
-/// Whom to trust under TLS, and who we are: files in PEM.
+/// Trust roots and identity of an etcd client: files in PEM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EtcdTlsConfig {
-    /// Those who may have signed etcd's certificate; with `None`, those that the system trusts.
+    /// Certificates that may have signed etcd's; with `None`, those that the system trusts.
     pub ca: Option<PathBuf>,
-    /// Our own certificate, and its key.
+    /// Client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name that etcd's certificate has; with `None`, the host of the endpoint.
+    /// Name in etcd's certificate; with `None`, the host of the endpoint.
     pub server_name: Option<String>,
 }
 
-/// A resource of another informerd.
+/// Resource of another informerd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayResource {
-    /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
+    /// Address: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
     pub endpoint: String,
-    /// What it is called there.
+    /// Name of the resource at the upstream.
     pub resource: String,
-    /// For https: those who may have signed the certificate; with `None`, those that the system trusts.
+    /// For https: certificates that may have signed the upstream's; with `None`, those that the system trusts.
     pub ca: Option<PathBuf>,
-    /// For https: our own certificate, and its key.
+    /// For https: client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// Where the objects of a resource come from.
+/// Source of the objects of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceConfig {
     /// JSON and YAML files below a directory.
@@ -96,14 +96,14 @@ pub enum SourceConfig {
     Etcd(EtcdResource),
     /// Objects of a Kubernetes API.
     Kube(KubeResource),
-    /// A resource of another informerd.
+    /// Resource of another informerd.
     Informerd(RelayResource),
 }
 
 // === impl FilesResource ===
 
 impl FilesResource {
-    /// A directory, with the defaults for everything else.
+    /// Returns the configuration of a directory, with the defaults for everything else.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), ..Self::default() }
     }
@@ -112,7 +112,7 @@ impl FilesResource {
 // === impl StreamResource ===
 
 impl StreamResource {
-    /// A file or a named pipe, or standard input, with the defaults for everything else.
+    /// Returns the configuration of a file, a named pipe or standard input (`None`), with the defaults for everything else.
     pub fn new(path: Option<PathBuf>) -> Self {
         Self { path, ..Self::default() }
     }
@@ -121,7 +121,7 @@ impl StreamResource {
 // === impl Config ===
 
 impl Config {
-    /// The bounds of the Broadcaster of each resource.
+    /// Returns the bounds of each resource's Broadcaster.
     pub fn broadcaster(&self) -> BroadcasterConfig {
         BroadcasterConfig {
             retention: Retention { size: self.watch.window_bytes, ..self.history },
@@ -137,7 +137,7 @@ impl Config {
 // === impl WatchConfig ===
 
 impl WatchConfig {
-    /// Whether a client may choose this policy.
+    /// Returns true if a client may choose this policy.
     pub fn allows(&self, policy: FullChannelPolicy) -> bool {
         self.allowed_policies.contains(&policy)
     }
@@ -146,7 +146,7 @@ impl WatchConfig {
 // === impl ResourceConfig ===
 
 impl ResourceConfig {
-    /// A client's queue for this resource when the client did not say.
+    /// Returns the queue of a client that has not requested one for this resource.
     pub fn queue_options(&self, watch: &WatchConfig) -> QueueOptions {
         QueueOptions {
             policy: self.options.full_channel_policy.unwrap_or(watch.full_channel_policy),

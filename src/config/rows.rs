@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A row of the configuration reference.
+/// Row of the configuration reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// Path in the file, such as `watch.queue_length`; `<name>` stands for any name.
@@ -145,7 +145,7 @@ pub(super) use rows;
 // === impl KeyFlag ===
 
 impl fmt::Display for KeyFlag {
-    /// As errors name it: the user may have set the variable.
+    /// Writes the name for errors, with the variable, because the user may have set that.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "--{} (or {})", self.name, self.variable)
     }

@@ -14,11 +14,11 @@ use super::{
     value::{self, ValueError, found},
 };
 
-/// The flags that were given for keys of the file, by the paths of the keys.
+/// Flags that were given for keys of the file, by the paths of the keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFlags(BTreeMap<&'static str, (String, Value)>);
 
-/// The sources of a configuration besides the file's keys, and the problems that were found so far.
+/// Sources of a configuration besides the file's keys, and the problems found so far.
 #[derive(Debug)]
 pub(super) struct Input<'a> {
     /// Directory of the file, to which its paths are relative.
@@ -44,7 +44,7 @@ impl KeyFlags {
         self.0.insert(path, (flag, value));
     }
 
-    /// The flag that was given for a key, as errors name it, and its value.
+    /// Returns the flag that was given for a key, with its name for errors, and its value.
     pub(super) fn get(&self, path: &str) -> Option<&(String, Value)> {
         self.0.get(path)
     }

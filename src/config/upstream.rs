@@ -10,11 +10,11 @@ use super::{
     value::{self, ValueError, quote},
 };
 
-/// Examples of endpoints.
+/// Example endpoints for errors.
 pub(super) const ETCD: &str = "http://127.0.0.1:2379";
 const INFORMERD: &str = "http://127.0.0.1:50051";
 
-/// The certificates to trust, and our own certificate with its key.
+/// Certificates to trust, and the client's own certificate with its key.
 pub(super) type Tls = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
 
 /// Combines the files of a TLS section.
@@ -62,7 +62,7 @@ pub(super) fn relay_endpoint(value: &Value) -> Result<String, ValueError> {
     parse_endpoint(value::text(value)?)
 }
 
-/// As a flag has it.
+/// Parses an endpoint in a flag.
 pub(super) fn parse_endpoint(text: &str) -> Result<String, ValueError> {
     let is_socket = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/') && !path.ends_with('/'));
     if is_socket { Ok(text.to_owned()) } else { endpoint(text, INFORMERD) }

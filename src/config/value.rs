@@ -241,7 +241,7 @@ pub(super) fn string(value: &Value) -> Result<String, ValueError> {
     text(value).map(str::to_owned)
 }
 
-/// Where HTTP for operators listens; `none` is read by [`or_none`].
+/// Reads the address of HTTP for operators; `none` is read by [`or_none`].
 pub(super) fn admin_listen(value: &Value) -> Result<SocketAddr, ValueError> {
     let text = text(value)?;
     let what = "IP:PORT such as 127.0.0.1:9464 or [::1]:9464, or none";

@@ -1,14 +1,14 @@
-//! What may stand at a key of a `kube` source or in its flag.
+//! Values of the keys and the flag of a `kube` source.
 
 use serde_json::Value;
 
 use super::{ValueError, found, quote, text};
 use crate::model::{FieldCut, LabelSelector, Path};
 
-/// As a DNS label and as a DNS subdomain.
+/// Longest DNS label and longest DNS subdomain, in bytes.
 const MAX_LABEL_BYTES: usize = 63;
 const MAX_GROUP_BYTES: usize = 253;
-/// Each has a watch of its own.
+/// Most namespaces of a source; each has a watch of its own.
 const MAX_NAMESPACES: usize = 100;
 
 pub(crate) fn field_paths(value: &Value) -> Result<FieldCut, ValueError> {
