@@ -1,4 +1,4 @@
-//! Distribution: one writer publishes batches, any number of cursors read them, each at its own pace.
+//! Distribution of events: one writer publishes batches, and any number of cursors read them, each at its own pace.
 //!
 //! ```text
 //!   publish ──▶ select and translate, once per group ──▶ encode, once per format and variant ──▶ arena
@@ -6,25 +6,26 @@
 //!   Cursor ◀── position in the group's log ◀── one short lock ◀──────────────────────── group's log
 //! ```
 //!
-//! - The [`Broadcaster`] is owned by one task; that it is `&mut self` orders subscribing with publishing, which is how
-//!   apimachinery's Broadcaster joins a new watcher exactly (`blockQueue`).
-//! - Watchers with the same selection and format form a group. What they are sent is computed and encoded once. A change
-//!   is routed to the groups that its name, its namespace or its index values may concern; the others are not asked.
-//! - Selections that have to be asked about every change, and expressions, have a bounded share of the writer. A group that
-//!   does not fit is deferred: threads of their own fill its log, until it fits again or has not kept up with the history.
-//! - The queue of a client is its position in the group's log; a full queue is a subtraction, and the
-//!   [`FullChannelPolicy`] says what follows.
-//! - Under COALESCE all that a full queue holds merges, from what was published and not from the log, by threads of their own.
-//! - A group's log keeps what its cursors have not read, and nothing past the [`Retention`].
-//! - What lies behind the logs a client is told from a history, encoded once for all that are at the same place:
+//! - One task owns the [`Broadcaster`]. Subscribing and publishing both take `&mut self`, which orders them; apimachinery's
+//!   Broadcaster orders them with `blockQueue`.
+//! - Watchers with the same selection and format form a group. The writer selects and encodes a group's events once. It
+//!   routes a change only to the groups that the change's name, namespace or index values may concern.
+//! - Expressions, and selections that must be evaluated for every change, have a bounded share of the writer's time. A
+//!   group that does not fit is deferred: separate threads fill its log, until it fits again or ends because it has not
+//!   kept up with the history.
+//! - A client's queue is its position in the group's log. Its length is a subtraction; the [`FullChannelPolicy`] decides
+//!   what follows when it is full.
+//! - Under COALESCE, separate threads merge all that a full queue holds, from the published batches and not from the log.
+//! - A group's log keeps what its cursors have not read, within the [`Retention`].
+//! - A client that lags behind the logs reads from a history, encoded once for all clients at the same position:
 //!   [`Backfill`].
-//! - Nothing is silently lost: a cursor yields every event of its selection in order, or says how many are missing and
+//! - No event is silently lost. A cursor yields every event of its selection in order, or reports how many are missing and
 //!   after which version, or ends with a reason.
 //!
-//! Deliberately not here: where the events come from (`cache`), and what a frame looks like on the wire (`grpc`): the
-//! engine is generic over the [`Frame`]. [`Deliveries`] is the frame for users of the library.
+//! Not here: the origin of the events (`cache`) and the form of a frame on the wire (`grpc`). This module is generic over
+//! the [`Frame`]; [`Deliveries`] is the frame for users of the library.
 //!
-//! Also here, and apart from all that: [`StreamWatcher`], a byte stream as an upstream watch.
+//! Independent of the rest: [`StreamWatcher`], a byte stream as an upstream watch.
 
 mod backfill;
 mod broadcaster;

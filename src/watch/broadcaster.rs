@@ -1,4 +1,4 @@
-//! The writing end: groups, encoding once, and the wait for slow clients under BLOCK.
+//! Writer of the distribution: groups, encoding once, and the wait for slow clients under BLOCK.
 
 mod selecting;
 
@@ -28,45 +28,45 @@ use super::{
 };
 use crate::model::{Batch, Reached, ResourceVersion, Selection};
 
-/// Distributes batches to cursors. One task owns it: what it publishes, every cursor that subscribed before gets, and no
-/// cursor that subscribes later.
+/// Distributor of batches to cursors, owned by one task. Every cursor that subscribed before a batch is published receives
+/// it; no later cursor does.
 #[derive(Debug)]
 pub struct Broadcaster<F: Frame> {
     config: BroadcasterConfig,
     groups: Slab<Arc<Group<F>>>,
     by_key: HashMap<GroupKey<F>, usize>,
     routes: Routes,
-    /// Up to here everything has been published.
+    /// Position up to which everything has been published.
     reached: Reached,
     stopped: Option<End>,
-    /// There was a relist since the last change that was published.
+    /// True if there was a relist since the last published change.
     is_gap: bool,
     window: Arc<Window<F>>,
-    /// The groups that the writer has no time for; none when it has all the time that it needs.
+    /// Groups that the writer has no time for; `None` if it evaluates every selection itself.
     deferral: Option<Deferral<F>>,
-    /// Merges for those under COALESCE.
+    /// Merges for cursors under COALESCE.
     merger: Arc<Merger<F>>,
     room: Arc<Room>,
-    /// Those that hold the writer back, or did.
+    /// Slots that hold the writer back, or did.
     blocked: Vec<BlockedSlot<F>>,
     clients: ClientBudgets,
     next_slot_id: u64,
     stats: Arc<BroadcasterStats>,
 }
 
-/// Who wants to be told of what, and how.
+/// Subscription of one client.
 #[derive(Debug, Clone)]
 pub struct Subscribe<F: Frame> {
-    /// Which objects.
+    /// Objects that the client watches.
     pub selection: Arc<Selection>,
-    /// How they are encoded.
+    /// Format in which events are encoded.
     pub format: F::Format,
-    /// The client's queue.
+    /// Queue of the client.
     pub queue: QueueOptions,
-    /// Under BLOCK: whose budget it is that decides whether the watch is ended.
+    /// Client whose budget decides under BLOCK if the watch is ended.
     pub client: Client,
-    /// Whether the client is first given initial events from a snapshot: until [`Cursor::go_live`], every policy behaves
-    /// as REPLAY.
+    /// True if the client first receives initial events from a snapshot: until [`Cursor::go_live`], every policy behaves as
+    /// REPLAY.
     pub initial_events: bool,
 }
 
@@ -89,15 +89,15 @@ pub struct BroadcasterStats {
     pub denied: AtomicU64,
     /// Time for which the writer waited under BLOCK, in microseconds.
     pub blocked_micros: AtomicU64,
-    /// Bytes that all logs keep for cursors that lag: arenas, runs and marks.
+    /// Bytes that all logs keep for lagging cursors: arenas, runs and marks.
     pub retained_size: AtomicU64,
     /// Groups that threads fill now, because the writer has no time for their selections.
     pub deferred: AtomicU64,
-    /// Times that the writer had no time for a group.
+    /// Number of times that the writer had no time for a group.
     pub deferrals: AtomicU64,
-    /// Cursors ended because the threads that fill their group, or merge for them, have not kept up with the history.
+    /// Cursors ended because the threads that fill their group, or merge for them, did not keep up with the history.
     pub expired: AtomicU64,
-    /// Cursors ended because too much had merged for them ([`BroadcasterConfig::coalesce_size`]).
+    /// Cursors ended because their merged changes took too much memory ([`BroadcasterConfig::coalesce_size`]).
     pub overmerged: AtomicU64,
 }
 
@@ -113,7 +113,7 @@ struct BlockedSlot<F: Frame> {
 // === impl Broadcaster ===
 
 impl<F: Frame> Broadcaster<F> {
-    /// A Broadcaster without watchers, at a version.
+    /// Returns a Broadcaster without watchers, at a version.
     pub fn new(config: BroadcasterConfig, version: ResourceVersion) -> Self {
         let stats: Arc<BroadcasterStats> = Arc::default();
         let reached = Reached { version, offset: 0 };
@@ -136,8 +136,8 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
-    /// Bounds the time that selections take of the writer: groups that do not fit are filled by threads, if there are any.
-    /// They merge as well; without them that is done where it is needed.
+    /// Bounds the time that selections take of the writer: threads, if there are any, fill the groups that do not fit. The
+    /// threads also merge under COALESCE; without them, the cursor or the writer that needs a merge does it.
     #[must_use]
     pub fn deferring_to(mut self, threads: Option<&BulkThreads>) -> Self {
         self.deferral = threads.map(|threads| Deferral::new(&self, threads));
@@ -146,7 +146,7 @@ impl<F: Frame> Broadcaster<F> {
         self
     }
 
-    /// Its counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &Arc<BroadcasterStats> {
         &self.stats
     }
@@ -161,17 +161,18 @@ impl<F: Frame> Broadcaster<F> {
         self.window.wake()
     }
 
-    /// The version up to which everything has been published.
+    /// Returns the version up to which everything has been published.
     pub fn version(&self) -> &ResourceVersion {
         &self.reached.version
     }
 
-    /// Joins a client here: it gets what is published from now on, and nothing else.
+    /// Subscribes a client, which receives exactly what is published from now on.
     pub fn subscribe(&mut self, subscribe: Subscribe<F>) -> Cursor<F> {
         self.join(subscribe, None)
     }
 
-    /// Joins a client that has all changes up to a version, to which more may come here: they are left out.
+    /// Subscribes a client that has all changes up to a version. More changes up to that version may still be published
+    /// here: the cursor skips them.
     pub fn subscribe_after(&mut self, subscribe: Subscribe<F>, version: &ResourceVersion) -> Cursor<F> {
         let has = (*version > self.reached.version).then_some(version);
         self.join(subscribe, has)
@@ -188,7 +189,7 @@ impl<F: Frame> Broadcaster<F> {
             let group = Arc::clone(self.group(Arc::clone(&selection), format));
             let mut log = group.log.lock();
             if self.stopped.is_none() && log.end.is_some() {
-                // It has just been ended, because it has not kept up.
+                // The group has just ended, because it did not keep up.
                 drop(log);
                 self.remove(group.id);
                 continue;
@@ -207,9 +208,10 @@ impl<F: Frame> Broadcaster<F> {
         Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, reached)
     }
 
-    /// Publishes batches as one wake: every group gets its share, and is woken once. Ignored after [`Self::stop`].
+    /// Publishes batches as one publish cycle: every group receives its share and is woken once. Does nothing after
+    /// [`Self::stop`].
     ///
-    /// Call it only when [`Self::is_blocked`] says no; it never waits by itself.
+    /// Callers must first see [`Self::is_blocked`] return false; this function itself never waits.
     pub fn publish<B: Borrow<Batch> + Clone + Into<Arc<Batch>>>(&mut self, batches: &[B]) {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
         let before = self.reached.clone();
@@ -251,32 +253,33 @@ impl<F: Frame> Broadcaster<F> {
             }
         }
         self.defer(&deferred, batches, is_gap, &before);
-        // Last: what has merged up to here is in the logs.
+        // Last: everything that has merged up to here is in the logs.
         self.merger.publish(batches, before.offset, &self.reached, now);
     }
 
-    /// Whether the next batch has to wait for a client under BLOCK.
+    /// Returns true if the next batch has to wait for a client under BLOCK.
     pub fn is_blocked(&self) -> bool {
         self.room.deadline().is_some()
     }
 
-    /// Waits until every client that holds the writer back has room again or has gone, and no longer than the budget of the
-    /// resource allows: those that are left are then ended or served as under REPLAY. Returns at once when there is none.
+    /// Waits until every client that holds the writer back has room again or has unsubscribed, but no longer than the
+    /// budget of the resource allows. At the deadline the remaining clients are ended or served as under REPLAY. Returns at
+    /// once if no client holds the writer back.
     ///
     /// # Cancel safety
     ///
-    /// May be dropped and called again at any time; the waiting time goes on being counted.
+    /// May be dropped and called again at any time; the waiting time is still counted.
     pub async fn ready(&mut self) {
         while let Some(deadline) = self.block_deadline(Instant::now()) {
             tokio::select! {
-                // Cancel-safe: it is told again when nobody waited.
+                // Cancel-safe: `Notify` keeps the notification if nobody waits.
                 () = self.room.freed() => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
     }
 
-    /// Wakes every cursor that waits, though nothing was published: there is something else to tell.
+    /// Wakes every waiting cursor although nothing was published, because its reader has something else to report.
     pub fn poke(&self) {
         let mut wakers = Vec::new();
         for (_, group) in &self.groups {
@@ -287,8 +290,8 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
-    /// Removes groups that nobody reads and events that are too old. To be called from time to time: a quiet resource
-    /// is not published to.
+    /// Removes groups without readers and events that are too old. Must be called periodically, because a quiet resource
+    /// has no publish cycles.
     pub fn sweep(&mut self) {
         self.remove_vacant();
         let now = Instant::now();
@@ -307,10 +310,10 @@ impl<F: Frame> Broadcaster<F> {
         self.end_all(end);
     }
 
-    /// Ends every cursor as [`Self::stop`] does, and goes on for later subscribers, from `version`.
+    /// Ends every cursor as [`Self::stop`] does, and continues for later subscribers from `version`.
     pub fn restart(&mut self, end: &End, version: ResourceVersion) {
         self.end_all(end);
-        // What is left of their queues can be read, and holds nobody back.
+        // What is left of these queues can still be read, and holds nobody back.
         let now = Instant::now();
         for BlockedSlot { group, slot, id, .. } in self.blocked.drain(..) {
             if let Some(slot) = group.log.lock().slots.get_mut(slot).filter(|slot| slot.id == id) {
@@ -323,7 +326,7 @@ impl<F: Frame> Broadcaster<F> {
         self.stats.groups.store(0, Ordering::Relaxed);
         // No cursor has reached the next offset.
         self.reached = Reached { version, offset: self.reached.offset + 1 };
-        // The readers of the groups that have ended keep theirs.
+        // Readers of the ended groups keep the old merger.
         self.merger = self.merger.next(&self.reached);
     }
 
@@ -332,7 +335,7 @@ impl<F: Frame> Broadcaster<F> {
         for (_, group) in &self.groups {
             let mut log = group.log.lock();
             log.end.get_or_insert_with(|| end.clone());
-            // From here on nobody fills it, whatever a thread still has.
+            // From here on no thread may fill this log, even with what it has already selected.
             self.end_deferral(&mut log);
             log.take_wakers(&mut wakers);
         }
@@ -344,7 +347,7 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
-    /// The group with this selection and format; made when there is none.
+    /// Returns the group with this selection and format, and creates it if there is none.
     fn group(&mut self, selection: Arc<Selection>, format: F::Format) -> &Arc<Group<F>> {
         let Self { groups, by_key, routes, .. } = self;
         let id = *by_key.entry((selection, format)).or_insert_with_key(|(selection, format)| {
@@ -361,7 +364,7 @@ impl<F: Frame> Broadcaster<F> {
         &groups[id]
     }
 
-    /// Removes the groups that nobody reads any more, and those that have ended by themselves.
+    /// Removes the groups that have no readers any more, and those that ended on their own.
     fn remove_vacant(&mut self) {
         for id in self.room.take_vacant() {
             let is_over = |group: &Arc<Group<F>>| {
@@ -385,7 +388,8 @@ impl<F: Frame> Broadcaster<F> {
         self.by_key.remove(&(Arc::clone(&group.selection), group.format));
     }
 
-    /// Returns until when the writer waits; `None` when nobody holds it back. At the end of that time it lets go of everybody.
+    /// Returns the time until which the writer waits; `None` if no slot holds it back. At the deadline, gives up on every
+    /// slot.
     fn block_deadline(&mut self, now: Instant) -> Option<Instant> {
         let deadline = self.room.deadline()?;
         if now < deadline {

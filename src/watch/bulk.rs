@@ -1,31 +1,31 @@
-//! Threads of their own for work that is to delay neither a writer nor a connection.
+//! Separate threads for work that must delay neither a writer nor a connection.
 //!
-//! Shared by all resources of a server. What is to be done comes in pieces of about half a millisecond, taken in turn by
-//! whoever has some; the kernel preempts a thread, but no task. No worker of a runtime waits for them. They end when the
-//! last [`BulkThreads`] is dropped, each after its piece.
+//! All resources of a server share them. Work comes in pieces of about half a millisecond, and the owners of pending work
+//! take turns. They are threads and not tasks because the kernel preempts a thread; no worker of a runtime waits for them.
+//! When the last [`BulkThreads`] is dropped, each thread ends after its current piece.
 
 use std::{collections::VecDeque, fmt, io, sync::Arc, thread::JoinHandle, time::Instant};
 
 use super::selection_budget::Clock;
 use crate::sync::{Condvar, Mutex};
 
-/// The threads that do what writers have no time for; a server has half as many as it has processors, and at least one.
+/// Threads for the work that writers have no time for. A server has half as many as processors, and at least one.
 #[derive(Debug)]
 pub struct BulkThreads {
     queue: Arc<BulkQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Work that waits for a thread.
+/// Queue of work that waits for a thread.
 pub(super) struct BulkQueue {
     ready: Mutex<Ready>,
     is_ready: Condvar,
     clock: Clock,
 }
 
-/// Does one piece of work.
+/// Work that a bulk thread does one piece at a time.
 pub(super) trait Work: Send + Sync {
-    /// Does it, and [pushes](BulkQueue::push) itself if there is more.
+    /// Does one piece, and [pushes](BulkQueue::push) itself if there is more.
     fn run(self: Arc<Self>);
 }
 
@@ -38,7 +38,7 @@ struct Ready {
 // === impl BulkThreads ===
 
 impl BulkThreads {
-    /// Starts so many threads. Without any, whoever has them calls [`Self::run_one`].
+    /// Starts `count` threads. With zero, the caller runs [`Self::run_one`].
     pub fn start(count: usize) -> io::Result<Self> {
         let queue = BulkQueue::new(Clock::Since(Instant::now()));
         let mut threads = Self { queue, threads: Vec::with_capacity(count) };
@@ -54,20 +54,20 @@ impl BulkThreads {
         &self.queue
     }
 
-    /// Without threads: a test runs what there is to do.
+    /// Returns a queue without threads: a test runs the work.
     #[cfg(test)]
     pub(crate) fn manual(clock: Arc<super::selection_budget::Stepped>) -> Self {
         Self { queue: BulkQueue::new(Clock::Stepped(clock)), threads: Vec::new() }
     }
 
-    /// Returns what each of the threads runs.
+    /// Returns the function that each of the threads runs.
     #[cfg(test)]
     pub(crate) fn body(&self) -> impl FnOnce() + Send + use<> {
         let queue = Arc::clone(&self.queue);
         move || queue.run()
     }
 
-    /// Does one piece of work on this thread; returns whether there was one.
+    /// Runs one piece of work on this thread; returns true if there was one.
     pub fn run_one(&self) -> bool {
         let work = self.queue.ready.lock().works.pop_front();
         work.map(Work::run).is_some()
@@ -83,7 +83,7 @@ impl Drop for BulkThreads {
         };
         drop(works);
         self.queue.is_ready.notify_all();
-        // Not waited for: a piece of work may be long when the machine is busy.
+        // Not joined: a piece of work may take long on a busy machine.
         self.threads.clear();
     }
 }
@@ -99,7 +99,7 @@ impl BulkQueue {
         &self.clock
     }
 
-    /// Gives some work to a thread, after what waits already.
+    /// Queues work for a thread, after all pending work.
     pub(super) fn push(&self, work: Arc<dyn Work>) {
         {
             let mut ready = self.ready.lock();
@@ -111,7 +111,7 @@ impl BulkQueue {
         self.is_ready.notify_one();
     }
 
-    /// Does what comes until the threads end.
+    /// Runs queued work until the threads end.
     fn run(&self) {
         while let Some(work) = self.next() {
             work.run();

@@ -1,11 +1,19 @@
-//! COALESCE: what a client that lags is told of each key at last.
+//! COALESCE: the events that bring a lagging client to the latest state of each key.
 //!
-//! All that the full queue of such a client holds merges per key into a [`Generation`]; when that has everything, the client is
-//! sent it whole. What is told of a key is decided by what the client has and the latest state: none, then some is ADDED; same
-//! uid MODIFIED; other uid DELETED and ADDED; some, then none DELETED, with the state that the client has; none, then none
-//! nothing. Entering and leaving a selection are the same algebra.
+//! All that the full queue of such a client holds merges per key into a [`Generation`], which is sent as a whole once it is
+//! complete. The state that the client has and the latest state of the key decide its events:
 //!
-//! Written by whoever merges ([`Merger`](super::merger::Merger)); then read by one cursor. No lock is held for either.
+//! | client has | latest state | events |
+//! |---|---|---|
+//! | none | some | ADDED |
+//! | some | same uid | MODIFIED |
+//! | some | other uid | DELETED, ADDED |
+//! | some | none | DELETED, with the state that the client has |
+//! | none | none | none |
+//!
+//! Entering and leaving a selection follow the same rules.
+//!
+//! The [`Merger`](super::merger::Merger) writes a generation; then one cursor reads it. Neither holds a lock.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -22,52 +30,52 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Generation {
     pending: HashMap<ObjectKey, Pending, foldhash::fast::RandomState>,
-    /// Counts the merged events, for the order of the keys.
+    /// Number of merged events, for the order of the keys.
     merged: u64,
-    /// Events of keys that came and went: nothing else is left of them.
+    /// Events of keys that were added and deleted again: nothing else is left of them.
     vanished: u32,
-    /// Safe to resume from before the first merged event, and after the last one.
+    /// Versions that are safe to resume from: before the first merged event, and after the last one.
     versions: Option<(ResourceVersion, ResourceVersion)>,
-    /// The size of the bodies that the client has of all keys, and of what there is now.
+    /// Size of the bodies that the client has of all keys, and of the latest ones.
     had: usize,
     now: usize,
     _alive: Alive,
 }
 
-/// The memory of what has merged.
+/// Memory of merged changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Size {
-    /// Of the entries, which are its own.
+    /// Memory of the entries themselves.
     pub(super) entries: usize,
-    /// The size of the bodies that they refer to.
+    /// Size of the bodies that they refer to.
     pub(super) bodies: usize,
-    /// Of those, what the cache does not have any more.
+    /// Part of `bodies` that the cache no longer has.
     pub(super) had: usize,
 }
 
-/// What became of one key.
+/// Merged changes of one key.
 #[derive(Debug)]
 struct Pending {
-    /// What the client has.
+    /// State that the client has.
     had: Option<Arc<Object>>,
-    /// What there is now, in its selection.
+    /// Latest state, if it is in the selection.
     now: Option<Arc<Object>>,
-    /// The last change by which what the client has went away: its version, and why.
+    /// Last change that removed the state that the client has: its version and its cause.
     gone: (ResourceVersion, Cause),
-    /// Why what there is now came.
+    /// Cause of the addition of the latest state.
     came: Cause,
     events: u32,
-    /// The last change's place among all.
+    /// Position of the last change among all.
     place: u64,
 }
 
-/// A generation that is being told.
+/// Generation that is being delivered.
 #[derive(Debug)]
 pub(super) struct Telling {
     told: VecDeque<Told>,
-    /// Safe to resume from before and when everything has been told.
+    /// Versions that are safe to resume from: before its first event, and after its last one.
     versions: Option<(ResourceVersion, ResourceVersion)>,
-    /// The offset that is reached then.
+    /// Offset that is reached after its last event.
     offset: u64,
     size: Size,
     _alive: Alive,
@@ -92,7 +100,7 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// Returns whether nothing has merged.
+    /// Returns true if nothing has merged.
     pub(super) fn is_empty(&self) -> bool {
         self.merged == 0
     }
@@ -102,7 +110,7 @@ impl Generation {
         Size { entries, bodies: self.had + self.now, had: self.had }
     }
 
-    /// Adds what a change is to the client's selection.
+    /// Merges a change, by its transition in the client's selection.
     pub(super) fn merge(&mut self, batch: &Batch, change: &Change, transition: Transition) {
         let now = match transition.event_type {
             EventType::Deleted => None,
@@ -144,8 +152,8 @@ impl Generation {
         }
     }
 
-    /// Returns everything that there is to tell, by each key's last change, to the client that reaches an offset with it. Events
-    /// that vanished without a trace are counted with the last one.
+    /// Returns the events to deliver, ordered by each key's last change, to the client that reaches an offset with them.
+    /// The last event also counts the events that vanished without a trace.
     pub(super) fn tell(self, offset: u64) -> Telling {
         let Self { pending, mut vanished, versions, .. } = self;
         let mut pending: Vec<Pending> = pending.into_values().collect();
@@ -169,7 +177,7 @@ impl Generation {
 // === impl Pending ===
 
 impl Pending {
-    /// Tells what the client has to know. Returns how many events left no trace.
+    /// Appends the events of this key. Returns the number of events that left no trace.
     fn tell(self, told: &mut VecDeque<Told>) -> u32 {
         let Self { had, now, gone: (gone_at, gone), came, events, .. } = self;
         let count = told.len();
@@ -191,7 +199,7 @@ impl Pending {
             (None, None) => {}
             (None, Some(now)) => told.push_back(upserted(EventType::Added, now, came)),
             (Some(had), None) => told.push_back(deleted(had)),
-            // Left and entered again as it was, or changed back: nothing is new to the client.
+            // Left and entered again unchanged, or changed back: nothing is new to the client.
             (Some(had), Some(now)) if Arc::ptr_eq(&had, &now) => {}
             (Some(had), Some(now)) if is_same(&had, &now) => {
                 told.push_back(upserted(EventType::Modified, now, Cause::Change));
@@ -221,34 +229,34 @@ impl Telling {
         self.size
     }
 
-    /// Whether everything has been told.
+    /// Returns true if everything has been delivered.
     pub(super) fn is_done(&self) -> bool {
         self.told.is_empty()
     }
 
-    /// Returns what a client reaches that was here before, when everything has been told.
+    /// Returns what a client that was at `before` reaches once everything has been delivered.
     pub(super) fn after(&self, before: &Reached) -> Reached {
         let after = self.versions.as_ref().map(|(_, after)| after).filter(|after| **after > before.version);
         let version = after.unwrap_or(&before.version).clone();
         Reached { version, offset: self.offset.max(before.offset) }
     }
 
-    /// Returns the version to which the first events lead a client that was here before: where the first one that has merged
-    /// begins.
+    /// Returns the version of all but the last event, for a client that was at `reached`: the one before the first merged
+    /// change.
     pub(super) fn before(&self, reached: &Reached) -> ResourceVersion {
         let before = self.versions.as_ref().map(|(before, _)| before).filter(|before| **before > reached.version);
         before.unwrap_or(&reached.version).clone()
     }
 
-    /// Encodes the next events for a client that was here before, until there is `max_size` of them, but at least one. Returns
-    /// how many they are.
+    /// Encodes the next events for a client that was at `before`, until there is `max_size` of them, but at least one.
+    /// Returns their number too.
     pub(super) fn encode<F: Frame>(&mut self, before: &Reached, format: F::Format, max_size: usize) -> (F, u64) {
         let (mut arena, mut events) = (F::Arena::default(), 0);
         let (before, after) = (&before.version, &self.after(before).version);
         while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
             let is_last = self.told.is_empty();
             let version = if is_last { after } else { before };
-            // Merged changes are not for who has to know of gaps and open versions.
+            // Clients that must see relist gaps and open versions do not use merged changes.
             let (relisted, open) = (false, false);
             let (object, object_version) = (&object, &object_version);
             let notice = Notice { event_type, cause, object, object_version, version, coalesced, relisted, open };
@@ -265,7 +273,7 @@ impl Telling {
 // === impl Size ===
 
 impl Size {
-    /// Returns what counts against the bound.
+    /// Returns the bytes that count against the bound.
     pub(super) fn held(self) -> usize {
         self.entries + self.had
     }
@@ -275,7 +283,7 @@ fn size_of_body(object: Option<&Arc<Object>>) -> usize {
     object.map_or(0, |object| object.body().len())
 }
 
-/// Whether both are states of one object. A source without uids cannot show that they are not.
+/// Returns true if both are states of one object. Objects of a source without uids always count as the same.
 fn is_same(a: &Object, b: &Object) -> bool {
     a.uid() == b.uid() || a.uid().is_empty() || b.uid().is_empty()
 }

@@ -1,4 +1,4 @@
-//! The reading end: one client's position in its group's log.
+//! Reader of the distribution: one client's position in its group's log.
 
 use std::{
     fmt, future,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::model::{Reached, ResourceVersion, Selection};
 
-/// One client's queue. Dropping it unsubscribes.
+/// Queue of one client. Dropping it unsubscribes.
 pub struct Cursor<F: Frame> {
     group: Arc<Group<F>>,
     slot: usize,
@@ -28,11 +28,11 @@ pub struct Cursor<F: Frame> {
     queue_size: usize,
     reached: Reached,
     taken: u64,
-    /// Under COALESCE: the generation that is being told.
+    /// Under COALESCE: the generation that is being delivered.
     telling: Option<Box<Telling>>,
 }
 
-/// Reads how far a cursor lags, from outside.
+/// View of a cursor's lag and state from outside.
 #[derive(Debug, Clone)]
 pub struct CursorGauge<F: Frame> {
     group: Weak<Group<F>>,
@@ -40,29 +40,29 @@ pub struct CursorGauge<F: Frame> {
     id: u64,
 }
 
-/// Pieces one after the other: one, when they were published together.
+/// Consecutive slices: a single one if they were published together.
 pub type Frames<F> = SmallVec<[F; 1]>;
 
-/// The size of the next event, which is larger than it may be; `None` if it is not known before the event is encoded.
+/// Size of the next event, which exceeds the limit; `None` if it is not known before the event is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLarge(pub Option<usize>);
 
-/// What a cursor yields.
+/// Result of taking from a cursor.
 #[derive(Debug, Clone)]
 pub enum Taken<F> {
     /// The next events, in order.
     Frames(Frames<F>),
     /// Events are missing here, under DROP.
     Dropped {
-        /// How many events of the selection.
+        /// Number of missing events of the selection.
         count: u64,
-        /// The last version before the hole: a watch from here gets them.
+        /// Last version before the gap: a watch from here receives the missing events.
         after: ResourceVersion,
     },
-    /// What comes after [`Cursor::version`] is no longer retained here, and nothing was lost: a history may still have it.
-    /// The cursor yields nothing else any more.
+    /// The events after [`Cursor::version`] are no longer retained here. Nothing was lost: a history may still have them.
+    /// From now on the cursor yields nothing else.
     Parked,
-    /// Nothing more will come.
+    /// The cursor has ended.
     Ended(End),
 }
 
@@ -80,22 +80,23 @@ impl<F: Frame> Cursor<F> {
         Self { group, slot, stats, queue_size, reached, taken: 0, telling: None }
     }
 
-    /// What it is told of; shared by all who are told the same.
+    /// Returns the selection, which all watchers of the group share.
     pub fn selection(&self) -> &Arc<Selection> {
         &self.group.selection
     }
 
-    /// The version of what was taken last, a safe point to resume from; at first, where the cursor joined.
+    /// Returns the version of the last event taken, which is safe to resume from; at first, the version at which the cursor
+    /// joined.
     pub fn version(&self) -> &ResourceVersion {
         &self.reached.version
     }
 
-    /// The same with its offset: whoever goes on from a history instead begins there, also inside a batch.
+    /// Returns the same with its offset, from which a client resumes in a history, also inside a batch.
     pub fn reached(&self) -> &Reached {
         &self.reached
     }
 
-    /// Moves on to what is known to have been distributed while the cursor was at the head (a bookmark).
+    /// Advances to a position that was distributed while the cursor was at the head (for a bookmark).
     pub fn advance(&mut self, distributed: &Reached) {
         self.reached.offset = self.reached.offset.max(distributed.offset);
         if self.reached.version < distributed.version {
@@ -103,19 +104,20 @@ impl<F: Frame> Cursor<F> {
         }
     }
 
-    /// Whether nothing is left to be taken, and more may come.
+    /// Returns true if nothing is left to take, and more may come.
     pub fn is_at_head(&self) -> bool {
         self.is_at_head_of(&self.group.log.lock())
     }
 
-    /// Moves on to what has been distributed, which is to be read before this is called, if nothing is left to be taken and
-    /// more may come (a bookmark). Returns whether that is so. What threads have not filled yet has not been distributed here.
+    /// Advances to `distributed` (for a bookmark), if nothing is left to take and more may come; returns true if so. The
+    /// caller must read `distributed` before this call. In a deferred group, only what its threads have filled counts as
+    /// distributed.
     pub fn advance_at_head(&mut self, distributed: Option<&Reached>) -> bool {
         let log = self.group.log.lock();
         if !self.is_at_head_of(&log) {
             return false;
         }
-        // Looked at together with the head: as soon as more is filled, there is something to be taken first.
+        // Read together with the head: as soon as more is filled, there is something to take first.
         let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
         drop(log);
         let lags = |filled: &&Reached| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
@@ -125,13 +127,13 @@ impl<F: Frame> Cursor<F> {
         true
     }
 
-    /// Up to where threads have filled its group, if they do.
+    /// Returns the position to which threads have filled its group, if it is deferred.
     #[cfg(test)]
     pub(super) fn filled(&self) -> Option<Reached> {
         self.group.log.lock().deferred.as_ref().map(|deferred| deferred.filled.clone())
     }
 
-    /// What its group keeps: bytes of runs and marks, and the frames.
+    /// Returns what its group retains: the bytes of runs and marks, and the frames.
     #[cfg(test)]
     pub(super) fn kept(&self) -> (usize, Vec<F>) {
         let log = self.group.log.lock();
@@ -158,24 +160,24 @@ impl<F: Frame> Cursor<F> {
         has_all && log.end.is_none()
     }
 
-    /// How many events were taken.
+    /// Returns the number of events taken.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Returns the memory of what it is about to yield and nobody else has.
+    /// Returns the memory of the events that this cursor alone holds and is about to yield.
     pub fn held(&self) -> usize {
         self.telling.as_ref().map_or(0, |telling| telling.size().entries)
     }
 
-    /// A view of this cursor that does not keep it alive.
+    /// Returns a gauge of this cursor that does not keep it alive.
     pub fn gauge(&self) -> CursorGauge<F> {
         let id = self.group.log.lock().slots[self.slot].id;
         CursorGauge { group: Arc::downgrade(&self.group), slot: self.slot, id }
     }
 
-    /// Ends the time in which every policy behaves as REPLAY: the initial events have been handed out. The policy acts
-    /// once the cursor has caught up with its queue for the first time, so that a long snapshot costs nobody its queue.
+    /// Ends the time in which every policy behaves as REPLAY: the initial events have been delivered. The policy acts once
+    /// the cursor has caught up with its queue for the first time, so that no client loses its queue to a long snapshot.
     pub fn go_live(&mut self) {
         let mut log = self.group.log.lock();
         let slot = &mut log.slots[self.slot];
@@ -190,11 +192,11 @@ impl<F: Frame> Cursor<F> {
     ///
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
-        // Nothing is too large.
+        // Without `must_fit`, no event is too large.
         self.poll_take_or_not(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
     }
 
-    /// Takes the same, or nothing when the next event alone is larger than `max_size`, or its size is not known before it is
+    /// Takes the same, but nothing if the next event alone is larger than `max_size`, or its size is not known before it is
     /// encoded.
     ///
     /// # Cancel safety
@@ -272,7 +274,7 @@ impl<F: Frame> Cursor<F> {
         polled
     }
 
-    /// The next part of the generation that is being told, encoded outside of any lock.
+    /// Encodes the next part of the generation that is being delivered, outside of any lock.
     fn tell(&mut self, max_size: usize) -> Option<Taken<F>> {
         let mut telling = self.telling.take()?;
         let taken = (!telling.is_done()).then(|| {
@@ -281,7 +283,7 @@ impl<F: Frame> Cursor<F> {
             self.stats.delivered.fetch_add(events, Ordering::Relaxed);
             Taken::Frames(smallvec![frame])
         });
-        // Reached also when everything in it has vanished.
+        // Reached also if all of its events have vanished.
         if telling.is_done() {
             self.reached = telling.after(&self.reached);
         }
@@ -289,7 +291,7 @@ impl<F: Frame> Cursor<F> {
         taken
     }
 
-    /// Waits for the next of what [`Cursor::poll_take`] yields.
+    /// Waits for the next result of [`Cursor::poll_take`].
     ///
     /// # Cancel safety
     ///
@@ -302,7 +304,7 @@ impl<F: Frame> Cursor<F> {
 // === impl CursorGauge ===
 
 impl<F: Frame> CursorGauge<F> {
-    /// How many events the cursor is behind the newest of its selection; `None` when it is gone.
+    /// Returns by how many events the cursor lags behind the newest of its selection; `None` if it was dropped.
     pub fn lag(&self) -> Option<u64> {
         let group = self.group.upgrade()?;
         let log = group.log.lock();
@@ -310,7 +312,7 @@ impl<F: Frame> CursorGauge<F> {
         Some(log.head - slot.position)
     }
 
-    /// Returns what the policy does with the cursor; `None` when it is gone.
+    /// Returns what the policy does with the cursor; `None` if it was dropped.
     pub fn state(&self) -> Option<CursorState> {
         let group = self.group.upgrade()?;
         let log = group.log.lock();
@@ -323,7 +325,7 @@ impl<F: Frame> CursorGauge<F> {
         })
     }
 
-    /// Whether the cursor was evicted under BLOCK, and its reader does not know yet.
+    /// Returns true if the cursor was evicted under BLOCK and still exists.
     pub fn is_evicted(&self) -> bool {
         let Some(group) = self.group.upgrade() else { return false };
         let log = group.log.lock();
@@ -362,7 +364,7 @@ impl<F: Frame> fmt::Debug for Cursor<F> {
     }
 }
 
-/// Decides what a slot gets next; `None` when there is nothing yet.
+/// Decides what a slot yields next; `None` if there is nothing yet.
 fn take<F: Frame>(
     log: &mut Log<F>,
     index: usize,
@@ -379,7 +381,8 @@ fn take<F: Frame>(
     let is_over = lag > queue.length.max(1) as u64 || head_size - position_size > queue_size as u64;
     if log.slots[index].phase == Phase::CatchingUp {
         let is_leaving_out = log.is_leaving_out(index, reached);
-        // A relist has closed the version that the client had all of. In its batch only a replay gives no lower version.
+        // A relist has closed the version that the client had completely. Inside its batch, only a replay never lowers the
+        // version.
         if log.goes_back(position, &reached.version) {
             return Some(Taken::Parked);
         }
@@ -392,7 +395,7 @@ fn take<F: Frame>(
         return Some(Taken::Parked);
     }
     if drops && is_over && log.slots[index].frozen_at.is_none() {
-        // One event larger than the whole queue leaves nothing out.
+        // A single event larger than the whole queue loses no other.
         log.slots[index].frozen_at = Some(frozen_end(log, index, queue_size)).filter(|end| *end < head);
     }
     let frozen_at = log.slots[index].frozen_at;
@@ -420,7 +423,7 @@ fn next_size<F: Frame>(log: &Log<F>, index: usize) -> usize {
     run.marks.get(from).map_or(0, |mark| mark.end as usize - run.start_of(from))
 }
 
-/// Where a full queue ends: as many events as its length, and no more than its size, but at least one.
+/// Returns the end of a full queue: as many events as its length, within its size, but at least one.
 fn frozen_end<F: Frame>(log: &Log<F>, index: usize, queue_size: usize) -> u64 {
     let slot: &Slot = &log.slots[index];
     let by_length = slot.position + slot.queue.length.max(1) as u64;

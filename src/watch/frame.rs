@@ -1,69 +1,69 @@
-//! What is put into a group's log: pieces of an arena in which every event was encoded once.
+//! Content of a group's log: slices of an arena in which every event was encoded once.
 
 use std::{fmt, ops::Range, sync::Arc};
 
 use crate::model::{Cause, Change, EventType, Object, ResourceVersion, Transition};
 
-/// A piece of a frozen arena: the encoded form of one or more events, one after the other. A clone is a reference count.
+/// Slice of a frozen arena: the encoded form of one or more consecutive events. A clone is a reference count.
 ///
 /// The grpc layer's frame is bytes on the wire; [`Deliveries`] is the one for users of the library.
 pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
-    /// What else an encoding depends on (the payload format).
+    /// Further input of the encoding (the payload format).
     type Format: Copy + Eq + std::hash::Hash + fmt::Debug + Send + Sync + 'static;
-    /// An arena that is being filled.
+    /// Arena that is being filled.
     type Arena: Default + Send;
 
     /// Appends one event.
     fn encode(arena: &mut Self::Arena, format: Self::Format, notice: &Notice<'_>);
 
-    /// How much the arena holds; where the next event will begin. At most `u32::MAX`.
+    /// Returns the size of the arena, which is the position of the next event. At most `u32::MAX`.
     fn size(arena: &Self::Arena) -> usize;
 
-    /// Ends the filling.
+    /// Makes the arena immutable.
     fn freeze(arena: Self::Arena) -> Self;
 
-    /// The part between two positions of [`Frame::size`].
+    /// Returns the part between two positions of [`Frame::size`].
     fn slice(&self, range: Range<usize>) -> Self;
 
-    /// Bytes of memory that the arena takes once it is frozen.
+    /// Returns the bytes of memory that the arena takes once it is frozen.
     fn bytes(arena: &Self::Arena) -> usize;
 }
 
-/// One event as one group of watchers is to be told of it.
+/// One event, as it is encoded for one group of watchers.
 #[derive(Debug, Clone, Copy)]
 pub struct Notice<'a> {
     /// ADDED, MODIFIED or DELETED.
     pub event_type: EventType,
-    /// Why.
+    /// Cause of the event.
     pub cause: Cause,
-    /// The new state; for DELETED the last one that the watcher has.
+    /// New state; for DELETED the last state that the watcher has.
     pub object: &'a Arc<Object>,
-    /// Of the object; for DELETED, of the deletion or of the change that made it leave.
+    /// Version of the object; for DELETED, of the deletion or of the change by which it left the selection.
     pub object_version: &'a ResourceVersion,
-    /// Safe to resume from once this event has been seen.
+    /// Version that is safe to resume from once this event has been delivered.
     pub version: &'a ResourceVersion,
-    /// Under COALESCE: how many further events this one stands for.
+    /// Under COALESCE: number of further events that this one stands for.
     pub coalesced: u32,
-    /// There was a relist between the version that was told before and this one.
+    /// True if there was a relist between the previously reported version and this one.
     pub relisted: bool,
-    /// More changes at the version of this one may come: [`Batch::is_open`](crate::model::Batch::is_open).
+    /// True if more changes at this version may follow: [`Batch::is_open`](crate::model::Batch::is_open).
     pub open: bool,
 }
 
-/// One event, as a user of the library gets it.
+/// One event, as a user of the library receives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
     /// ADDED, MODIFIED or DELETED.
     pub event_type: EventType,
-    /// Why.
+    /// Cause of the event.
     pub cause: Cause,
-    /// The new state; for DELETED the last one that the watcher has.
+    /// New state; for DELETED the last state that the watcher has.
     pub object: Arc<Object>,
-    /// Of the object; for DELETED, of the deletion or of the change that made it leave.
+    /// Version of the object; for DELETED, of the deletion or of the change by which it left the selection.
     pub object_version: ResourceVersion,
-    /// Safe to resume from once this event has been seen.
+    /// Version that is safe to resume from once this event has been delivered.
     pub version: ResourceVersion,
-    /// Under COALESCE: how many further events this one stands for.
+    /// Under COALESCE: number of further events that this one stands for.
     pub coalesced: u32,
 }
 
@@ -77,8 +77,8 @@ pub struct Deliveries {
 // === impl Notice ===
 
 impl<'a> Notice<'a> {
-    /// What a change is to a group of watchers, at the version to resume from. `None` when the change has not the state
-    /// that the transition tells of, which no selection gives.
+    /// Returns the event of a change for a group of watchers, at the version to resume from. Returns `None` if the change
+    /// lacks the state that the transition needs; no selection produces such a transition.
     pub fn new(change: &'a Change, transition: Transition, version: &'a ResourceVersion) -> Option<Self> {
         let Transition { event_type, cause } = transition;
         let (object, object_version) = match event_type {

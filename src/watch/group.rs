@@ -1,12 +1,12 @@
-//! The log of one group of watchers, and the slots of its readers, behind one short lock.
+//! Log of one group of watchers, and the slots of its readers, behind one short lock.
 //!
-//! Written by the Broadcaster (runs, ends, evictions) and by each cursor (its own slot); of a deferred group a thread of the
-//! [`Filler`](super::filler::Filler) writes the runs. Invariants:
+//! The Broadcaster writes the runs, ends and evictions, and each cursor its own slot. A thread of the
+//! [`Filler`](super::filler::Filler) writes the runs of a deferred group. Invariants:
 //!
-//! - Positions count events in a sequence private to the group; a slot's position never moves back.
-//! - A slot parks under the same lock under which the log is looked at, so no wake can be lost.
-//! - A waker is never woken or dropped under the lock: its last reference may own what takes the same lock.
-//! - Under this lock no other one is taken but those of budgets, which are never held for long.
+//! - Positions count events in a sequence private to the group; a slot's position never decreases.
+//! - A slot parks under the lock under which its reader read the log, so that no wake-up can be lost.
+//! - No waker is woken or dropped under the lock: its last reference may own something that takes the same lock.
+//! - Under this lock, only locks of budgets are taken, which are never held for long.
 
 mod append;
 mod block;
@@ -38,15 +38,15 @@ use crate::{
 /// Watchers with the same selection and format.
 #[derive(Debug)]
 pub(super) struct Group<F: Frame> {
-    /// By which the Broadcaster knows it.
+    /// Key of the group in the Broadcaster.
     pub(super) id: usize,
     pub(super) selection: Arc<Selection>,
     pub(super) format: F::Format,
-    /// Its selection is evaluated within a budget.
+    /// True if its selection is evaluated within a budget.
     pub(super) is_budgeted: bool,
     pub(super) cost: Cost,
     pub(super) log: Mutex<Log<F>>,
-    /// Where the writer is told that slots have made room or have gone.
+    /// Notifies the writer of slots with room again, and of a group without readers.
     pub(super) room: Arc<Room>,
     /// Merges for its readers under COALESCE.
     pub(super) merger: Arc<Merger<F>>,
@@ -55,42 +55,42 @@ pub(super) struct Group<F: Frame> {
 #[derive(Debug)]
 pub(super) struct Log<F: Frame> {
     pub(super) runs: VecDeque<Run<F>>,
-    /// The sequence number of the next event.
+    /// Sequence number of the next event.
     pub(super) head: u64,
-    /// The size of everything ever pushed.
+    /// Size of everything ever pushed.
     pub(super) head_size: u64,
-    /// What is reached at the head.
+    /// Version and offset reached at the head.
     pub(super) head_reached: Reached,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
-    /// While threads fill the group. Only then may they, and only otherwise may the writer.
+    /// Set while threads fill the group. Then only they push; otherwise only the writer does.
     pub(super) deferred: Option<Deferred>,
     pub(super) slots: Slab<Slot>,
     parked: Vec<usize>,
-    /// The log is trimmed of what is read after so many further runs: as many as the last trimming left.
+    /// Number of further runs until the log drops what every slot has read: as many as the last trimming left.
     trim_after: usize,
-    /// No slot that may block lies below this; a bound that only a scan makes exact.
+    /// Lower bound of the slots that may block; only a scan makes it exact.
     low: Option<Low>,
     leaving_out: Vec<LeavingOut>,
-    /// Slots that have gone since the lists of slots were made smaller.
+    /// Slots removed since the lists of slots last shrank.
     gone: usize,
 }
 
-/// A slot at the head whose client has changes that may come here.
+/// Slot at the head whose client already has changes that may be published here.
 #[derive(Debug)]
 struct LeavingOut {
     slot: usize,
-    /// It has all before this offset: a deferred group may be filled up to less than where the client joined.
+    /// Offset before which the client has everything: a deferred group may be filled to less than where the client joined.
     from: u64,
-    /// It has all up to this version, which is open.
+    /// Open version up to which the client has everything.
     version: Option<ResourceVersion>,
-    /// After what was left out ([`Reached::offset`]).
+    /// Offset after the skipped events ([`Reached::offset`]).
     offset: u64,
-    /// Something else has come.
+    /// True once an event came that the slot does not skip.
     is_over: bool,
 }
 
-/// Lower bounds over the slots that may block, which decide whether a scan for full ones is worth it.
+/// Lower bounds over the slots that may block, which decide if a scan for full ones is worthwhile.
 #[derive(Debug, Clone, Copy)]
 struct Low {
     position: u64,
@@ -98,7 +98,7 @@ struct Low {
     length: u64,
 }
 
-/// One reader.
+/// Slot of one reader.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// Unique within the Broadcaster: the slab reuses indexes.
@@ -108,26 +108,26 @@ pub(super) struct Slot {
     pub(super) position_size: u64,
     pub(super) queue: QueueOptions,
     pub(super) phase: Phase,
-    /// Under DROP: a full queue is frozen up to here until it has been read.
+    /// Under DROP: end of the full queue, which is frozen until it has been read.
     pub(super) frozen_at: Option<u64>,
-    /// Under BLOCK: whether the writer waits for it.
+    /// Under BLOCK: true while the writer waits for it.
     pub(super) is_blocking: bool,
-    /// Under BLOCK: how many events it still has to read before the writer may wait for it.
+    /// Under BLOCK: number of events that it must read before the writer may wait for it again.
     left_to_read: u64,
     pub(super) evicted: bool,
-    /// Under COALESCE.
+    /// Under COALESCE: its merging state.
     pub(super) coalescing: Option<Box<Coalescing>>,
-    /// Under BLOCK: its client's.
+    /// Under BLOCK: budget of its client.
     pub(super) budget: Option<Arc<SharedBudget>>,
     waker: Option<Waker>,
 }
 
-/// Whether the policy acts on the slot yet.
+/// Phase of a slot, which decides if the policy acts on it yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The reader is still being given the initial events: every policy behaves as REPLAY.
+    /// The reader still receives the initial events: every policy behaves as REPLAY.
     Initial,
-    /// The initial events are out; the policy acts once the reader has caught up with its queue for the first time.
+    /// The initial events are delivered; the policy acts once the reader has caught up with its queue for the first time.
     CatchingUp,
     Live,
 }
@@ -172,12 +172,12 @@ impl<F: Frame> Group<F> {
 // === impl Log ===
 
 impl<F: Frame> Log<F> {
-    /// Where the oldest retained event lies.
+    /// Returns the position of the oldest retained event.
     pub(super) fn tail(&self) -> u64 {
         self.runs.front().map_or(self.head, |run| run.first)
     }
 
-    /// Adds a slot at the head, of a client that has everything before an offset.
+    /// Adds a slot at the head, for a client that has everything before the offset `since`.
     pub(super) fn subscribe(
         &mut self,
         id: u64,
@@ -208,7 +208,7 @@ impl<F: Frame> Log<F> {
         index
     }
 
-    /// Appends a run; where it begins is what the log knows.
+    /// Appends a run at the head of the log.
     pub(super) fn push(&mut self, (wake, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
@@ -221,8 +221,8 @@ impl<F: Frame> Log<F> {
         self.trim_after = self.trim_after.saturating_sub(1);
     }
 
-    /// Slices from `position` up to `until`, at most `max_size` but at least one event; with the position and the size
-    /// that are then reached. `reached` moves to the last event's.
+    /// Reads slices from `position` up to `until`, at most `max_size` but at least one event. Returns them with the
+    /// position and the size reached, and advances `reached` to the last event.
     pub(super) fn read(
         &self,
         position: u64,
@@ -241,7 +241,7 @@ impl<F: Frame> Log<F> {
             let start = run.start_of(from);
             let last = ((until - run.first) as usize).min(run.marks.len());
             let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= room);
-            // An event larger than the room goes alone.
+            // An event larger than the room is returned alone.
             let count = if fitting == 0 && frames.is_empty() { 1 } else { fitting };
             let Some(mark) = run.marks[from..from + count].last() else { break };
             let end = mark.end as usize;
@@ -257,7 +257,7 @@ impl<F: Frame> Log<F> {
         (frames, position, size)
     }
 
-    /// The position of the last event that ends at or before `size`, counted as [`Log::head_size`].
+    /// Returns the position after the last event that ends at or before `size`, counted as [`Log::head_size`].
     pub(super) fn position_at_size(&self, size: u64) -> u64 {
         let at = self.runs.partition_point(|run| run.size_before <= size);
         let Some(run) = at.checked_sub(1).and_then(|at| self.runs.get(at)) else { return self.tail() };
@@ -265,8 +265,7 @@ impl<F: Frame> Log<F> {
         run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= room) as u64
     }
 
-    /// From now on leaves out, for a slot that has just been subscribed, what comes before an offset, and the changes up to a
-    /// version.
+    /// Makes a slot that has just subscribed skip the events before an offset, and the changes up to a version.
     pub(super) fn leave_out(&mut self, slot: usize, from: u64, version: Option<&ResourceVersion>) {
         let is_filled = self.deferred.as_ref().is_none_or(|deferred| deferred.filled.offset >= from);
         if !is_filled || version.is_some() {
@@ -275,7 +274,7 @@ impl<F: Frame> Log<F> {
         }
     }
 
-    /// Moves what a slot has reached past what it has left out. Whether it still leaves something out.
+    /// Advances `reached` past the events that a slot has skipped. Returns true if the slot still skips events.
     pub(super) fn is_leaving_out(&mut self, index: usize, reached: &mut Reached) -> bool {
         let Some(at) = self.leaving_out.iter().position(|leaving_out| leaving_out.slot == index) else { return false };
         reached.offset = reached.offset.max(self.leaving_out[at].offset);
@@ -286,7 +285,7 @@ impl<F: Frame> Log<F> {
         !is_over
     }
 
-    /// Whether what lies at a position carries a lower version than this one.
+    /// Returns true if the event at a position has a lower version than this one.
     pub(super) fn goes_back(&self, position: u64, version: &ResourceVersion) -> bool {
         let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position));
         let mark = run.and_then(|run| run.marks.get(position.checked_sub(run.first)? as usize));
@@ -311,20 +310,20 @@ impl<F: Frame> Log<F> {
         self.parked.len()
     }
 
-    /// Takes the wakers of all parked slots, to be woken once the lock is free.
+    /// Takes the wakers of all parked slots; the caller wakes them once the lock is free.
     pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
         for index in self.parked.drain(..) {
             wakers.extend(self.slots.get_mut(index).and_then(|slot| slot.waker.take()));
         }
     }
 
-    /// Frees a slot. The waker is to be dropped once the lock is free.
+    /// Removes a slot. The caller drops its waker once the lock is free.
     pub(super) fn unsubscribe(&mut self, index: usize) -> Slot {
         let slot = self.slots.remove(index);
         self.leaving_out.retain(|leaving_out| leaving_out.slot != index);
         self.shrink_slots();
-        // Indexes of slots that have gone may stay in the list: waking takes the waker, so neither they nor a slot that
-        // reuses the index are woken twice. They are only kept from piling up.
+        // Indexes of removed slots may stay in the list: waking takes the waker, so neither they nor a slot that reuses the
+        // index are woken twice. The list is only kept from growing.
         if self.parked.len() > 2 * self.slots.len() + MIN_TRIM_RUNS {
             self.parked.clear();
             self.parked.extend(self.slots.iter().filter(|(_, slot)| slot.waker.is_some()).map(|(index, _)| index));
@@ -332,7 +331,7 @@ impl<F: Frame> Log<F> {
         slot
     }
 
-    /// The policy acts on this slot from now on.
+    /// Lets the policy act on this slot from now on.
     pub(super) fn go_live(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.phase = Phase::Live;
@@ -357,7 +356,7 @@ impl<F: Frame> Log<F> {
                 continue;
             }
             if slot.position < tail {
-                // It is told from the history what the log has no more.
+                // Its reader must read from the history what the log no longer has.
                 slot.lose_block();
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Events of a group that lie next to each other in one arena, and where each of them ends.
+//! Adjacent events of a group in one arena, and the end of each.
 
 use super::{Frame, encoding::Share};
 use crate::{
@@ -6,34 +6,34 @@ use crate::{
     model::{Reached, ResourceVersion},
 };
 
-/// Events that lie next to each other in one arena.
+/// Adjacent events in one arena.
 #[derive(Debug)]
 pub(super) struct Run<F> {
     pub(super) first: u64,
     /// [`Log::head_size`](super::group::Log::head_size) before the first event.
     pub(super) size_before: u64,
-    /// The wake that it was published in: what the retention counts by.
+    /// Publish cycle that published it; the retention counts by it.
     pub(super) wake: u64,
-    /// The offset of its first change ([`Reached::offset`]).
+    /// Offset of its first change ([`Reached::offset`]).
     pub(super) offset: u64,
     pub(super) frame: F,
     pub(super) marks: Box<[Mark]>,
     pub(super) _alive: Alive,
 }
 
-/// The end of one event in its run.
+/// End of one event in its run.
 #[derive(Debug, Clone)]
 pub(super) struct Mark {
     /// Relative to the run's frame.
     pub(super) end: u32,
-    /// The number of changes, of all selections, from the run's first one up to this one.
+    /// Number of changes, of all selections, from the run's first one up to this one.
     pub(super) changes: u32,
-    /// The version to resume from once this event has been seen.
+    /// Version to resume from once this event has been delivered.
     pub(super) version: ResourceVersion,
 }
 
-/// Bytes that the runs of a share take in a log, besides their arenas; of the list of runs twice as many, as it may be half
-/// empty.
+/// Returns the bytes that the runs of a share take in a log, besides their arenas. Runs count twice, as the list of runs
+/// may be half empty.
 pub(super) fn bytes<F: Frame>(share: &[Share]) -> usize {
     let is_together = |pair: &&[Share]| pair[0].span.is_before(pair[1].span);
     let runs = share.len() - share.windows(2).filter(is_together).count();
@@ -52,7 +52,7 @@ impl<F> Run<F> {
         self.first + self.marks.len() as u64
     }
 
-    /// Where an event of the run begins in its frame.
+    /// Returns the start of an event of the run in its frame.
     pub(super) fn start_of(&self, at: usize) -> usize {
         at.checked_sub(1).map_or(0, |previous| self.marks[previous].end as usize)
     }
@@ -61,7 +61,7 @@ impl<F> Run<F> {
 // === impl Mark ===
 
 impl Mark {
-    /// Moves what is reached to this event, in a run that begins at this offset.
+    /// Advances `reached` to this event, in a run that begins at this offset.
     pub(super) fn reach(&self, offset: u64, reached: &mut Reached) {
         reached.version.clone_from(&self.version);
         reached.offset = offset + u64::from(self.changes);

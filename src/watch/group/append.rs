@@ -1,4 +1,4 @@
-//! A group's share of a wake, put into its log: by the writer, or by the thread that fills the group.
+//! Appending a group's share of a publish cycle to its log, by the writer or by the thread that fills the group.
 
 use std::task::Waker;
 
@@ -13,35 +13,35 @@ use crate::{
     },
 };
 
-/// The part of a wake that all groups have in common.
+/// Part of a publish cycle that all groups have in common.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::watch) struct Part<'a, F: Frame> {
-    /// Its number.
+    /// Number of the publish cycle.
     pub(in crate::watch) wake: u64,
     pub(in crate::watch) changes: &'a [(&'a Batch, &'a Change)],
-    /// The offsets of its first change and after its last one.
+    /// Offsets of its first change and after its last one.
     pub(in crate::watch) offset: u64,
     pub(in crate::watch) end: u64,
-    /// With which its formats' arenas are sliced.
+    /// Arenas of the group's format, which the spans refer to.
     pub(in crate::watch) arenas: &'a [F],
     pub(in crate::watch) queue_size: usize,
     pub(in crate::watch) window: &'a Window<F>,
 }
 
-/// A group that threads fill, because the writer has no time for its selection.
+/// State of a deferred group: threads fill its log, because the writer has no time for its selection.
 #[derive(Debug, Clone)]
 pub(in crate::watch) struct Deferred {
-    /// The number of the deferral.
+    /// Number of the deferral.
     pub(in crate::watch) id: u64,
-    /// Up to here everything is in the log: the head of its readers, as what is distributed is that of others.
+    /// Position up to which the log has everything. For the group's readers it is what is distributed.
     pub(in crate::watch) filled: Reached,
 }
 
 // === impl Log ===
 
 impl<F: Frame> Log<F> {
-    /// Puts the group's share of a wake into its log. The slots that have become full under BLOCK are added to `full`, and the
-    /// wakers of those that wait to `wakers`.
+    /// Appends the group's share of a publish cycle to its log. Adds the slots that have become full under BLOCK to `full`,
+    /// and the wakers of the parked slots to `wakers`.
     pub(in crate::watch) fn append(
         &mut self,
         part: &Part<'_, F>,
@@ -55,7 +55,7 @@ impl<F: Frame> Log<F> {
         }
         self.push_runs(part, share);
         if part.wake < part.window.floor() {
-            // Another thread has forgotten the wake before its runs were here.
+            // Another thread has already dropped this cycle from the window.
             self.trim_below(part.window.floor());
         }
         self.trim_read();
@@ -63,8 +63,8 @@ impl<F: Frame> Log<F> {
         self.find_full(part.queue_size, full);
     }
 
-    /// Moves slots past those of the events, which are about to be pushed, that they leave out. Who has something to read leaves
-    /// out nothing more.
+    /// Moves slots past those of the events, about to be pushed, that they skip. A slot with an event to read skips no
+    /// more.
     fn pass(&mut self, part: &Part<'_, F>, share: &[Share]) {
         let Self { leaving_out, slots, head, head_size, .. } = self;
         leaving_out.retain_mut(|leaving_out| {
@@ -84,12 +84,12 @@ impl<F: Frame> Log<F> {
                 let size: u64 = share[..count].iter().map(|share| share.span.size()).sum();
                 (slot.position, slot.position_size) = (*head + count as u64, *head_size + size);
             }
-            // Its reader looks at how far a version was left out, and ends it.
+            // Its reader reads how far the version was skipped, and then removes this entry.
             leaving_out.version.is_some() || !leaving_out.is_over && part.end < leaving_out.from
         });
     }
 
-    /// Makes one run of what lies together.
+    /// Makes one run of each sequence of adjacent events.
     fn push_runs(&mut self, part: &Part<'_, F>, share: Vec<Share>) {
         let mut share = share.into_iter().peekable();
         while let Some(first) = share.next() {

@@ -1,4 +1,4 @@
-//! BLOCK: when the writer waits for a slot, and when it does not any more.
+//! BLOCK: when the writer waits for a slot, and when it stops waiting.
 
 use std::{task::Waker, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::watch::{
 // === impl Log ===
 
 impl<F: Frame> Log<F> {
-    /// Acts on a slot that is full under BLOCK, with so much left of the resource's budget. Returns whether the writer has to
+    /// Acts on a slot that is full under BLOCK, with `left` of the resource's budget. Returns true if the writer has to
     /// wait for it.
     pub(in crate::watch) fn fill(&mut self, index: usize, left: Duration, room: &Room, now: Instant) -> bool {
         let slot = &mut self.slots[index];
@@ -31,8 +31,8 @@ impl<F: Frame> Log<F> {
         true
     }
 
-    /// Lets the writer go for a slot that still holds it back when the resource's budget is spent, and discards its queue if
-    /// its client has spent its own; its reader is to be woken once the lock is free.
+    /// Stops waiting for a slot that still holds the writer back when the resource's budget is spent. If the slot's client
+    /// has spent its own budget too, its queue is discarded, and the caller wakes its reader once the lock is free.
     pub(in crate::watch) fn give_up(
         &mut self,
         index: usize,
@@ -50,8 +50,8 @@ impl<F: Frame> Log<F> {
         self.refuse_block(index, follows, room);
     }
 
-    /// Notes what a slot has read: the writer may wait for it once it is enough, and goes on once its queue is at most half
-    /// full again. Returns whether the writer is to be woken once the lock is free.
+    /// Records what a slot has read: the writer may wait for the slot once that is enough, and continues once its queue is
+    /// at most half full again. Returns true if the caller has to wake the writer once the lock is free.
     pub(in crate::watch) fn note_read(&mut self, index: usize, events: u64, queue_size: usize, room: &Room) -> bool {
         let (head, head_size) = (self.head, self.head_size);
         let slot = &mut self.slots[index];
@@ -66,11 +66,12 @@ impl<F: Frame> Log<F> {
         }
         let has_room = head - slot.position <= slot.queue.length as u64 / 2
             && head_size - slot.position_size <= queue_size as u64 / 2;
-        // Charged here and not when the writer goes on: it may wait for slower ones.
+        // Charged here and not when the writer continues: the writer may wait for slower slots.
         slot.is_blocking && has_room && slot.unblock(room, Instant::now())
     }
 
-    /// Serves a slot that is full as under REPLAY, or discards its queue: its reader will learn that it was too slow.
+    /// Serves a full slot as under REPLAY, or discards its queue: its reader then gets
+    /// [`End::SlowConsumer`](crate::watch::End::SlowConsumer).
     fn refuse_block(&mut self, index: usize, follows: OnFull, room: &Room) {
         room.count(follows);
         let (head, head_size) = (self.head, self.head_size);
@@ -85,7 +86,7 @@ impl<F: Frame> Log<F> {
 // === impl Slot ===
 
 impl Slot {
-    /// Returns whether the writer waits for this slot when it is full.
+    /// Returns true if the writer waits for this slot when it is full.
     pub(super) fn may_block(&self) -> bool {
         self.queue.policy == FullChannelPolicy::Block && self.phase == Phase::Live && self.left_to_read == 0
     }
@@ -94,7 +95,8 @@ impl Slot {
         self.budget.as_ref().map_or(Duration::ZERO, |budget| budget.left(now))
     }
 
-    /// Lets the writer go, if it waits for this slot. Returns whether it is to be woken once the lock is free.
+    /// Stops the writer's wait for this slot, if any. Returns true if the caller has to wake the writer once the lock is
+    /// free.
     pub(in crate::watch) fn unblock(&mut self, room: &Room, now: Instant) -> bool {
         if !std::mem::take(&mut self.is_blocking) {
             return false;

@@ -1,9 +1,9 @@
-//! COALESCE: what a slot has beside the log, and what its reader and the threads that merge for it do about it.
+//! COALESCE: the state of a slot beside the log, and the steps of its reader and of the threads that merge for it.
 //!
-//! A slot follows the log until its queue is full when it takes, or the history is about to forget what it has not taken. From
-//! then on its changes merge ([`Merger`](crate::watch::merger::Merger)), from everything that was published and not from the
-//! log. When everything that its queue holds has merged, its reader is given the generation, and follows the log again if
-//! nothing more has come. Whoever works on a generation has taken it out of the slot.
+//! A slot follows the log until its queue is full at a take, or until the history is about to drop events that it has not
+//! taken. From then on its changes merge ([`Merger`](crate::watch::merger::Merger)), from the published batches and not
+//! from the log. When everything in its queue has merged, its reader takes the generation, and follows the log again if
+//! nothing more was published. A generation is taken out of its slot while a thread works on it.
 
 use std::task::Waker;
 
@@ -19,82 +19,82 @@ use crate::{
 /// State of a slot under COALESCE.
 #[derive(Debug)]
 pub(in crate::watch) struct Coalescing {
-    /// Everything before this offset its client has, did not select, or has merged.
+    /// Offset before which the client has, did not select, or has merged everything.
     since: u64,
     merging: Option<Merging>,
-    /// A generation that is complete, until the reader takes it.
+    /// Complete generation, until the reader takes it.
     ready: Option<Box<Telling>>,
     sizes: Sizes,
     end: Option<End>,
 }
 
-/// The sizes of what a slot under COALESCE has.
+/// Sizes of what a slot under COALESCE holds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sizes {
     merged: Size,
     ready: Size,
-    /// Of what the reader has taken, until it takes again.
+    /// Size of what the reader has taken, until it takes again.
     told: Size,
 }
 
-/// A generation that is being filled.
+/// Generation that is being filled.
 #[derive(Debug)]
 struct Merging {
-    /// `None` while somebody works on it.
+    /// `None` while a thread works on it.
     generation: Option<Box<Generation>>,
-    /// The reader waits for it.
+    /// True if the reader waits for it.
     is_wanted: bool,
-    /// Somebody will work on it, or does.
+    /// True if a thread will work on it, or does.
     is_queued: bool,
 }
 
-/// The next thing for a reader under COALESCE to do.
+/// Next step of a reader under COALESCE.
 #[derive(Debug)]
 pub(in crate::watch) enum Due {
     /// It reads the log.
     Log,
-    /// It waits until everything has merged, which is to be begun.
+    /// It waits until everything has merged, and the caller must start the merge.
     Merge,
-    /// It waits for that.
+    /// It waits for a merge that has been started.
     Wait,
-    /// It tells a generation.
+    /// It delivers a generation.
     Tell(Box<Telling>),
     /// It ends.
     End(End),
 }
 
-/// Need of a slot for what was published.
+/// Need of a slot for published batches.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::watch) struct Look {
-    /// It needs what comes from this offset on.
+    /// Offset from which on it needs them.
     pub(in crate::watch) since: u64,
-    /// It may have to be merged for later.
+    /// True if they may have to be merged for it later.
     pub(in crate::watch) lags: bool,
-    /// It is to be merged for now.
+    /// True if they must be merged for it now.
     pub(in crate::watch) is_due: bool,
 }
 
-/// The consequence of merging on for a slot.
+/// Consequence of a merge step for a slot.
 #[derive(Debug)]
 pub(in crate::watch) enum PutBack {
-    /// Its reader has gone.
+    /// Its reader has unsubscribed.
     Gone(Box<Generation>),
     /// Its reader does not wait for it.
     Done,
     /// There is more to merge.
     Again,
-    /// Its log has what was not published yet.
+    /// Its log has events that the merger has not received yet.
     Behind,
-    /// It is complete, and its reader waits for it.
+    /// The generation is complete, and the reader waits for it.
     Tell(Box<Generation>),
-    /// It takes more than it may.
+    /// The generation takes more memory than it may.
     TooLarge(Box<Generation>),
 }
 
 // === impl Log ===
 
 impl<F: Frame> Log<F> {
-    /// Decides what a reader does that has reached a place and has told everything that it took.
+    /// Decides the next step of a reader that has reached a position and has delivered everything that it took.
     pub(in crate::watch) fn due(&mut self, index: usize, queue_size: usize, reached: &Reached) -> Due {
         let (unread, head, head_size, head_offset) =
             (self.unread(index), self.head, self.head_size, self.head_reached.offset);
@@ -121,11 +121,11 @@ impl<F: Frame> Log<F> {
         };
         let is_idle = merging.generation.as_ref().is_some_and(|generation| generation.is_empty());
         if is_idle && coalescing.since >= head_offset {
-            // Nothing has come since then: it follows the log again.
+            // Nothing was published since then: it follows the log again.
             coalescing.merging = None;
             (slot.position, slot.position_size) = (head, head_size);
             let since = coalescing.since;
-            // A deferred group may be filled up to less.
+            // A deferred group may be filled to less.
             self.leave_out(index, since, None);
             return Due::Log;
         }
@@ -133,15 +133,15 @@ impl<F: Frame> Log<F> {
         if std::mem::replace(&mut merging.is_queued, true) { Due::Wait } else { Due::Merge }
     }
 
-    /// Notes that the reader of a slot has taken everything before an offset from the log.
+    /// Records that the reader of a slot has taken everything before an offset from the log.
     pub(in crate::watch) fn note_taken(&mut self, index: usize, offset: u64) {
         if let Some(coalescing) = &mut self.slots[index].coalescing {
             coalescing.since = coalescing.since.max(offset);
         }
     }
 
-    /// Looks at a slot when everything up to an offset is in the logs, and begins to merge if it needs what lies before `limit`.
-    /// Returns `None` if it needs nothing.
+    /// Checks a slot when everything up to an offset is in the logs, and starts to merge if it needs events before `limit`.
+    /// Returns `None` if it needs none.
     pub(in crate::watch) fn look(&mut self, (index, id): (usize, u64), to: u64, limit: u64) -> Option<Look> {
         let is_at_head = self.slots.get(index).filter(|slot| slot.id == id)?.position == self.head;
         let filled = self.deferred.as_ref().map_or(to, |deferred| deferred.filled.offset.min(to));
@@ -153,7 +153,7 @@ impl<F: Frame> Log<F> {
         }
         let since = coalescing.since;
         if slot.phase != Phase::Live {
-            // When the log has forgotten its place, it is parked.
+            // If the log no longer has its position, the slot gets parked.
             return at.map(|_| Look { since, lags: false, is_due: false });
         }
         let is_near = since < limit;
@@ -167,14 +167,15 @@ impl<F: Frame> Log<F> {
         Some(Look { since, lags: !merging.is_queued, is_due })
     }
 
-    /// Takes what has merged for a slot out of it, with the offset up to which it has.
+    /// Takes the generation that is being filled out of a slot, with the offset up to which it has merged.
     pub(in crate::watch) fn take_generation(&mut self, slot: (usize, u64)) -> Option<(Box<Generation>, u64)> {
         let coalescing = self.coalescing_of(slot)?;
         let generation = coalescing.merging.as_mut()?.generation.take()?;
         Some((generation, coalescing.since))
     }
 
-    /// Puts it back, merged up to an offset, which is perhaps that of everything. It may take no more than a bound.
+    /// Puts a generation back, merged up to an offset; `is_all` if that is everything published. Its memory is limited to
+    /// `bound`.
     pub(in crate::watch) fn put_back(
         &mut self,
         slot: (usize, u64),
@@ -205,8 +206,8 @@ impl<F: Frame> Log<F> {
         }
     }
 
-    /// Gives a complete generation to the reader, and begins the next one. Returns whom to wake, or the generation when the reader
-    /// has gone.
+    /// Hands a complete generation to the reader, and begins the next one. Returns the waker of the reader, or the
+    /// generation if the reader has unsubscribed.
     pub(in crate::watch) fn give(
         &mut self,
         slot: (usize, u64),
@@ -219,7 +220,7 @@ impl<F: Frame> Log<F> {
         Ok(self.slots[slot.0].waker.take())
     }
 
-    /// Ends a slot. Returns whom to wake, and what had merged.
+    /// Ends a slot. Returns the waker of its reader, and what had merged.
     pub(in crate::watch) fn lose(&mut self, slot: (usize, u64), end: End) -> Option<(Option<Waker>, Coalescing)> {
         let coalescing = self.coalescing_of(slot)?;
         let lost = Coalescing { end: Some(end), ..Coalescing::new(coalescing.since) };
@@ -231,7 +232,7 @@ impl<F: Frame> Log<F> {
         self.slots.get_mut(index).filter(|slot| slot.id == id)?.coalescing.as_deref_mut()
     }
 
-    /// Returns the offset of the next event of a slot; `None` if it is at the head, or the log has forgotten its place.
+    /// Returns the offset of the next event of a slot; `None` if it is at the head, or the log no longer has its position.
     fn unread(&self, index: usize) -> Option<u64> {
         let position = self.slots[index].position;
         let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position))?;
@@ -243,13 +244,13 @@ impl<F: Frame> Log<F> {
 // === impl Slot ===
 
 impl Slot {
-    /// Returns whether its queue merges: it does not read the log.
+    /// Returns true if its queue merges, so that it does not read the log.
     pub(in crate::watch) fn is_merging(&self) -> bool {
         self.coalescing.as_ref().is_some_and(|coalescing| coalescing.merging.is_some() || coalescing.end.is_some())
     }
 
-    /// Returns the memory of the entries that have merged, and the size of the bodies that they and what is being told refer to;
-    /// `None` if there is nothing of that kind.
+    /// Returns the memory of the merged entries, and the size of the bodies that they and the delivered generation refer
+    /// to; `None` if there are neither.
     pub(in crate::watch) fn merged_size(&self) -> Option<(usize, usize)> {
         let coalescing = self.coalescing.as_ref()?;
         let Sizes { merged, ready, told } = coalescing.sizes;
@@ -261,7 +262,7 @@ impl Slot {
 // === impl Coalescing ===
 
 impl Coalescing {
-    /// Makes the state of a slot whose client has everything before an offset.
+    /// Returns the state of a slot whose client has everything before an offset.
     pub(super) fn new(since: u64) -> Self {
         Self { since, merging: None, ready: None, sizes: Sizes::default(), end: None }
     }
@@ -270,7 +271,7 @@ impl Coalescing {
 // === impl Merging ===
 
 impl Merging {
-    /// Begins with nothing, for somebody to work on.
+    /// Returns an empty generation, for a thread to work on.
     fn new(is_wanted: bool) -> Self {
         Self { generation: Some(Box::default()), is_wanted, is_queued: true }
     }

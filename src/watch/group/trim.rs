@@ -1,20 +1,20 @@
-//! What a log forgets, and the memory that it gives back.
+//! Trimming of a log, and the memory that it releases.
 
 use super::{Log, MIN_TRIM_RUNS, Slot};
 use crate::watch::Frame;
 
-/// A list with room for so many more than it has is not worth the time to make it smaller.
+/// Spare capacity of a list below which shrinking it is not worth the time.
 const MIN_CAPACITY: usize = 8;
 
 // === impl Log ===
 
 impl<F: Frame> Log<F> {
-    /// Forgets what every slot has read, when it has become worth looking.
+    /// Drops the runs that every slot has read, once enough runs were pushed to make the scan worthwhile.
     pub(in crate::watch) fn trim_read(&mut self) {
         if self.trim_after > 0 {
             return;
         }
-        // Slots that have been passed, or will read nothing more, keep nothing.
+        // Slots that the log has passed, or that read no more from it, retain nothing.
         let tail = self.tail();
         let reads = |slot: &&Slot| slot.position >= tail && !slot.evicted && !slot.is_merging();
         let low = self.slots.iter().map(|(_, slot)| slot).filter(reads).map(|slot| slot.position).min();
@@ -26,7 +26,7 @@ impl<F: Frame> Log<F> {
         self.shrink_runs(MIN_CAPACITY);
     }
 
-    /// Forgets what is no longer retained, read or not.
+    /// Drops the runs that are no longer retained, read or not.
     pub(in crate::watch) fn trim_below(&mut self, floor: u64) {
         while self.runs.front().is_some_and(|run| run.wake < floor) {
             self.runs.pop_front();
@@ -34,21 +34,21 @@ impl<F: Frame> Log<F> {
         self.shrink_runs(0);
     }
 
-    /// Makes room for one more run, and not for very many: the window counts twice as many as there are.
+    /// Reserves room for one more run, and not for many: the window charges twice the number of runs.
     pub(super) fn reserve_run(&mut self) {
         if self.runs.len() == self.runs.capacity() {
             self.runs.reserve_exact(1 + self.runs.len() / 2);
         }
     }
 
-    /// Gives back what a list of runs that was long takes, if that is more than this beside twice its length.
+    /// Releases the spare memory of the list of runs, if it has room for more than `least` beside twice its length.
     fn shrink_runs(&mut self, least: usize) {
         if self.runs.capacity() > 2 * self.runs.len() + least {
             self.runs.shrink_to(self.runs.len() + self.runs.len() / 2);
         }
     }
 
-    /// Gives back what lists of slots take that were long, when as many have gone as it takes time to look at.
+    /// Releases the spare memory of the lists of slots, once enough slots were removed to pay for it.
     pub(super) fn shrink_slots(&mut self) {
         self.gone += 1;
         if 2 * self.gone <= self.slots.capacity() + MIN_CAPACITY {
