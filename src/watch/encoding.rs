@@ -1,29 +1,29 @@
-//! Encoding the changes of one wake, each at most once for each format and variant.
+//! Encoding of the changes of one publish cycle, each at most once for each format and variant.
 
 use std::{borrow::Borrow, collections::HashMap};
 
 use super::{Frame, Notice};
 use crate::model::{Batch, Cause, Change, ResourceVersion, Transition};
 
-/// The arenas of one wake, and where in them each event lies.
+/// Arenas of one publish cycle, and the position of each event in them.
 pub(super) struct Encoding<'a, F: Frame> {
     changes: Vec<(&'a Batch, &'a Change)>,
-    /// For each change up to the last that it is so of, whether a relist lies between its version and the one before it.
+    /// True for each change with a relist between its version and the previous one; ends with the last such change.
     relisted: Vec<bool>,
     formats: HashMap<F::Format, FormatArenas<F>>,
     encoded: u64,
 }
 
-/// One event of a group's share of a wake.
+/// One event of a group's share of a publish cycle.
 pub(super) struct Share {
     pub(super) span: Span,
-    /// Safe to resume from once the event has been seen.
+    /// Version that is safe to resume from once the event has been delivered.
     pub(super) version: ResourceVersion,
-    /// The change, by its place in the wake.
+    /// Position of the change in the cycle.
     pub(super) at: usize,
 }
 
-/// An event's place: arena, start, end.
+/// Position of an event: arena, start, end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     pub(super) arena: usize,
@@ -31,19 +31,19 @@ pub(super) struct Span {
     pub(super) end: usize,
 }
 
-/// Arenas by format, frozen.
+/// Frozen arenas by format.
 pub(super) type Arenas<F> = HashMap<<F as Frame>::Format, Vec<F>>;
 
 struct FormatArenas<F: Frame> {
     full: Vec<F>,
-    /// Bytes of the full ones.
+    /// Bytes of the full arenas.
     bytes: usize,
     open: F::Arena,
-    /// By change, variant and whether it closes its batch.
+    /// Spans by change, by variant, and by the flag that is true for the last event of a closed batch.
     spans: HashMap<(usize, Variant, bool), Span, foldhash::fast::RandomState>,
 }
 
-/// The three ways in which one change can be told.
+/// Form in which a change is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Variant {
     AsItIs,
@@ -51,7 +51,7 @@ enum Variant {
     Left,
 }
 
-/// Past this an arena is frozen and the next begun: a retained slice keeps its whole arena in memory.
+/// Size beyond which an arena is frozen and the next begun: a retained slice keeps its whole arena in memory.
 const ARENA_SIZE: usize = 128 << 10;
 
 // === impl Span ===
@@ -61,7 +61,7 @@ impl Span {
         (self.end - self.start) as u64
     }
 
-    /// Returns whether the other one begins where this ends.
+    /// Returns true if the other span begins where this one ends.
     pub(super) fn is_before(self, other: Self) -> bool {
         (self.arena, self.end) == (other.arena, other.start)
     }
@@ -70,11 +70,12 @@ impl Span {
 // === impl Encoding ===
 
 impl<'a, F: Frame> Encoding<'a, F> {
-    /// `is_gap` is whether there was a relist since the last change that was told; and then, whether there is one.
+    /// Prepares the encoding of batches. `is_gap` is true if there was a relist since the last published change; it is
+    /// updated.
     pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B], is_gap: &mut bool) -> Self {
         let (mut changes, mut relisted) = (Vec::new(), Vec::new());
         for batch in batches.iter().map(Borrow::borrow) {
-            // One that does not move the version leaves no gap.
+            // A relist that does not change the version leaves no gap.
             *is_gap |= batch.is_relist && batch.before != batch.after;
             let first = changes.len();
             changes.extend(batch.changes.iter().map(|change| (batch, change)));
@@ -87,13 +88,14 @@ impl<'a, F: Frame> Encoding<'a, F> {
         Self { changes, relisted, formats: HashMap::new(), encoded: 0 }
     }
 
-    /// The changes of the wake, in order, each with its batch.
+    /// Returns the changes of the cycle, in order, each with its batch.
     pub(super) fn changes(&self) -> &[(&'a Batch, &'a Change)] {
         &self.changes
     }
 
-    /// Encodes the changes that concern a group's selection. The last event of a batch in its selection carries the batch's version, and
-    /// those before it the version before the batch: there is no point to resume from inside a batch. Of an open batch all do.
+    /// Encodes the selected changes for a group. The last event of a batch in its selection carries the batch's version,
+    /// and the earlier ones the version before the batch, because no client may resume from inside a batch. In an open
+    /// batch every event carries the version before it.
     pub(super) fn share(
         &mut self,
         format: F::Format,
@@ -120,12 +122,12 @@ impl<'a, F: Frame> Encoding<'a, F> {
         share
     }
 
-    /// How many events were encoded.
+    /// Returns the number of encoded events.
     pub(super) fn encoded(&self) -> u64 {
         self.encoded
     }
 
-    /// The arenas, the bytes that all of them take, and the changes.
+    /// Returns the arenas, the bytes that all of them take, and the changes.
     pub(super) fn freeze(self) -> (Arenas<F>, usize, Vec<(&'a Batch, &'a Change)>) {
         let mut bytes = 0;
         let frozen = self.formats.into_iter().map(|(format, mut arenas)| {
@@ -138,7 +140,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
     }
 }
 
-/// Appends one event to the open arena, and begins another when that is full.
+/// Appends one event to the open arena, and first begins another if that is full.
 fn encode<F: Frame>(
     full: &mut Vec<F>,
     full_bytes: &mut usize,

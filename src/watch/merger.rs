@@ -1,16 +1,17 @@
-//! Merging for readers under COALESCE, from everything that was published.
+//! Merging for readers under COALESCE, from the published batches.
 //!
-//! As long as there are such readers, what is published is kept from the first change on that one of them may need. When a
-//! reader takes and its queue is full, all that it holds merges; and before the history forgets what a reader that takes nothing
-//! has not merged yet, that merges as well, so that it loses nothing however long it lags.
+//! While such readers exist, the merger keeps published batches from the first change on that one of them may need. When a
+//! reader takes and its queue is full, everything in its queue merges. A reader that takes nothing loses nothing either,
+//! however long it lags: its changes merge before the history drops them.
 //!
 //! - The writer adds what it published, once for all readers, and compares two numbers.
-//! - Threads look at the readers, merge in slices, and make generations ready. Without threads that is done where it is needed.
-//! - Of what the history has forgotten no more is kept than a bound. A reader that needs more expires, and so does one for which
-//!   more has merged than may.
+//! - Threads check the readers, merge in slices, and complete generations. Without threads, the cursor or the writer does
+//!   that work inline.
+//! - Of the batches that the history has dropped, the merger keeps at most a bound. A reader that needs older ones expires,
+//!   as does one whose merged changes exceed their bound.
 //!
-//! All of it is of one history: when that is rewritten, the next one has a [`Merger`] of its own, and readers of the last
-//! one are told to its end. No log is locked under the lock of this.
+//! A merger belongs to one history. After a history is rewritten, a new [`Merger`] serves the new readers, and the old one
+//! serves the readers of the ended groups. No log is locked under the merger's lock.
 
 mod state;
 
@@ -42,11 +43,11 @@ use crate::{
     sync::{AtomicBool, Mutex},
 };
 
-/// Batches that were published to a resource, for its readers under COALESCE.
+/// Published batches of a resource, for its readers under COALESCE.
 #[derive(Debug)]
 pub(super) struct Merger<F: Frame> {
     state: Mutex<State<F>>,
-    /// The number of readers.
+    /// Number of readers.
     count: AtomicUsize,
     is_queued: AtomicBool,
     threads: Option<Arc<BulkQueue>>,
@@ -54,19 +55,19 @@ pub(super) struct Merger<F: Frame> {
     stats: Arc<BroadcasterStats>,
 }
 
-/// The bounds of a merger.
+/// Bounds of a merger.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MergerConfig {
-    /// Bytes that what has merged for one reader may take.
+    /// Bytes that the merged changes of one reader may take.
     size: usize,
-    /// Bytes that what the history has forgotten may take.
+    /// Bytes that batches which the history has dropped may take.
     passed: usize,
-    /// The events and the age that a history has at most.
+    /// Maximum events and age of a history.
     events: u64,
     age: Duration,
 }
 
-/// A slot under COALESCE.
+/// Slot under COALESCE.
 #[derive(Debug)]
 pub(super) struct Reader<F: Frame> {
     group: Weak<Group<F>>,
@@ -74,7 +75,7 @@ pub(super) struct Reader<F: Frame> {
     id: u64,
 }
 
-/// A piece of work, in nanoseconds.
+/// Time of one piece of work, in nanoseconds.
 const SLICE: u64 = 500_000;
 /// Bytes that a change costs besides the body of its old state, as in a history.
 const CHANGE_BYTES: usize = 256;
@@ -82,7 +83,7 @@ const CHANGE_BYTES: usize = 256;
 // === impl Merger ===
 
 impl<F: Frame> Merger<F> {
-    /// Makes one that has nothing yet, and whose work such threads do.
+    /// Returns an empty merger, whose work the given threads do.
     pub(super) fn new(
         config: MergerConfig,
         threads: Option<Arc<BulkQueue>>,
@@ -99,12 +100,12 @@ impl<F: Frame> Merger<F> {
         })
     }
 
-    /// Makes the one of the next history, which begins here.
+    /// Returns the merger of the next history, which begins at `reached`.
     pub(super) fn next(&self, reached: &Reached) -> Arc<Self> {
         Self::new(self.config, self.threads.clone(), Arc::clone(&self.stats), reached)
     }
 
-    /// Adds a reader that has everything up to here.
+    /// Adds a reader that has everything up to `reached`.
     pub(super) fn register(&self, reader: Reader<F>, reached: &Reached) {
         let mut state = self.state.lock();
         if state.readers.is_empty() {
@@ -114,7 +115,7 @@ impl<F: Frame> Merger<F> {
         self.count.store(state.readers.len(), Ordering::Relaxed);
     }
 
-    /// Forgets a reader, and what was kept for it alone.
+    /// Removes a reader, and what was kept for it alone.
     pub(super) fn unregister(&self, id: u64) {
         let mut state = self.state.lock();
         let reader = state.readers.remove(&id);
@@ -126,7 +127,7 @@ impl<F: Frame> Merger<F> {
         drop((reader, published));
     }
 
-    /// Adds what was put into the logs, from an offset up to a place.
+    /// Adds what was put into the logs, from the offset `first` to `end`.
     pub(super) fn publish<B: Borrow<Batch> + Clone + Into<Arc<Batch>>>(
         self: &Arc<Self>,
         batches: &[B],
@@ -152,7 +153,7 @@ impl<F: Frame> Merger<F> {
             state.head = end.offset;
             let behind = std::mem::take(&mut state.behind);
             state.jobs.extend(behind);
-            // Without a history it has the bounds of one.
+            // Without a history, the bounds of one apply here.
             while let Some(next) = state.published.get(state.passed).cloned()
                 && next.first.saturating_add(state.depth) < end.offset
             {
@@ -165,7 +166,7 @@ impl<F: Frame> Merger<F> {
         self.notify(has_work);
     }
 
-    /// Notes what the history has forgotten.
+    /// Records what the history has dropped.
     pub(super) fn forget_before(self: &Arc<Self>, oldest: &Reached) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -183,7 +184,7 @@ impl<F: Frame> Merger<F> {
         self.notify(has_work);
     }
 
-    /// Looks at the readers. To be called from time to time: what nobody needs any more is forgotten then.
+    /// Checks the readers and drops what none of them needs any more. Must be called periodically.
     pub(super) fn sweep(self: &Arc<Self>, now: Instant) {
         {
             let mut state = self.state.lock();
@@ -198,13 +199,13 @@ impl<F: Frame> Merger<F> {
         self.notify(true);
     }
 
-    /// Merges for a reader, which waits for it.
+    /// Merges for a reader that waits for it.
     pub(super) fn merge(self: &Arc<Self>, reader: Reader<F>) {
         self.state.lock().jobs.push_back(reader);
         self.notify(true);
     }
 
-    /// Returns whether threads do the work; otherwise it has been done when a call returns.
+    /// Returns true if threads do the work; otherwise each call returns with its work done.
     pub(super) fn has_threads(&self) -> bool {
         self.threads.is_some()
     }
@@ -220,7 +221,7 @@ impl<F: Frame> Merger<F> {
         }
     }
 
-    /// Does one piece of work. Returns whether there was some.
+    /// Does one piece of work. Returns true if there was some.
     fn step(self: &Arc<Self>, threads: Option<&BulkQueue>) -> bool {
         let (looks, job, has_more) = {
             let mut state = self.state.lock();
@@ -228,7 +229,7 @@ impl<F: Frame> Merger<F> {
             let job = if looks { None } else { state.jobs.pop_front() };
             (looks, job, !state.jobs.is_empty())
         };
-        // Another thread may do it meanwhile.
+        // Another thread may do the rest meanwhile.
         self.notify(has_more && threads.is_some());
         match job {
             _ if looks => self.look(),
@@ -238,8 +239,8 @@ impl<F: Frame> Merger<F> {
         true
     }
 
-    /// Looks at what the readers still need: forgets the rest, and merges on for those that need what the history is about to
-    /// forget.
+    /// Checks what the readers still need: drops the rest, and merges for the readers that need what the history is about
+    /// to drop.
     fn look(self: &Arc<Self>) {
         let (readers, head, limit) = {
             let state = self.state.lock();
@@ -265,7 +266,7 @@ impl<F: Frame> Merger<F> {
         drop(forgotten);
     }
 
-    /// Merges on for a reader, for as long as a piece of work takes.
+    /// Merges for a reader, for at most one piece of work.
     fn merge_on(self: &Arc<Self>, reader: Reader<F>, threads: Option<&BulkQueue>) {
         let Some(group) = reader.group.upgrade() else { return };
         let slot = reader.slot();
@@ -308,7 +309,8 @@ impl<F: Frame> Merger<F> {
         }
     }
 
-    /// Merges what comes at an offset, until it is enough. Returns whether it was everything; `None` if it is not there any more.
+    /// Merges what follows an offset, until `is_enough`. Returns true if that was everything; `None` if the merger no
+    /// longer has it.
     fn merge_after(
         &self,
         to: &mut u64,
@@ -340,7 +342,7 @@ impl<F: Frame> Merger<F> {
         }
     }
 
-    /// Ends a reader, which is counted.
+    /// Ends a reader and counts it.
     fn lose(&self, group: &Group<F>, slot: (usize, u64), counter: &AtomicU64) {
         let oldest = self.state.lock().oldest.version.clone();
         let lost = group.log.lock().lose(slot, End::Expired { oldest });
@@ -354,7 +356,7 @@ impl<F: Frame> Merger<F> {
 
 impl<F: Frame> Work for Merger<F> {
     fn run(self: Arc<Self>) {
-        // Before it looks for work, so that what comes from now on is not missed.
+        // Reset before looking for work, so that later work is not missed.
         self.is_queued.store(false, Ordering::Release);
         self.step(self.threads.as_deref());
         let has_more = self.state.lock().has_work();
@@ -371,7 +373,7 @@ fn wake(waker: Option<Waker>) {
 // === impl MergerConfig ===
 
 impl MergerConfig {
-    /// Takes what concerns it from the bounds of a Broadcaster.
+    /// Returns the merger's part of the bounds of a Broadcaster.
     pub(super) fn of(config: &BroadcasterConfig) -> Self {
         let Retention { events, size, age } = config.retention;
         Self { size: config.coalesce_size, passed: size, events: events as u64, age }
@@ -381,7 +383,7 @@ impl MergerConfig {
 // === impl Reader ===
 
 impl<F: Frame> Reader<F> {
-    /// Makes the name of a slot of a group.
+    /// Returns the reference to a slot of a group.
     pub(super) fn new(group: &Arc<Group<F>>, slot: usize, id: u64) -> Self {
         Self { group: Arc::downgrade(group), slot, id }
     }

@@ -1,83 +1,84 @@
-//! What batches of the past are to one selection: how a client that was away, or was parked, is brought up to date.
+//! Replay of past batches for one selection, for a client that resumes or was parked.
 //!
-//! Off the writer, for one client, and bounded at each step. The versions are those that the client would have been given
-//! live: inside a batch the version before it, with the batch's last event in the selection the batch's own.
+//! It runs outside of the writer, for one client, and is bounded at each step. Its versions are those that the client would
+//! have received live: events carry the version before their batch, and the batch's last event in the selection the batch's
+//! own.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{Frame, Notice};
 use crate::model::{Batch, Reached, ResourceVersion, Selection, Transition};
 
-/// Batches that are still to be told, and how far the client has been told.
+/// Batches that are still to be replayed, and the position of the client.
 #[derive(Debug)]
 pub struct Replay {
     batches: VecDeque<Arc<Batch>>,
-    /// The offset of the first change of the first batch.
+    /// Offset of the first change of the first batch.
     first: u64,
-    /// The next change of the first batch to be looked at.
+    /// Next change of the first batch to evaluate.
     at: usize,
-    /// Looked at and in the selection, but not told: whether it is the batch's last is not known yet.
+    /// Selected change that is not encoded yet, because a later one may prove to be the batch's last.
     held: Option<(usize, Transition)>,
     version: ResourceVersion,
-    /// There was a relist since the last event that was told.
+    /// True if there was a relist since the last event.
     is_gap: bool,
 }
 
-/// A place in a replay: whatever comes next depends on it and on the batches alone.
+/// Position in a replay, which with the batches determines everything that follows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Place {
     pub(super) version: ResourceVersion,
     pub(super) offset: u64,
-    /// There was a relist since the last event that was told.
+    /// True if there was a relist since the last event.
     pub(super) is_gap: bool,
 }
 
 // === impl Replay ===
 
 impl Replay {
-    /// Makes the replay of batches whose first change has the offset `first`, for a client that has reached a place before
-    /// them or, by its offset, inside the first of them.
+    /// Returns the replay of batches whose first change has the offset `first`, for a client at a position before them or,
+    /// by its offset, inside the first of them.
     pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, first: u64, reached: Reached) -> Self {
         let Reached { version, offset } = reached;
         let at = offset.saturating_sub(first) as usize;
         Self { batches: batches.into_iter().collect(), first, at, held: None, version, is_gap: false }
     }
 
-    /// Notes a relist before the first batch, of which the client has to be told.
+    /// Sets if a relist before the first batch must be reported to the client.
     #[must_use]
     pub fn after_gap(self, is_gap: bool) -> Self {
         Self { is_gap, ..self }
     }
 
-    /// Safe to resume from after what was encoded up to now.
+    /// Returns the version that is safe to resume from after what was encoded up to now.
     pub fn version(&self) -> &ResourceVersion {
         &self.version
     }
 
-    /// What is reached once everything has been told.
+    /// Returns the position that is reached after everything was encoded.
     pub fn reached(&self) -> Reached {
         Reached { version: self.version.clone(), offset: self.first + self.at as u64 }
     }
 
-    /// Where another replay would go on: before what is held back.
+    /// Returns the position from which another replay would continue: before the event that is held back.
     pub(super) fn place(&self) -> Place {
         let at = self.held.map_or(self.at, |(at, _)| at);
         Place { version: self.version.clone(), offset: self.first + at as u64, is_gap: self.is_gap }
     }
 
-    /// Whether it stands between two batches.
+    /// Returns true if it is between two batches.
     pub(super) fn is_between(&self) -> bool {
         self.at == 0 && self.held.is_none()
     }
 
-    /// Whether everything has been told.
+    /// Returns true if everything has been replayed.
     pub fn is_done(&self) -> bool {
         self.batches.is_empty()
     }
 
-    /// Encodes the next events of a selection, until the arena has `max_size` or `is_enough` says so, which is asked after
-    /// each step with the number of steps; a step looks at one change, or ends a batch. Returns how many events were
-    /// encoded. A selection and a format are to be the same for the whole replay.
+    /// Encodes the next events of a selection, until the arena has `max_size` or `is_enough` returns true. `is_enough` is
+    /// called after each step with the number of steps; a step evaluates one change, or ends a batch. Returns the number of
+    /// encoded events. Selection and format must be the same for the whole replay.
     pub fn encode<F: Frame>(
         &mut self,
         selection: &Selection,
@@ -114,12 +115,14 @@ impl Replay {
         encoded
     }
 
-    /// Whether the client has a batch, but for its changes that were [ahead](Batch::ahead) of the version that it has.
+    /// Returns true if the client has a batch, except for its changes [ahead](Batch::ahead) of the version that the client
+    /// has.
     fn has_passed(&self, batch: &Batch) -> bool {
         batch.after < self.version || batch.after == self.version && !batch.is_late()
     }
 
-    /// A version, unless the client is past it: it may come back in between the versions of two batches, and never goes back.
+    /// Returns a version, or the client's own if that is higher: the client may resume between the versions of two batches,
+    /// and its version never decreases.
     fn not_before(&self, version: &ResourceVersion) -> ResourceVersion {
         if *version < self.version { self.version.clone() } else { version.clone() }
     }

@@ -1,8 +1,8 @@
-//! Which groups a change may concern, without asking every group.
+//! Routing of a change to the groups that it may concern, without evaluating every group.
 //!
-//! A group whose selection asks for a name, for values of an index, of a field or of a label, or for a namespace is found
-//! under the most selective of them; a change is looked up with what its old and its new state have. All other groups see
-//! every change. A route is only a coarse sieve: whether a change is in a selection, the selection says.
+//! A group whose selection has a name, values of an index, of a field or of a label, or a namespace is stored under the
+//! most selective of them. A change is looked up by the values of its old and its new state. All other groups see every
+//! change. A route is only a coarse filter: the selection itself decides.
 
 use std::{
     borrow::Borrow,
@@ -12,30 +12,31 @@ use std::{
 
 use crate::model::{Change, IndexFunc, IndexMatch, Object, Path, Selection};
 
-/// Groups by what routes to them; a group is a number.
+/// Groups by the values that route to them; a group is a number.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
     unrouted: BTreeSet<usize>,
     names: Map,
     namespaces: Map,
     indexes: HashMap<IndexFunc, Map>,
-    /// By path; at most [`MAX_PATHS`] of them.
+    /// Groups by path; at most [`MAX_PATHS`] of them.
     fields: HashMap<Path, Map>,
-    /// By label key.
+    /// Groups by label key.
     labels: HashMap<String, Map>,
 }
 
-/// Ordered sets, because one key may have very many groups, which come and go one by one.
+/// Ordered sets, because one key may have very many groups, which are added and removed one by one.
 type Map = HashMap<String, BTreeSet<usize>, foldhash::fast::RandomState>;
 
-/// Each costs a walk through both bodies of every change. A group by the path after them is routed by what else it has.
+/// Maximum number of paths: each costs a walk through both bodies of every change. A group by a further path is routed by
+/// its other values.
 const MAX_PATHS: usize = 32;
 
 // === impl Routes ===
 
 impl Routes {
-    /// Inserts a group under the first of these that its selection has: a name, an index, a field, a label, a namespace. Returns
-    /// whether it is found by more than its namespace.
+    /// Inserts a group under the first of these that its selection has: a name, an index, a field, a label, a namespace.
+    /// Returns true if more than its namespace routes to it.
     pub(super) fn insert(&mut self, selection: &Selection, group: usize) -> bool {
         let Selection { namespace, name, labels, fields, index, .. } = selection;
         let has_room = |path| self.fields.len() < MAX_PATHS || self.fields.contains_key(path);
@@ -63,7 +64,7 @@ impl Routes {
         true
     }
 
-    /// Removes a group from wherever it may be: that depends upon the paths that there were when it was inserted.
+    /// Removes a group from every place that it may have: that depends on the paths that existed when it was inserted.
     pub(super) fn remove(&mut self, selection: &Selection, group: usize) {
         let Selection { namespace, name, labels, fields, index, .. } = selection;
         if let Some(name) = name.as_deref().or_else(|| fields.name()) {
@@ -84,7 +85,7 @@ impl Routes {
         self.unrouted.remove(&group);
     }
 
-    /// The groups that see every change.
+    /// Returns the groups that see every change.
     pub(super) fn unrouted(&self) -> &BTreeSet<usize> {
         &self.unrouted
     }

@@ -1,4 +1,4 @@
-//! The writer's time for selections: how much of it they may take, and what each of them costs.
+//! Time of the writer for selections: its bounds, and the measured cost of each selection.
 //!
 //! All times are in nanoseconds of a [`Clock`].
 
@@ -9,30 +9,30 @@ use std::{
 
 use smallvec::SmallVec;
 
-/// The source of the time by which evaluations are measured.
+/// Source of the time by which evaluations are measured.
 #[derive(Debug, Clone)]
 pub(super) enum Clock {
-    /// The system's.
+    /// System clock.
     Since(Instant),
-    /// One that a test steps.
+    /// Clock that a test steps.
     #[cfg(test)]
     Stepped(std::sync::Arc<Stepped>),
 }
 
-/// A clock that goes on only when it is read, and by what a test says.
+/// Clock that advances only when it is read, by a step that the test sets.
 #[cfg(test)]
 #[derive(Debug, Default)]
 pub(crate) struct Stepped {
     pub(crate) now: AtomicU64,
-    /// By so much with each reading.
+    /// Advance at each reading.
     pub(crate) step: AtomicU64,
 }
 
-/// The cost of one selection for each change: a moving average.
+/// Cost of one selection for each change: a moving average.
 #[derive(Debug)]
 pub(super) struct Cost(AtomicU64);
 
-/// The time that selections may take of the writer: of each publish cycle, and of all its time. A token bucket.
+/// Time that selections may take of the writer, of each publish cycle and of all its time: a token bucket.
 #[derive(Debug)]
 pub(super) struct SelectionBudget {
     cycle: u64,
@@ -41,12 +41,12 @@ pub(super) struct SelectionBudget {
     as_of: u64,
 }
 
-/// Measures evaluations: those of expressions one by one, others in runs.
+/// Timer of evaluations: expressions are measured one by one, other selections in runs.
 #[derive(Debug)]
 pub(super) struct Meter<'a> {
     clock: &'a Clock,
     since: u64,
-    /// The selections that were evaluated since then.
+    /// Selections evaluated since then.
     run: Run,
 }
 
@@ -54,10 +54,10 @@ type Run = SmallVec<[usize; RUN]>;
 
 /// Evaluations of cheap selections that are measured together.
 const RUN: usize = 16;
-/// The cost that is assumed of a selection that has not been evaluated yet.
+/// Cost that is assumed of a selection before its first evaluation.
 const EXPRESSION: Duration = Duration::from_micros(20);
 const OTHER: Duration = Duration::from_micros(1);
-/// A change weighs one of so many in the average.
+/// Weight of the average: a new value counts for one part in this many.
 const WEIGHT: u64 = 8;
 
 // === impl Clock ===
@@ -92,7 +92,7 @@ impl Cost {
         self.0.store(cost, Ordering::Relaxed);
     }
 
-    /// Adds a measured one. Whoever evaluates a group does so alone.
+    /// Adds a measured cost. Only one thread at a time evaluates a group.
     pub(super) fn note(&self, cost: u64) {
         let average = self.get();
         self.0.store(average - average / WEIGHT + cost / WEIGHT, Ordering::Relaxed);
@@ -102,13 +102,13 @@ impl Cost {
 // === impl SelectionBudget ===
 
 impl SelectionBudget {
-    /// Returns one that allows for this time of a cycle and this share of all time, in percent.
+    /// Returns a budget of this time for a cycle and this share of all time, in percent.
     pub(super) fn new(cycle: Duration, percent: u32) -> Self {
         let cycle = nanos(cycle);
         Self { cycle, percent: percent.into(), left: cycle, as_of: 0 }
     }
 
-    /// Begins a cycle. Returns what it may take.
+    /// Begins a cycle. Returns the time that it may take.
     pub(super) fn begin(&mut self, now: u64) -> u64 {
         let earned = now.saturating_sub(self.as_of).saturating_mul(self.percent) / 100;
         self.left = self.left.saturating_add(earned).min(self.cycle);
@@ -128,7 +128,8 @@ impl<'a> Meter<'a> {
         Self { clock, since: clock.now(), run: Run::new() }
     }
 
-    /// Does one evaluation, of a selection by its number. `settle` is given those that have been measured, and the time of each.
+    /// Runs one evaluation, of a selection by its number. Passes the measured selections, and the time of each, to
+    /// `settle`.
     pub(super) fn evaluate(
         &mut self,
         number: usize,
@@ -146,7 +147,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Measures what has not been measured yet.
+    /// Measures the evaluations that have not been measured yet.
     pub(super) fn settle(&mut self, mut settle: impl FnMut(&[usize], u64)) {
         if self.run.is_empty() {
             return;

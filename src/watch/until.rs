@@ -1,10 +1,10 @@
-//! Conditions that are to be met one after the other: the rules of apimachinery's `watch.Until`, without its loop.
+//! Conditions that must be met in order: the rules of apimachinery's `watch.Until`, without its loop.
 //!
-//! Whoever reads events shows each to [`Until::see`], and stops when it says so; a deadline is for who waits, and the last
-//! event for who has it. The present condition is tested on each event. When it is met, the next one is tested on the same
+//! The reader of events passes each to [`Until::see`], and stops once that returns true; deadlines and the last event are
+//! left to the reader. The current condition is tested on each event. Once it is met, the next one is tested on the same
 //! event, and so on: one event may meet several.
 
-/// Conditions, and how many of them have been met.
+/// Conditions, and the number of those that have been met.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Until<C> {
     conditions: Vec<C>,
@@ -14,26 +14,27 @@ pub struct Until<C> {
 // === impl Until ===
 
 impl<C> Until<C> {
-    /// Of conditions that are to be met in this order. Without any, nothing is waited for.
+    /// Returns conditions that must be met in this order. Without any, the wait is over at once.
     pub fn new(conditions: impl IntoIterator<Item = C>) -> Self {
         Self { conditions: conditions.into_iter().collect(), met: 0 }
     }
 
-    /// How many have been met.
+    /// Returns the number of conditions that have been met.
     pub fn met(&self) -> usize {
         self.met
     }
 
-    /// Whether all of them have been met.
+    /// Returns true if all of them have been met.
     pub fn is_met(&self) -> bool {
         self.met == self.conditions.len()
     }
 
-    /// Takes the next event; whether all conditions have been met. `test` is upstream's `ConditionFunc` for this event.
+    /// Takes the next event; returns true if all conditions have been met. `test` is upstream's `ConditionFunc` for this
+    /// event.
     ///
     /// # Errors
     ///
-    /// What `test` fails with. The wait is over then, upstream.
+    /// The error of `test`. Upstream, the wait then ends.
     pub fn see<E>(&mut self, mut test: impl FnMut(&C) -> Result<bool, E>) -> Result<bool, E> {
         while let Some(condition) = self.conditions.get(self.met) {
             if !test(condition)? {
@@ -56,7 +57,8 @@ mod tests {
     const IS_MODIFIED: ConditionFunc = |event| Ok(event == Modified);
     const FAILS: ConditionFunc = |_| Err("something bad");
 
-    /// Shows events until all conditions are met, one fails, or there are no more: upstream's loop. The last event seen.
+    /// Passes events until all conditions are met, one fails, or there are no more: upstream's loop. Returns the last event
+    /// seen.
     fn run(
         conditions: &[ConditionFunc],
         events: &[EventType],

@@ -1,4 +1,4 @@
-//! One client's way through its backlog.
+//! Position of one client in its backlog.
 
 use std::{
     fmt,
@@ -12,30 +12,30 @@ use crate::{
     watch::{Frame, Replay, TooLarge, replay::Place},
 };
 
-/// What a client still has to be given of batches of the past. All that it holds of their events is its place.
+/// Past batches that a client still has to receive. Of their events it holds only its position.
 pub struct BacklogReader<F: Frame> {
     batches: Vec<Arc<Batch>>,
-    /// The offset of the first change of the first batch.
+    /// Offset of the first change of the first batch.
     first: u64,
-    /// The place after them.
+    /// Position after them.
     end: Reached,
     place: Place,
-    /// The block that it reads, if that is still kept, and its next step there.
+    /// Block that it reads, if that is still kept, and its next step there.
     block: Weak<Block<F>>,
     at: usize,
 }
 
-/// Events one after the other, and how many they are.
+/// Slice of consecutive events, and their number.
 type Taken<F> = (Option<F>, u64);
 
-/// Blocks without an event for the client that it looks at in one go.
+/// Maximum number of blocks without an event for the client that are read in one call.
 const IN_ONE_GO: usize = 16;
 
 // === impl BacklogReader ===
 
 impl<F: Frame> BacklogReader<F> {
-    /// Makes the reader of batches whose first change has the offset `first`, for a client that has reached a place before them
-    /// or, by its offset, inside the first of them; perhaps with a relist since, of which it has to be told.
+    /// Returns the reader of batches whose first change has the offset `first`, for a client at a position before them or,
+    /// by its offset, inside the first of them. `is_gap` is true if a relist must still be reported to it.
     pub fn new(batches: Vec<Arc<Batch>>, first: u64, reached: Reached, is_gap: bool) -> Self {
         let Reached { version, offset } = reached;
         let mut last = &version;
@@ -47,29 +47,29 @@ impl<F: Frame> BacklogReader<F> {
         Self { end, batches, first, place: Place { version, offset, is_gap }, block: Weak::new(), at: 0 }
     }
 
-    /// Safe to resume from after what was taken up to now.
+    /// Returns the version that is safe to resume from after what was taken up to now.
     pub fn version(&self) -> &ResourceVersion {
         &self.place.version
     }
 
-    /// The same with its offset.
+    /// Returns the same with its offset.
     pub fn reached(&self) -> Reached {
         Reached { version: self.place.version.clone(), offset: self.place.offset }
     }
 
-    /// Whether the client has still to be told of a relist on the way to the version.
+    /// Returns true if a relist on the way to the version must still be reported to the client.
     pub fn has_gap(&self) -> bool {
         self.place.is_gap
     }
 
-    /// Whether everything has been taken.
+    /// Returns true if everything has been taken.
     pub fn is_done(&self) -> bool {
         self.batches.is_empty() || self.place.offset >= self.end.offset && self.place.version >= self.end.version
     }
 
     /// Takes the next events of a selection, at most `max_size` in the unit of the frame, but at least one; with `must_fit`
-    /// nothing when that is larger. Nothing at all when everything has been taken, or much was looked at in vain. A selection
-    /// and a format are to be the same at each call.
+    /// it takes none if the first is larger. Returns no event once everything has been taken, or after many changes without
+    /// one in the selection. Selection and format must be the same at each call.
     pub fn poll_take(
         &mut self,
         cx: &Context<'_>,
@@ -91,7 +91,7 @@ impl<F: Frame> BacklogReader<F> {
                 let block = ready!(backfill.poll_block(cx, &key, || self.replay()));
                 (self.block, self.at) = (Arc::downgrade(&block), 0);
                 if block.steps.is_empty() {
-                    // Nothing comes any more.
+                    // Nothing follows any more.
                     self.batches.clear();
                 }
                 block
@@ -107,11 +107,11 @@ impl<F: Frame> BacklogReader<F> {
         Poll::Ready(Ok((None, 0)))
     }
 
-    /// Takes from a block.
+    /// Takes the next events from a block.
     fn take(&mut self, block: &Block<F>, max_size: usize, must_fit: bool) -> Result<Taken<F>, TooLarge> {
         let start = self.at.checked_sub(1).map_or(0, |last| block.steps[last].end);
         let (mut end, mut events) = (start, 0);
-        // What others have of the block may be more than what comes before its cursor.
+        // A shared block may contain more than this client's backlog.
         while let Some(step) = block.steps.get(self.at).filter(|_| !self.is_done()) {
             let size = step.end - start;
             if size > max_size && step.is_event && (events > 0 || must_fit) {
@@ -128,11 +128,11 @@ impl<F: Frame> BacklogReader<F> {
         Ok(((events > 0).then(|| block.frame.slice(start..end)), events))
     }
 
-    /// Returns what comes at its place.
+    /// Returns the replay of what follows its position.
     fn replay(&self) -> Replay {
         let Place { version, offset, is_gap } = self.place.clone();
         let mut first = self.first;
-        // A relist without changes may come before the place or after it.
+        // A relist without changes may lie before the position or after it.
         let is_passed = |batch: &&Arc<Batch>| {
             let end = first + batch.changes.len() as u64;
             let is_passed = end <= offset && (end > first || batch.after <= version);

@@ -1,4 +1,4 @@
-//! Batches that were published, as far as readers need them, and the work to be done for readers.
+//! Published batches that readers still need, and the pending work for readers.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,46 +17,46 @@ use crate::{
 /// State of a [`Merger`](super::Merger), under its lock.
 #[derive(Debug)]
 pub(super) struct State<F: Frame> {
-    /// Without holes, as long as there is a group.
+    /// Batches without gaps, as long as there is a group.
     pub(super) published: VecDeque<Arc<Published>>,
-    /// The offset after all that was published.
+    /// Offset after everything published.
     pub(super) head: u64,
-    /// The oldest place that the history has, and the one where it began.
+    /// Oldest position that the history has, and the offset at which it began.
     pub(super) oldest: Reached,
     begin: u64,
-    /// The events that it has at most.
+    /// Maximum number of events in the history.
     pub(super) depth: u64,
-    /// The number of those that the history has forgotten, and their size.
+    /// Number of entries that the history has dropped, and their size.
     pub(super) passed: usize,
     passed_size: usize,
-    /// The offset before which what was published is nearly as old as a history may be.
+    /// Offset before which the batches are nearly as old as a history may be.
     pub(super) aged: u64,
     pub(super) readers: HashMap<u64, Reader<F>>,
-    /// Those to be merged for, and those of which something is about to be published.
+    /// Readers to merge for, and readers whose log has events that the merger has not received yet.
     pub(super) jobs: VecDeque<Reader<F>>,
     pub(super) behind: Vec<Reader<F>>,
-    /// The readers are to be looked at.
+    /// True if the readers must be checked.
     pub(super) looks: bool,
-    /// No reader that has something to merge, and is not among the jobs, needs what lies before this.
+    /// Offset before which no reader needs anything, except the readers among the jobs and those with nothing to merge.
     pub(super) low: u64,
 }
 
-/// The batches of one wake.
+/// Batches of one publish cycle.
 #[derive(Debug)]
 pub(super) struct Published {
     pub(super) batches: Vec<Arc<Batch>>,
-    /// The offset of its first change.
+    /// Offset of its first change.
     pub(super) first: u64,
-    /// The place that is reached with it.
+    /// Position reached after it.
     pub(super) end: Reached,
     pub(super) size: usize,
     pub(super) at: Instant,
     pub(super) _alive: Alive,
 }
 
-/// Wakes that are looked at before the lock is taken again.
+/// Publish cycles that are read under one acquisition of the lock.
 const AT_ONCE: usize = 64;
-/// A reader is merged for when the history has come as near to what it needs as this part of its depth, or of its age.
+/// Part of the history's depth, or of its age: a reader is merged for once the history has come that near to what it needs.
 pub(super) const NEAR: u64 = 4;
 
 // === impl State ===
@@ -80,24 +80,24 @@ impl<F: Frame> State<F> {
         }
     }
 
-    /// Returns whether there is something to do. The readers are looked at when the history has come near to what one of them
-    /// needs.
+    /// Returns true if there is work. The readers must be checked once the history has come near to what one of them needs.
     pub(super) fn has_work(&mut self) -> bool {
         self.looks |= self.low < self.limit(NEAR);
         self.looks || !self.jobs.is_empty()
     }
 
-    /// Returns the offset before which the history forgets when so much of what it has, or may have, has come.
+    /// Returns the offset before which the history drops its batches, once it grows by one `part`-th of what it has, or may
+    /// have.
     pub(super) fn limit(&self, part: u64) -> u64 {
         let has_forgotten = self.oldest.offset > self.begin;
         let has = self.head.saturating_sub(self.oldest.offset);
         let by_what_it_has = if has_forgotten { self.oldest.offset + has / part } else { 0 };
         let by_events = self.head.saturating_sub(self.depth - self.depth / part);
-        // The history goes on without groups, when those of readers that do not read have ended.
+        // The history continues without groups, after the groups of readers that do not read have ended.
         self.aged.max(by_what_it_has).max(by_events).min(self.head)
     }
 
-    /// Returns some of what comes at an offset: nothing if there is nothing yet, `None` if it is not there any more.
+    /// Returns some of the batches after an offset: an empty list if there are none yet, `None` if they are no longer kept.
     pub(super) fn after(&self, offset: u64) -> Option<Vec<Arc<Published>>> {
         if offset >= self.head {
             return Some(Vec::new());
@@ -107,7 +107,7 @@ impl<F: Frame> State<F> {
         Some(self.published.range(at..).take(AT_ONCE).cloned().collect())
     }
 
-    /// Passes what the history has forgotten, and forgets the first of it beyond a bound.
+    /// Counts the batches that the history has dropped, and drops the oldest of them beyond a bound.
     pub(super) fn pass(&mut self, bound: usize, forgotten: &mut VecDeque<Arc<Published>>) {
         while let Some(next) = self.published.get(self.passed)
             && next.end.offset <= self.oldest.offset
@@ -119,7 +119,7 @@ impl<F: Frame> State<F> {
         }
     }
 
-    /// Forgets what lies before an offset.
+    /// Drops the batches before an offset.
     pub(super) fn forget_before(&mut self, offset: u64) -> VecDeque<Arc<Published>> {
         let mut forgotten = VecDeque::new();
         while self.published.front().is_some_and(|first| first.end.offset <= offset) {
@@ -147,7 +147,7 @@ mod tests {
         Reached { version: ResourceVersion::decimal(offset.into()), offset }
     }
 
-    /// Began at 1,000 and may have 100 changes, and so much has come.
+    /// Returns a state that began at 1,000, may have 100 changes, and has its head at `head`.
     fn state(head: u64) -> State<Deliveries> {
         State { head, ..State::new(&reached(1000), 100) }
     }
@@ -156,12 +156,12 @@ mod tests {
     async fn what_is_forgotten_next_is_a_part_of_what_a_history_may_have_or_has() {
         assert_eq!([1000, 1074, 1075, 1076, 1100].map(|head| state(head).limit(4)), [925, 999, 1000, 1001, 1025]);
         assert_eq!([1000, 1100].map(|head| state(head).limit(2)), [950, 1050]);
-        // It has forgotten something: by its size, as it may have more events.
+        // The history has dropped something: because of its size, as it may have more events.
         let forgotten = State { oldest: reached(1040), ..state(1060) };
         assert_eq!((forgotten.limit(4), forgotten.limit(2)), (1045, 1050));
         let nothing = State { oldest: reached(1000), ..state(1060) };
         assert_eq!(nothing.limit(4), 985);
-        // By its age; and nothing that has not come.
+        // By its age; and never past the head.
         assert_eq!(State { aged: 1050, ..state(1060) }.limit(4), 1050);
         assert_eq!(State { aged: 2000, ..state(1060) }.limit(4), 1060);
     }
