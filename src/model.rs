@@ -1,14 +1,15 @@
-//! The nouns: keys, versions, objects, events, selectors and index functions.
+//! Basic types: keys, versions, objects, events, selectors and index functions.
 //!
-//! Everybody reads these types and nobody below them: no IO, no async, no wire format, no clock.
+//! Every other module may use these types; they depend on none of the modules above: no IO, no async, no wire format, no
+//! clock.
 //!
-//! - An [`Object`] is immutable and shared (`Arc`); it keeps the source's bytes and where its envelope stands in them, never a
-//!   JSON tree.
+//! - An [`Object`] is immutable and shared (`Arc`). It keeps the source's bytes and the positions of its envelope in them,
+//!   never a JSON tree.
 //! - A [`ResourceVersion`] orders only versions of the same lineage.
-//! - A [`Path`] is the cheap way to look into a body, and selectors stand on it; an [`Expression`] is the way for everything
-//!   else. Indexes stand on either.
+//! - A [`Path`] reads a body cheaply, and field selectors use it; an [`Expression`] covers everything else. Indexes use
+//!   either.
 //!
-//! Deliberately not here: how objects are stored (`cache`), distributed (`watch`) or encoded (`proto`).
+//! Not here: storage of objects (`cache`), distribution (`watch`) and encoding (`proto`).
 
 mod envelope;
 mod event;

@@ -1,5 +1,5 @@
-//! What is read of a JSON body once, when it comes: type, key, identity and labels. Everything else is skipped without being
-//! built, and what stands in the body letter by letter is not copied.
+//! Envelope of a JSON body, read once on receipt: type, key, identity and labels. Everything else is skipped without being
+//! built, and strings that are verbatim in the body are not copied.
 
 use std::{borrow::Cow, fmt, ops::Deref};
 
@@ -8,7 +8,7 @@ use serde::{
     de::{Deserializer, Error, MapAccess, Visitor},
 };
 
-/// The envelope of an object, borrowed from where it was read. What is missing or null is empty.
+/// Envelope of an object, borrowed from the text that it was read from. Missing and null fields are empty.
 #[derive(Debug, Default)]
 pub(super) struct Envelope<'a> {
     pub(super) api_version: JsonText<'a>,
@@ -17,11 +17,11 @@ pub(super) struct Envelope<'a> {
     pub(super) name: JsonText<'a>,
     pub(super) uid: JsonText<'a>,
     pub(super) resource_version: JsonText<'a>,
-    /// Sorted by key, and each key once.
+    /// Labels, sorted by key, and each key once.
     pub(super) labels: Vec<(JsonText<'a>, JsonText<'a>)>,
 }
 
-/// A string in JSON: borrowed, unless it has escapes. (A `Cow` within another type is never borrowed by serde.)
+/// String in JSON: borrowed, unless it has escapes. (serde never borrows a `Cow` within another type.)
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JsonText<'a>(Cow<'a, str>);
 
@@ -49,7 +49,7 @@ struct Metadata<'a> {
     labels: Option<Pairs<'a>>,
 }
 
-/// The entries of a map of strings, as they come.
+/// Entries of a map of strings, in the order of the text.
 #[derive(Default)]
 struct Pairs<'a>(Vec<(JsonText<'a>, JsonText<'a>)>);
 
@@ -78,7 +78,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Envelope<'a> {
 // === impl Pairs ===
 
 impl<'a> Pairs<'a> {
-    /// Of a key that was there twice the last value counts, as in every map of serde's.
+    /// Sorts the entries. The last value of a repeated key counts, as in every map of serde's.
     fn into_map(self) -> Vec<(JsonText<'a>, JsonText<'a>)> {
         let Self(mut pairs) = self;
         // Go writes maps sorted.

@@ -1,123 +1,124 @@
-//! What happens to objects: upstream events, and the changes and batches that they become once applied.
+//! Events of objects: upstream events, and the changes and batches that they become once applied.
 
 use std::sync::Arc;
 
 use super::{Object, ResourceVersion};
 
-/// The type of an event, by apimachinery's words.
+/// Type of an event, in apimachinery's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventType {
     /// The object was created, or is new to the watcher.
     Added,
     /// The object was changed.
     Modified,
-    /// The object was deleted, or is gone for the watcher; the event carries its last state.
+    /// The object was deleted, or left the watcher's selection; the event carries its last state.
     Deleted,
 }
 
-/// Why an event was sent, where its type does not say it all.
+/// Cause of an event, where its type is ambiguous.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The change itself: created, updated, deleted.
+    /// Plain change: created, updated, deleted.
     #[default]
     Change,
     /// ADDED: the object existed when the watch began.
     Initial,
-    /// ADDED: the object existed, and now matches the selection.
+    /// ADDED: the object already existed, and now matches the selection.
     EnteredSelection,
     /// DELETED: the object still exists, and no longer matches the selection.
     LeftSelection,
-    /// DELETED: the deletion was missed, and found at a relist; the object is its last known state.
+    /// DELETED: the source missed the deletion and found it at a relist; the object is its last known state.
     Inferred,
     /// DELETED: the object still exists upstream, and its newest state cannot be served, usually because it is larger than
     /// [`MAX_OBJECT_BYTES`](super::MAX_OBJECT_BYTES); the object is the last state that was served.
     NotServed,
 }
 
-/// One event of an upstream watch. The end of a watch, with or without an error, is the end of its stream.
+/// Event of an upstream watch. The end of a watch, with or without an error, is the end of its stream.
 ///
-/// The type is a hint: whether an object is added or modified, the store decides (client-go's `processDeltas`).
+/// The type is a hint: the store decides if an object is added or modified (client-go's `processDeltas`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The object's new state, at its own version.
+    /// New state of an object, at its own version.
     Added(Arc<Object>),
-    /// The object's new state, at its own version.
+    /// New state of an object, at its own version.
     Modified(Arc<Object>),
-    /// The object's last state, at the version of the deletion.
+    /// Last state of an object, at the version of the deletion.
     Deleted(Arc<Object>),
-    /// The object exists, and its new state cannot be served: its key, uid and version alone.
+    /// Key, uid and version of an object that exists, and whose new state cannot be served.
     NotServed(Arc<Object>),
-    /// Nothing changed up to this version; it is safe to resume from.
+    /// Version up to which nothing else changed; safe to resume from.
     Bookmark(ResourceVersion),
 }
 
-/// One applied change of one object: its state before and after. At least one of them is there.
+/// One applied change of one object: its state before and after, at least one of which is present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The state before; `None` when the object did not exist.
+    /// State before; `None` if the object did not exist.
     pub old: Option<Arc<Object>>,
-    /// The state after; `None` when the object was deleted.
+    /// State after; `None` if the object was deleted.
     pub new: Option<Arc<Object>>,
-    /// The version of the change: for a deletion, of the deletion.
+    /// Version of the change; for a deletion, of the deletion.
     pub version: ResourceVersion,
     /// [`Cause::Inferred`] for a deletion found at a relist, [`Cause::NotServed`] for an object that still exists and can
     /// no longer be served, else [`Cause::Change`].
     pub cause: Cause,
 }
 
-/// Changes that belong together: one upstream event, one transaction, or a whole relist. Between `before` and `after`
-/// there is no point to resume from.
+/// Changes that belong together: one upstream event, one transaction, or a whole relist. No client may resume from between
+/// `before` and `after`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The version before the first change.
+    /// Version before the first change.
     pub before: ResourceVersion,
-    /// The version after the last change.
+    /// Version after the last change.
     pub after: ResourceVersion,
-    /// In order; empty when only the version moved.
+    /// Changes in order; empty if only the version moved.
     pub changes: Vec<Change>,
-    /// What was found at a relist: nobody knows what else happened between `before` and `after`.
+    /// True for the result of a relist: other changes between `before` and `after` are unknown.
     pub is_relist: bool,
-    /// `after` is not safe to resume from, and `before` still is: further changes at `after` may come, or these came at a
-    /// version that was complete before.
+    /// True if `before` is safe to resume from, and `after` is not: further changes at `after` may follow, or these came at
+    /// a version that was complete before.
     pub is_open: bool,
 }
 
-/// The version that a resource has been applied up to, and the last one that is complete.
+/// Version that a resource has been applied up to, and the last one that is complete.
 ///
-/// Kubernetes deletes the objects of an expired lease by the hundred at one version, and its watch sends them one by one: as
-/// long as more of them may come, whoever resumes from that version would miss them. It is *open* until a change at a higher
-/// version or a bookmark closes it, and until then the version before it is the one to resume from.
+/// Kubernetes deletes the objects of an expired lease by the hundred at one version, and its watch sends them one by one.
+/// While more of them may follow, a client that resumes from that version would miss them. The version is *open* until a
+/// change at a higher version or a bookmark closes it; until then clients resume from the version before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
     version: ResourceVersion,
     safe: ResourceVersion,
 }
 
-/// A place in the changes of a resource that a reader has reached.
+/// Position in the changes of a resource that a reader has reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reached {
-    /// Safe to resume from.
+    /// Version that is safe to resume from.
     pub version: ResourceVersion,
-    /// The number of changes up to here, of all that the resource has had in this process, also inside a batch. It never
-    /// decreases, even when the upstream's history was rewritten.
+    /// Number of changes up to here, of all that the resource has had in this process, also inside a batch. It never
+    /// decreases, even if the upstream's history was rewritten.
     pub offset: u64,
 }
 
 // === impl Batch ===
 
 impl Batch {
-    /// The version to resume from once the whole batch has been seen.
+    /// Returns the version to resume from once the whole batch has been delivered.
     pub fn safe(&self) -> &ResourceVersion {
         if self.is_open { &self.before } else { &self.after }
     }
 
-    /// Whether its changes came at a version that was complete before.
+    /// Returns true if its changes came at a version that was complete before.
     pub fn is_late(&self) -> bool {
         self.before == self.after && !self.changes.is_empty()
     }
 
-    /// The highest version of its changes, if that is above the version after them: where several watches make up a resource,
-    /// one of them may be ahead of the version that all have reached. Whoever resumes from a version below needs them again.
+    /// Returns the highest version of its changes, if that is above the version after them: where several watches make up a
+    /// resource, one of them may be ahead of the version that all have reached. A client that resumes from a version below
+    /// needs these changes again.
     pub fn ahead(&self) -> Option<&ResourceVersion> {
         let ahead = self.changes.iter().map(|change| &change.version).filter(|version| **version > self.after);
         ahead.filter(|_| !self.is_relist).reduce(|highest, version| if version > highest { version } else { highest })
@@ -127,28 +128,28 @@ impl Batch {
 // === impl Applied ===
 
 impl Applied {
-    /// A version that is complete.
+    /// Returns a version that is complete.
     pub fn closed(version: ResourceVersion) -> Self {
         Self { safe: version.clone(), version }
     }
 
-    /// The version of the last change or bookmark.
+    /// Returns the version of the last change or bookmark.
     pub fn version(&self) -> &ResourceVersion {
         &self.version
     }
 
-    /// The last version that is complete: safe to resume from.
+    /// Returns the last version that is complete: safe to resume from.
     pub fn safe(&self) -> &ResourceVersion {
         &self.safe
     }
 
-    /// Whether more changes may come at the version.
+    /// Returns true if more changes may follow at the version.
     pub fn is_open(&self) -> bool {
         self.safe != self.version
     }
 
-    /// Moves on to a version that is not lower. Without `closes`, more changes may come at it; a version that is closed
-    /// stays so.
+    /// Advances to a version that is not lower. Without `closes`, more changes may follow at it; a version that is closed
+    /// stays closed.
     pub fn advance(&mut self, version: &ResourceVersion, closes: bool) {
         let is_later = *version != self.version;
         if is_later {
@@ -165,7 +166,7 @@ impl Applied {
 // === impl Event ===
 
 impl Event {
-    /// The version that is reached with this event.
+    /// Returns the version that is reached with this event.
     pub fn version(&self) -> &ResourceVersion {
         match self {
             Self::Added(object) | Self::Modified(object) | Self::Deleted(object) | Self::NotServed(object) => {
@@ -175,7 +176,7 @@ impl Event {
         }
     }
 
-    /// The size that counts against the bounds of queues, in bytes.
+    /// Returns the size that counts against the bounds of queues, in bytes.
     pub fn weight(&self) -> usize {
         match self {
             Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => object.body().len(),
@@ -187,13 +188,13 @@ impl Event {
 // === impl Change ===
 
 impl Change {
-    /// The object that the change is about: its new state, or its last one.
+    /// Returns the changed object: its new state, or its last one.
     pub fn object(&self) -> &Arc<Object> {
-        // Both are never absent together: a change is made from the store's old state and an event's new one.
+        // At least one is present: a change consists of the store's old state and an event's new one.
         self.new.as_ref().or(self.old.as_ref()).expect("a change has a state before or after it")
     }
 
-    /// The size that counts against the bounds of a wake, in bytes.
+    /// Returns the size that counts against the bounds of a publish cycle, in bytes.
     pub fn weight(&self) -> usize {
         self.object().body().len()
     }

@@ -9,69 +9,69 @@ pub use self::wake::in_one_wake;
 pub(super) use self::wake::is_in_wake;
 use super::{Expression, Object, Path};
 
-/// Computes the values of an object for an index: client-go's `IndexFunc`, as data, so that it can be configured.
+/// Index function, which computes the values of an object: client-go's `IndexFunc`, as data, so that it can be configured.
 ///
-/// It cannot fail: what has no value is not indexed.
+/// It cannot fail: an object without a value is not indexed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum IndexFunc {
-    /// The namespace of the key; nothing for an object without one.
+    /// Namespace of the key; no value for an object without one.
     Namespace,
-    /// The value of the label with this key; nothing when it is missing.
+    /// Value of the label with this key; no value if the label is missing.
     Label(String),
-    /// The scalars at a path of a JSON body, as [`Path::values`] writes them.
+    /// Scalars at a path of a JSON body, as [`Path::values`] writes them.
     Path(Path),
-    /// What an expression gives for the object, as [`Expression::values`] writes it.
+    /// Result of an expression for the object, as [`Expression::values`] writes it.
     Expression(Expression),
 }
 
-/// The indexes of a resource by name, in the order of their names: client-go's `Indexers`. `namespace` is always there.
+/// Indexes of a resource in the order of their names: client-go's `Indexers`. `namespace` is always present.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Indexers(BTreeMap<String, IndexFunc>);
 
 /// Indicates an index that cannot be defined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IndexersError {
-    /// Every resource has it already.
+    /// Name of the built-in index.
     #[error("the index {NAMESPACE:?} is built in")]
     BuiltIn,
-    /// The same name twice.
+    /// Name that is given twice.
     #[error("the index {name:?} is defined twice")]
     Duplicate {
-        /// As it was given.
+        /// Name as it was given.
         name: String,
     },
-    /// Not a name.
+    /// Text that is not a name.
     #[error(
         "{name:?} is not a name of an index: expected at most {MAX_NAME_BYTES} lowercase letters, digits, '-', '_' and \
          '.', with a letter or digit at both ends"
     )]
     Name {
-        /// As it was given.
+        /// Text as it was given.
         name: String,
     },
 }
 
-/// A choice of objects by an index: those under at least one of the values.
+/// Choice of objects by an index: those under at least one of the values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct IndexMatch {
-    /// The name of the index.
+    /// Name of the index.
     pub name: String,
-    /// Its function.
+    /// Function of the index.
     pub func: IndexFunc,
-    /// Without any, no object is chosen.
+    /// Values; without any, no object is chosen.
     pub values: BTreeSet<String>,
 }
 
-/// client-go's `NamespaceIndex`.
+/// Name of client-go's `NamespaceIndex`.
 const NAMESPACE: &str = "namespace";
 
-/// As a DNS label: names of indexes are labels of metrics and keys of configuration.
+/// Maximum length of a name, as of a DNS label: names of indexes are labels of metrics and keys of configuration.
 const MAX_NAME_BYTES: usize = 63;
 
 // === impl IndexFunc ===
 
 impl IndexFunc {
-    /// The values of the object, sorted and each once.
+    /// Returns the values of the object, sorted and each once.
     pub fn values(&self, object: &Object) -> Vec<String> {
         match self {
             Self::Namespace => {
@@ -93,11 +93,11 @@ fn as_set(mut values: Vec<String>) -> Vec<String> {
 // === impl Indexers ===
 
 impl Indexers {
-    /// Makes the indexes of a resource: the given ones, and `namespace`.
+    /// Returns the indexes of a resource: the given ones, and `namespace`.
     ///
     /// # Errors
     ///
-    /// When a name is `namespace`, is given twice, or is not of the form `[a-z0-9]([-a-z0-9_.]*[a-z0-9])?` with at most
+    /// Fails if a name is `namespace`, is given twice, or is not of the form `[a-z0-9]([-a-z0-9_.]*[a-z0-9])?` with at most
     /// 63 characters.
     pub fn new(functions: impl IntoIterator<Item = (String, IndexFunc)>) -> Result<Self, IndexersError> {
         let mut indexers = Self::default();
@@ -116,22 +116,22 @@ impl Indexers {
         Ok(indexers)
     }
 
-    /// The function of an index.
+    /// Returns the function of an index.
     pub fn get(&self, name: &str) -> Option<&IndexFunc> {
         self.0.get(name)
     }
 
-    /// Names and functions, sorted by name.
+    /// Returns names and functions, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &IndexFunc)> {
         self.0.iter().map(|(name, func)| (&**name, func))
     }
 
-    /// The names, sorted.
+    /// Returns the names, sorted.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// How often the expressions among them have failed.
+    /// Returns the number of failed evaluations of the expressions among them.
     pub fn expression_errors(&self) -> u64 {
         let errors = self.0.values().map(|func| match func {
             IndexFunc::Expression(expression) => expression.errors(),
@@ -140,7 +140,7 @@ impl Indexers {
         errors.sum()
     }
 
-    /// How many there are; at least one.
+    /// Returns the number of indexes; at least one.
     #[expect(clippy::len_without_is_empty, reason = "there is always `namespace`")]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -148,7 +148,7 @@ impl Indexers {
 }
 
 impl Default for Indexers {
-    /// Only `namespace`.
+    /// Returns the indexes with `namespace` only.
     fn default() -> Self {
         Self(BTreeMap::from([(NAMESPACE.to_owned(), IndexFunc::Namespace)]))
     }
@@ -157,7 +157,7 @@ impl Default for Indexers {
 // === impl IndexMatch ===
 
 impl IndexMatch {
-    /// Whether the object is under one of the values.
+    /// Returns true if the object is under one of the values.
     pub fn matches(&self, object: &Object) -> bool {
         let has_one = |values: &[String]| values.iter().any(|value| self.values.contains(value));
         match &self.func {

@@ -1,22 +1,22 @@
-//! Where an object lives: its namespace and its name.
+//! Key of an object: its namespace and its name.
 
 use std::{fmt, sync::Arc};
 
-/// The key of an object within its resource: namespace and name, ordered by namespace, then by name.
+/// Key of an object within its resource: namespace and name, ordered by namespace, then by name.
 ///
-/// client-go's default key is the text `namespace/name`, or `name` alone for an object without a namespace; that is how
-/// this type prints. It is kept in one shared allocation, separated by NUL, so that comparing two keys is comparing two
-/// strings and a clone is a reference count.
+/// It prints as client-go's default key: `namespace/name`, or `name` alone for an object without a namespace. Both parts
+/// are in one shared allocation, separated by NUL, so that comparing two keys is comparing two strings and a clone is a
+/// reference count.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey(Arc<str>);
 
 /// Indicates a namespace or name that cannot be a key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Every object has a name.
+    /// Empty name.
     #[error("the name is empty")]
     EmptyName,
-    /// NUL separates the parts inside the key, as it does in no upstream.
+    /// Part with a NUL, which separates the parts inside the key; no upstream allows it in either.
     #[error("namespace and name must not contain the NUL character")]
     Nul,
 }
@@ -26,7 +26,7 @@ const SEPARATOR: char = '\0';
 // === impl ObjectKey ===
 
 impl ObjectKey {
-    /// Makes a key; `namespace` is empty for objects that have none.
+    /// Returns a key; `namespace` is empty for objects without one.
     pub fn new(namespace: &str, name: &str) -> Result<Self, KeyError> {
         if name.is_empty() {
             return Err(KeyError::EmptyName);
@@ -37,17 +37,17 @@ impl ObjectKey {
         Ok(Self::join(namespace, name))
     }
 
-    /// The smallest possible key of a namespace: no object has it, every object of the namespace sorts after it.
+    /// Returns the lower bound of a namespace's keys: no object has it, and every object of the namespace sorts after it.
     pub fn first_of_namespace(namespace: &str) -> Self {
         Self::join(namespace, "")
     }
 
-    /// The namespace; empty when the object has none.
+    /// Returns the namespace; empty if the object has none.
     pub fn namespace(&self) -> &str {
         self.0.split_once(SEPARATOR).map_or("", |(namespace, _)| namespace)
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         self.0.split_once(SEPARATOR).map_or("", |(_, name)| name)
     }

@@ -1,4 +1,4 @@
-//! One object of a resource, immutable and shared.
+//! Object of a resource, immutable and shared.
 
 mod parts;
 mod record;
@@ -10,15 +10,16 @@ use bytes::Bytes;
 pub use self::parts::ObjectParts;
 use super::{KeyError, Lineage, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
-/// The largest body of an object: what a gRPC client with the default receive limit of 4 MiB can take in any language.
+/// Maximum size of an object's body: what a gRPC client with the default receive limit of 4 MiB can receive in any
+/// language.
 pub const MAX_OBJECT_BYTES: usize = 3 << 20;
 
-/// An object as its source gave it: the bytes, and the envelope that was parsed from them once.
+/// Object as its source provided it: the bytes, and the envelope that was parsed from them once.
 ///
-/// Objects are shared as `Arc<Object>` through the whole pipeline and never changed; a change is another object. There are
-/// very many of them, so each is two allocations besides its key: itself, and one text that is shared with its other
-/// versions. The envelope is places in that text, which begins with the body; only what the body does not have letter by
-/// letter, because it is written with escapes or comes from somewhere else, stands after it.
+/// The whole pipeline shares objects as `Arc<Object>` and never changes them; a change makes another object. There are very
+/// many objects, so each takes two allocations besides its key: itself, and one text that it shares with copies of it at
+/// other versions. The envelope consists of positions in that text, which begins with the body. Strings that are not
+/// verbatim in the body, because of escapes or another origin, follow the body.
 #[derive(Clone)]
 pub struct Object {
     key: ObjectKey,
@@ -33,7 +34,7 @@ pub struct Object {
     labels: Box<[(Span, Span)]>,
 }
 
-/// The labels of an object, sorted by key.
+/// Labels of an object, sorted by key.
 #[derive(Clone, Copy)]
 pub struct Labels<'a> {
     text: &'a [u8],
@@ -43,34 +44,34 @@ pub struct Labels<'a> {
 /// Indicates bytes that are not an object.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// Not UTF-8, and so not JSON (RFC 8259, 8.1).
+    /// Bytes that are not UTF-8, and so not JSON (RFC 8259, 8.1).
     #[error("not UTF-8: {0}")]
     Encoding(#[from] std::str::Utf8Error),
-    /// Not JSON, or the envelope has fields of the wrong type.
+    /// Text that is not JSON, or whose envelope has fields of the wrong type.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    /// The namespace or the name cannot be a key.
+    /// Namespace or name that cannot be a key.
     #[error("metadata: {0}")]
     Key(#[from] KeyError),
-    /// What it says that its version is cannot be one.
+    /// Text of a version that cannot be one.
     #[error("metadata: {0}")]
     Version(#[from] VersionError),
-    /// The body is larger than [`MAX_OBJECT_BYTES`].
+    /// Body larger than [`MAX_OBJECT_BYTES`].
     #[error("the object has {size} bytes, more than the {MAX_OBJECT_BYTES} that gRPC clients can receive")]
     TooLarge {
-        /// In bytes.
+        /// Size of the body in bytes.
         size: usize,
     },
 }
 
-/// Where a string of UTF-8 stands in the text of an object. In 32 bits each, which is far more than [`MAX_OBJECT_BYTES`].
+/// Position of a UTF-8 string in the text of an object, as two numbers of 32 bits, far above [`MAX_OBJECT_BYTES`].
 #[derive(Debug, Clone, Copy, Default)]
 struct Span {
     at: u32,
     len: u32,
 }
 
-/// Finds the envelope in a body, and collects what is not there.
+/// Builder of an object's text: finds the envelope in the body, and collects the strings that are not there.
 struct TextBuilder<'a> {
     body: &'a [u8],
     rest: Vec<u8>,
@@ -82,7 +83,7 @@ const BYTES: &str = "application/octet-stream";
 // === impl Object ===
 
 impl Object {
-    /// Makes an object of its parts.
+    /// Returns an object made of its parts.
     pub fn new(parts: ObjectParts) -> Self {
         let ObjectParts { key, uid, version, labels, api_version, kind, media_type, body } = parts;
         let labels = labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
@@ -92,12 +93,12 @@ impl Object {
     }
 
     /// Parses a JSON body in Kubernetes' form, and copies it. An object without `metadata.name` gets `default_name`, in no
-    /// namespace: a source that has another name for it (a path) can serve what is not a manifest.
+    /// namespace: a source that has another name for it (a path) can serve bodies that are not manifests.
     ///
     /// # Errors
     ///
-    /// When the bytes are not JSON in UTF-8, an envelope field has the wrong type, the key is impossible or the body too large.
-    /// Nothing has been copied then.
+    /// Fails if the bytes are not JSON in UTF-8, an envelope field has the wrong type, the key is invalid or the body too
+    /// large. Nothing has been copied then.
     pub fn from_json(
         body: impl AsRef<[u8]>,
         default_name: &str,
@@ -112,11 +113,11 @@ impl Object {
         Ok(Self::build(key, version, JSON, body, &envelope))
     }
 
-    /// The same of a source that has the key and the uid from elsewhere: those of the body do not count.
+    /// Parses a body of a source that has the key and the uid from elsewhere: those of the body are ignored.
     ///
     /// # Errors
     ///
-    /// As [`Object::from_json`].
+    /// Fails as [`Object::from_json`] does.
     pub fn from_json_of(
         key: ObjectKey,
         uid: &str,
@@ -128,12 +129,12 @@ impl Object {
         Ok(Self::build(key, version, JSON, body, &envelope))
     }
 
-    /// The same of a source whose objects are named, and say their version: what `version` makes of
-    /// `metadata.resourceVersion`, which is empty when it is missing.
+    /// Parses a body of a source whose objects have a name and their own version. `version` converts
+    /// `metadata.resourceVersion`, which is empty if it is missing.
     ///
     /// # Errors
     ///
-    /// As [`Object::from_json`], and those of `version`.
+    /// Fails as [`Object::from_json`] does, and with the errors of `version`.
     pub fn from_json_versioned(
         body: impl AsRef<[u8]>,
         version: impl FnOnce(&str) -> Result<ResourceVersion, VersionError>,
@@ -148,7 +149,7 @@ impl Object {
         if body.len() > MAX_OBJECT_BYTES {
             return Err(ObjectError::TooLarge { size: body.len() });
         }
-        // serde does not look at the bytes of strings that it skips.
+        // serde does not validate the bytes of strings that it skips.
         let body = str::from_utf8(body)?;
         if body.trim_start().starts_with('{') {
             return Ok(serde_json::from_str(body)?);
@@ -157,7 +158,7 @@ impl Object {
         Ok(Envelope::default())
     }
 
-    /// The namespace and the name of the envelope do not count: the key has them.
+    /// Builds an object. The namespace and the name of the envelope are ignored: the key has them.
     fn build(
         key: ObjectKey,
         version: ResourceVersion,
@@ -180,13 +181,13 @@ impl Object {
         }
     }
 
-    /// The same object at another version.
+    /// Returns the same object at another version.
     #[must_use]
     pub fn at_version(&self, version: ResourceVersion) -> Self {
         Self { version, ..self.clone() }
     }
 
-    /// The same object with a type that its body does not have.
+    /// Returns the same object with a type that its body does not have.
     #[must_use]
     pub fn with_type(&self, api_version: &str, kind: &str) -> Self {
         let mut text = TextBuilder { body: &self.text, rest: Vec::new() };
@@ -194,72 +195,72 @@ impl Object {
         Self { api_version, kind, text: text.finish(), ..self.clone() }
     }
 
-    /// The same object, whose key is that of another one with the same key: so that there is one of it in memory, however
-    /// often the object is changed.
+    /// Returns the same object with the key of another one that has an equal key, so that memory holds the key only once,
+    /// however often the object changes.
     #[must_use]
     pub fn keyed_as(self, other: &Self) -> Self {
         debug_assert_eq!(self.key, other.key);
         Self { key: other.key.clone(), ..self }
     }
 
-    /// Namespace and name.
+    /// Returns namespace and name.
     pub fn key(&self) -> &ObjectKey {
         &self.key
     }
 
-    /// Identity; empty when the source has none.
+    /// Returns the identity; empty if the source has none.
     pub fn uid(&self) -> &str {
         self.uid.of(&self.text)
     }
 
-    /// The version of the object's last change.
+    /// Returns the version of the object's last change.
     pub fn version(&self) -> &ResourceVersion {
         &self.version
     }
 
-    /// Labels.
+    /// Returns the labels.
     pub fn labels(&self) -> Labels<'_> {
         Labels { text: &self.text, labels: &self.labels }
     }
 
-    /// For example `apps/v1`; empty when the body has none.
+    /// Returns the API version, for example `apps/v1`; empty if the body has none.
     pub fn api_version(&self) -> &str {
         self.api_version.of(&self.text)
     }
 
-    /// For example `Deployment`; empty when the body has none.
+    /// Returns the kind, for example `Deployment`; empty if the body has none.
     pub fn kind(&self) -> &str {
         self.kind.of(&self.text)
     }
 
-    /// Of the body, for example `application/json`.
+    /// Returns the media type of the body, for example `application/json`.
     pub fn media_type(&self) -> &'static str {
         self.media_type
     }
 
-    /// The bytes as the source gave them.
+    /// Returns the bytes as the source provided them.
     pub fn body(&self) -> &[u8] {
         &self.text[..self.body_len]
     }
 
-    /// The same, to be shared: not copied, and held as long as what is returned.
+    /// Returns the body without copying it; the result keeps the object's text in memory.
     pub fn shared_body(&self) -> Bytes {
         let mut body = Bytes::from_owner(Arc::clone(&self.text));
         body.truncate(self.body_len);
         body
     }
 
-    /// The body, when it is JSON: what paths can look into.
+    /// Returns the body if it is JSON, which paths can read.
     pub fn json(&self) -> Option<&[u8]> {
         (self.media_type == JSON).then(|| self.body())
     }
 
-    /// What the body stands in, which no other object shares but those that this one was made of, or is made into.
+    /// Returns the text that holds the body. Only objects derived from one another share it.
     pub(super) fn text(&self) -> &Arc<[u8]> {
         &self.text
     }
 
-    /// The same, to be shared.
+    /// Returns the body if it is JSON, without copying it.
     pub(super) fn shared_json(&self) -> Option<Bytes> {
         (self.media_type == JSON).then(|| self.shared_body())
     }
@@ -298,14 +299,14 @@ impl fmt::Debug for Object {
 // === impl Labels ===
 
 impl<'a> Labels<'a> {
-    /// The value of a label.
+    /// Returns the value of a label.
     pub fn get(&self, key: &str) -> Option<&'a str> {
         let Self { text, labels } = self;
         let at = labels.binary_search_by(|(found, _)| found.of(text).cmp(key)).ok()?;
         Some(labels[at].1.of(text))
     }
 
-    /// Keys and values, sorted by key.
+    /// Returns keys and values, sorted by key.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&'a str, &'a str)> + use<'a> {
         let Self { text, labels } = *self;
         labels.iter().map(move |(key, value)| (key.of(text), value.of(text)))
@@ -331,7 +332,7 @@ impl fmt::Debug for Labels<'_> {
 impl Span {
     fn of(self, text: &[u8]) -> &str {
         let at = self.at as usize;
-        // Made of a string that stands there.
+        // Valid: every span was made of a string at its position.
         text.get(at..at + self.len as usize).and_then(|text| str::from_utf8(text).ok()).unwrap_or_default()
     }
 }
@@ -339,7 +340,7 @@ impl Span {
 // === impl TextBuilder ===
 
 impl TextBuilder<'_> {
-    /// Where the string will stand: where it stands in the body, if it was borrowed from there.
+    /// Returns the position of a string: in the body if it was borrowed from there, else after it.
     fn span(&mut self, text: &str) -> Span {
         if text.is_empty() {
             return Span::default();
@@ -353,7 +354,7 @@ impl TextBuilder<'_> {
         Span { at: within(at), len: within(text.len()) }
     }
 
-    /// The one copy.
+    /// Copies the text once.
     fn finish(self) -> Arc<[u8]> {
         let Self { body, rest } = self;
         if rest.is_empty() { body.into() } else { [body, &rest].concat().into() }

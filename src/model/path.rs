@@ -1,4 +1,4 @@
-//! Looking into a body: a path to the scalars of a JSON text.
+//! Path to the scalars of a JSON text.
 
 mod cut;
 
@@ -13,37 +13,36 @@ use serde_json::value::RawValue;
 pub use self::cut::{FieldCut, FieldCutError};
 use super::SyntaxError;
 
-/// A path into JSON, such as `.spec.nodeName`, `.spec.containers[*].image` or
-/// `.metadata.labels['app.kubernetes.io/name']`.
+/// Path into JSON, such as `.spec.nodeName`, `.spec.containers[*].image` or `.metadata.labels['app.kubernetes.io/name']`.
 ///
-/// A subset of kubectl's `JSONPath`, with or without its braces: `{.spec.nodeName}`. The first dot may be left out.
-/// A plain key consists of letters, digits and `-_/:@$`; any other key is quoted, with `\` before `\`, `'` and `"`.
-/// `[0]` is one element of an array, `[*]` is every one; neither looks into a map. At most 32 steps and 1024 bytes.
+/// A subset of kubectl's `JSONPath`, with or without its braces: `{.spec.nodeName}`. The first dot may be left out. A plain
+/// key consists of letters, digits and `-_/:@$`; any other key is quoted, with `\` before `\`, `'` and `"`. `[0]` is one
+/// element of an array, `[*]` is every one; neither applies to a map. At most 32 steps and 1024 bytes.
 ///
-/// The text is walked from end to end at each call and no tree is built. Of a key that a map has twice, the last value
-/// counts. What is not JSON has no values; what is skipped may be nested at any depth, and a path goes at most 32 deep.
+/// Each call walks the text from end to end and builds no tree. The last value of a repeated key counts. A text that is not
+/// JSON has no values. Skipped values may be nested at any depth, and a path goes at most 32 deep.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Path {
     text: Arc<str>,
     steps: Arc<[Step]>,
 }
 
-/// A path at the beginning of a longer text.
+/// Path at the beginning of a longer text.
 #[derive(Debug)]
 pub(super) struct PathPrefix {
-    /// The path.
+    /// Parsed path.
     pub(super) path: Path,
-    /// Where it ends.
+    /// End of the path in the text.
     pub(super) end: usize,
-    /// Where its first `[*]` is.
+    /// Position of its first `[*]`.
     pub(super) wildcard: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Step {
-    /// The value of a key of a map.
+    /// Value of a key of a map.
     Key(Box<str>),
-    /// One element of an array.
+    /// Element of an array.
     Index(usize),
     /// Every element of an array.
     Every,
@@ -55,29 +54,30 @@ struct Parser<'a> {
     wildcard: Option<usize>,
 }
 
-/// Visits the values that the remaining steps lead to.
+/// Visitor of the values that the remaining steps lead to.
 struct Walk<'a> {
     steps: &'a [Step],
     arrays: Arrays,
     values: &'a mut Vec<String>,
 }
 
-/// What an array at the end of a path gives.
+/// Treatment of an array at the end of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Arrays {
-    /// Each of its scalars.
+    /// Each of its scalars is a value.
     Spread,
-    /// Nothing.
+    /// The array has no values.
     Skip,
 }
 
-/// Reads a key of a map: is it this one?
+/// Comparison of a map's key with the wanted one.
 struct KeyIs<'a>(Option<&'a str>);
 
-/// Deeper than any field of any Kubernetes kind, and far from the recursion limit of `serde_json` (128).
+/// Maximum number of steps: deeper than any field of any Kubernetes kind, and far from the recursion limit of `serde_json`
+/// (128).
 const MAX_STEPS: usize = 32;
 
-/// A label key alone has up to 317.
+/// Maximum length; a label key alone has up to 317 bytes.
 const MAX_BYTES: usize = 1024;
 
 // === impl Path ===
@@ -87,7 +87,7 @@ impl Path {
     ///
     /// # Errors
     ///
-    /// Point at the character that is not part of a path, or at the first one beyond a bound.
+    /// Fails with the position of the character that is not part of a path, or of the first one beyond a bound.
     pub fn parse(text: &str) -> Result<Self, SyntaxError> {
         let PathPrefix { path, end, .. } = Self::parse_prefix(text, 0)?;
         if end < text.len() {
@@ -113,12 +113,12 @@ impl Path {
         Ok(PathPrefix { path: Self { text: canonical.into(), steps: steps.into() }, end, wildcard })
     }
 
-    /// The canonical text: with the first dot, and quotes where they are needed.
+    /// Returns the canonical text: with the first dot, and quotes where they are needed.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Returns the key that the path begins with; `None` for one that begins in an array.
+    /// Returns the key that the path begins with; `None` for a path that begins with an array element.
     pub fn first_key(&self) -> Option<&str> {
         match self.steps.first() {
             Some(Step::Key(key)) => Some(key),
@@ -126,21 +126,22 @@ impl Path {
         }
     }
 
-    /// Whether the path has `[*]`, and may lead to several values.
+    /// Returns true if the path has `[*]`, and may lead to several values.
     pub fn has_wildcard(&self) -> bool {
         self.steps.contains(&Step::Every)
     }
 
-    /// The scalars that the path leads to, in the order of the text: strings as they are, numbers and booleans as their
-    /// JSON text (`9007199254740993`, `1.50`).
+    /// Returns the scalars that the path leads to, in the order of the text: strings unquoted, numbers and booleans as
+    /// their JSON text (`9007199254740993`, `1.50`).
     ///
-    /// An array at the end of the path gives each of its scalars. Null, what is missing, maps, and arrays within an
-    /// array at the end give nothing.
+    /// An array at the end of the path yields each of its scalars. Null, missing values, maps, and arrays within an array
+    /// at the end yield nothing.
     pub fn values(&self, json: &[u8]) -> Vec<String> {
         self.walk(json, Arrays::Spread)
     }
 
-    /// The one scalar at the path, as [`values`](Self::values) writes it; nothing for a path with `[*]` or to an array.
+    /// Returns the one scalar at the path, as [`values`](Self::values) writes it; `None` for a path with `[*]` or to an
+    /// array.
     pub fn scalar(&self, json: &[u8]) -> Option<String> {
         if self.has_wildcard() {
             return None;
@@ -209,7 +210,7 @@ impl<'a> Parser<'a> {
         Ok(name.into())
     }
 
-    /// What follows `[`.
+    /// Parses the step after `[`.
     fn bracket(&mut self) -> Result<Step, SyntaxError> {
         let start = self.at - 1;
         let step = if self.eat('*') {
@@ -235,7 +236,7 @@ impl<'a> Parser<'a> {
         Ok(step)
     }
 
-    /// What follows an opening quote, up to the closing one.
+    /// Parses the key after an opening quote, up to the closing one.
     fn quoted(&mut self, quote: char) -> Result<Box<str>, SyntaxError> {
         let mut key = String::new();
         while !self.eat(quote) {
@@ -271,7 +272,7 @@ impl<'a> Parser<'a> {
 // === impl Walk ===
 
 impl Walk<'_> {
-    /// Takes the value at the end of the path.
+    /// Adds the value at the end of the path.
     fn take(&mut self, json: &str) {
         match json.as_bytes().first() {
             // A string that is JSON and not Unicode (half a surrogate pair) has no text.
@@ -342,7 +343,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
         Ok(())
     }
 
-    // A scalar where the path goes on has no values.
+    // A scalar before the end of the path has no values.
 
     fn visit_str<E>(self, _: &str) -> Result<(), E> {
         Ok(())

@@ -1,12 +1,12 @@
-//! Random numbers that name things.
+//! Random numbers for names.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// Returns a number that no other process has returned, on this machine or another, so far as chance allows.
+/// Returns a number that with high probability no other process has returned, on this machine or another.
 ///
-/// The keys of a `RandomState` are the system's randomness. `fastrand`, which jitter is made of, begins with the time since
-/// the machine was started: replicas that start together may have the same numbers. None of the names is a secret, so that it
-/// does not matter how far others can guess them: a page token, a lineage and a path of relays are shown to every client.
+/// The keys of a `RandomState` come from the system's randomness. `fastrand`, the source of jitter, is seeded with the time
+/// since the machine was started: replicas that start together may get the same numbers. None of the names is a secret, so
+/// guessing them does no harm: page tokens, lineages and relay paths are visible to every client.
 pub(crate) fn random_id() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

@@ -1,42 +1,42 @@
-//! What a client asked to see of a resource, and what a change is to it.
+//! Selection of a client among the objects of a resource, and the effect of a change on it.
 
 use std::fmt;
 
 use super::{Cause, Change, EventType, Expression, FieldSelector, IndexMatch, LabelSelector, Object};
 
-/// A choice among the objects of a resource: those that meet every part. The default chooses all of them.
+/// Choice among the objects of a resource: those that meet every part. The default chooses all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selection {
-    /// Only objects of this namespace; empty for those that have none.
+    /// Namespace of the objects; empty for objects without one.
     pub namespace: Option<String>,
-    /// Only objects of this name.
+    /// Name of the object.
     pub name: Option<String>,
-    /// By labels.
+    /// Label selector.
     pub labels: LabelSelector,
-    /// By fields.
+    /// Field selector.
     pub fields: FieldSelector,
-    /// By the values of one index.
+    /// Values of one index.
     pub index: Option<IndexMatch>,
-    /// By an expression.
+    /// Expression.
     pub expression: Option<Expression>,
 }
 
-/// What a change is to a selection: the type and the cause of the event that its watchers get.
+/// Effect of a change on a selection: the type and the cause of the event for its watchers.
 ///
 /// An ADDED or MODIFIED carries the new state. A DELETED carries the old state, the last that matched, at the version
 /// of the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transition {
-    /// Not always the type of the upstream's event.
+    /// Type of the event, which may differ from the upstream's.
     pub event_type: EventType,
-    /// Why.
+    /// Cause of the event.
     pub cause: Cause,
 }
 
 // === impl Selection ===
 
 impl Selection {
-    /// Whether the object meets every part. The cheap parts are asked first: key, labels, index, fields, then the
+    /// Returns true if the object meets every part. Cheap parts are tested first: key, labels, index, fields, then the
     /// expression.
     pub fn matches(&self, object: &Object) -> bool {
         let Self { namespace, name, labels, fields, index, expression } = self;
@@ -49,7 +49,7 @@ impl Selection {
             && expression.as_ref().is_none_or(|expression| expression.matches(object))
     }
 
-    /// Whether all objects are chosen.
+    /// Returns true if all objects are chosen.
     pub fn is_everything(&self) -> bool {
         let Self { namespace, name, labels, fields, index, expression } = self;
         namespace.is_none()
@@ -60,10 +60,10 @@ impl Selection {
             && expression.is_none()
     }
 
-    /// What the change is to this selection; nothing when it did not match before and does not match now.
+    /// Returns the effect of the change on this selection; `None` if the object matches neither before nor after it.
     ///
-    /// The rule of the apiserver's `cacheWatcher` (`convertToWatchEvent`): an object that enters the selection is
-    /// ADDED, one that leaves it is DELETED, whatever the upstream called the change.
+    /// Follows the apiserver's `cacheWatcher` (`convertToWatchEvent`): an object that enters the selection is ADDED, one
+    /// that leaves it is DELETED, whatever the type of the upstream's event.
     pub fn transition(&self, change: &Change) -> Option<Transition> {
         let matches = |object: &Object| self.matches(object);
         let (event_type, cause) = match (change.old.as_deref().map(matches), change.new.as_deref().map(matches)) {

@@ -1,8 +1,8 @@
 //! Selectors by labels and by fields, in Kubernetes' syntax.
 //!
-//! Both are kept in a normal form: requirements sorted, repeated ones once, every operator in its shortest spelling.
-//! Two spellings of the same requirements are equal and print the same, and what is printed parses to the same
-//! selector: watchers are grouped by it. Requirements are not simplified against each other: `a>1,a>2` is not `a>2`.
+//! Both have a normal form: requirements sorted, repeated ones once, every operator in its shortest spelling. Two spellings
+//! of the same requirements are equal and print the same, and the printed text parses to the same selector: watchers are
+//! grouped by it. Requirements are not simplified against each other: `a>1,a>2` is not `a>2`.
 
 mod field;
 mod label;
@@ -14,16 +14,18 @@ pub use label::LabelSelector;
 
 use super::SyntaxError;
 
-/// Of a selector's text, as written and in its normal form: what HTTP servers take as a URL, where Kubernetes has it.
+/// Maximum length of a selector's text, as written and in its normal form: the length of a URL that HTTP servers accept,
+/// which carries it in Kubernetes.
 const MAX_BYTES: usize = 8 << 10;
 
-/// More than any controller of Kubernetes writes by an order of magnitude; each is tested against each changed object.
+/// Maximum number of requirements, an order of magnitude above those of any Kubernetes controller; each is tested against
+/// each changed object.
 const MAX_REQUIREMENTS: usize = 64;
 
-/// Of all `in` and `notin` together.
+/// Maximum number of values of all `in` and `notin` together.
 const MAX_VALUES: usize = 256;
 
-/// Refuses a text that is too long, before it is parsed.
+/// Rejects a text that is too long, before it is parsed.
 fn check_length(text: &str) -> Result<(), SyntaxError> {
     if text.len() <= MAX_BYTES {
         return Ok(());
@@ -32,7 +34,8 @@ fn check_length(text: &str) -> Result<(), SyntaxError> {
     Err(SyntaxError::new(text, excess, format!("the selector is longer than {MAX_BYTES} bytes")))
 }
 
-/// Refuses a selector whose normal form is too long to be parsed again; it can be longer by blanks and escapes.
+/// Rejects a selector whose normal form is too long to be parsed again; blanks and escapes can make it longer than the
+/// text.
 fn check_normal_form<S: fmt::Display>(selector: S, text: &str) -> Result<S, SyntaxError> {
     if selector.to_string().len() <= MAX_BYTES {
         return Ok(selector);

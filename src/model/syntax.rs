@@ -1,8 +1,8 @@
-//! The error of every small language that users write: selectors and paths.
+//! Syntax error of the small languages that users write: selectors and paths.
 
 use std::{borrow::Cow, fmt};
 
-/// Indicates a text that does not parse: what was expected, and at which character.
+/// Indicates a text that does not parse, with the expected input and the offending character.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntaxError {
     text: String,
@@ -10,13 +10,13 @@ pub struct SyntaxError {
     message: String,
 }
 
-/// How much of the text is shown on either side of the offending character.
+/// Characters of the text that the message shows on either side of the offending one.
 const CONTEXT_CHARS: usize = 20;
 
-/// Bytes of a client's text that a message repeats, at most.
+/// Maximum bytes of a client's text that a message repeats.
 const MAX_EXCERPT_BYTES: usize = 256;
 
-/// Returns a client's text as a message repeats it: cut where it is long.
+/// Returns a client's text for a message, truncated if it is long.
 pub fn excerpt(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_EXCERPT_BYTES {
         return Cow::Borrowed(text);
@@ -29,13 +29,14 @@ pub fn excerpt(text: &str) -> Cow<'_, str> {
 // === impl SyntaxError ===
 
 impl SyntaxError {
-    /// An error at byte `offset` of `text`.
+    /// Returns an error at byte `offset` of `text`.
     pub fn new(text: &str, offset: usize, message: impl Into<String>) -> Self {
         let position = text.get(..offset).map_or_else(|| text.chars().count(), |before| before.chars().count());
         Self { text: text.to_owned(), position, message: message.into() }
     }
 
-    /// The offending character's position, counted in characters from 1; one past the end when more was expected.
+    /// Returns the offending character's position, counted in characters from 1; one past the end if the text ends too
+    /// early.
     pub fn position(&self) -> usize {
         self.position + 1
     }

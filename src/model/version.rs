@@ -1,20 +1,21 @@
-//! The position of a resource in its upstream's history.
+//! Position of a resource in its upstream's history.
 
 use std::{cmp::Ordering, fmt, str::FromStr, sync::Arc};
 
-/// A resource version: the upstream's own decimal (kube, etcd), or `<lineage>.<n>` for sources without versions of their
-/// own (files, stream), whose lineage is new at each start.
+/// Resource version: the upstream's own decimal (kube, etcd), or `<lineage>.<n>` for sources without versions of their own
+/// (files, stream), whose lineage is new at each start.
 ///
-/// Two versions can be compared only within one lineage ([`PartialOrd`] answers `None` otherwise), as in KEP-5504, whose
-/// decimals have no leading zero. A number above 2^128-1, the largest that Kubernetes' conformance asks for, is refused.
+/// Two versions can be compared only within one lineage ([`PartialOrd`] returns `None` otherwise), as in KEP-5504, whose
+/// decimals have no leading zero. Numbers above 2^128-1, the largest that Kubernetes' conformance tests require, are
+/// rejected.
 #[derive(PartialEq, Eq, Hash)]
 pub struct ResourceVersion {
     lineage: Option<Lineage>,
-    /// Its upper and its lower half: every object and every event has one, and a whole one would be aligned to 16 bytes.
+    /// Upper and lower half: every object and every event has one, and a `u128` would be aligned to 16 bytes.
     number: [u64; 2],
 }
 
-/// What the versions of one start of a source have in common: `[a-z0-9]+`. One pointer, shared by all of them.
+/// Common prefix of the versions of one start of a source: `[a-z0-9]+`. One pointer, which all of them share.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Lineage(Arc<String>);
 
@@ -28,50 +29,50 @@ pub struct VersionError {
 // === impl ResourceVersion ===
 
 impl ResourceVersion {
-    /// A version of an upstream that counts by itself.
+    /// Returns a version of an upstream that counts by itself.
     pub const fn decimal(number: u128) -> Self {
         Self { lineage: None, number: halves(number) }
     }
 
-    /// Version `number` of `lineage`.
+    /// Returns version `number` of `lineage`.
     pub const fn of_lineage(lineage: Lineage, number: u128) -> Self {
         Self { lineage: Some(lineage), number: halves(number) }
     }
 
-    /// Reads a version of an upstream that counts by itself.
+    /// Parses a version of an upstream that counts by itself.
     ///
     /// # Errors
     ///
-    /// When it is no decimal.
+    /// Fails if the text is no decimal.
     pub fn parse_decimal(text: &str) -> Result<Self, VersionError> {
         let version: Self = text.parse()?;
         if version.lineage.is_some() { Err(VersionError::of(text)) } else { Ok(version) }
     }
 
-    /// The lineage, for sources without versions of their own.
+    /// Returns the lineage, for sources without versions of their own.
     pub fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
     }
 
-    /// The number within the lineage.
+    /// Returns the number within the lineage.
     pub fn number(&self) -> u128 {
         let [upper, lower] = self.number;
         (u128::from(upper) << 64) | u128::from(lower)
     }
 
-    /// The following version of the same lineage.
+    /// Returns the following version of the same lineage.
     #[must_use]
     pub fn next(&self) -> Self {
         Self { lineage: self.lineage.clone(), number: halves(self.number() + 1) }
     }
 
-    /// The version before it in the same lineage; 0 has none, and is its own.
+    /// Returns the previous version of the same lineage; for 0, which has none, 0 itself.
     #[must_use]
     pub fn previous(&self) -> Self {
         Self { lineage: self.lineage.clone(), number: halves(self.number().saturating_sub(1)) }
     }
 
-    /// Whether both count in the same line of progress, so that they can be compared.
+    /// Returns true if both have the same lineage, so that they can be compared.
     pub fn same_lineage(&self, other: &Self) -> bool {
         self.lineage == other.lineage
     }
@@ -82,7 +83,8 @@ impl Clone for ResourceVersion {
         Self { lineage: self.lineage.clone(), number: self.number }
     }
 
-    /// Every watch follows every event with its version, on all threads: of the same lineage, nothing is counted.
+    /// Copies without touching a reference count if the lineage is the same: every watch copies the version of every event,
+    /// on all threads.
     fn clone_from(&mut self, other: &Self) {
         self.number = other.number;
         let is_same = match (&self.lineage, &other.lineage) {
@@ -151,19 +153,19 @@ impl VersionError {
 // === impl Lineage ===
 
 impl Lineage {
-    /// Reads one; `None` of anything but `[a-z0-9]+`.
+    /// Parses a lineage; `None` of anything but `[a-z0-9]+`.
     pub fn parse(text: &str) -> Option<Self> {
         is_lineage(text).then(|| Self::from(text))
     }
 
-    /// As it is written before the dot.
+    /// Returns the text before the dot.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl From<&str> for Lineage {
-    /// Of `[a-z0-9]` only.
+    /// Converts a text of `[a-z0-9]` only.
     fn from(text: &str) -> Self {
         debug_assert!(is_lineage(text));
         Self(Arc::new(text.to_owned()))

@@ -1,12 +1,12 @@
-//! Batches of the past as events of a selection, encoded once for all clients that are at the same place.
+//! Past batches as events of a selection, encoded once for all clients at the same position.
 //!
-//! A client that is behind its group's log has a backlog of the history: a [`BacklogReader`]. What comes at its place is a
-//! [`Block`], made by the first client that needs it, on a [`BulkThreads`] where there are some; whoever
-//! comes there meanwhile waits for it. Blocks end where offsets are a multiple of [`BLOCK_CHANGES`] as well, so that clients
-//! that began at different places soon read the same ones.
+//! A client that lags behind its group's log has a backlog in the history: a [`BacklogReader`]. What follows its position
+//! is a [`Block`]. The first client that needs a block orders it, and a [`BulkThreads`] makes it, or the client itself
+//! without threads; other clients at the same position wait for it. Blocks also end where offsets are a multiple of
+//! [`BLOCK_CHANGES`], so that clients that began at different positions soon read the same ones.
 //!
-//! Written by clients (orders) and by threads (blocks). Blocks that are kept take no more than a bound, and those that are
-//! being made no more than [`AT_ONCE`] and the threads hold. A client that waits for window holds no block.
+//! Clients write orders, and threads write blocks. The memory of finished blocks is bounded; blocks in progress take no
+//! more than [`AT_ONCE`] and the threads hold. A client that waits for flow-control window holds no block.
 
 mod reader;
 
@@ -33,7 +33,7 @@ use crate::{
     sync::{AtomicBool, Mutex},
 };
 
-/// The blocks of one resource.
+/// Blocks of one resource.
 pub struct Backfill<F: Frame> {
     state: Mutex<State<F>>,
     is_queued: AtomicBool,
@@ -45,41 +45,41 @@ pub struct Backfill<F: Frame> {
 
 struct State<F: Frame> {
     blocks: HashMap<Key<F>, Entry<F>, foldhash::fast::RandomState>,
-    /// Of those that are ready, the next one to be forgotten first.
+    /// Keys of the finished blocks, in the order in which they are dropped.
     order: VecDeque<Key<F>>,
     bytes: usize,
     orders: VecDeque<Order<F>>,
 }
 
-/// Whatever the events of a block depend on.
+/// Everything that the events of a block depend on.
 type Key<F> = (Arc<Selection>, <F as Frame>::Format, Place);
 
 enum Entry<F> {
     Making(Vec<Waker>),
     Ready {
         block: Arc<Block<F>>,
-        /// Since it was made or spared.
+        /// True if a client took the block since it was made or spared.
         is_taken: bool,
     },
 }
 
-/// What comes at one place.
+/// Events that follow one position.
 struct Block<F> {
     frame: F,
     steps: Box<[Step]>,
     bytes: usize,
 }
 
-/// An event, or the end of a batch.
+/// Event, or end of a batch.
 struct Step {
-    /// Its end in the frame.
+    /// End of the step in the frame.
     end: usize,
     is_event: bool,
-    /// Reached with it.
+    /// Position reached with it.
     place: Place,
 }
 
-/// A block that is being made.
+/// Block in progress.
 struct Order<F: Frame> {
     key: Key<F>,
     replay: Replay,
@@ -88,18 +88,18 @@ struct Order<F: Frame> {
     encoded: u64,
 }
 
-/// A block ends with the event that makes it so large, in the unit of the frame: what a client takes at a time.
+/// Size, in the unit of the frame, at which a block ends: as much as a client takes at a time.
 const BLOCK_SIZE: usize = 64 << 10;
 const BLOCK_CHANGES: u64 = 256;
-/// Blocks that have been begun, so that one with a costly selection does not hold up the others.
+/// Maximum number of begun blocks, so that one with a costly selection does not delay the others.
 const AT_ONCE: usize = 4;
-/// A piece of work, in nanoseconds.
+/// Time of one piece of work, in nanoseconds.
 const SLICE: u64 = 500_000;
 
 // === impl Backfill ===
 
 impl<F: Frame> Backfill<F> {
-    /// Returns one that keeps blocks of at most so many bytes, or a larger one alone.
+    /// Returns a Backfill that keeps blocks of at most `bound` bytes, or a single larger one.
     pub fn new(bound: usize) -> Self {
         let state = State { blocks: HashMap::default(), order: VecDeque::new(), bytes: 0, orders: VecDeque::new() };
         Self {
@@ -111,12 +111,12 @@ impl<F: Frame> Backfill<F> {
         }
     }
 
-    /// Makes blocks on these threads from now on, and not where they are needed.
+    /// Makes blocks on these threads from now on, instead of inline.
     pub fn give_threads(&self, threads: &BulkThreads) {
         self.threads.get_or_init(|| Arc::clone(threads.queue()));
     }
 
-    /// Returns how many events were encoded, once for all clients at the same place.
+    /// Returns the number of events encoded, each once for all clients at the same position.
     pub fn encoded(&self) -> u64 {
         self.encoded.load(Ordering::Relaxed)
     }
@@ -126,7 +126,7 @@ impl<F: Frame> Backfill<F> {
         self.state.lock().bytes
     }
 
-    /// Returns the block of a place when it has been made; the first who needs it says from what.
+    /// Returns the block of a position once it has been made; the first caller that needs it provides the replay.
     fn poll_block(
         self: &Arc<Self>,
         cx: &Context<'_>,
@@ -167,7 +167,7 @@ impl<F: Frame> Backfill<F> {
         }
     }
 
-    /// Gives a block that has been made to those that wait for it.
+    /// Hands a finished block to the clients that wait for it.
     fn finish(&self, order: Order<F>) -> Arc<Block<F>> {
         let Order { key, arena, steps, encoded, .. } = order;
         self.encoded.fetch_add(encoded, Ordering::Relaxed);
@@ -175,11 +175,11 @@ impl<F: Frame> Backfill<F> {
         let block = Arc::new(Block { frame: F::freeze(arena), steps: steps.into(), bytes });
         let mut state = self.state.lock();
         let forgotten = state.forget(self.bound.saturating_sub(bytes));
-        // Spared once: those who wait for it come later.
+        // Spared once: the clients that wait for it take it later.
         let entry = Entry::Ready { block: Arc::clone(&block), is_taken: true };
         let before = state.blocks.insert(key.clone(), entry);
         if let Some(Entry::Ready { block, .. }) = &before {
-            // Two have made it where they needed it.
+            // Two clients have made it inline.
             state.bytes -= block.bytes;
         } else {
             state.order.push_back(key);
@@ -203,7 +203,7 @@ impl<F: Frame> Work for Backfill<F> {
         };
         let (Some(mut order), Some(threads)) = (order, self.threads.get()) else { return };
         if has_more {
-            // Another thread may make it meanwhile.
+            // Another thread may make the next block meanwhile.
             self.notify(threads);
         }
         if order.make(threads.clock()) {
@@ -227,7 +227,7 @@ impl<F: Frame> fmt::Debug for Backfill<F> {
 // === impl State ===
 
 impl<F: Frame> State<F> {
-    /// Forgets blocks past a bound, the oldest first; those that were taken since only when there are no others.
+    /// Drops blocks beyond a bound, the oldest first. A block that was taken since is spared once.
     fn forget(&mut self, bound: usize) -> Vec<Entry<F>> {
         let mut forgotten = Vec::new();
         while self.bytes > bound {
@@ -255,7 +255,7 @@ impl<F: Frame> Order<F> {
         Self { key, replay, arena: F::Arena::default(), steps: Vec::new(), encoded: 0 }
     }
 
-    /// Encodes what comes, for as long as a piece of work takes. Returns whether the block is complete.
+    /// Encodes the next events, for at most one piece of work. Returns true if the block is complete.
     fn make(&mut self, clock: &Clock) -> bool {
         let Self { key: (selection, format, begin), replay, arena, steps, encoded } = self;
         let until = clock.now().saturating_add(SLICE);

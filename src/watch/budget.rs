@@ -1,12 +1,14 @@
-//! Budgets of the time for which the writer may be held back under BLOCK: by all clients of a resource together, and by each of them.
+//! Budgets of the time for which the writer may be held back under BLOCK: by all clients of a resource together, and by
+//! each.
 //!
-//! A budget is a token bucket of time: as large as `block_timeout`, refilled at a tenth of the time in which nobody draws on
-//! it, as the dispatch budget of the kube-apiserver's watch cache is refilled at a twentieth of it (SEMANTICS 2.4). Time for
-//! which several draw on it counts once. So over any time `t` it allows for `block_timeout + t / 10`.
+//! A budget is a token bucket of time: as large as `block_timeout`, refilled at a tenth of the time in which nobody draws
+//! on it. The dispatch budget of the kube-apiserver's watch cache works alike, and is refilled at a twentieth. Time for
+//! which several watches draw on it counts once. So over any time `t` it allows for `block_timeout + t / 10`.
 //!
-//! - The resource's decides how long the writer waits. Every client that holds the writer back draws on it, and so it is
+//! - The resource's budget limits the writer's wait. Every client that holds the writer back draws on it, and so it is
 //!   spent no later than that of any client.
-//! - A client's decides whether it is ended when the resource's is spent. All its watches of the resource share it.
+//! - A client's budget decides if the client is ended when the resource's is spent. All its watches of the resource share
+//!   it.
 
 use std::{
     collections::HashMap,
@@ -19,29 +21,28 @@ use tokio::time::Instant;
 
 use crate::sync::Mutex;
 
-/// The owner of a budget of BLOCK: all its watches of a resource share one.
+/// Owner of a budget under BLOCK: all its watches of a resource share one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Client {
-    /// This watch, which shares its budget with no other: the choice for users of the library, whose watches are in their
-    /// own hands.
+    /// One watch, which shares its budget with no other: for users of the library, who control all of their watches.
     Watch,
-    /// A host, or a network in which anybody may have any address ([`Client::at`]).
+    /// Host, or a network whose hosts choose their addresses freely ([`Client::at`]).
     Address(IpAddr),
-    /// A user of this machine, at the other end of a unix socket.
+    /// User of this machine, connected through a Unix socket.
     User(u32),
 }
 
-/// A budget of waiting time that refills at a tenth of wall time.
+/// Budget of waiting time that refills at a tenth of wall time.
 #[derive(Debug, Clone)]
 pub(super) struct TimeBudget {
     capacity: Duration,
-    /// More than the capacity when a timer came late: it has to be earned before anything can be spent again.
+    /// Exceeds the capacity after a late timer: the excess must be earned before anything can be spent again.
     spent: Duration,
     as_of: Instant,
 }
 
-/// A budget that several watches may draw on at the same time.
+/// Budget that several watches may draw on at the same time.
 #[derive(Debug)]
 pub(super) struct SharedBudget {
     drawn: Mutex<Drawn>,
@@ -50,13 +51,13 @@ pub(super) struct SharedBudget {
 #[derive(Debug)]
 struct Drawn {
     budget: TimeBudget,
-    /// Watches that draw on it now, since when, and when the last of those that have ceased to did so.
+    /// Watches that draw on it now, the time since when they do, and the time when the last of those that stopped did so.
     watches: usize,
     since: Instant,
     until: Instant,
 }
 
-/// The budgets of the clients of a resource.
+/// Budgets of the clients of a resource.
 #[derive(Debug)]
 pub(super) struct ClientBudgets {
     capacity: Duration,
@@ -66,17 +67,17 @@ pub(super) struct ClientBudgets {
 
 /// Wall time in which one unit of budget is earned.
 const REFILL_DIVISOR: u32 = 10;
-/// Clients without a watch whose budget is not full: so many are remembered, those that have spent the most. So there are
-/// never more than twice as many as have a watch under BLOCK, and twice this number.
+/// Maximum number of remembered clients that have neither a watch nor a full budget; those that have spent the most are
+/// kept. So there are never more entries than twice the number of clients with a watch under BLOCK, and twice this number.
 const MAX_ABSENT: usize = 1024;
-/// Of an IPv6 address, the part that a host cannot choose.
+/// Leading bits of an IPv6 address, which a host cannot choose.
 const NETWORK_BITS: u32 = 64;
 
 // === impl Client ===
 
 impl Client {
-    /// The client at an address: an IPv4 host, or the network (/64) of an IPv6 host, which may choose the rest of its address
-    /// for each connection.
+    /// Returns the client at an address: an IPv4 host, or the network (/64) of an IPv6 host, which may choose the rest of
+    /// its address for each connection.
     pub fn at(address: IpAddr) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> NETWORK_BITS << NETWORK_BITS).into(),
@@ -97,7 +98,7 @@ impl TimeBudget {
         self.spent.saturating_sub(now.saturating_duration_since(self.as_of) / REFILL_DIVISOR)
     }
 
-    /// Returns what can be spent from now on.
+    /// Returns the time that can be spent from now on.
     pub(super) fn available(&self, now: Instant) -> Duration {
         self.capacity.saturating_sub(self.spent(now))
     }
@@ -118,7 +119,7 @@ impl SharedBudget {
         Self { drawn: Mutex::new(drawn) }
     }
 
-    /// Begins to draw on it for one more watch.
+    /// Starts to draw on it for one more watch.
     pub(super) fn begin(&self, now: Instant) {
         let mut drawn = self.drawn.lock();
         if drawn.watches == 0 {
@@ -127,7 +128,7 @@ impl SharedBudget {
         drawn.watches += 1;
     }
 
-    /// Ceases to draw on it for one watch. When it was the last one, returns the time that is charged.
+    /// Stops drawing on it for one watch. If that was the last one, returns the time that is charged.
     pub(super) fn end(&self, now: Instant) -> Option<Duration> {
         let mut drawn = self.drawn.lock();
         drawn.until = drawn.until.max(now);
@@ -140,7 +141,7 @@ impl SharedBudget {
         Some(until.saturating_duration_since(since))
     }
 
-    /// Returns what is left of it.
+    /// Returns the remaining time.
     pub(super) fn left(&self, now: Instant) -> Duration {
         let drawn = self.drawn.lock();
         let is_drawn = drawn.watches > 0;
@@ -148,7 +149,7 @@ impl SharedBudget {
         drawn.budget.available(since).saturating_sub(now.saturating_duration_since(since))
     }
 
-    /// Returns when nothing will be left of it; `None` while nobody draws on it.
+    /// Returns the time at which the budget will be spent; `None` while nobody draws on it.
     pub(super) fn spent_at(&self) -> Option<Instant> {
         let drawn = self.drawn.lock();
         (drawn.watches > 0).then(|| drawn.since + drawn.budget.available(drawn.since))
@@ -180,7 +181,7 @@ impl ClientBudgets {
         budget
     }
 
-    /// Forgets the clients without a watch whose budget is full again, and of the others those that have spent the least.
+    /// Removes the clients without a watch whose budget is full again, and beyond a bound those that have spent the least.
     pub(super) fn sweep(&mut self, now: Instant) {
         let capacity = self.capacity;
         let is_absent = |budget: &Arc<SharedBudget>| Arc::strong_count(budget) == 1;

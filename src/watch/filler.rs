@@ -1,24 +1,26 @@
-//! Filling deferred groups: those whose selections the writer has no time for.
+//! Filler of deferred groups: those whose selections the writer has no time for.
 //!
-//! The writer keeps what it publishes, for as long as the history keeps it. Threads evaluate the selections, encode with the
-//! same [`Encoding`], and put the events into the groups' logs. Groups that stand at the same place are evaluated together,
-//! so that a body is read once for all of them and an event is encoded once.
+//! The writer hands over the batches that it publishes, and the filler keeps them as long as the history does. Threads
+//! evaluate the selections, encode with the same [`Encoding`], and append the events to the groups' logs. Groups at the
+//! same offset are evaluated together, so that a body is read once for all of them and an event is encoded once.
 //!
 //! **Hand-over.** Offsets count the changes of a resource, and a group's log has all changes up to an offset:
 //!
-//! - Of a group that is not [deferred](super::group::Deferred), what is distributed. The writer alone pushes, and defers a group between two of its
-//!   own cycles: `filled` is then where the cycle begins that the group is not given any more.
-//! - Of one that is, `filled`. A thread pushes what lies between `filled` and the end of its block and moves `filled` there,
-//!   in one critical section of the log, and only if `filled` is still where its block begins and the group was not handed
-//!   over meanwhile (`id`). So even two threads that have the same block push it once, and in order.
-//! - The writer takes a group back where a cycle begins, if `filled` is there, in one critical section too. Nothing that a
-//!   thread still has can begin there: the cycle has not been given to the filler yet.
+//! - The log of a group that is not [deferred](super::group::Deferred) has what is distributed. Only the writer pushes to
+//!   it. The writer defers a group between two of its own cycles: `filled` is then the beginning of the first cycle that it
+//!   no longer pushes to the group.
+//! - The log of a deferred group has everything up to `filled`. A thread pushes what lies between `filled` and the end of
+//!   its block and moves `filled` there, in one critical section of the log. It does so only if `filled` is still the
+//!   beginning of its block and the group was not handed over meanwhile (`id`). So even two threads with the same block
+//!   push it once, and in order.
+//! - The writer takes a group back at the beginning of a cycle, if `filled` is there, in one critical section too. No block
+//!   of a thread can begin there: the filler has not received the cycle yet.
 //!
-//! So each change is pushed once. A reader at the head of the log has what is distributed up to `filled` and no more, which is
-//! what its bookmarks say ([`Cursor::advance_at_head`](super::Cursor::advance_at_head)).
+//! So each change is pushed once. A reader at the head of the log has what is distributed up to `filled` and no more, which
+//! is also the version of its bookmarks ([`Cursor::advance_at_head`](super::Cursor::advance_at_head)).
 //!
-//! Written by the writer (batches, groups) and by threads (groups). When a history ends, the logs are ended first, and whoever
-//! has a batch of it finds no group that is deferred. No log is locked under the filler's lock.
+//! The writer writes batches and groups, threads write groups. When a history ends, the logs are ended first, and a thread
+//! with a batch of that history finds no deferred group. No log is locked under the filler's lock.
 
 use std::{
     collections::VecDeque,
@@ -42,7 +44,7 @@ use crate::{
     sync::{AtomicBool, Mutex},
 };
 
-/// The deferred groups of one resource.
+/// Deferred groups of one resource.
 #[derive(Debug)]
 pub(super) struct Filler<F: Frame> {
     state: Mutex<State<F>>,
@@ -54,59 +56,60 @@ pub(super) struct Filler<F: Frame> {
     queue_size: usize,
 }
 
-/// One time that a group was deferred.
+/// Group during one deferral.
 #[derive(Debug)]
 pub(super) struct Filled<F: Frame> {
     pub(super) group: Arc<Group<F>>,
     /// [`Deferred::id`](super::group::Deferred::id).
     pub(super) id: u64,
-    /// The offset up to which it has been filled.
+    /// Offset up to which it has been filled.
     pub(super) at: u64,
 }
 
-/// The batches of one wake.
+/// Batches of one publish cycle.
 #[derive(Debug)]
 pub(super) struct Published {
     pub(super) batches: Vec<Arc<Batch>>,
-    /// There was a relist since the last change before it.
+    /// True if there was a relist since the last change before it.
     pub(super) is_gap: bool,
-    /// The offset of its first change.
+    /// Offset of its first change.
     pub(super) first: u64,
-    /// The place that is reached with it.
+    /// Position reached after it.
     pub(super) end: Reached,
 }
 
 #[derive(Debug)]
 struct State<F: Frame> {
-    /// From the first that a group may still need; without holes.
+    /// Batches from the first that a group may still need, without gaps.
     published: VecDeque<Arc<Published>>,
-    /// The offset after all that was published.
+    /// Offset after everything published.
     head: u64,
-    /// The oldest version that can be resumed from.
+    /// Oldest version to resume from.
     oldest: ResourceVersion,
     /// Groups that have been filled up to the head.
     idle: Vec<Filled<F>>,
-    /// Others that no job has.
+    /// Other groups that are in no job.
     behind: Vec<Vec<Filled<F>>>,
-    /// Jobs of cheap selections, and of those of which one takes as long as very many of them: they get every second turn.
+    /// Jobs of cheap selections, and of costly ones, each of which takes as long as very many cheap ones: the two queues
+    /// take turns.
     cheap: VecDeque<Job<F>>,
     costly: VecDeque<Job<F>>,
     is_turn_of_costly: bool,
-    /// Pieces of work that are being done.
+    /// Number of pieces of work in progress.
     running: usize,
-    /// The number of the history.
+    /// Number of the history.
     epoch: u64,
 }
 
-/// Groups at the same place, and what comes there.
+/// Groups at the same offset, and the block that follows it.
 #[derive(Debug)]
 struct Job<F: Frame> {
     groups: Vec<Filled<F>>,
-    /// For each of them what has been found.
+    /// Changes found for each group.
     selected: Vec<Vec<(usize, Transition)>>,
     block: Block,
     is_costly: bool,
-    /// The next change to be looked at: its batch, its place there, and its place in the block.
+    /// Next change to evaluate: its batch, its position there, and its position in the block.
     batch: usize,
     change: usize,
     at: usize,
@@ -120,13 +123,13 @@ struct Block {
     end: Reached,
 }
 
-/// A piece of work.
+/// Time of one piece of work, in nanoseconds.
 const SLICE: u64 = 500_000;
-/// A block ends with the wake that has this change of it.
+/// Number of changes after which a block ends, with the publish cycle that reaches it.
 const BLOCK_EVENTS: u64 = 256;
-/// The groups of a job take no longer for a change, but for a single one.
+/// Maximum time that the groups of a job take for a change, in nanoseconds; a single group may take more.
 const JOB_COST: u64 = 1_000_000;
-/// From this cost on a selection is costly.
+/// Cost, in nanoseconds, from which on a selection is costly.
 const COSTLY: u64 = 50_000;
 
 // === impl Filler ===
@@ -155,7 +158,8 @@ impl<F: Frame> Filler<F> {
         self.threads.clock()
     }
 
-    /// Adds what was published, and the groups that have been deferred where it begins. Takes as long for one group as for all.
+    /// Adds what was published, and the groups deferred where it begins. Takes constant time in the number of deferred
+    /// groups.
     pub(super) fn publish(self: &Arc<Self>, published: Published, groups: Vec<Filled<F>>) {
         {
             let mut state = self.state.lock();
@@ -167,7 +171,7 @@ impl<F: Frame> Filler<F> {
         self.notify();
     }
 
-    /// Forgets what the history has forgotten.
+    /// Drops what the history has dropped.
     pub(super) fn forget_before(&self, oldest: &Reached) {
         let mut state = self.state.lock();
         while state.published.front().is_some_and(|published| published.end.offset <= oldest.offset) {
@@ -176,14 +180,14 @@ impl<F: Frame> Filler<F> {
         state.oldest.clone_from(&oldest.version);
     }
 
-    /// Forgets groups that are at the head and that nobody else has any more: a quiet resource does not look at them again.
+    /// Drops groups at the head that nobody else refers to any more: on a quiet resource no thread visits them again.
     pub(super) fn forget_gone(&self) {
         let is_gone = |filled: &Filled<F>| Arc::strong_count(&filled.group) == 1;
         // Dropped once the lock is free.
         let _gone: Vec<Filled<F>> = self.state.lock().idle.extract_if(.., |filled| is_gone(filled)).collect();
     }
 
-    /// Forgets everything: there is no deferred group, or those that there are have ended.
+    /// Drops everything: there are no deferred groups, or they have ended.
     pub(super) fn clear(&self) {
         let mut state = self.state.lock();
         let next = State::new(state.epoch + 1, state.oldest.clone());
@@ -198,7 +202,7 @@ impl<F: Frame> Filler<F> {
         }
     }
 
-    /// Takes the job whose turn it is, with the epoch.
+    /// Takes the next job, with the epoch.
     fn next(self: &Arc<Self>) -> Option<(Job<F>, u64)> {
         let (behind, epoch) = {
             let mut state = self.state.lock();
@@ -233,13 +237,13 @@ impl<F: Frame> Filler<F> {
         };
         self.lose(lost, &oldest);
         if has_more {
-            // Another thread may do it meanwhile.
+            // Another thread may do the rest meanwhile.
             self.notify();
         }
         job.map(|job| (job, epoch))
     }
 
-    /// Puts back what a piece of work leaves: a job, or groups that have been filled up to an offset.
+    /// Returns what a piece of work leaves to the state: a job, or groups that have been filled up to an offset.
     fn put_back(self: &Arc<Self>, left: Result<Vec<Filled<F>>, Job<F>>, epoch: u64) {
         let has_more = {
             let mut state = self.state.lock();
@@ -265,7 +269,8 @@ impl<F: Frame> Filler<F> {
         }
     }
 
-    /// Puts what a job has found into the logs of its groups. Returns those that are still to be filled, from there.
+    /// Appends what a job has found to the logs of its groups. Returns the groups that are still deferred, at their new
+    /// offset.
     fn fill(&self, job: Job<F>) -> Vec<Filled<F>> {
         let Job { groups, selected, block: Block { batches, mut is_gap, first, end }, .. } = job;
         let mut encoding = Encoding::<F>::new(&batches, &mut is_gap);
@@ -291,7 +296,7 @@ impl<F: Frame> Filler<F> {
                 Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size, window: &self.window };
             {
                 let mut log = filled.group.log.lock();
-                // In one critical section, see above.
+                // In one critical section, see the module's hand-over.
                 let is_here = |filled_to: &Reached| filled_to.offset == first;
                 let may_fill =
                     log.deferred.as_ref().is_some_and(|other| other.id == filled.id && is_here(&other.filled));
@@ -302,7 +307,7 @@ impl<F: Frame> Filler<F> {
                 if let Some(deferred) = log.deferred.as_mut() {
                     deferred.filled.clone_from(&end);
                 }
-                // The writer is ahead of it, and waits for none of its readers.
+                // The writer is ahead of this group, and waits for none of its readers.
                 for slot in full.drain(..) {
                     log.slots[slot].lose_block();
                 }
@@ -340,7 +345,7 @@ impl<F: Frame> Filler<F> {
 
 impl<F: Frame> Work for Filler<F> {
     fn run(self: Arc<Self>) {
-        // Before it looks for work, so that what is published from now on is not missed.
+        // Reset before looking for work, so that later batches are not missed.
         self.is_queued.store(false, Ordering::Release);
         if let Some((mut job, epoch)) = self.next() {
             let is_done = job.evaluate(self.clock());
@@ -350,10 +355,10 @@ impl<F: Frame> Work for Filler<F> {
     }
 }
 
-/// Groups at the same place, and whether they are costly.
+/// Groups at the same offset, and true if they are costly.
 type Cohort<F> = (Vec<Filled<F>>, bool);
 
-/// Divides groups by place and cost.
+/// Divides groups by offset and cost.
 fn parts<F: Frame>(groups: Vec<Vec<Filled<F>>>) -> Vec<Cohort<F>> {
     let mut groups: Vec<(u64, Filled<F>)> =
         groups.into_iter().flatten().map(|filled| (filled.group.cost.get(), filled)).collect();
@@ -393,12 +398,12 @@ impl<F: Frame> State<F> {
         }
     }
 
-    /// Returns whether what comes after an offset is still there.
+    /// Returns true if the batches after an offset are still kept.
     fn keeps(&self, offset: u64) -> bool {
         offset >= self.published.front().map_or(self.head, |published| published.first)
     }
 
-    /// Begins a job with groups at the same place, or adds them to those that are lost, or to those at the head.
+    /// Begins a job with groups at the same offset, or adds them to the lost groups, or to those at the head.
     fn begin(&mut self, groups: Vec<Filled<F>>, is_costly: bool, lost: &mut Vec<Filled<F>>) {
         let Some(at) = groups.first().map(|filled| filled.at) else { return };
         if at == self.head {
@@ -415,14 +420,14 @@ impl<F: Frame> State<F> {
         jobs.push_back(job);
     }
 
-    /// Returns what comes at an offset, to the end of a wake.
+    /// Returns the block that begins at an offset and ends with a publish cycle.
     fn block(&self, at: u64) -> Option<Block> {
         let from = self.published.partition_point(|published| published.first < at);
         let first = self.published.get(from).filter(|first| first.first == at)?;
         let mut block = Block { batches: Vec::new(), is_gap: first.is_gap, first: at, end: first.end.clone() };
         for published in self.published.range(from..) {
             let is_first = block.batches.is_empty();
-            // Of a relist without changes before it only the first tells.
+            // The flag of a relist without changes applies only to the first cycle of a block.
             if !is_first && (published.is_gap || block.end.offset - at >= BLOCK_EVENTS) {
                 break;
             }
@@ -439,7 +444,7 @@ impl<F: Frame> State<F> {
         first.pop_front().or_else(|| second.pop_front())
     }
 
-    /// Ends a piece of work. When all groups are at the head, nothing that was published is needed any more.
+    /// Ends a piece of work. Once all groups are at the head, no published batch is needed any more.
     fn end_piece(&mut self) {
         self.running -= 1;
         if self.running == 0 && self.behind.is_empty() && self.cheap.is_empty() && self.costly.is_empty() {
@@ -451,7 +456,7 @@ impl<F: Frame> State<F> {
 // === impl Job ===
 
 impl<F: Frame> Job<F> {
-    /// Evaluates the selections for what comes, for as long as a piece of work takes. Returns whether the block is done.
+    /// Evaluates the selections for the next changes, for at most one piece of work. Returns true if the block is done.
     fn evaluate(&mut self, clock: &Clock) -> bool {
         let until = clock.now().saturating_add(SLICE);
         let Self { groups, selected, block, batch, change, at, .. } = self;

@@ -95,7 +95,7 @@ impl<'a> Notice<'a> {
 // === impl Deliveries ===
 
 impl Deliveries {
-    /// The events of this piece.
+    /// Returns the events of this slice.
     pub fn as_slice(&self) -> &[Delivery] {
         &self.events[self.range.clone()]
     }

@@ -1,15 +1,15 @@
-//! What a byte stream says, as a watch: one event for each that its decoder finds.
+//! Byte stream as a watch, with one event for each that its decoder finds.
 //!
-//! apimachinery's `StreamWatcher` over a `Decoder`, by SEMANTICS 1.11. Made by a source for each stream that it reads, and
-//! read by whoever the source hands it to.
+//! Follows apimachinery's `StreamWatcher` over a `Decoder`. A source makes one for each stream that it reads, and hands it
+//! to the reader.
 //!
-//! - Nothing is decoded ahead: an event is decoded when the reader asks for it, so that a slow reader holds its upstream
+//! - Nothing is decoded ahead: an event is decoded when the reader polls for it, so that a slow reader holds its upstream
 //!   back and there is no queue to bound.
-//! - There is no task: dropping the watcher, or [`StreamWatcher::stop`], drops the decoder whatever it is doing.
-//! - The end of the bytes ends the watch without a word, be it clean or not: the reader goes on from its last version. Only
-//!   what cannot be decoded is told, once, as the last item.
+//! - There is no task: dropping the watcher, or [`StreamWatcher::stop`], drops the decoder in any state.
+//! - The end of the bytes ends the watch without an item, clean or not: the reader resumes from its last version. Only
+//!   bytes that cannot be decoded are reported, once, as the last item.
 //!
-//! Deliberately not here: what the bytes mean, and whether a decoder goes on after what it cannot read.
+//! Not here: the meaning of the bytes, and the choice of a decoder to continue after bytes that it cannot read.
 
 use std::{
     error::Error,
@@ -21,9 +21,9 @@ use std::{
 use tokio_stream::Stream;
 use tokio_util::sync::ReusableBoxFuture;
 
-/// Makes events of a byte stream (apimachinery's `Decoder`; `Close` is dropping it).
+/// Decoder of events from a byte stream (apimachinery's `Decoder`; `Close` is dropping it).
 pub trait Decoder: Send + 'static {
-    /// What it makes.
+    /// Decoded event.
     type Event: Send + 'static;
 
     /// Waits for the next event.
@@ -34,7 +34,7 @@ pub trait Decoder: Send + 'static {
     fn decode(&mut self) -> impl Future<Output = Result<Self::Event, DecodeError>> + Send;
 }
 
-/// Why there is no further event.
+/// Reason for the end of a stream of events.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The stream has ended between two events.
@@ -46,20 +46,20 @@ pub enum DecodeError {
     /// The stream cannot be read any more: a connection was cut, a network did not answer.
     #[error("the stream cannot be read")]
     Io(#[source] io::Error),
-    /// The stream has what is no event.
+    /// The stream contains bytes that are no event.
     #[error("{0}")]
     Undecodable(Box<dyn Error + Send + Sync>),
 }
 
-/// The last item of a watch whose stream has what is no event.
+/// Last item of a watch whose stream contains bytes that are no event.
 #[derive(Debug, thiserror::Error)]
 #[error("unable to decode an event from the watch stream: {0}")]
 pub struct UndecodableEvent(Box<dyn Error + Send + Sync>);
 
-/// A watch over a [`Decoder`].
+/// Watch over a [`Decoder`].
 #[must_use = "a watch yields nothing unless it is read"]
 pub struct StreamWatcher<D: Decoder> {
-    /// Holds the decoder; `None` once the watch has ended.
+    /// Future that holds the decoder; `None` once the watch has ended.
     next: Option<ReusableBoxFuture<'static, Decoded<D>>>,
 }
 
@@ -68,13 +68,13 @@ type Decoded<D> = (D, Result<<D as Decoder>::Event, DecodeError>);
 // === impl StreamWatcher ===
 
 impl<D: Decoder> StreamWatcher<D> {
-    /// A watch that has not decoded anything yet.
+    /// Returns a watch that has not decoded anything yet.
     pub fn new(decoder: D) -> Self {
         Self { next: Some(ReusableBoxFuture::new(decode(decoder))) }
     }
 
-    /// Drops the decoder and ends the watch, also while an event is waited for. Nothing comes after it; stopping a watch
-    /// that has ended does nothing.
+    /// Drops the decoder and ends the watch, also while it waits for an event. No item follows; stopping an ended watch
+    /// does nothing.
     pub fn stop(&mut self) {
         self.next = None;
     }

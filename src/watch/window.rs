@@ -1,7 +1,7 @@
-//! The memory of all logs of a resource together: arenas, runs and marks, whatever the number of groups.
+//! Memory accounting for all logs of a resource together: arenas, runs and marks, whatever the number of groups.
 //!
-//! Written by the writer and by the threads that fill deferred groups. A run belongs to the wake that it was pushed in, and
-//! is forgotten with it, in every log: no log keeps what the window has forgotten.
+//! The writer and the threads that fill deferred groups write it. A run belongs to the publish cycle that pushed it, and
+//! every log drops it with that cycle: no log keeps what the window has dropped.
 
 use std::{
     collections::VecDeque,
@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
 use crate::sync::{AtomicU64, Mutex};
 
-/// The wakes that are retained.
+/// Publish cycles that are retained.
 #[derive(Debug)]
 pub(super) struct Window<F: Frame> {
     retained: Mutex<Retained<F>>,
-    /// The oldest wake that is retained. It is stored before any log is trimmed: whoever appends to a log after that sees it.
+    /// Oldest cycle that is retained. Stored before any log is trimmed: a thread that appends to a log after that sees it.
     floor: AtomicU64,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Window<F: Frame> {
 struct Retained<F: Frame> {
     bounds: Retention,
     wakes: VecDeque<RetainedWake<F>>,
-    /// The newest one.
+    /// Number of the newest cycle.
     wake: u64,
     events: usize,
     size: usize,
@@ -38,14 +38,14 @@ struct RetainedWake<F: Frame> {
     events: usize,
     size: usize,
     at: Instant,
-    /// Those that have runs of it.
+    /// Groups with runs of this cycle.
     groups: Box<[Weak<Group<F>>]>,
 }
 
-/// Logs that have runs of forgotten wakes.
+/// Logs with runs of dropped cycles.
 #[derive(Debug)]
 struct Forgotten<F: Frame> {
-    /// The oldest wake that is retained.
+    /// Oldest cycle that is retained.
     floor: u64,
     groups: Vec<Weak<Group<F>>>,
 }
@@ -58,13 +58,13 @@ impl<F: Frame> Window<F> {
         Self { retained: Mutex::new(retained), floor: AtomicU64::default() }
     }
 
-    /// Returns the oldest wake that is retained: older ones may have been forgotten before they were appended.
+    /// Returns the oldest cycle that is retained: older ones may have been dropped before their runs were appended.
     pub(super) fn floor(&self) -> u64 {
         self.floor.load(Ordering::Acquire)
     }
 
-    /// Adds a wake of so many events, which nobody else has counted, with arenas of so many bytes, of which these are the
-    /// shares; and forgets the oldest wakes past the bounds. Returns its number.
+    /// Adds a cycle of `events` events, which were not counted elsewhere, with arenas of `arenas` bytes and these shares;
+    /// and drops the oldest cycles beyond the bounds. Returns its number.
     pub(super) fn push<'a>(
         &self,
         events: usize,
@@ -89,13 +89,13 @@ impl<F: Frame> Window<F> {
         wake
     }
 
-    /// Forgets the oldest wakes past the bounds. To be called from time to time: a quiet resource is not published to.
+    /// Drops the oldest cycles beyond the bounds. Must be called periodically: a quiet resource has no publish cycles.
     pub(super) fn sweep(&self, now: Instant) {
         let forgotten = self.retained.lock().forget_old(now);
         self.trim(forgotten);
     }
 
-    /// Forgets in the logs what the window has forgotten.
+    /// Drops from the logs what the window has dropped.
     fn trim(&self, Forgotten { floor, groups }: Forgotten<F>) {
         self.floor.fetch_max(floor, Ordering::AcqRel);
         for group in groups.into_iter().filter_map(|group| group.upgrade()) {
@@ -109,7 +109,7 @@ impl<F: Frame> Window<F> {
     }
 }
 
-/// Below this it is not worth it to give memory back.
+/// Spare capacity below which shrinking the list is not worthwhile.
 const MIN_WAKES: usize = 64;
 
 // === impl Retained ===
@@ -120,7 +120,8 @@ impl<F: Frame> Retained<F> {
         while let Some(oldest) = self.wakes.front() {
             let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
             let is_over = self.events > self.bounds.events || self.size > self.bounds.size;
-            // Only age ends the newest wake: a relist may be larger than all bounds, and has to be read somehow.
+            // Only age ends the newest cycle: a relist may be larger than all bounds, and cursors must still be able to
+            // read it.
             if !is_old && (!is_over || oldest.wake == self.wake) {
                 break;
             }

@@ -1,8 +1,8 @@
-//! What is asked again and again of the objects of one wake, computed once.
+//! Cache of the index values of a publish cycle's objects, so that each is computed once.
 //!
-//! A change is looked up in an index before and after it, then routed by the same values, then selected by them. Each time a
-//! body is walked from end to end, and nobody on that way knows of the others. So whoever goes it says where it begins and
-//! ends, and what is found on this thread meanwhile is remembered for that long.
+//! A change is looked up in an index by its states before and after, then routed by the same values, then selected by them.
+//! Each step walks a body from end to end, independently of the others. So the publisher marks the beginning and the end of
+//! a cycle, and the thread caches the values in between.
 
 use std::{cell::RefCell, collections::HashMap, sync::Arc};
 
@@ -10,41 +10,41 @@ use foldhash::fast::RandomState;
 
 use crate::model::{Object, Path, expression};
 
-/// Values by where the text of the object and the path lie in memory, which nothing else can take while they are held.
+/// Values by the addresses of the object's text and of the path, which cannot be reused while the entry holds both.
 type Found = HashMap<(usize, usize), (Arc<[u8]>, Path, Vec<String>), RandomState>;
 
 #[derive(Default)]
 struct Wake {
-    /// How many wakes there are within each other.
+    /// Number of nested cycles.
     depth: usize,
     found: Found,
 }
 
-/// Forgets when the work is over, however it ends.
+/// Guard that clears the cache at the end of the work, also after a panic.
 struct Guard;
 
-/// In entries. A wake has at most 64 events, each with a state before and after it; of a relist of very many objects only the
-/// first are remembered.
+/// Maximum number of entries. A cycle has at most 64 events, each with a state before and after it; of a relist of very
+/// many objects only the first are cached.
 const MAX_FOUND: usize = 1024;
 
 thread_local! {
     static WAKE: RefCell<Wake> = RefCell::default();
 }
 
-/// Does some work that asks for the values of the same objects more than once.
+/// Does some work that computes the values of the same objects more than once, with the cache.
 pub fn in_one_wake<T>(work: impl FnOnce() -> T) -> T {
     WAKE.with_borrow_mut(|wake| wake.depth += 1);
     let _guard = Guard;
     work()
 }
 
-/// Returns whether this thread does the work of a wake.
+/// Returns true if this thread does the work of a cycle.
 #[cfg(feature = "cel")]
 pub(in crate::model) fn is_in_wake() -> bool {
     WAKE.with_borrow(|wake| wake.depth > 0)
 }
 
-/// What is found at a path, sorted and each once.
+/// Passes the values at a path, sorted and each once, to `look`.
 pub(super) fn with_values<T>(path: &Path, object: &Object, look: impl FnOnce(&[String]) -> T) -> T {
     let compute = || super::as_set(object.json().map(|json| path.values(json)).unwrap_or_default());
     WAKE.with_borrow_mut(|Wake { depth, found }| {

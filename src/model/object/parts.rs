@@ -1,4 +1,4 @@
-//! What an object is made of.
+//! Parts of an object.
 
 use std::collections::BTreeMap;
 
@@ -6,31 +6,31 @@ use bytes::Bytes;
 
 use crate::model::{ObjectKey, ResourceVersion};
 
-/// What an [`Object`](super::Object) is made of, for sources that know the parts by themselves.
+/// Parts of an [`Object`](super::Object), for sources that get them separately.
 #[derive(Debug, Clone)]
 pub struct ObjectParts {
     /// Namespace and name.
     pub key: ObjectKey,
-    /// Identity: another uid under the same key is another object. Empty when the source has none.
+    /// Identity: another uid under the same key is another object. Empty if the source has none.
     pub uid: String,
-    /// The version of the object's last change.
+    /// Version of the object's last change.
     pub version: ResourceVersion,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// For example `apps/v1`; may be empty.
+    /// API version, for example `apps/v1`; may be empty.
     pub api_version: String,
-    /// For example `Deployment`; may be empty.
+    /// Kind, for example `Deployment`; may be empty.
     pub kind: String,
-    /// Of the body, for example `application/json`.
+    /// Media type of the body, for example `application/json`.
     pub media_type: &'static str,
-    /// The bytes as the source gave them.
+    /// Bytes as the source provided them.
     pub body: Bytes,
 }
 
 // === impl ObjectParts ===
 
 impl ObjectParts {
-    /// A key and a version, and nothing else: what is said of an object that is gone, or that cannot be served.
+    /// Returns a key and a version, and nothing else: for an object that was deleted, or that cannot be served.
     pub fn bare(key: ObjectKey, version: ResourceVersion) -> Self {
         Self {
             key,

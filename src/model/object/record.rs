@@ -1,25 +1,25 @@
-//! An object as bytes, to be read again by a later start: all of it, and nothing is parsed to get it back.
+//! Binary record of a whole object, which a later run reads without parsing the body.
 //!
 //! ```text
 //!   namespace, name, lineage (or nothing), number: u128, media type, size of the body: u32, text,
-//!   uid, API version and kind: places in the text, labels: u32, and two places each
+//!   uid, API version and kind: spans of the text, labels: u32, and two spans each
 //! ```
 //!
-//! Numbers are little-endian, a place is two `u32`, anything else has its length before it, as a `u32`.
+//! Numbers are little-endian, a span is two `u32`, anything else has its length before it, as a `u32`.
 
 use super::{Lineage, Object, ObjectKey, ResourceVersion, Span};
 
-/// The media types that there are; an object refers to one of them.
+/// Media types that a record may have; an object refers to one of them.
 const MEDIA_TYPES: [&str; 2] = [super::JSON, super::BYTES];
 
-/// What is left to be read of a record.
+/// Unread rest of a record.
 struct Fields<'a>(&'a [u8]);
 
 // === impl Object ===
 
 impl Object {
-    /// Appends the object to a buffer. `false`, and nothing is appended, if it is one that cannot be read again: its media type
-    /// is none that this version knows.
+    /// Appends the object to a buffer. Returns `false` and appends nothing if the object could not be read again, because
+    /// this version does not support its media type.
     pub fn write_record(&self, out: &mut Vec<u8>) -> bool {
         if !MEDIA_TYPES.contains(&self.media_type) {
             return false;
@@ -42,7 +42,8 @@ impl Object {
         true
     }
 
-    /// Reads an object that was written; the lineage of its version is shared with `like`. `None` of bytes that are none.
+    /// Reads an object from its record; the lineage of its version is shared with `like`. Returns `None` if the bytes are
+    /// no record.
     pub fn read_record(record: &[u8], like: &ResourceVersion) -> Option<Self> {
         let mut fields = Fields(record);
         let key = ObjectKey::new(fields.text()?, fields.text()?).ok()?;
@@ -80,7 +81,7 @@ fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Everything is far below 4 GiB.
+/// Appends a number; all are far below 4 GiB.
 fn put_number(out: &mut Vec<u8>, number: usize) {
     out.extend_from_slice(&u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
 }
@@ -114,7 +115,7 @@ impl<'a> Fields<'a> {
         str::from_utf8(self.bytes()?).ok()
     }
 
-    /// A place in a text, where a string stands.
+    /// Reads the span of a string in a text.
     fn span(&mut self, text: &[u8]) -> Option<Span> {
         let span = Span { at: u32::from_le_bytes(*self.array()?), len: u32::from_le_bytes(*self.array()?) };
         let at = span.at as usize;
@@ -162,7 +163,7 @@ mod tests {
     proptest! {
         #![proptest_config(crate::property_config())]
 
-        /// Whatever the bytes, nothing panics, now or when the object is looked at.
+        /// No bytes cause a panic, neither at reading nor when the object is used.
         #[test]
         fn any_bytes_are_an_object_or_none(at in any::<prop::sample::Index>(), bytes in vec(any::<u8>(), 1..5)) {
             let text = r#"{"kind":"Pod","metadata":{"name":"a","uid":"u","labels":{"k":"v"}}}"#;

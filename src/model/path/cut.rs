@@ -1,36 +1,36 @@
-//! Cutting fields out of a JSON text, and leaving every other byte as it is.
+//! Removal of fields from a JSON text, without changing any other byte.
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use super::{Path, Step};
 
-/// Fields that are cut out of bodies, such as `.metadata.managedFields`; by default none.
+/// Fields that are removed from bodies, such as `.metadata.managedFields`; by default none.
 ///
-/// What is cut is a member of a map with its comma; the rest, blanks and the order of the members included, stays.
+/// A removed field is a member of a map with its comma; the rest, including blanks and the order of the members, stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FieldCut {
     paths: Arc<[Path]>,
 }
 
-/// Indicates a path that cannot be cut.
+/// Indicates a path that cannot be removed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FieldCutError {
-    /// An element of an array would be.
+    /// Path through or to one element of an array.
     #[error("{0} does not lead to a field: of arrays write [*], and a field at the end")]
     NotAField(Path),
-    /// An object is told by it.
+    /// Path of a field that identifies an object.
     #[error("{0} is what an object is told by, and stays")]
     Needed(Path),
 }
 
-/// A walk through a text that is thought to be JSON; it ends where it is not.
+/// Scanner of a presumed JSON text; it stops where the text is not JSON.
 struct Scan<'a> {
     json: &'a [u8],
     at: usize,
     cuts: Vec<Range<usize>>,
 }
 
-/// Without them an object has no key, no type and no version.
+/// Fields without which an object has no key, no type and no version.
 const NEEDED: [&str; 7] = [
     ".apiVersion",
     ".kind",
@@ -44,12 +44,12 @@ const NEEDED: [&str; 7] = [
 // === impl FieldCut ===
 
 impl FieldCut {
-    /// Cuts what these paths lead to.
+    /// Returns a cut of the fields at these paths.
     ///
     /// # Errors
     ///
-    /// For the first path that ends at or goes through one element of an array, or that leads to the key, the type or the
-    /// version of an object.
+    /// Fails at the first path that ends at or goes through one element of an array, or that leads to the key, the type or
+    /// the version of an object.
     pub fn new(paths: impl IntoIterator<Item = Path>) -> Result<Self, FieldCutError> {
         let paths: Arc<[Path]> = paths.into_iter().collect();
         for path in &*paths {
@@ -64,7 +64,7 @@ impl FieldCut {
         Ok(Self { paths })
     }
 
-    /// The text without the fields; as it is if it has none of them, or is not JSON up to there.
+    /// Returns the text without the fields; unchanged if it has none of them, or is not JSON up to there.
     pub fn apply<'a>(&self, json: &'a [u8]) -> Cow<'a, [u8]> {
         if self.paths.is_empty() {
             return json.into();
@@ -88,7 +88,8 @@ impl FieldCut {
 // === impl Scan ===
 
 impl Scan<'_> {
-    /// Passes a value, and cuts what the tails of paths lead to from here. `None` where the text is not JSON.
+    /// Passes a value, and removes the fields that the tails of paths lead to from here. Returns `None` where the text is
+    /// not JSON.
     fn value(&mut self, tails: &[&[Step]]) -> Option<()> {
         match self.next()? {
             b'{' if !tails.is_empty() => self.map(tails),
@@ -102,7 +103,7 @@ impl Scan<'_> {
         if self.eat(b'}')? {
             return Some(());
         }
-        // Where the last member ended, and whether one stays.
+        // End of the last member, and true if a member stays.
         let (mut last_end, mut is_kept) = (self.at, false);
         loop {
             self.next()?;
@@ -148,7 +149,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Passes a value without looking into it.
+    /// Passes a value without reading its content.
     fn skip(&mut self) -> Option<()> {
         let mut depth = 0_usize;
         loop {
@@ -177,7 +178,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Passes a text, and says where it stands, with its quotes.
+    /// Passes a string, and returns its position, with its quotes.
     fn text(&mut self) -> Option<Range<usize>> {
         let start = self.at;
         (self.json.get(start) == Some(&b'"')).then_some(())?;
@@ -192,7 +193,7 @@ impl Scan<'_> {
         }
     }
 
-    /// The next byte that is not blank.
+    /// Returns the next byte that is not blank.
     fn next(&mut self) -> Option<u8> {
         let rest = self.json.get(self.at..)?;
         self.at += rest.iter().position(|b| !b.is_ascii_whitespace())?;
@@ -206,7 +207,7 @@ impl Scan<'_> {
     }
 }
 
-/// What follows a key in a path that begins with it.
+/// Returns the rest of a path that begins with a key.
 fn tail_of<'a>(tail: &'a [Step], json: &[u8], key: &Range<usize>) -> Option<&'a [Step]> {
     let (Step::Key(wanted), rest) = tail.split_first()? else { return None };
     let raw = &json[key.clone()];

@@ -1,4 +1,4 @@
-//! Selectors by fields, as apimachinery's `fields.ParseSelector`.
+//! Field selectors, as apimachinery's `fields.ParseSelector`.
 
 use std::{borrow::Cow, collections::BTreeSet, fmt, sync::Arc};
 
@@ -8,12 +8,12 @@ use crate::model::{
     path::{Path, PathPrefix},
 };
 
-/// A field selector: `metadata.name=web-1,spec.nodeName!=node-a`. The default selects everything.
+/// Field selector: `metadata.name=web-1,spec.nodeName!=node-a`. The default selects everything.
 ///
-/// Kubernetes' syntax and meaning, for every [`Path`] without `[*]`: `=`, `==` and `!=` compare the text of a scalar,
-/// a comma is "and", `\,`, `\=` and `\\` are escapes in values, blanks are part of a value. What is missing (null, a
-/// map, an array, any field of a body that is not JSON) is the empty text. `metadata.name` and `metadata.namespace`
-/// are those of the object's key.
+/// Kubernetes' syntax and meaning, for every [`Path`] without `[*]`: `=`, `==` and `!=` compare the text of a scalar, a
+/// comma is "and", `\,`, `\=` and `\\` are escapes in values, blanks are part of a value. A missing value (null, a map, an
+/// array, any field of a body that is not JSON) is the empty text. `metadata.name` and `metadata.namespace` are those of
+/// the object's key.
 ///
 /// At most 64 requirements and 8 KiB of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,7 +35,7 @@ enum Comparison {
     NotEqual,
 }
 
-/// Longest first, where one begins with the other.
+/// Operators, the longer one first where one begins with another.
 const OPERATORS: [(&str, Comparison); 3] =
     [("!=", Comparison::NotEqual), ("==", Comparison::Equal), ("=", Comparison::Equal)];
 
@@ -50,7 +50,7 @@ impl FieldSelector {
     ///
     /// # Errors
     ///
-    /// Point at the character that is not expected, at a `[*]`, or at the term beyond the bound.
+    /// Fails with the position of the unexpected character, of a `[*]`, or of the term beyond the bound.
     pub fn parse(text: &str) -> Result<Self, SyntaxError> {
         check_length(text)?;
         let mut requirements = BTreeSet::new();
@@ -73,12 +73,12 @@ impl FieldSelector {
         check_normal_form(Self { requirements: requirements.into_iter().collect() }, text)
     }
 
-    /// Whether the object meets every requirement.
+    /// Returns true if the object meets every requirement.
     pub fn matches(&self, object: &Object) -> bool {
         self.requirements.iter().all(|requirement| requirement.matches(object))
     }
 
-    /// Returns paths of which an object needs the value beside them, which is not empty; those of the key are left out.
+    /// Returns paths with the non-empty value that an object needs at each, without those of the key.
     pub(crate) fn equality(&self) -> impl Iterator<Item = (&Path, &str)> {
         let of_body = |path: &Path| ![NAME, NAMESPACE].contains(&path.as_str());
         self.needed().filter(move |(path, value)| of_body(path) && !value.is_empty())
@@ -99,7 +99,7 @@ impl FieldSelector {
         self.requirements.iter().filter(is_needed).map(|requirement| (&requirement.path, &*requirement.value))
     }
 
-    /// Whether everything is selected.
+    /// Returns true if everything is selected.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()
     }
@@ -140,7 +140,7 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// Parses the term that begins at byte `start`; the end is at a comma or at the end of the text.
+/// Parses the term that begins at byte `start`. It ends at a comma or at the end of the text.
 fn parse_term(text: &str, start: usize) -> Result<(Requirement, usize), SyntaxError> {
     let PathPrefix { path, end, wildcard } = Path::parse_prefix(text, start)?;
     if let Some(at) = wildcard {
@@ -167,7 +167,7 @@ fn parse_term(text: &str, start: usize) -> Result<(Requirement, usize), SyntaxEr
     Ok((Requirement { path, comparison, value: value.into() }, text.len()))
 }
 
-/// What has a `\` before it in a value.
+/// Returns true if a `\` precedes the character in a value.
 fn is_special(c: char) -> bool {
     matches!(c, '\\' | ',' | '=')
 }

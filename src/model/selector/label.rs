@@ -1,15 +1,15 @@
-//! Selectors by labels, as apimachinery's `labels.Parse`.
+//! Label selectors, as apimachinery's `labels.Parse`.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use super::{MAX_REQUIREMENTS, MAX_VALUES, SyntaxError, check_length, check_normal_form, write_list};
 use crate::model::Labels;
 
-/// A label selector: `app=web,tier in (front,back),!canary,generation>3`. The default selects everything.
+/// Label selector: `app=web,tier in (front,back),!canary,generation>3`. The default selects everything.
 ///
 /// Kubernetes' syntax and meaning: a comma is "and"; `!=` and `notin` match also when the label is missing; `>` and `<`
-/// match only labels that are integers; `a=` and `a in ()` ask for the empty value. Blanks may be around every token.
-/// Where apimachinery trips over an empty value at the end of a list, `(a,,)`, this takes it as one.
+/// match only labels that are integers; `a=` and `a in ()` require the empty value. Blanks may surround every token.
+/// apimachinery misparses an empty value at the end of a list, `(a,,)`; this accepts it as one.
 ///
 /// At most 64 requirements with 256 values, and 8 KiB of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ struct Requirement {
     test: Test,
 }
 
-/// What is asked of one label. Values are sorted, without repetitions, and never none.
+/// Test of one label. Values are sorted, without repetitions, and at least one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Test {
     Exists,
@@ -37,7 +37,7 @@ enum Test {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
-    /// A key, a value, `in` or `notin`.
+    /// Key, value, `in` or `notin`.
     Word(&'a str),
     Comma,
     Not,
@@ -52,25 +52,25 @@ enum Token<'a> {
 
 struct Parser<'a> {
     text: &'a str,
-    /// The current token, and where it begins and ends.
+    /// Current token, with its beginning and end.
     token: Token<'a>,
     start: usize,
     end: usize,
-    /// Values so far.
+    /// Number of values so far.
     values: usize,
 }
 
-/// The characters that a text may have, and which of them at its edges.
+/// Rule for the characters of a text, and for those at its edges.
 struct Part<I, E> {
     what: &'static str,
     inner: I,
     edge: E,
 }
 
-/// Of the name in a label's key, and of a value.
+/// Maximum length of the name in a label's key, and of a value.
 const MAX_NAME_BYTES: usize = 63;
 
-/// Of the DNS name before the `/` of a label's key.
+/// Maximum length of the DNS name before the `/` of a label's key.
 const MAX_PREFIX_BYTES: usize = 253;
 
 // === impl LabelSelector ===
@@ -80,8 +80,8 @@ impl LabelSelector {
     ///
     /// # Errors
     ///
-    /// Point at the token that is not expected, the character that a key or value must not have, or what is beyond a
-    /// bound.
+    /// Fails with the position of the unexpected token, of the character that a key or value must not have, or of the part
+    /// beyond a bound.
     pub fn parse(text: &str) -> Result<Self, SyntaxError> {
         check_length(text)?;
         let mut parser = Parser::new(text);
@@ -103,12 +103,12 @@ impl LabelSelector {
         check_normal_form(Self { requirements: requirements.into_iter().collect() }, text)
     }
 
-    /// Whether the labels meet every requirement.
+    /// Returns true if the labels meet every requirement.
     pub fn matches(&self, labels: Labels<'_>) -> bool {
         self.requirements.iter().all(|Requirement { key, test }| test.matches(labels.get(key)))
     }
 
-    /// Returns a key of which an object needs one of the values beside it, as few of them as there are.
+    /// Returns the key with the fewest values one of which an object needs.
     pub(crate) fn equality(&self) -> Option<(&str, &[Box<str>])> {
         let needed = self.requirements.iter().filter_map(|Requirement { key, test }| match test {
             Test::In(values) => Some((&**key, &**values)),
@@ -117,7 +117,7 @@ impl LabelSelector {
         needed.min_by_key(|(_, values)| values.len())
     }
 
-    /// Whether everything is selected.
+    /// Returns true if everything is selected.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()
     }
@@ -178,7 +178,7 @@ impl<'a> Parser<'a> {
         parser
     }
 
-    /// Goes to the next token; after the last one stays at the end.
+    /// Advances to the next token; stays at the end after the last one.
     fn advance(&mut self) {
         let blank = |c| matches!(c, ' ' | '\t' | '\r' | '\n');
         let rest = self.text[self.end..].trim_start_matches(blank);
@@ -204,7 +204,7 @@ impl<'a> Parser<'a> {
         self.end = self.start + length;
     }
 
-    /// A key with what is asked of it. What follows is left to the caller.
+    /// Parses a key with its test. The following token is left to the caller.
     fn requirement(&mut self) -> Result<Requirement, SyntaxError> {
         let is_absent = self.token == Token::Not;
         if is_absent {
@@ -237,7 +237,7 @@ impl<'a> Parser<'a> {
         Ok(key.into())
     }
 
-    /// What follows an operator: a value, or nothing for the empty value.
+    /// Parses the operand of an operator: a value, or nothing for the empty value.
     fn operand(&mut self) -> Result<Box<str>, SyntaxError> {
         self.advance();
         match self.token {
@@ -253,7 +253,7 @@ impl<'a> Parser<'a> {
         value.parse().map_err(|_| SyntaxError::new(self.text, start, "expected an integer of 64 bits"))
     }
 
-    /// What follows `in` and `notin`: values in parentheses, of which each may be empty.
+    /// Parses the operand of `in` and `notin`: values in parentheses, each of which may be empty.
     fn list(&mut self) -> Result<Box<[Box<str>]>, SyntaxError> {
         self.advance();
         if self.token != Token::Open {
@@ -273,7 +273,7 @@ impl<'a> Parser<'a> {
         Ok(values.into_iter().collect())
     }
 
-    /// The value at the current token; any token but a word is the one after an empty value.
+    /// Returns the value at the current token; at any token but a word, the empty value.
     fn value(&mut self) -> Result<Box<str>, SyntaxError> {
         self.values += 1;
         if self.values > MAX_VALUES {
@@ -311,7 +311,8 @@ impl<I: Fn(char) -> bool, E: Fn(char) -> bool> Part<I, E> {
     }
 }
 
-/// apimachinery's `IsQualifiedName`: an optional DNS name and `/`, and a name. Says where and what is wrong.
+/// Checks a key (apimachinery's `IsQualifiedName`): an optional DNS name and `/`, and a name. Fails with the position and
+/// the reason.
 fn check_key(key: &str) -> Result<(), (usize, String)> {
     let Some((prefix, name)) = key.split_once('/') else {
         return check_name(key, "a label key");
@@ -335,7 +336,7 @@ fn check_key(key: &str) -> Result<(), (usize, String)> {
     check_name(name, "a label key").map_err(|(offset, message)| (at + offset, message))
 }
 
-/// apimachinery's `IsValidLabelValue`, and the name of a key. Says where and what is wrong.
+/// Checks a value (apimachinery's `IsValidLabelValue`), or the name of a key. Fails with the position and the reason.
 fn check_name(name: &str, what: &'static str) -> Result<(), (usize, String)> {
     let edge = |c: char| c.is_ascii_alphanumeric();
     Part { what, inner: |c| edge(c) || matches!(c, '-' | '_' | '.'), edge }.check(name)?;

@@ -1,9 +1,9 @@
-//! The groups that a publish cycle concerns, within the time that selections may take of the writer.
+//! Selection of the groups that a publish cycle concerns, within the time that selections may take of the writer.
 //!
-//! Budgeted are the groups with an expression, and those that see every change, of all or of a namespace, to ask what it is to
-//! them. They are taken in rising order of cost while they fit; the others are deferred: threads fill them
-//! ([`Filler`]), until they fit again. A group is never deferred in the middle of a cycle: of one that was not evaluated to the
-//! end, nothing is pushed.
+//! Groups are budgeted if they have an expression, or if they must be evaluated for every change, of all or of a namespace.
+//! The writer evaluates them in rising order of cost while they fit. It defers the others: threads fill them ([`Filler`]),
+//! until they fit again. A group is never deferred in the middle of a cycle: of a cycle that was not evaluated to its end,
+//! nothing is pushed.
 
 use std::{
     borrow::Borrow,
@@ -24,62 +24,63 @@ use crate::{
     },
 };
 
-/// One publish cycle, by the groups that it concerns.
+/// Result of selecting for one publish cycle, by group.
 pub(super) struct Selecting<F: Frame> {
     pub(super) shares: Vec<(Arc<Group<F>>, Vec<Share>)>,
-    /// Groups that did not fit: nothing of it is in their logs.
+    /// Groups that did not fit: their logs have nothing of this cycle.
     pub(super) deferred: Vec<usize>,
 }
 
-/// The groups that the writer has no time for.
+/// Groups that the writer has no time for.
 #[derive(Debug)]
 pub(super) struct Deferral<F: Frame> {
     filler: Arc<Filler<F>>,
     budget: SelectionBudget,
-    /// Perhaps some that have ended: the group, which of the times it is, and since when.
+    /// Deferrals, perhaps some that have ended: the group, the number of the deferral, and its beginning in nanoseconds.
     deferred: VecDeque<(usize, u64, u64)>,
     next_id: u64,
-    /// The cost for each change of the selections that see every one, but for those that are deferred.
+    /// Cost for each change of the selections that see every one, without the deferred ones.
     cost: u64,
-    /// Changes of a cycle, a maximum that is forgotten slowly.
+    /// Changes of a cycle: a slowly decaying maximum.
     changes: u64,
 }
 
-/// The budgeted groups that a cycle may concern, by number.
+/// Budgeted groups that a cycle may concern, by number.
 struct BudgetedGroups<F: Frame> {
     groups: Vec<Arc<Group<F>>>,
-    /// For each of them what it was found to be concerned by.
+    /// Changes found for each group.
     selected: Vec<Selected>,
     time: Time,
-    /// Those to be evaluated for the next change: the first so many always, others when it leads to them.
+    /// Groups to evaluate for the next change: the first `always` in any case, the others if the change routes to them.
     evaluated: Vec<usize>,
     always: usize,
-    /// Numbers of the others, by their identity.
+    /// Numbers of the other groups, by their id.
     found: HashMap<usize, usize, foldhash::fast::RandomState>,
-    /// Of the cycle.
+    /// Number of changes in the cycle.
     changes: u64,
-    /// The cost for each change of those that see every one, but for those that are deferred.
+    /// Cost for each change of the groups that see every one, without the deferred ones.
     cost: u64,
 }
 
-/// The time of a cycle.
+/// Time of a cycle, in nanoseconds.
 struct Time {
     left: u64,
     spent: u64,
-    /// For each group whether it did not fit.
+    /// True for each group that did not fit.
     is_deferred: Vec<bool>,
 }
 
 type Selected = Vec<(usize, Transition)>;
 
-/// Deferred groups that are looked at in a cycle.
+/// Deferred groups that are checked in a cycle.
 const LOOKED_AT: usize = 16;
-/// A group stays deferred for at least so long.
+/// Minimum time for which a group stays deferred.
 const LEAST: Duration = Duration::from_secs(1);
-/// A group is taken back when all that the writer evaluates takes no more of the budget, in percent.
+/// Part of the budget, in percent, within which everything that the writer evaluates must fit before it takes a group back.
 const FITS: u64 = 70;
 
-/// Returns whether the writer's time for a selection is bounded, by whether it is found by more than its namespace.
+/// Returns true if the writer's time for a selection is bounded. `is_selective` is true if more than its namespace routes
+/// to it.
 pub(super) fn is_budgeted(selection: &Selection, is_selective: bool) -> bool {
     let is_exact = || Selection { namespace: None, ..selection.clone() }.is_everything();
     selection.expression.is_some() || !is_selective && !is_exact()
@@ -97,7 +98,7 @@ impl<F: Frame> Deferral<F> {
         Self { filler, budget, deferred: VecDeque::new(), next_id: 0, cost: 0, changes: 0 }
     }
 
-    /// Forgets what was published: no group is deferred any more.
+    /// Drops what was published: no group is deferred any more.
     pub(super) fn clear(&self) {
         self.filler.clear();
     }
@@ -106,7 +107,7 @@ impl<F: Frame> Deferral<F> {
 // === impl Broadcaster ===
 
 impl<F: Frame> Broadcaster<F> {
-    /// Forgets what the history has forgotten: a group that has not been filled up to there expires, and what has not merged
+    /// Drops what the history has dropped: a group that has not been filled up to there expires, and what has not merged
     /// under COALESCE is merged.
     pub fn forget_before(&self, oldest: &Reached) {
         self.merger.forget_before(oldest);
@@ -115,26 +116,26 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
-    /// Forgets what is left of deferred groups that have gone.
+    /// Drops the deferred groups that were removed.
     pub(super) fn forget_gone(&self) {
         if let Some(deferral) = &self.deferral {
             deferral.filler.forget_gone();
         }
     }
 
-    /// Returns how many times of deferral are remembered.
+    /// Returns the number of deferrals that are kept.
     #[cfg(test)]
     pub(in crate::watch) fn remembered_deferrals(&self) -> usize {
         self.deferral.as_ref().map_or(0, |deferral| deferral.deferred.len())
     }
 
-    /// Returns what the changes are to the groups; the first one has this offset.
+    /// Evaluates the groups' selections for the changes; the first change has the offset `offset`.
     pub(super) fn select(&mut self, encoding: &mut Encoding<'_, F>, offset: u64) -> Selecting<F> {
         let changes = encoding.changes().len() as u64;
         let left = self.take_back(offset, changes);
         let is_within = |id: &usize| left.is_some() && self.groups[*id].is_budgeted;
         let (within, free): (Vec<usize>, Vec<usize>) = self.routes.unrouted().iter().copied().partition(is_within);
-        // Groups without a selection come first, so that what they are sent lies in one piece.
+        // Groups without a selection come first, so that their events are adjacent.
         let is_everything = |id: &usize| self.groups[*id].selection.is_everything();
         let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(is_everything);
         let mut unrouted: Vec<(usize, Selected)> =
@@ -142,7 +143,7 @@ impl<F: Frame> Broadcaster<F> {
         let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
         let mut budgeted = BudgetedGroups::new(within.iter().map(|id| &self.groups[*id]), changes, left.unwrap_or(0));
         let mut found = Vec::new();
-        // Change by change: what is read of an object for one group is there for the others, and is not kept for long.
+        // Change by change: what one group has read of an object is available to the others, and is not kept for long.
         for (at, (_, change)) in encoding.changes().iter().enumerate() {
             let select = |id: usize, selected: &mut Selected| {
                 let transition = self.groups[id].selection.transition(change);
@@ -188,8 +189,8 @@ impl<F: Frame> Broadcaster<F> {
         Selecting { shares, deferred }
     }
 
-    /// Takes back some of the groups that fit again and have been filled up to an offset, where a cycle of so many changes
-    /// begins. Returns how long it may take for selections; nothing when it may take as long as it needs.
+    /// Takes back some of the groups that fit again and have been filled up to an offset, where a cycle of `changes`
+    /// changes begins. Returns the time that the cycle may take for selections; `None` if there is no bound.
     fn take_back(&mut self, offset: u64, changes: u64) -> Option<u64> {
         let Self { deferral, groups, routes, stats, .. } = self;
         let deferral = deferral.as_mut()?;
@@ -201,7 +202,7 @@ impl<F: Frame> Broadcaster<F> {
         }
         let mut looked_at = 0;
         for _ in 0..deferral.deferred.len() {
-            // Those that have gone do not count, or they would pile up.
+            // Removed groups do not count, or they would accumulate.
             if looked_at == LOOKED_AT {
                 break;
             }
@@ -212,7 +213,7 @@ impl<F: Frame> Broadcaster<F> {
             let mut log = group.log.lock();
             let Some(other) = log.deferred.as_ref().filter(|other| other.id == time) else { continue };
             looked_at += 1;
-            // Everything before the cycle is in the log, and no thread has what comes then.
+            // Everything before the cycle is in the log, and no thread has the cycle.
             if fits && other.filled.offset == offset {
                 log.deferred = None;
                 drop(log);
@@ -230,7 +231,7 @@ impl<F: Frame> Broadcaster<F> {
         Some(left)
     }
 
-    /// Defers groups from where a cycle begins, and gives it to all that are deferred.
+    /// Defers groups from the beginning of a cycle, and hands the cycle to all deferred groups.
     pub(super) fn defer<B: Borrow<Batch> + Clone + Into<Arc<Batch>>>(
         &mut self,
         groups: &[usize],
@@ -267,7 +268,7 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
-    /// Ends a deferral: nobody fills the group any more.
+    /// Ends a deferral: no thread fills the group any more.
     pub(super) fn end_deferral(&self, log: &mut Log<F>) {
         if log.deferred.take().is_some() {
             self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
@@ -315,7 +316,7 @@ impl<F: Frame> BudgetedGroups<F> {
         self.evaluated.push(number);
     }
 
-    /// Asks the groups what a change is to them, as long as there is time.
+    /// Evaluates the groups' selections for a change, as long as there is time.
     fn evaluate(&mut self, change: &Change, at: usize, clock: &Clock) {
         if self.evaluated.is_empty() {
             return;
@@ -343,15 +344,15 @@ impl<F: Frame> BudgetedGroups<F> {
 // === impl Time ===
 
 impl Time {
-    /// Returns whether a group is evaluated. Once it is not, it is deferred.
+    /// Returns true if a group is evaluated. Otherwise it is deferred for the rest of the cycle.
     fn admits(&mut self, number: usize, cost: u64) -> bool {
         let is_deferred = &mut self.is_deferred[number];
         *is_deferred |= self.spent.saturating_add(cost) > self.left;
         !*is_deferred
     }
 
-    /// Notes the time of each of some groups. Those that have taken what was left pay for it themselves, unless they have seen
-    /// the cycle to its end.
+    /// Charges the time of each of some groups. If they exceed the time that was left they are deferred, and their time is
+    /// not charged to the others, unless this was the last change of the cycle.
     fn settle<F: Frame>(&mut self, groups: &[Arc<Group<F>>], run: &[usize], each: u64, is_last: bool) {
         let time = each * run.len() as u64;
         self.spent += time;
