@@ -1,22 +1,23 @@
-//! Expressions in CEL (the Common Expression Language) over an object: to select by, to index by, and to wait for.
+//! CEL expressions (Common Expression Language) over an object: for selections, indexes and wait conditions.
 //!
 //! ```text
-//!   text ──▶ parse ──▶ check: names, nesting; every costly step is made to pay ──▶ Program
-//!   body ──▶ a CEL value, of which a thread keeps the last ones ──▶ Program ──▶ bool, or the values of an index
+//!   text ──▶ parse ──▶ check: names, nesting; charges are added to every costly step ──▶ Program
+//!   body ──▶ a CEL value, of which a thread caches the last ones ──▶ Program ──▶ bool, or the values of an index
 //! ```
 //!
 //! `object` is the JSON body; integers are exact. Standard CEL: operators, `has`, `all`, `exists`, `exists_one`, `map`,
 //! `filter`, `size`, `contains`, `startsWith`, `endsWith` and conversions. There is neither `matches` nor time.
 //!
-//! - What fails is false, and counted. A field, key or element that is missing is false too, and not counted: objects differ.
-//! - The cost of a text is bounded by its length ([`MAX_EXPRESSION_BYTES`]), and it is parsed on a stack of its own, while the
-//!   caller waits. How deep it may be nested is bounded (20 levels), so that its evaluation does not exhaust the stack of any
-//!   thread.
-//! - The cost of an evaluation is bounded by a budget, [`Expression::DEFAULT_MAX_STEPS`] steps (up to some 0.5 ms) unless
-//!   [`Expression::with_max_steps`] sets another. Whatever reads or copies values pays before it does so: a step for each value in them and one for each 64 bytes of text, that of names too; a loop pays for
-//!   its whole body for each element. Past the budget it has failed. So an evaluation needs no clock, and has the same
-//!   outcome on every replica.
-//! - Apart from that, a body becomes a value at the price of parsing it.
+//! - A failed evaluation is false, and counted. A missing field, key or element is false too, and not counted: objects
+//!   differ.
+//! - The length of a text bounds its cost ([`MAX_EXPRESSION_BYTES`]). It is parsed on a stack of its own, while the caller
+//!   waits. Its nesting is bounded (20 levels), so that no evaluation exhausts the stack of a thread.
+//! - A budget bounds the cost of an evaluation: [`Expression::DEFAULT_MAX_STEPS`] steps (up to about 0.5 ms) unless
+//!   [`Expression::with_max_steps`] sets another. An operation that reads or copies values is charged before it does so: a
+//!   step for each value and one for each 64 bytes of text, names included. A loop is charged its whole body for each
+//!   element. Beyond the budget the evaluation fails. So an evaluation needs no clock, and has the same outcome on every
+//!   replica.
+//! - Besides, converting a body to a value costs as much as parsing it.
 //!
 //! Without the cargo feature `cel`, no expression parses ([`Expression::IS_SUPPORTED`]).
 
@@ -43,7 +44,7 @@ mod meter;
 #[cfg_attr(not(feature = "cel"), path = "expression/without.rs")]
 mod program;
 
-/// A CEL expression over `object`. It is the same as another of the same text.
+/// CEL expression over `object`. Expressions with the same text are equal.
 #[derive(Clone)]
 pub struct Expression {
     compiled: Arc<Compiled>,
@@ -51,29 +52,29 @@ pub struct Expression {
     errors: Arc<AtomicU64>,
 }
 
-/// A CEL expression over `type`, `object` and `count`: whether an event is what is waited for. It is the same as another of
-/// the same text.
+/// CEL expression over `type`, `object` and `count` that tests if an event ends a wait. Conditions with the same text are
+/// equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Condition(Expression);
 
-/// An event as a [`Condition`] sees it.
+/// Event as a [`Condition`] receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct EventView<'a> {
     /// `type`: one of the constants here.
     pub event_type: &'a str,
     /// `object`: its JSON body; null without one.
     pub body: Option<&'a Bytes>,
-    /// `count`: how many objects are there after this event. Missing while that is not known.
+    /// `count`: number of objects after this event; missing while unknown.
     pub count: Option<u64>,
 }
 
 /// Indicates an expression that was not compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// The text is none.
+    /// Text that is no expression.
     #[error(transparent)]
     Syntax(#[from] SyntaxError),
-    /// The parser got no thread to run in, which says nothing about the text.
+    /// Failure to start a thread for the parser, independent of the text.
     #[error("the parser could not be started: {0}; try again")]
     NotParsed(String),
 }
@@ -83,21 +84,21 @@ struct Compiled {
     program: Program,
 }
 
-/// Why there is no value.
+/// Reason for a missing value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failure {
-    /// A field, a key or an element is not there.
+    /// A field, a key or an element does not exist.
     #[cfg_attr(not(feature = "cel"), expect(dead_code, reason = "nothing is evaluated"))]
     Missing,
     /// A value has the wrong type, a number is too large, or the budget is spent.
     Error,
 }
 
-/// The longest text of an expression.
+/// Maximum length of an expression's text.
 pub const MAX_EXPRESSION_BYTES: usize = 4096;
 
-/// How deep an expression may be nested. Each level of an evaluation was seen to take 40 to 50 KiB of stack, optimised or not,
-/// and a thread of tokio's has 2 MiB.
+/// Maximum nesting of an expression. Measured, each level of an evaluation takes 40 to 50 KiB of stack, optimised or not,
+/// and a tokio thread has 2 MiB.
 #[cfg(feature = "cel")]
 const MAX_LEVELS: usize = 20;
 
@@ -111,7 +112,7 @@ pub(crate) fn parsed() -> u64 {
     body::parsed()
 }
 
-/// Forgets what is kept of the objects of a wake only for as long as it lasts.
+/// Drops the values that are cached for the current publish cycle only.
 pub(super) fn end_wake() {
     program::end_wake();
 }
@@ -119,18 +120,19 @@ pub(super) fn end_wake() {
 // === impl Expression ===
 
 impl Expression {
-    /// Whether this build knows expressions.
+    /// True if this build supports expressions.
     pub const IS_SUPPORTED: bool = cfg!(feature = "cel");
 
-    /// The steps of one evaluation unless others are set: up to some 0.5 ms, optimised. A selection usually takes less than
-    /// a hundred.
+    /// Default budget of one evaluation: up to about 0.5 ms, optimised. A selection usually takes less than a hundred
+    /// steps.
     pub const DEFAULT_MAX_STEPS: u64 = 10_000;
 
     /// Parses an expression over `object`.
     ///
     /// # Errors
     ///
-    /// Point at what is not CEL, is not known, or is beyond a bound; or say that the parser could not run.
+    /// Fails with the position of text that is not CEL, of an unknown name, or of the part beyond a bound; or if the parser
+    /// could not run.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         Self::over(text, &[OBJECT])
     }
@@ -146,36 +148,36 @@ impl Expression {
         Ok(Self { compiled: Arc::new(compiled), max_steps: Self::DEFAULT_MAX_STEPS, errors: Arc::default() })
     }
 
-    /// Returns the same expression, an evaluation of which fails beyond so many steps.
+    /// Returns the same expression, an evaluation of which fails beyond `max_steps` steps.
     #[must_use]
     pub fn with_max_steps(self, max_steps: u64) -> Self {
         Self { max_steps, ..self }
     }
 
-    /// The same, with its failures counted elsewhere.
+    /// Returns the same expression, which counts its failures in `errors`.
     #[must_use]
     pub fn counted_in(self, errors: &Arc<AtomicU64>) -> Self {
         Self { errors: Arc::clone(errors), ..self }
     }
 
-    /// Without the spaces around it.
+    /// Returns the text without surrounding spaces.
     pub fn as_str(&self) -> &str {
         &self.compiled.text
     }
 
-    /// How often an evaluation has failed; those for which something was missing do not count.
+    /// Returns the number of failed evaluations; those with something missing do not count.
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// Whether it is true for the object. An object whose body is not JSON never matches.
+    /// Returns true if the expression is true for the object. An object whose body is not JSON never matches.
     pub fn matches(&self, object: &Object) -> bool {
         let Some(body) = object.shared_json() else { return false };
         self.compiled.program.test(self.max_steps, None, Some(&body)).unwrap_or_else(|failure| self.count(failure))
     }
 
-    /// Its values for an index: of a string, number or boolean the one, of a list one for each such element. Strings are as
-    /// they are, the others JSON text. Null, maps, failures, and bodies that are not JSON give none.
+    /// Returns the values for an index: one for a string, number or boolean, and one for each such element of a list.
+    /// Strings are unquoted, the others JSON text. Null, maps, failures, and bodies that are not JSON yield none.
     pub fn values(&self, object: &Object) -> Vec<String> {
         let Some(body) = object.shared_json() else { return Vec::new() };
         self.compiled.program.values(self.max_steps, &body).unwrap_or_else(|failure| self.count(failure))
@@ -222,9 +224,9 @@ impl EventView<'_> {
     pub const ADDED: &'static str = "ADDED";
     /// The object was changed.
     pub const MODIFIED: &'static str = "MODIFIED";
-    /// The object was deleted, or is gone for the watcher.
+    /// The object was deleted, or left the watcher's selection.
     pub const DELETED: &'static str = "DELETED";
-    /// The end of the initial events.
+    /// End of the initial events.
     pub const SYNCED: &'static str = "SYNCED";
 }
 
@@ -235,29 +237,30 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// Point at what is not CEL, is not known, or is beyond a bound; or say that the parser could not run.
+    /// Fails with the position of text that is not CEL, of an unknown name, or of the part beyond a bound; or if the parser
+    /// could not run.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         Expression::over(text, &[TYPE, OBJECT, COUNT]).map(Self)
     }
 
-    /// Returns the same condition, an evaluation of which fails beyond so many steps.
+    /// Returns the same condition, an evaluation of which fails beyond `max_steps` steps.
     #[must_use]
     pub fn with_max_steps(self, max_steps: u64) -> Self {
         Self(self.0.with_max_steps(max_steps))
     }
 
-    /// The same, with its failures counted elsewhere.
+    /// Returns the same condition, which counts its failures in `errors`.
     #[must_use]
     pub fn counted_in(self, errors: &Arc<AtomicU64>) -> Self {
         Self(self.0.counted_in(errors))
     }
 
-    /// Without the spaces around it.
+    /// Returns the text without surrounding spaces.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 
-    /// Whether it is true for an event. Without a body a failure is what is to be expected: it does not count.
+    /// Returns true if the condition is true for an event. Without a body, failures are expected and do not count.
     pub fn is_met(&self, event: EventView<'_>) -> bool {
         let Self(expression) = self;
         let tested = expression.compiled.program.test(expression.max_steps, Some(event), event.body);

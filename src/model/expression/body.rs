@@ -1,4 +1,4 @@
-//! The body of an object as a CEL value, made once for all expressions that look at it one after the other.
+//! Body of an object as a CEL value, made once for all expressions that evaluate it in a row.
 
 use std::{cell::RefCell, collections::VecDeque, fmt, sync::Arc};
 
@@ -11,42 +11,42 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::model::index;
 
-/// A body as a value; none when it is not JSON, or is nested more than 127 deep.
+/// Body as a value; `None` if it is not JSON, or is nested more than 127 deep.
 pub(super) type Body = Option<Arc<dyn Val>>;
 
-/// The bodies that this thread has met last. They are told by where they lie in memory, which nothing else can take while
-/// they are held.
+/// Bodies that this thread has parsed last. Their addresses identify them, which cannot be reused while the cache holds the
+/// bodies.
 #[derive(Default)]
 struct Recent {
     bodies: VecDeque<(Bytes, Body)>,
     bytes: usize,
 }
 
-/// Reads any JSON value.
+/// Reader of any JSON value.
 struct Json;
 
-/// The states before and after of the changes of one wake.
+/// Maximum number of bodies: the states before and after the changes of one publish cycle.
 const MAX_BODIES: usize = 128;
-/// Of the texts; the values are several times as large.
+/// Maximum bytes of the texts; the values are several times as large.
 const MAX_BYTES: usize = 256 << 10;
 
 thread_local! {
     static RECENT: RefCell<Recent> = RefCell::default();
 }
 
-/// The value of a body.
+/// Returns the value of a body.
 pub(super) fn value(body: &Bytes) -> Body {
     RECENT.with_borrow_mut(|recent| recent.value(body))
 }
 
-/// Forgets what was kept beyond the bounds because it was about one change.
+/// Drops the bodies beyond the bounds that were kept for one change.
 pub(super) fn end_wake() {
     RECENT.with_borrow_mut(|recent| recent.trim(0));
 }
 
 #[cfg(test)]
 thread_local! {
-    /// Bodies that were parsed.
+    /// Number of parsed bodies.
     static PARSED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
@@ -65,7 +65,7 @@ impl Recent {
             return value.clone();
         }
         let value = parse(body);
-        // All who look at a change one after the other look at the same two states, however large these are.
+        // All selections of a change read the same two states, however large these are.
         let least = if index::is_in_wake() { 2 } else { 0 };
         if body.len() <= MAX_BYTES || least > 0 {
             self.bytes += body.len();
@@ -75,7 +75,7 @@ impl Recent {
         value
     }
 
-    /// Forgets the oldest beyond the bounds, but for the last few.
+    /// Drops the oldest bodies beyond the bounds, except for the last `least`.
     fn trim(&mut self, least: usize) {
         while self.bodies.len() > least && (self.bytes > MAX_BYTES || self.bodies.len() > MAX_BODIES) {
             let Some((oldest, _)) = self.bodies.pop_front() else { break };
@@ -122,7 +122,7 @@ impl<'de> Visitor<'de> for Json {
         Ok(Box::new(CelInt::from(value)))
     }
 
-    /// An int when it is one, so that arithmetic with literals works; a uint above.
+    /// Returns an int if it fits, so that arithmetic with literals works; a uint above.
     fn visit_u64<E>(self, value: u64) -> Result<Box<dyn Val>, E> {
         Ok(match i64::try_from(value) {
             Ok(value) => Box::new(CelInt::from(value)),
@@ -150,7 +150,7 @@ impl<'de> Visitor<'de> for Json {
         Ok(Box::new(CelList::from(list)))
     }
 
-    /// Of a key that a map has twice, the last value counts, as it does for paths.
+    /// Keeps the last value of a repeated key, as paths do.
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Box<dyn Val>, A::Error> {
         let mut map = std::collections::HashMap::new();
         while let Some(key) = entries.next_key::<String>()? {

@@ -1,4 +1,4 @@
-//! What is refused in an expression that parses, and how the rest is made to pay for what it does.
+//! Check of a parsed expression: it rejects what is not supported, and adds charges to the rest.
 
 use std::mem;
 
@@ -12,28 +12,28 @@ use super::{
 };
 use crate::model::excerpt;
 
-/// Goes through an expression, and knows the names at each place of it.
+/// Walk through an expression, with the names in scope.
 pub(super) struct Check<'a> {
     source: &'a SourceInfo,
-    /// The variables, and inside of them those of each loop.
+    /// Variables, and inside of them those of each loop.
     scopes: Vec<Vec<String>>,
 }
 
-/// What is refused, and the character (from 0) at which it is.
+/// Reason of the rejection, and the character (from 0) that it refers to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) at: usize,
     pub(super) message: String,
 }
 
-/// Called as `f(x)`.
+/// Functions called as `f(x)`.
 const FUNCTIONS: &[&str] = &["bool", "bytes", "double", "dyn", "int", "size", "string", "type", "uint"];
-/// Called as `x.f(y)`.
+/// Functions called as `x.f(y)`.
 const METHODS: &[&str] = &["contains", "endsWith", "size", "startsWith"];
-/// What can give a large value.
+/// Calls that can return a large value.
 const LARGE: &[&str] = &[operators::ADD, operators::CONDITIONAL, operators::INDEX, "bytes", "dyn", "string"];
 const MACROS: &str = "has(x.y), x.all(e, …), x.exists(e, …), x.exists_one(e, …), x.filter(e, …), x.map(e, …)";
-/// What `type(x)` can be compared with. Not `type` itself: who writes it means a variable.
+/// Types to compare `type(x)` with. Not `type` itself: its name is taken for a variable.
 const TYPES: &[&str] = &["bool", "bytes", "double", "int", "list", "map", "null_type", "string", "uint"];
 
 // === impl Check ===
@@ -43,7 +43,7 @@ impl<'a> Check<'a> {
         Self { source, scopes: vec![variables.iter().map(|&name| name.to_owned()).collect()] }
     }
 
-    /// Checks a whole expression, and makes it pay. Gives the steps that it takes by itself, whatever it is about.
+    /// Checks a whole expression, and adds charges. Returns the steps that it takes without its charges, for any object.
     pub(super) fn run(mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         let steps = self.check(expression)?;
         match too_deep(expression, MAX_LEVELS) {
@@ -52,7 +52,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Gives the steps that the expression takes when all of it is evaluated once, apart from what it pays by calls.
+    /// Returns the steps of one evaluation of the whole expression, without its charges.
     fn check(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         let id = expression.id;
         match &mut expression.expr {
@@ -78,17 +78,17 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Checks a name and the fields behind it. Each beginning of the whole is looked for as a variable, in each loop from the
+    /// Checks a name and the fields after it. CEL looks up each prefix of the whole as a variable, in each loop from the
     /// innermost outwards until the variable is found.
     fn name(&self, id: u64, name: &[&str]) -> Result<u64, Refused> {
-        // A leading dot is CEL's way to the outermost name.
+        // A leading dot is CEL's prefix for the outermost name.
         let plain = name[0].strip_prefix('.').unwrap_or(name[0]);
         let mut scopes = self.scopes.iter().rev();
         let scopes = match scopes.position(|scope| scope.iter().any(|variable| variable == plain)) {
             Some(inner) => inner + 1,
             None if TYPES.contains(&plain) => self.scopes.len(),
             None => {
-                // The accumulators of loops are no names that a user knows.
+                // Users do not see the names of loop accumulators.
                 let known = self.scopes.iter().flatten().filter(|name| !name.starts_with('@'));
                 let known: Vec<_> = known.map(String::as_str).collect();
                 return Err(self.refuse(
@@ -162,7 +162,8 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Checks the operands of a sum. In a chain of sums an operand is copied so many `times`: once for each that it goes through.
+    /// Checks the operands of a sum. In a chain of sums an operand is copied `times` times: once for each sum that contains
+    /// it.
     fn sum(&mut self, operands: &mut [IdedExpr], times: u64) -> Result<u64, Refused> {
         operands.iter_mut().try_fold(1, |sum, operand| match &mut operand.expr {
             Expr::Call(CallExpr { func_name, args, .. }) if func_name == operators::ADD => {
@@ -172,7 +173,7 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Checks what an operation reads or copies, and makes it pay for that.
+    /// Checks an operand that an operation reads or copies, and adds its charge.
     fn charged(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         self.copied(expression, 1)
     }
@@ -180,15 +181,15 @@ impl<'a> Check<'a> {
     fn copied(&mut self, expression: &mut IdedExpr, times: u64) -> Result<u64, Refused> {
         let steps = times * self.check(expression)?;
         let is_charged = match &expression.expr {
-            // The accumulator of a loop: `map` and `filter` append to it in place as long as they look as they do.
+            // The accumulator of a loop: the expansions of `map` and `filter` append to it in place.
             Expr::Ident(name) => !name.starts_with('@'),
             Expr::Select(select) => !select.test,
-            // The other calls give booleans and numbers.
+            // The other calls return booleans and numbers.
             Expr::Call(call) => LARGE.contains(&&*call.func_name),
             Expr::Comprehension(_) => true,
-            // Their elements have paid for being put into them.
+            // Their elements were charged when they were put into them.
             Expr::List(_) | Expr::Map(_) => times > 1,
-            // What they cost is known.
+            // Their cost is known.
             _ => false,
         };
         if is_charged {
@@ -198,7 +199,7 @@ impl<'a> Check<'a> {
         Ok(steps)
     }
 
-    /// Checks what an element is looked up by, and makes it pay.
+    /// Checks the key of a lookup, and adds its charge.
     fn key(&mut self, key: &mut IdedExpr) -> Result<u64, Refused> {
         let steps = self.check(key)?;
         if !matches!(&key.expr, Expr::Literal(LiteralValue::String(_) | LiteralValue::Int(_))) {
@@ -212,7 +213,7 @@ impl<'a> Check<'a> {
     }
 }
 
-/// The variable, its id, and the fields of it that are one name, such as `object.spec.a`.
+/// Returns the variable, its id, and its fields that form one name, such as `object.spec.a`.
 fn name_of(select: &SelectExpr) -> Option<(u64, Vec<&str>)> {
     let (mut select, mut name) = (select, Vec::new());
     loop {
@@ -232,7 +233,8 @@ fn name_of(select: &SelectExpr) -> Option<(u64, Vec<&str>)> {
     }
 }
 
-/// The part of an expression that is so many levels below it, if there is one. A name such as `object.spec.a` is one level.
+/// Returns the part of an expression at `levels` levels below it, if there is one. A name such as `object.spec.a` is one
+/// level.
 fn too_deep(expression: &IdedExpr, levels: usize) -> Option<u64> {
     let Some(levels) = levels.checked_sub(1) else { return Some(expression.id) };
     let below = |part: &IdedExpr| too_deep(part, levels);
@@ -262,7 +264,7 @@ fn number(id: u64, number: u64) -> IdedExpr {
     IdedExpr { id, expr: Expr::Literal(LiteralValue::Int(number.cast_signed().into())) }
 }
 
-/// Makes an expression the first argument of a call.
+/// Wraps an expression as the first argument of a call.
 fn call<const N: usize>(function: &str, expression: &mut IdedExpr, more: [IdedExpr; N]) {
     let inner = mem::take(expression);
     expression.id = inner.id;

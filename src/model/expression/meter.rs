@@ -1,9 +1,9 @@
-//! The budget of one evaluation, and the functions by which an expression pays.
+//! Budget of one evaluation, and the functions that charge an expression.
 //!
-//! CEL always ends, but not soon: loops nest, and values are copied when they are put into lists and added up. So
-//! [`super::check`] puts a call of [`CHARGE`] around whatever an operation reads or copies, of [`LOOP`] around what a loop
-//! goes through, and of [`KEY`] around what an element is looked up by. Each gives back what it was given, or fails when the
-//! budget is spent. An evaluation is synchronous, so its budget lies with its thread.
+//! CEL always terminates, but not soon: loops nest, and values are copied when they are put into lists and added. So
+//! [`super::check`] wraps every value that an operation reads or copies in a call of [`CHARGE`], every range of a loop in a
+//! call of [`LOOP`], and every key of a lookup in a call of [`KEY`]. Each returns its argument, or fails once the budget is
+//! spent. An evaluation is synchronous, so its budget is thread-local.
 
 use std::cell::Cell;
 
@@ -15,44 +15,45 @@ use cel::{
     },
 };
 
-/// `@charge(x, n)`: pays for reading or copying `x` so many times, and is `x`. No text can name it: `@` is no letter of CEL.
+/// `@charge(x, n)`: charges for reading or copying `x` `n` times, and returns `x`. No text can contain it: `@` is not
+/// allowed in CEL names.
 pub(super) const CHARGE: &str = "@charge";
-/// `@loop(x, n)`: pays for `x`, and for `n` steps for each of its elements; it is `x`.
+/// `@loop(x, n)`: charges for `x`, and `n` steps for each of its elements; returns `x`.
 pub(super) const LOOP: &str = "@loop";
-/// `@key(x)`: pays for `x`, and is `x`. A fraction fails here, because a list says so in an error that has a copy of the list.
+/// `@key(x)`: charges for `x`, and returns `x`. A fraction fails here, because a list would report it in an error with a
+/// copy of the list.
 pub(super) const KEY: &str = "@key";
 
-/// Text is read and copied at some 64 bytes in the time of a step.
+/// Bytes of text that are read and copied in the time of about one step.
 const BYTES_A_STEP: usize = 64;
 
 thread_local! {
-    /// What is left; none when it was not enough.
+    /// Remaining steps; `None` once the budget was exceeded.
     static STEPS: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Makes the functions known.
+/// Declares the functions.
 pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_overload(CHARGE, CHARGE, vec![DYN_TYPE, INT_TYPE], charge)?;
     env.add_overload(KEY, KEY, vec![DYN_TYPE], charge_key)?;
     env.add_overload(LOOP, LOOP, vec![DYN_TYPE, INT_TYPE], charge_loop)
 }
 
-/// Evaluates what takes so many steps by itself, with a budget of its own. Returns its value, and whether the budget was
-/// enough.
+/// Evaluates with a budget, of which `steps` are spent at the start. Returns the value, and true if the budget was enough.
 pub(super) fn metered<T>(budget: u64, steps: u64, evaluate: impl FnOnce() -> T) -> (T, bool) {
     STEPS.set(budget.checked_sub(steps));
     let value = evaluate();
     (value, STEPS.take().is_some())
 }
 
-/// What a piece of text of so many bytes costs.
+/// Returns the cost of a piece of text.
 pub(super) fn steps_of_text(bytes: usize) -> u64 {
     1 + (bytes / BYTES_A_STEP) as u64
 }
 
 fn charge<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
     let (value, times) = value_and_number(arguments)?;
-    // What one time costs is counted only as far as it can be paid.
+    // The cost of a single time is counted only as far as it can be paid.
     pay(|limit| steps(&*value, limit).saturating_mul(times))?;
     Ok(value)
 }
@@ -73,7 +74,7 @@ fn charge_loop<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>,
         let elements = value.as_sizer().map_or(0, |sizer| sizer.size().inner().unsigned_abs());
         steps(&*value, limit).saturating_add(elements.saturating_mul(body))
     })?;
-    // A map has no order that would be the same the next time: the loop goes through its keys, sorted.
+    // A map's order differs from one evaluation to the next: the loop iterates over its sorted keys.
     let Some(map) = value.downcast_ref::<CelMap<'_>>() else { return Ok(value) };
     let mut keys: Vec<_> = map.inner().keys().collect();
     keys.sort_unstable();
@@ -88,14 +89,14 @@ fn value_and_number<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<(CowVa
     Ok((value, number.unwrap_or_default().unsigned_abs()))
 }
 
-/// Takes from the budget what the price is; it is enough to know that it is above the limit.
+/// Takes a price from the budget; any price above the limit that it is given means that the budget is exceeded.
 fn pay(price: impl FnOnce(u64) -> u64) -> Result<(), ExecutionError> {
     let left = STEPS.get().and_then(|left| left.checked_sub(price(left)));
     STEPS.set(left);
     left.map(drop).ok_or_else(|| ExecutionError::function_error(CHARGE, "the budget is spent"))
 }
 
-/// What a value costs; of one that costs more than the limit, anything above it.
+/// Returns the cost of a value; if it exceeds the limit, any number above that.
 fn steps(value: &dyn Val, limit: u64) -> u64 {
     if let Some(string) = value.downcast_ref::<CelString<'_>>() {
         return steps_of_text(string.inner().len());

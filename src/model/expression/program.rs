@@ -1,4 +1,4 @@
-//! A compiled expression, and the only calls into the `cel` crate that parse and evaluate.
+//! Compiled expression, and the only calls into the `cel` crate that parse and evaluate.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -25,24 +25,24 @@ use super::{
 };
 use crate::model::excerpt;
 
-/// An expression that has been checked.
+/// Expression that has been checked.
 pub(super) struct Program {
     expression: IdedExpr,
-    /// That it takes by itself.
+    /// Steps of the expression without its charges.
     steps: u64,
 }
 
-/// What the names of an expression stand for.
+/// Variables of an expression.
 struct Variables<'a> {
     event: Option<EventView<'a>>,
     object: &'a dyn Val,
 }
 
-/// The parser goes down as deep as the text is nested and as its operators are chained, with large frames: it was seen to
-/// take between 8 and 16 MiB for 4 KiB of text, unoptimised. What is not used costs nothing.
+/// Stack of the parser. It recurses with the nesting of the text and with its chains of operators, in large frames:
+/// measured, between 8 and 16 MiB for 4 KiB of text, unoptimised. The unused part costs nothing.
 const PARSER_STACK_BYTES: usize = 64 << 20;
 
-/// The standard library without optionals, and with the functions that an expression pays by.
+/// Standard library without optionals, with the charging functions.
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::default().with_optional_support(false).with_stdlib();
     meter::declare(&mut env).expect("no name of the library begins with @");
@@ -55,7 +55,7 @@ impl Program {
     pub(super) fn compile(text: &str, variables: &[&str]) -> Result<Self, ExpressionError> {
         let compiled = thread::scope(|scope| {
             let parser = thread::Builder::new().name("cel parser".to_owned()).stack_size(PARSER_STACK_BYTES);
-            // What is left of a text that is refused is dropped there too.
+            // The remains of a rejected text are dropped there too.
             parser.spawn_scoped(scope, || compile(text, variables)).map(thread::ScopedJoinHandle::join)
         });
         match compiled {
@@ -65,7 +65,7 @@ impl Program {
         }
     }
 
-    /// Whether it is true; anything but a boolean is an error.
+    /// Returns the value of a boolean expression; any other value is an error.
     pub(super) fn test(
         &self,
         budget: u64,
@@ -100,12 +100,12 @@ impl Program {
         let (result, was_enough) =
             meter::metered(budget, self.steps, || Value::resolve_val(&self.expression, &context));
         if !was_enough {
-            // Whatever came of it: a loop may have gone on without what failed.
+            // The result does not count: a loop may have continued without the part that failed.
             return Err(Failure::Error);
         }
         match result {
             Ok(value) => Ok(then(&*value)),
-            // Every name has been checked: one that is not declared is a count that is not known.
+            // Every name has been checked: an undeclared one is a count that is not known.
             Err(
                 ExecutionError::NoSuchKey(_)
                 | ExecutionError::IndexOutOfBounds(_)
@@ -129,7 +129,7 @@ impl VariableResolver for Variables<'_> {
     }
 }
 
-/// On a stack of its own.
+/// Compiles a text, on the parser's stack.
 fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
     let parser = Parser::new().max_recursion_depth(MAX_BRACKETS);
     let (mut expression, source) = parser.parse_with_source_info(text).map_err(|errors| {
@@ -141,7 +141,7 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
     Ok(Program { expression, steps })
 }
 
-/// What the parser says, in few words.
+/// Converts an error of the parser to a short message.
 fn syntax_error(text: &str, error: &ParseError) -> SyntaxError {
     let (line, column) = (error.pos.0.max(1).unsigned_abs(), error.pos.1.max(1).unsigned_abs());
     let before: usize = text.split_inclusive('\n').take(line - 1).map(|line| line.chars().count()).sum();
@@ -165,18 +165,18 @@ fn syntax_error(text: &str, error: &ParseError) -> SyntaxError {
     SyntaxError::new(text, byte_of(text, before + column - 1), message)
 }
 
-/// Twice as many as there may be levels.
+/// Maximum number of open brackets, twice the maximum number of levels.
 const MAX_BRACKETS: u16 = 40;
 
-/// What the parser says may quote the text.
+/// Maximum length of the parser's message, which may quote the text.
 const MAX_MESSAGE_CHARS: usize = 120;
 
-/// Where a character begins, counted from 0.
+/// Returns the byte at which a character begins, counted from 0.
 fn byte_of(text: &str, character: usize) -> usize {
     text.char_indices().nth(character).map_or(text.len(), |(at, _)| at)
 }
 
-/// A value of an index.
+/// Returns a value as a value of an index.
 fn scalar(value: &dyn Val) -> Option<String> {
     if let Some(text) = value.downcast_ref::<CelString<'_>>() {
         return Some(text.inner().to_owned());

@@ -1,13 +1,13 @@
-//! Expressions in a build without CEL: there are none.
+//! Stub of the CEL programs for a build without CEL, in which no expression parses.
 
 use bytes::Bytes;
 
 use super::{EventView, ExpressionError, Failure, SyntaxError};
 
-/// Cannot exist.
+/// Program, which cannot exist.
 pub(super) enum Program {}
 
-/// Nothing is kept.
+/// Does nothing: no values are cached.
 pub(super) fn end_wake() {}
 
 // === impl Program ===
