@@ -296,7 +296,7 @@ impl<F: Frame> Filler<F> {
                 Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size, window: &self.window };
             {
                 let mut log = filled.group.log.lock();
-                // In one critical section, see the module's hand-over.
+                // One critical section, see the module's hand-over.
                 let is_here = |filled_to: &Reached| filled_to.offset == first;
                 let may_fill =
                     log.deferred.as_ref().is_some_and(|other| other.id == filled.id && is_here(&other.filled));

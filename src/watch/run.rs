@@ -87,7 +87,7 @@ mod tests {
         let mut encoding = Encoding::<Deliveries>::new(&batches, &mut false);
         let added = Transition { event_type: EventType::Added, cause: Cause::Change };
         let mut share = |changes: &[usize]| encoding.share((), changes.iter().map(|at| (*at, added)));
-        // In this order they lie in the arena.
+        // Encoded in this order in the arena.
         share(&[0, 1, 3, 2]);
         let (run, mark) = (2 * size_of::<Run<Deliveries>>(), size_of::<Mark>());
         let sizes =

@@ -1,4 +1,4 @@
-//! The engine seen from outside: what a Broadcaster and its cursors promise, with small worlds of objects to publish.
+//! Tests of the public interface: the guarantees of a Broadcaster and its cursors, with small worlds of objects to publish.
 
 mod block;
 mod budget;
@@ -33,7 +33,7 @@ use crate::model::{
     ResourceVersion, Selection,
 };
 
-/// The objects of one resource, each with one label `app`, and the version of the last change.
+/// Objects of one resource, each with one label `app`, and the version of the last change.
 struct World {
     version: u128,
     objects: BTreeMap<String, Arc<Object>>,
@@ -63,19 +63,19 @@ impl World {
         Change { old, new: None, version: version(self.version), cause: Cause::Change }
     }
 
-    /// Changes that belong together.
+    /// Returns a batch of several changes.
     fn batch(&mut self, change: impl FnOnce(&mut Self) -> Vec<Change>) -> Batch {
         let before = version(self.version);
         let changes = change(self);
         Batch { before, after: version(self.version), changes, is_relist: false, is_open: false }
     }
 
-    /// A batch of one change.
+    /// Returns a batch of one change.
     fn one(&mut self, name: &str, app: &str) -> Batch {
         self.batch(|world| vec![world.put(name, app)])
     }
 
-    /// So many batches of one change of the same object.
+    /// Returns `count` batches of one change of the same object.
     fn several(&mut self, count: usize) -> Vec<Batch> {
         (0..count).map(|_| self.one("a", "web")).collect()
     }
@@ -102,7 +102,7 @@ fn everything() -> Arc<Selection> {
     Arc::default()
 }
 
-/// The objects whose label `app` has this value.
+/// Returns a selection of the objects whose label `app` has this value.
 fn app(value: &str) -> Arc<Selection> {
     Arc::new(Selection { labels: LabelSelector::parse(&format!("app={value}")).unwrap(), ..Selection::default() })
 }
@@ -111,7 +111,7 @@ const fn queue(policy: FullChannelPolicy, length: usize) -> QueueOptions {
     QueueOptions { policy, length }
 }
 
-/// A client that is live from the start.
+/// Returns the subscription of a client that is live from the start.
 fn live<F: Frame>(selection: Arc<Selection>, queue: QueueOptions) -> Subscribe<F>
 where
     F::Format: Default,
@@ -123,7 +123,7 @@ fn broadcaster<F: Frame>(at: u128) -> Broadcaster<F> {
     Broadcaster::new(BroadcasterConfig::default(), version(at))
 }
 
-/// What a cursor yields, event by event.
+/// Result of a cursor, event by event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Item {
     /// Type, name and resume version.
@@ -139,7 +139,7 @@ fn event(event_type: EventType, name: &str, version: u128) -> Item {
     Item::Event(event_type, name.to_owned(), version)
 }
 
-/// The [`World::several`] of this many versions.
+/// Returns the events of [`World::several`] at these versions.
 fn modified(versions: impl IntoIterator<Item = u128>) -> Vec<Item> {
     let event_type = |version| if version == 1 { EventType::Added } else { EventType::Modified };
     versions.into_iter().map(|version| event(event_type(version), "a", version)).collect()
@@ -156,7 +156,7 @@ fn items(taken: Taken<Deliveries>) -> Vec<Item> {
     }
 }
 
-/// Takes once; nothing when there is nothing yet.
+/// Takes once; returns nothing if there is nothing yet.
 fn take(cursor: &mut Cursor<Deliveries>, max_size: usize) -> Vec<Item> {
     match cursor.poll_take(&mut Context::from_waker(Waker::noop()), max_size) {
         Poll::Ready(taken) => items(taken),
@@ -177,7 +177,7 @@ fn drain(cursor: &mut Cursor<Deliveries>) -> Vec<Item> {
     }
 }
 
-/// Takes until the end, waiting for it.
+/// Takes and waits until the end.
 async fn read_to_end(mut cursor: Cursor<Deliveries>, max_size: usize) -> Vec<Item> {
     let mut all = Vec::new();
     loop {
@@ -188,7 +188,7 @@ async fn read_to_end(mut cursor: Cursor<Deliveries>, max_size: usize) -> Vec<Ite
     }
 }
 
-/// A waker that remembers whether it was woken.
+/// Waker that records if it was woken.
 #[derive(Default)]
 struct Flag(AtomicBool);
 

@@ -15,8 +15,7 @@ fn matches(text: &str, json: &str) -> bool {
     Expression::parse(text).unwrap().matches(&object(json))
 }
 
-/// What it is, and how many failures were counted.
-/// Evaluates it within the largest budget that can be configured.
+/// Returns the result, and the number of counted failures, within the largest budget that can be configured.
 fn outcome(text: &str, json: &str) -> (bool, u64) {
     let expression = Expression::parse(text).unwrap().with_max_steps(100_000);
     (expression.matches(&object(json)), expression.errors())
@@ -177,7 +176,7 @@ fn the_text_is_bounded_in_length_and_nesting() {
     assert!(Expression::parse(&alternatives).is_ok(), "these are not nested");
 }
 
-/// Every way to go deep, as deep as the length allows, on a stack as small as a worker's, without optimisation.
+/// Every form of nesting, as deep as the length allows, on a stack as small as a worker's, without optimisation.
 #[test]
 fn no_text_exhausts_the_stack() {
     let n = MAX_EXPRESSION_BYTES;
@@ -210,14 +209,14 @@ fn no_text_exhausts_the_stack() {
         around("a.", "", ""),
     ];
     for text in texts {
-        // What is not refused is evaluated.
+        // A text that is not rejected is evaluated.
         if let Ok(expression) = Expression::parse(&text) {
             expression.matches(&object(POD));
         }
     }
 }
 
-/// As deep as it may be, evaluated on the stack of a test's thread, which is that of a worker.
+/// Maximum nesting, evaluated on the stack of a test's thread, which is as large as a worker's.
 #[test]
 fn what_is_nested_as_deep_as_allowed_is_evaluated() {
     let pod = object(POD);
@@ -236,7 +235,7 @@ fn what_is_nested_as_deep_as_allowed_is_evaluated() {
     assert_eq!(deepest("[object].map(x,", "x", ")"), 4 * 15 + 1 + 4);
 }
 
-/// What CEL does for names, keys and errors is paid for as well.
+/// CEL's work for names, keys and errors is charged too.
 #[test]
 fn what_is_not_seen_costs_too() {
     let body = serde_json::json!({ "short": vec![1; 30], "list": vec![1; 3000], "many": vec![1; 100_000] }).to_string();
@@ -329,7 +328,7 @@ fn an_evaluation_has_the_steps_that_are_set() {
     assert!(Expression::parse("object.list[2999] == 1").unwrap().matches(&object(&json)));
 }
 
-/// A loop that ends early, and one that goes up to the budget, pay the same each time.
+/// A loop that ends early, and one that uses up the budget, are charged the same each time.
 #[test]
 fn a_loop_goes_through_a_map_in_the_order_of_its_keys() {
     let numbers = (0..3_000).map(|n| format!("\"k{n}\":{n}"));
@@ -366,10 +365,10 @@ fn a_condition_is_over_an_event() {
     assert!(Condition::parse("typ == 1").unwrap_err().to_string().contains("there are: type, object, count"));
 }
 
-/// Invariants 7 and 9: whoever is told that an object came is told that it went, because it is selected as it was.
+/// Checks that the result depends on the object alone, so that a client that received an ADDED also receives its DELETED.
 fn is_a_function_of_the_object(expression: &Expression, json: &str) -> bool {
     let outcome = || {
-        // At another place in memory, so that its value is made anew.
+        // At another address, so that its value is made again.
         let object = object(json);
         (expression.matches(&object), expression.values(&object))
     };

@@ -289,7 +289,7 @@ mod tests {
         })
     }
 
-    /// What serde would make of it, with the fields removed from the tree.
+    /// Removes the fields from serde's tree, for comparison.
     fn remove(value: &mut Value, steps: &[Step]) {
         match (value, steps) {
             (Value::Object(map), [Step::Key(key)]) => drop(map.remove(&**key)),

@@ -1,4 +1,4 @@
-//! Paths: their spelling, and what they find.
+//! Paths: their spelling, and the values that they lead to.
 
 use proptest::{collection::vec, prelude::*};
 use serde_json::Value;
@@ -170,7 +170,7 @@ fn deep_nesting_does_not_overflow_the_stack() {
     assert_eq!(values(".a", &"[".repeat(200_000)), [""; 0]);
 }
 
-/// What a path finds, by the tree that this module does not build.
+/// Finds the values of a path in a tree, which the module itself does not build.
 fn naive(steps: &[Step], json: &Value, spread: bool, found: &mut Vec<String>) {
     let (rest, inner): (_, Vec<_>) = match (steps, json) {
         ([Step::Key(key), rest @ ..], Value::Object(map)) => (rest, map.get(&**key).into_iter().collect()),

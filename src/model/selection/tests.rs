@@ -13,7 +13,7 @@ fn object(json: &str, version: u128) -> Arc<Object> {
     Arc::new(Object::from_json(body, "file", ResourceVersion::decimal(version)).unwrap())
 }
 
-/// A pod in the state that a test watches: the node that it runs on.
+/// Returns a pod in the state that a test watches: the node that it runs on.
 fn pod(node: &str, version: u128) -> Arc<Object> {
     object(&format!(r#"{{"metadata":{{"name":"web"}},"spec":{{"nodeName":"{node}"}}}}"#), version)
 }
@@ -22,7 +22,7 @@ fn on_host() -> Selection {
     Selection { fields: FieldSelector::parse("spec.nodeName=host").unwrap(), ..Selection::default() }
 }
 
-/// The changes of one object that goes through these states, one version each; `None` is a deletion.
+/// Returns the changes of one object with these states, one version each; `None` is a deletion.
 fn history(states: &[Option<&str>]) -> Vec<Change> {
     let mut old = None;
     let mut changes = Vec::new();
@@ -37,7 +37,7 @@ fn history(states: &[Option<&str>]) -> Vec<Change> {
     changes
 }
 
-/// What a watcher gets: type, cause and version.
+/// Returns the events of a watcher: type, cause and version.
 fn watch(selection: &Selection, changes: &[Change]) -> Vec<(EventType, Cause, u128)> {
     let event = |change: &Change| {
         let Transition { event_type, cause } = selection.transition(change)?;
@@ -87,7 +87,7 @@ fn of_many_objects_only_the_selected_are_seen() {
     assert_eq!(seen, ["foo", "qux", "zoo"]);
 }
 
-/// SEMANTICS 2.6, row by row; a deletion keeps its own cause.
+/// Table of all combinations of old and new state (apiserver's `convertToWatchEvent`); a deletion keeps its own cause.
 #[test]
 fn the_table_of_transitions() {
     let (matching, other) = (Some(pod("host", 1)), Some(pod("", 1)));
@@ -162,7 +162,7 @@ fn the_default_is_everything() {
 proptest! {
     #![proptest_config(crate::property_config())]
 
-    /// ARCHITECTURE, invariant 9, for a client that only applies what it gets.
+    /// A client that only applies its events holds exactly the objects that match.
     #[test]
     fn a_client_holds_exactly_what_matches(
         states in vec(select(vec![None, Some("host"), Some(""), Some("other")]), 0..24),

@@ -1,4 +1,4 @@
-//! Whatever others read, a reader of a backlog takes what a replay of its own would tell; and each event is encoded once.
+//! A reader of a backlog takes what a replay of its own would yield, whatever others read; and each event is encoded once.
 
 use std::task::Waker;
 
@@ -16,7 +16,7 @@ use crate::{
 
 type Reader = BacklogReader<Deliveries>;
 
-/// A waker that remembers whether it was woken.
+/// Waker that records if it was woken.
 #[derive(Default)]
 struct Flag(std::sync::atomic::AtomicBool);
 
@@ -41,7 +41,7 @@ fn poll(
     reader.poll_take(&Context::from_waker(Waker::noop()), backfill, selection, (), max_size, false)
 }
 
-/// Takes once; what threads have to do first is done.
+/// Takes once, after the threads have done their work.
 fn take(
     reader: &mut Reader,
     backfill: &Arc<Backfill<Deliveries>>,
@@ -62,7 +62,7 @@ fn take(
     }
 }
 
-/// One change for each batch, of few objects.
+/// Returns batches of one change each, of few objects.
 fn many(changes: usize) -> Vec<Arc<Batch>> {
     batches(&(0..changes).map(|at| vec![((at % 7) as u8, Some(at % 2 == 0))]).collect::<Vec<_>>())
 }
@@ -129,7 +129,7 @@ fn a_block_counts_with_its_events_its_steps_and_both_of_its_keys() {
     assert_eq!(backfill.bytes(), 10 * each + size_of::<Block<Deliveries>>() + keys);
 }
 
-/// What is between two batches is a place to stop at, and inside of one only an event is.
+/// Between two batches a reader may stop anywhere; inside a batch only after an event.
 #[test]
 fn a_batch_of_which_nothing_is_selected_is_one_step() {
     let batches = batches(&vec![vec![(1, Some(true)); 10]; 10]);
@@ -227,7 +227,7 @@ fn a_piece_of_work_makes_a_whole_block_in_no_time_and_few_are_begun_when_it_take
     }
 }
 
-/// Another thing may be due meanwhile.
+/// The reader must return soon, because its connection may have other work.
 #[test]
 fn what_is_looked_at_in_vain_is_bounded_in_one_go() {
     let (batches, selection) = (many(40 * 256), selection("app=none"));

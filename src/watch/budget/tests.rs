@@ -1,4 +1,4 @@
-//! Budgets by the clock, and who shares one.
+//! Budgets over time, and the watches that share one.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn what_several_draw_at_the_same_time_counts_once() {
     budget.begin(at(0));
     budget.begin(at(100));
     assert_eq!((budget.left(at(200)), budget.spent_at()), (ms(300), Some(at(500))));
-    // Two threads may be seen in another order than the one in which they looked at the clock.
+    // Two threads may arrive in another order than the one in which they read the clock.
     assert_eq!(budget.end(at(300)), None);
     assert_eq!(budget.end(at(250)), Some(ms(300)));
     assert_eq!((budget.left(at(300)), budget.spent_at()), (ms(200), None));
@@ -92,6 +92,6 @@ fn a_client_is_remembered_while_it_watches_or_owes_and_no_more_than_so_many() {
     }
     budgets.sweep(at(300));
     assert_eq!(budgets.len(), MAX_ABSENT);
-    // Of those that are left nobody has spent less than somebody who was forgotten.
+    // No remaining client has spent less than a removed one.
     assert!(budgets.budgets.values().all(|budget| budget.left(at(300)) < ms(300)));
 }

@@ -1,4 +1,4 @@
-//! The algebra of COALESCE, key by key, and against a plain model.
+//! Rules of COALESCE, key by key, and compared with a plain model.
 
 use std::collections::BTreeMap;
 
@@ -109,7 +109,7 @@ fn entering_and_leaving_a_selection_are_the_same_algebra() {
     assert!(lines(&comes_back, "app=db").is_empty(), "it came and went");
 }
 
-/// Found by the checker: a DELETED that was merged with what came after it had the version of that, and no cause.
+/// Found by the checker: a DELETED that was merged with later events had their version, and no cause.
 #[test]
 fn what_is_replaced_is_deleted_at_its_own_version_and_for_its_own_cause() {
     let [web, db] = [("web", 1), ("db", 2)].map(|(app, number)| object("a", "u", app, number));
@@ -181,7 +181,7 @@ fn old_states_are_held_while_they_may_be_told() {
 proptest! {
     #![proptest_config(crate::property_config())]
 
-    /// A client that has a state and is told a generation has the latest state, and every event is accounted for.
+    /// A client that has a state and receives a generation has the latest state, and every event is counted.
     #[test]
     fn a_generation_leads_from_what_the_client_has_to_the_latest_state(
         before in 0_usize..20,
@@ -207,7 +207,7 @@ proptest! {
             let new = what.map(|(uid, is_web)| {
                 object(&format!("o{name}"), &uid.to_string(), if is_web { "web" } else { "db" }, number)
             });
-            // As the indexer does it: another uid is a deletion and an addition.
+            // Like the indexer: another uid is a deletion and an addition.
             let is_replaced = old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.uid() != new.uid());
             match &new {
                 Some(new) => drop(held.insert(*name, Arc::clone(new))),

@@ -1,4 +1,4 @@
-//! What a group keeps, seen from inside: its log, its list of parked readers, and the lock that they are under.
+//! Internals of a group: its log, its list of parked readers, and their lock.
 
 use std::task::Wake;
 
@@ -11,7 +11,7 @@ use crate::{
     watch::{Broadcaster, BroadcasterConfig, Deliveries, QueueOptions, Retention, Subscribe},
 };
 
-/// There is one for each event of each group.
+/// A log has one mark for each event of each group.
 #[test]
 fn a_mark_is_no_larger_than_a_version_and_a_place() {
     assert!(std::mem::size_of::<crate::watch::run::Mark>() <= 32);
@@ -69,7 +69,7 @@ fn a_log_forgets_what_everybody_has_read_and_what_nobody_will() {
     assert!(cursor.group.log.lock().runs.len() <= 8, "also after a long backlog");
 }
 
-/// Also when what a slow reader keeps of it is bounded by the retention, and not by what it has read.
+/// Also if the retention, and not a slow reader's position, bounds the log.
 #[test]
 fn a_log_that_was_long_is_short_again() {
     let retention = Retention { events: 1000, ..BroadcasterConfig::default().retention };
@@ -121,7 +121,7 @@ fn readers_that_come_park_and_go_leave_nothing_behind() {
     assert!(broadcaster.stats().groups.load(Ordering::Relaxed) <= 1);
 }
 
-/// What a waker may own: another reader of the same group, and the lock is not one that can be taken twice.
+/// Waker that owns another reader of the same group, whose lock is not reentrant.
 struct Owner(Mutex<Option<Cursor<Deliveries>>>);
 
 impl Wake for Owner {

@@ -51,15 +51,15 @@ struct Merging {
 /// Next step of a reader under COALESCE.
 #[derive(Debug)]
 pub(in crate::watch) enum Due {
-    /// It reads the log.
+    /// The reader reads the log.
     Log,
-    /// It waits until everything has merged, and the caller must start the merge.
+    /// The reader waits until everything has merged, and the caller must start the merge.
     Merge,
-    /// It waits for a merge that has been started.
+    /// The reader waits for a merge that has been started.
     Wait,
-    /// It delivers a generation.
+    /// The reader delivers a generation.
     Tell(Box<Telling>),
-    /// It ends.
+    /// The reader ends.
     End(End),
 }
 

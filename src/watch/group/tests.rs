@@ -1,4 +1,4 @@
-//! The lists of a log: how long they are, and for whom they are.
+//! Lists of a log: their lengths, and the readers that they are for.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn group() -> Group<Deliveries> {
     Group::new(0, Arc::default(), (), false, reached, room, merger)
 }
 
-/// Subscribes so many slots that are parked and leave out everything up to a version.
+/// Subscribes `count` slots that are parked and skip everything up to a version.
 fn slots(log: &mut Log<Deliveries>, count: u64) -> Vec<usize> {
     let subscribe = |id| {
         let slot = log.subscribe(id, QUEUE, Phase::Live, None, 0);
@@ -45,7 +45,7 @@ fn lists_of_slots_that_were_long_give_their_memory_back_as_slots_go() {
     }
 }
 
-/// Once for as many as have gone, and not for each of them.
+/// The list is cleaned once for many removed slots, and not for each of them.
 #[test]
 fn indexes_of_slots_that_have_gone_are_taken_out_of_the_parked_ones_together() {
     let group = group();
@@ -56,7 +56,7 @@ fn indexes_of_slots_that_have_gone_are_taken_out_of_the_parked_ones_together() {
         log.parked_len()
     });
     let parked: Vec<usize> = parked.collect();
-    // When they are more than twice those that are left, and four.
+    // Cleaned once it is longer than twice the remaining slots, and four.
     assert_eq!(parked, [vec![20; 12], vec![7; 6], vec![1, 1]].concat());
 }
 

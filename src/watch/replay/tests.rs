@@ -1,4 +1,4 @@
-//! What a replay tells is what a cursor would have been given live, wherever it is cut.
+//! A replay yields what a cursor would have received live, wherever it is interrupted.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn object(name: u8, is_web: bool, number: u128) -> Arc<Object> {
     Arc::new(Object::from_json(Bytes::from(json), "x", version(number)).unwrap())
 }
 
-/// Batches of changes `(name, what becomes of it)`, applied one after the other.
+/// Returns batches of changes `(name, new state)`, applied in order.
 pub(in crate::watch) fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<Batch>> {
     let mut held: std::collections::BTreeMap<u8, Arc<Object>> = std::collections::BTreeMap::new();
     let mut at = 1;
@@ -102,7 +102,7 @@ pub(in crate::watch) fn replayed(
     all
 }
 
-/// Before every change.
+/// Returns the position before every change.
 pub(in crate::watch) fn at(version: ResourceVersion) -> Reached {
     Reached { version, offset: 0 }
 }
@@ -162,7 +162,7 @@ proptest! {
             prop_assert_eq!(replayed(&mut replay, &selection, max_size, max_changes), published);
         }
     }
-    /// A cursor that is parked after any of its events goes on with the next one, also inside a batch.
+    /// A cursor that is parked after any of its events resumes with the next one, also inside a batch.
     #[test]
     fn a_replay_from_the_offset_of_a_cursor_is_the_rest(
         script in prop::collection::vec(
@@ -187,7 +187,7 @@ proptest! {
             }
             prop_assert_eq!(places.len(), events.len() + 1);
             for (nth, reached) in places.into_iter().enumerate() {
-                // As a history gives them: from the batch that the offset is in.
+                // Batches as a history returns them: from the batch that contains the offset.
                 let ends = batches.iter().scan(0, |end, batch| {
                     *end += batch.changes.len() as u64;
                     Some(*end)

@@ -63,7 +63,7 @@ fn is_empty(routes: &Routes) -> bool {
 fn any_selection() -> impl Strategy<Value = Selection> {
     let labels =
         ["app=web", "app in (web,db)", "app=", "tier=x,app=db", "app!=web", "app", "!tier", "tier in (x,y,z),app=web"];
-    // Objects have values at few of the paths, so that there are more than are routed by.
+    // Objects have values at few of the paths, so that there can be more paths than are routed by.
     let fields = prop_oneof![
         select(vec!["n=1", "n=", "n!=1", "list=1", "n=2,list=", "metadata.name=a", "metadata.namespace=shop,n=1"])
             .prop_map(str::to_owned),
@@ -84,7 +84,7 @@ fn any_selection() -> impl Strategy<Value = Selection> {
     )
 }
 
-/// States before and after a change of one object, at least one of which there is.
+/// States before and after a change of one object, at least one of which is present.
 fn any_change() -> impl Strategy<Value = Change> {
     let labels = select(vec![r#""app":"web""#, r#""app":"db","tier":"x""#, r#""app":"""#, r#""tier":"y""#, ""]);
     let body = select(vec![r#""n":1"#, r#""n":"2""#, r#""n":null"#, r#""list":[1,2]"#, r#""list":1"#, r#""other3":1"#]);
@@ -109,7 +109,7 @@ fn any_change() -> impl Strategy<Value = Change> {
 proptest! {
     #![proptest_config(crate::property_config())]
 
-    /// A group that is not asked would have been told of nothing, whatever else was routed and has gone.
+    /// A group that no route finds would get no event from the change, whatever other groups were inserted and removed.
     #[test]
     fn who_is_concerned_is_asked(
         selections in vec((any_selection(), any::<bool>()), 0..80),
@@ -139,7 +139,7 @@ proptest! {
     }
 }
 
-/// A hundred clients with a value each cost a change what the one costs that has its value.
+/// A change costs the same with a hundred clients of a value each as with only the client of its value.
 #[test]
 fn whoever_asks_for_a_value_is_not_asked_about_others() {
     let fields = |text: &str| Selection { fields: FieldSelector::parse(text).unwrap(), ..Selection::default() };
@@ -160,7 +160,7 @@ fn whoever_asks_for_a_value_is_not_asked_about_others() {
     }
     assert!(routes.unrouted().is_empty());
     assert_eq!(found(&routes, Some(object("", "a", "v7")), Some(object("", "a", "v8"))), [7, 8]);
-    // A path more than there may be is routed by what else there is.
+    // A path beyond the maximum is routed by the selection's other values.
     let mut routes = Routes::default();
     let both = |group| Selection {
         labels: LabelSelector::parse("app=web").unwrap(),

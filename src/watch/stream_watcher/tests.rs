@@ -9,7 +9,7 @@ use tokio_test::{assert_pending, assert_ready_eq};
 
 use super::*;
 
-/// Decodes what the test sends, and counts what is asked of it.
+/// Decoder of what the test sends, which counts its calls.
 struct Fake {
     input: mpsc::Receiver<Result<u32, DecodeError>>,
     counts: Arc<Counts>,

@@ -1,4 +1,4 @@
-//! What BLOCK makes the writer wait for, for how long, and who pays.
+//! Wait of the writer under BLOCK: its cause, its duration, and the budgets that are charged.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// Publishes so many events, one by one, and everybody reads each at once: then the writer may wait for those whose queue is
-/// no longer than that.
+/// Publishes `length` events, one by one, and every client reads each at once: then the writer may wait for clients whose
+/// queue is no longer than that.
 fn prove(
     broadcaster: &mut Broadcaster<Deliveries>,
     world: &mut World,
@@ -24,7 +24,7 @@ fn prove(
     }
 }
 
-/// A watch of this user.
+/// Returns the subscription of this user.
 fn of(user: u32, queue: QueueOptions) -> Subscribe<Deliveries> {
     Subscribe { client: Client::User(user), ..live(everything(), queue) }
 }
@@ -39,7 +39,7 @@ async fn waits(broadcaster: &mut Broadcaster<Deliveries>) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
-    // By events, and by size, which is as many.
+    // Bounded by events, and by size, which here is the same number.
     for (length, queue_size) in [(4, usize::MAX), (1000, 4)] {
         let config = BroadcasterConfig { queue_size, ..BroadcasterConfig::default() };
         let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
@@ -120,7 +120,7 @@ async fn the_budget_of_a_client_adds_up_and_is_refilled_at_a_tenth_of_wall_time(
     let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, 1)));
     let mut world = World::at(0);
     prove(&mut broadcaster, &mut world, 1, &mut [&mut cursor]);
-    // 3 s of 5 s, then 10 s of rest, which give 1 s back: 3 s remain.
+    // 3 s of 5 s, then 10 s of rest, which refill 1 s: 3 s remain.
     broadcaster.publish(&world.several(1));
     assert!(tokio::time::timeout(Duration::from_secs(3), broadcaster.ready()).await.is_err());
     drain(&mut cursor);
@@ -146,7 +146,7 @@ async fn when_the_budget_of_the_resource_is_spent_nobody_is_ended_for_what_other
     assert!(tokio::time::timeout(Duration::from_secs(4), broadcaster.ready()).await.is_err());
     drain(&mut first);
     broadcaster.ready().await;
-    // Of the resource's budget one second is left, of the second client's all.
+    // One second of the resource's budget is left, and all of the second client's.
     broadcaster.publish(&world.several(1));
     drain(&mut first);
     assert_eq!(waits(&mut broadcaster).await, Duration::from_secs(1));
@@ -160,8 +160,8 @@ async fn when_the_budget_of_the_resource_is_spent_nobody_is_ended_for_what_other
     assert_eq!(broadcaster.stats().blocked_micros.load(Ordering::Relaxed), 5_000_000);
 }
 
-/// Found by `cargo bench --bench load -- stopped --policy block`: a stopped client spent the budget of all, and in the burst after it
-/// whoever was full for a moment was ended at once.
+/// Found by `cargo bench --bench load -- stopped --policy block`: a stopped client spent the budget of all, and in the
+/// burst after it every client whose queue was full for a moment was ended at once.
 #[tokio::test(start_paused = true)]
 async fn who_is_full_for_a_moment_stays_though_others_have_spent_the_budget() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -175,7 +175,7 @@ async fn who_is_full_for_a_moment_stays_though_others_have_spent_the_budget() {
     broadcaster.publish(&world.several(9));
     assert!(!broadcaster.is_blocked(), "nothing is left");
     assert_eq!(drain(&mut healthy), modified(3..=12));
-    // In 10 s one is earned, for the healthy one too: it has read its queue since.
+    // 10 s refill one second, for the healthy client too: it has read its queue since.
     tokio::time::advance(Duration::from_secs(10)).await;
     broadcaster.publish(&world.several(2));
     assert_eq!(waits(&mut broadcaster).await, Duration::from_secs(1));
@@ -202,7 +202,7 @@ async fn the_writer_waits_for_nobody_who_has_not_read_its_queue_since_it_joined(
         assert_eq!(waits(&mut broadcaster).await, Duration::from_secs(5));
         assert_eq!(drain(&mut cursor), [Ended(End::SlowConsumer)]);
 
-        // Whoever comes after initial events begins to count when they are out.
+        // A client with initial events starts to count once they are delivered.
         let initial = Subscribe { initial_events: true, ..live(everything(), queue(Block, length)) };
         let mut late = broadcaster.subscribe(initial);
         tokio::time::advance(Duration::from_secs(60)).await;
@@ -237,7 +237,8 @@ async fn a_client_that_was_ended_comes_back_to_the_budget_that_it_has_left() {
     assert_eq!(drain(&mut other).len(), 1, "another client has most of its own");
 }
 
-/// The attack of `hostile.md` P0-5, and a worse one, in which everybody reads just enough to be waited for.
+/// Attack of a client that reconnects at once, and a worse one, in which every watch reads just enough that the writer
+/// waits for it.
 #[tokio::test(start_paused = true)]
 async fn twenty_calls_a_second_for_a_minute_hold_a_resource_for_no_more_than_eleven_seconds() {
     const STEP: Duration = Duration::from_millis(5);
@@ -257,7 +258,7 @@ async fn twenty_calls_a_second_for_a_minute_hold_a_resource_for_no_more_than_ele
             }
             if !broadcaster.is_blocked() {
                 broadcaster.publish(&world.several(1));
-                // Everybody reads one event, and then never again.
+                // Every watch reads one event, and then none.
                 for (_, cursor) in open.iter_mut().filter(|(_, cursor)| reads && cursor.taken() == 0) {
                     take(cursor, 1);
                 }
@@ -292,7 +293,7 @@ async fn a_changed_history_gives_no_budget_back() {
     assert_eq!(drain(&mut cursor), [Ended(End::SlowConsumer)]);
 }
 
-/// What the window has forgotten the history still has: nobody waits for who reads it there.
+/// The history still has what the window has dropped: the writer waits for no reader that reads from the history.
 #[test]
 fn what_is_queued_under_block_is_kept_no_longer_than_for_others() {
     let retention = Retention { events: 4, ..BroadcasterConfig::default().retention };
@@ -326,7 +327,7 @@ async fn a_client_that_made_room_is_not_charged_for_the_slower_ones() {
     broadcaster.ready().await;
     assert_eq!(drain(&mut slow), [Ended(End::SlowConsumer)]);
 
-    // The resource's budget is refilled in 50 s; the quick one's was never touched, or it would be ended sooner.
+    // The resource's budget is refilled in 50 s; the quick client's was never used, or it would be ended sooner.
     tokio::time::advance(Duration::from_secs(50)).await;
     broadcaster.publish(&world.several(1));
     assert_eq!(waits(&mut broadcaster).await, Duration::from_secs(5));

@@ -1,5 +1,6 @@
-//! The budgets of BLOCK over any time: random clients join, read, leave and come back, while the upstream always has more to
-//! publish. The time for which the writer waited is measured from outside, and so is the time for which each client lagged.
+//! Budgets of BLOCK over any time: random clients join, read, leave and rejoin, while the upstream always has more to
+//! publish. The test measures the time for which the writer waited from outside, as well as the time for which each client
+//! lagged.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,7 +11,7 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Op {
-    /// A watch of a client, with a queue of this length; and how many events it reads at once, when there are so many.
+    /// Watch of a client, with a queue of this length.
     Join(u8, usize),
     Leave(usize),
     Take(usize, usize),
@@ -19,7 +20,7 @@ enum Op {
     Pass(u64),
 }
 
-/// A bucket of time, in nanoseconds.
+/// Token bucket of time, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 struct Bucket(i64);
 
@@ -27,7 +28,7 @@ struct Reader {
     cursor: Cursor<Deliveries>,
     client: u8,
     length: usize,
-    /// The last version that it read, and how many events since it joined.
+    /// Last version that it read, and number of events since it joined.
     version: u128,
     events: usize,
     is_ended: bool,
@@ -44,7 +45,7 @@ struct Model {
 }
 
 const CAPACITY: Duration = Duration::from_millis(500);
-/// The resolution of a timer: by so much the writer may wait too long, but never twice.
+/// Resolution of a timer: the writer may wait so much too long, but never twice.
 const TICK: i64 = 1_000_000;
 /// Loss by divisions.
 const ROUNDING: i64 = 1_000;
@@ -155,7 +156,7 @@ impl Model {
         }
     }
 
-    /// Time has passed, in which the writer was held back or not.
+    /// Accounts for time that has passed, in which the writer was held back or not.
     fn measure(&mut self, time: Duration, is_blocked: bool) {
         let newest = self.world.version;
         let lags = |reader: &Reader| newest - reader.version > reader.length as u128 / 2;
@@ -179,7 +180,7 @@ impl Model {
         }
     }
 
-    /// A client that was not ended gets everything, or goes on from a history.
+    /// Ends the run: a client that was not ended gets everything, or resumes from a history.
     async fn finish(mut self) -> usize {
         self.pass(Duration::from_secs(1)).await;
         for at in 0..self.readers.len() {

@@ -1,4 +1,4 @@
-//! Groups that the writer has no time for: what it does with them, how they are filled, and how they come back.
+//! Groups that the writer has no time for: how it defers them, fills them and takes them back.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// One in which nothing takes any time.
+    /// Returns a rig in which nothing takes any time.
     pub(super) fn new() -> Self {
         Self::with(BroadcasterConfig::default())
     }
@@ -27,7 +27,7 @@ impl Rig {
         Self { clock, threads, broadcaster, world: World::at(0) }
     }
 
-    /// Each reading of the clock takes so long from now on.
+    /// Sets the time by which each reading of the clock advances it.
     pub(super) fn cost(&self, step: Duration) {
         self.clock.step.store(step.as_nanos() as u64, Ordering::SeqCst);
     }
@@ -40,20 +40,20 @@ impl Rig {
         self.broadcaster.subscribe(live(selection, queue(policy, 4)))
     }
 
-    /// Publishes so many changes of one object, as one wake.
+    /// Publishes `changes` changes of one object, as one publish cycle.
     pub(super) fn publish(&mut self, changes: usize) {
         let batches = self.world.several(changes);
         self.broadcaster.publish(&batches);
     }
 
-    /// Publishes one, after which whoever is asked about every change is deferred.
+    /// Publishes a cycle after which every group that sees every change is deferred.
     pub(super) fn defer(&mut self) {
         self.cost(Duration::from_secs(1));
         self.publish(2);
         self.cost(Duration::ZERO);
     }
 
-    /// Runs the work that there is. Returns how many pieces it was.
+    /// Runs the pending work. Returns the number of pieces.
     pub(super) fn fill(&self) -> usize {
         std::iter::repeat_with(|| self.threads.run_one()).take_while(|has_run| *has_run).count()
     }
@@ -67,7 +67,7 @@ impl Rig {
     }
 }
 
-/// All objects, but nothing leads to them.
+/// Returns a selection of all objects that nothing routes to.
 pub(super) fn not(app: &str) -> Arc<Selection> {
     Arc::new(Selection { labels: LabelSelector::parse(&format!("app!={app}")).unwrap(), ..Selection::default() })
 }
@@ -103,7 +103,7 @@ fn groups_that_see_every_change_are_taken_in_rising_order_of_cost() {
     assert_eq!(rig.deferred(), 0);
     rig.pause(Duration::from_secs(1));
     let mut late = rig.subscribe(not("late"), Replay);
-    // What is new counts as a microsecond; the others have become more expensive.
+    // A new group counts as a microsecond; the others have become more expensive.
     rig.cost(Duration::ZERO);
     rig.publish(150);
     assert_eq!((rig.deferred(), drain(&mut late).len()), (40, 150));
@@ -115,7 +115,7 @@ fn the_share_of_all_time_is_bounded_as_well() {
     let config = BroadcasterConfig { selection_share: 10, ..BroadcasterConfig::default() };
     let mut rig = Rig::with(config);
     let cursors: Vec<_> = (0..100).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
-    // A hundred microseconds each time, and as much of the budget comes back in a millisecond.
+    // A hundred microseconds each time, as much as the budget refills in a millisecond.
     for _ in 0..4 {
         rig.cost(Duration::from_micros(14));
         rig.publish(1);
@@ -174,7 +174,7 @@ fn a_bookmark_says_no_more_than_has_been_filled() {
     rig.fill();
     assert!(!cursor.advance_at_head(Some(&rig.distributed())), "there is something to read");
     drain(&mut cursor);
-    // Nothing of these is for it.
+    // None of these events is in its selection.
     for _ in 0..3 {
         let batch = rig.world.batch(|world| vec![world.put("b", "db")]);
         rig.broadcaster.publish(&[batch]);
@@ -184,7 +184,7 @@ fn a_bookmark_says_no_more_than_has_been_filled() {
     rig.fill();
     assert!(cursor.advance_at_head(Some(&rig.distributed())));
     assert_eq!(cursor.version(), &version(6));
-    // A version without changes moves everybody.
+    // A version without changes advances every cursor.
     let quiet = Batch { before: version(6), after: version(9), changes: vec![], is_relist: false, is_open: false };
     rig.broadcaster.publish(&[quiet]);
     assert!(cursor.advance_at_head(Some(&rig.distributed())));
@@ -214,7 +214,7 @@ fn whoever_joins_gets_what_comes_then_though_the_group_is_behind() {
 fn under_every_policy_the_queue_is_that_of_what_has_been_filled() {
     let mut rig = Rig::new();
     let mut cursors = [Replay, Drop, Coalesce, Block].map(|policy| rig.subscribe(not("db"), policy));
-    // It has read enough for the writer to wait for it.
+    // The cursor has read enough for the writer to wait for it.
     for _ in 0..4 {
         rig.publish(1);
         assert_eq!(cursors.each_mut().map(|cursor| drain(cursor).len()), [1; 4]);
@@ -297,7 +297,7 @@ fn nothing_of_a_history_is_filled_once_it_has_ended() {
     for expected in [End::HistoryChanged, End::Stopped] {
         let mut cursor = rig.subscribe(not("db"), Replay);
         rig.defer();
-        // A piece of work does not come to its end.
+        // A piece of work does not finish its block.
         rig.cost(Duration::from_secs(1));
         rig.publish(2);
         assert!(rig.threads.run_one());
@@ -382,7 +382,7 @@ fn a_relist_before_what_is_filled_is_told_once() {
     assert!(all.len() > 8 && after_relists == 2, "{all:?}");
 }
 
-/// By threads of their own, at their own pace.
+/// Real threads, at their own pace.
 #[test]
 fn threads_fill_every_group_in_order_while_the_writer_goes_on() {
     const CHANGES: u128 = 2000;

@@ -1,9 +1,9 @@
-//! What expressions cost the writer.
+//! Cost of expressions for the writer.
 
 use super::*;
 use crate::model::{Expression, in_one_wake, parsed};
 
-/// However large they are, and however many changes a wake has.
+/// However large the bodies are, and however many changes a publish cycle has.
 #[test]
 fn the_bodies_of_a_wake_are_read_once_for_all_expressions() {
     const CHANGES: u128 = 8;
@@ -31,7 +31,7 @@ fn the_bodies_of_a_wake_are_read_once_for_all_expressions() {
     in_one_wake(|| broadcaster.publish(&batches));
     assert_eq!(parsed() - before, CHANGES as u64 + 1, "each state once, though two follow each other");
     assert_eq!(drain(&mut cursors[1]).len(), 2, "it comes and goes");
-    // What was kept for the wake has gone with it.
+    // The values kept for the cycle were dropped with it.
     assert!(selection(9).matches(&states[8]));
     assert_eq!(parsed() - before, CHANGES as u64 + 2);
 }

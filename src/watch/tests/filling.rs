@@ -1,4 +1,4 @@
-//! Threads that fill groups: in which order, in which pieces, and what is kept for them.
+//! Threads that fill groups: their order, their pieces of work, and the batches that are kept for them.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn what_is_costly_does_not_wait_until_there_is_nothing_cheap() {
     let costly = rig.subscribe(not("db"), Replay);
     rig.defer();
     rig.fill();
-    // Eight jobs of the cheap ones.
+    // The cheap ones make eight jobs.
     for (cursor, cost) in cheap.iter().map(|cursor| (cursor, 40_000)).chain([(&costly, 100_000_000)]) {
         cursor.set_cost(cost);
     }
@@ -40,7 +40,7 @@ fn groups_that_are_behind_at_different_places_are_filled_from_their_own() {
     assert_eq!((drain(&mut first), drain(&mut second)), (modified(1..=4), modified(3..=4)));
 }
 
-/// A block is of many changes, however many there were before it.
+/// A block covers many changes, even from many small publish cycles.
 #[test]
 fn a_backlog_of_small_wakes_is_filled_in_one_piece() {
     let mut rig = Rig::new();
@@ -78,7 +78,7 @@ fn what_was_published_is_not_kept_when_it_is_filled_or_its_history_has_ended() {
     drop(cursor);
 }
 
-/// A cost that is just what is left fits, at first by itself and then beside others.
+/// A cost of exactly what is left fits, at first alone and then beside others.
 #[test]
 fn a_group_that_takes_just_what_a_cycle_has_is_not_deferred() {
     let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
@@ -93,7 +93,7 @@ fn a_group_that_takes_just_what_a_cycle_has_is_not_deferred() {
     }
 }
 
-/// Of a cycle that it has seen to its end it has all that there is.
+/// A group that was evaluated to the end of a cycle gets all of that cycle.
 #[test]
 fn a_group_that_takes_long_for_the_last_change_is_not_deferred_before_the_next() {
     let mut rig = Rig::new();
@@ -105,7 +105,7 @@ fn a_group_that_takes_long_for_the_last_change_is_not_deferred_before_the_next()
     assert_eq!((rig.deferred(), drain(&mut cursor)), (1, vec![]));
 }
 
-/// Nothing is taken back for a cycle that is larger than those of late, or for more than seven tenths of the budget.
+/// No group is taken back for a cycle larger than the recent ones, or for more than seven tenths of the budget.
 #[test]
 fn a_group_is_taken_back_when_it_fits_with_room_to_spare_at_the_changes_of_late() {
     let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
@@ -115,7 +115,7 @@ fn a_group_is_taken_back_when_it_fits_with_room_to_spare_at_the_changes_of_late(
         rig.defer();
         rig.fill();
         rig.pause(Duration::from_secs(60));
-        // Only the last cycle counts, of those that had no more changes.
+        // Only the last cycle counts, as the previous ones had no more changes.
         for _ in 0..100 {
             cursor.set_cost(10 * budget);
             rig.publish(1);
@@ -125,7 +125,7 @@ fn a_group_is_taken_back_when_it_fits_with_room_to_spare_at_the_changes_of_late(
         rig.publish(changes);
         rig.deferred() == 0
     };
-    // It was deferred by a cycle of two.
+    // Deferred by a cycle of two changes.
     assert!(taken_back(budget / 100 * 35, 1) && !taken_back(budget / 100 * 35 + 1, 1));
     assert!(taken_back(budget / 100 * 7, 10) && !taken_back(budget / 100 * 7 + 1, 10));
 }
@@ -141,7 +141,7 @@ fn a_cycle_of_many_changes_is_reckoned_with_for_a_while() {
     rig.pause(Duration::from_secs(60));
     let mut cycles = 0;
     while rig.deferred() == 1 {
-        // It fits beside ten changes, and not beside more.
+        // The group fits beside ten changes, and not beside more.
         cursor.set_cost(budget / 100 * 7);
         rig.publish(1);
         rig.fill();
@@ -151,7 +151,7 @@ fn a_cycle_of_many_changes_is_reckoned_with_for_a_while() {
     assert!((5..30).contains(&cycles), "an eighth is forgotten with each cycle: {cycles}");
 }
 
-/// Each is another time, and of one that is over nothing is done.
+/// Each deferral has its own number, and work for one that has ended is discarded.
 #[test]
 fn a_group_that_is_deferred_again_is_filled_once() {
     let mut rig = Rig::new();

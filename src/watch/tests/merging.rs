@@ -1,4 +1,4 @@
-//! COALESCE with threads that merge, which a test does the work of: what merges for whom and when, and what bounds it.
+//! COALESCE with merge threads, whose work the test does: merges, their readers and times, and their bounds.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::watch::selection_budget::Stepped;
 
-/// A Broadcaster, its threads, and all the states of its world.
+/// Broadcaster with its threads, and all the states of its world.
 struct Rig {
     broadcaster: Broadcaster<Deliveries>,
     threads: BulkThreads,
     clock: Arc<Stepped>,
     world: World,
     states: BTreeMap<u128, State>,
-    /// The number of changes.
+    /// Number of changes.
     offset: u64,
-    /// The places after each publication.
+    /// Position after each publication.
     places: Vec<Reached>,
 }
 
 /// Objects by name: label and version.
 type State = BTreeMap<String, (String, u128)>;
 
-/// One change: a name and a new label, or none.
+/// One change: a name and a new label, or none for a deletion.
 type Write = (u8, Option<bool>);
 
 const EVENTS: usize = 64;
@@ -88,7 +88,7 @@ fn the_writer_merges_nothing_and_threads_merge_in_slices() {
     rig.clock.step.store(1_000_000, Ordering::Relaxed);
     for pieces in 0..50 {
         assert!(rig.threads.run_one(), "{pieces}");
-        // Between two pieces nobody is kept waiting.
+        // Between two pieces no client waits.
         rig.publish(&[(0, Some(true))]);
         assert!(poll(&mut slow).is_pending() && !take(&mut fast, usize::MAX).is_empty());
     }
@@ -121,7 +121,7 @@ fn more_than_a_client_may_hold_ends_it_alone_with_its_version() {
 
 #[test]
 fn a_client_that_takes_nothing_loses_nothing_when_the_history_forgets() {
-    // Of what the history has forgotten nothing is kept but some ten changes.
+    // Only about ten changes that the history has dropped are kept.
     let mut rig = Rig::new(bounds(EVENTS, 10 * (256 + 100)), 1 << 30);
     let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
     let mut works = 0;
@@ -145,7 +145,7 @@ fn a_client_that_takes_nothing_loses_nothing_when_the_history_forgets() {
 
 #[test]
 fn when_threads_do_not_keep_up_with_the_history_a_client_expires_with_its_version() {
-    // What the history has forgotten takes no more than this: some ten changes.
+    // The batches that the history has dropped take no more than this: about ten changes.
     let mut rig = Rig::new(bounds(EVENTS, 10 * (256 + 100)), 1 << 30);
     let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 4)));
     rig.publish(&[(0, Some(true))]);
@@ -162,7 +162,7 @@ fn when_threads_do_not_keep_up_with_the_history_a_client_expires_with_its_versio
     assert_eq!((rig.retained(|stats| &stats.overmerged), rig.retained(|stats| &stats.expired)), (0, 1));
 }
 
-/// The depth of the merger is far away: it is told what the history has forgotten by its size.
+/// The merger is far from its own depth: the history reports that it has dropped batches because of their size.
 #[test]
 fn what_the_history_forgets_for_its_size_merges_for_who_lags_and_for_nobody_at_the_head() {
     let mut rig = Rig::new(bounds(10_000, 1 << 30), 1 << 30);
@@ -186,7 +186,7 @@ fn what_the_history_forgets_for_its_size_merges_for_who_lags_and_for_nobody_at_t
     assert_eq!(drain(&mut slow), [event(EventType::Added, "x0", 100)]);
 }
 
-/// In the unit of the frame, which is a byte.
+/// Sizes are in the unit of the frame, which is a byte.
 #[test]
 fn a_queue_merges_when_it_is_larger_than_its_bound_in_bytes_and_not_before() {
     for (bound, merges) in [(3, false), (2, true)] {
@@ -199,7 +199,7 @@ fn a_queue_merges_when_it_is_larger_than_its_bound_in_bytes_and_not_before() {
             frames.iter().map(|frame| frame.place().1).sum::<usize>()
         };
         let threads = BulkThreads::manual(Arc::default());
-        // The later ones are of the same length but for the word.
+        // The later events have the same length except for the word.
         let word = "Modified".len() - "Added".len();
         let config = BroadcasterConfig { queue_size: bound * (size + word) - word, ..BroadcasterConfig::default() };
         let mut broadcaster = Broadcaster::<Text>::new(config, version(0)).deferring_to(Some(&threads));
@@ -226,7 +226,7 @@ async fn what_is_nearly_as_old_as_a_history_may_be_merges_for_who_lags() {
     assert_eq!(states, [false, false, false, true], "after more than three quarters of it");
 }
 
-/// What its reader has taken counts until it takes again, and what is ready for it until it takes that.
+/// A generation that its reader has taken counts until the reader takes again, and a ready one until the reader takes it.
 #[test]
 fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
     let held = |bound: usize, steps: usize| {
@@ -250,7 +250,7 @@ fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
             panic!("it merges")
         };
         assert_eq!(lost, 0);
-        // All of the first generation are new to the client, and of the second it has the old states as well.
+        // All of the first generation are new to the client; for the second the client also has the old states.
         assert!(entries > 0 && bodies >= 60 * 100, "{entries} {bodies}");
         let bound = (1..1000).map(|step| step * 100).find(|bound| held(*bound, steps).0 == 0).unwrap();
         let (first, second) = (20 * 100, 40 * 100);
@@ -327,7 +327,7 @@ fn work_waits_once_however_often_there_is_more() {
     assert!((1..10).contains(&rig.work()));
 }
 
-/// A reader, and what it has been told.
+/// Reader, and the state that it has received.
 struct Reader {
     cursor: Cursor<Deliveries>,
     app: Option<&'static str>,
@@ -337,7 +337,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Takes once, and compares what it has with the truth wherever it is said to be complete.
+    /// Takes once, and compares its view with the truth at each version at which the view is complete.
     fn take(&mut self, states: &BTreeMap<u128, State>, max_size: usize) -> bool {
         let taken = match self.cursor.poll_take(&mut Context::from_waker(Waker::noop()), max_size) {
             Poll::Ready(Taken::Frames(frames)) => frames,
@@ -357,7 +357,7 @@ impl Reader {
             let before = self.version;
             assert!(reached >= before, "versions never go back");
             self.version = reached;
-            // Inside a batch it is the version before.
+            // Inside a batch, the version is the one before it.
             if reached >= delivery.object_version.number() && reached > before {
                 assert_eq!(self.view, self.truth(&states[&reached]), "at {reached}");
             }

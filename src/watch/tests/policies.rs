@@ -1,4 +1,4 @@
-//! What happens when a queue is full, policy by policy, and what bounds it.
+//! Policies for a full queue, one by one, and their bounds.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Any interleaving of publishing, joining, reading and leaving, and of groups that are deferred, filled and taken back, against
-//! a model that is a plain list of batches: what a cursor takes is exactly the sequence of its selection, but for holes that
-//! are announced where they are, and no bookmark is ahead of it.
+//! Any interleaving of publishing, joining, reading and leaving, and of deferring, filling and taking back groups, compared
+//! with a model that is a plain list of batches: a cursor takes exactly the sequence of its selection, except for gaps that
+//! it reports at their position, and no bookmark is ahead of it.
 
 mod model;
 mod script;
@@ -13,31 +13,31 @@ use self::script::{APPS, Client, NAMES, Op, Put, any_op, is_selected, selection}
 use super::{text::Letter, *};
 use crate::watch::selection_budget::Stepped;
 
-/// One event that a cursor is to be told.
+/// Event that a cursor must yield.
 #[derive(Debug)]
 struct Expected {
     line: String,
     version: ResourceVersion,
     wake: u64,
-    /// The offset and the version of the change.
+    /// Offset and version of the change.
     at: (u64, ResourceVersion),
 }
 
-/// A cursor, and what is expected of it.
+/// Cursor, and its expected events.
 struct Reader {
     cursor: Cursor<Text>,
     client: Client,
     expected: Vec<Expected>,
-    /// The events after them that have not been filled yet.
+    /// Events after them that have not been filled yet.
     unfilled: VecDeque<Expected>,
-    /// The offset where it joined.
+    /// Offset at which it joined.
     joined: u64,
     position: usize,
-    /// Nothing, caught up or not, live.
+    /// Phase: initial events, catching up, live.
     phase: Phase,
     frozen_at: Option<usize>,
     blocking: bool,
-    /// Under BLOCK: how many events it has to read before it may block.
+    /// Under BLOCK: number of events that it must read before it may block.
     left_to_read: usize,
     evicted: bool,
     end: Option<End>,
@@ -59,17 +59,17 @@ struct Model {
     broadcaster: Broadcaster<Text>,
     threads: BulkThreads,
     clock: Arc<Stepped>,
-    /// Places after each publication.
+    /// Position after each publication.
     published: Vec<Reached>,
     has_deferred: bool,
     config: BroadcasterConfig,
     readers: Vec<Reader>,
     stopped: bool,
-    /// The writer has waited as long as it may.
+    /// True once the writer has waited as long as it may.
     is_spent: bool,
-    /// Wakes that are kept, with their events.
+    /// Publish cycles that are kept, with their events.
     kept: VecDeque<(u64, usize)>,
-    /// The versions before all wakes.
+    /// Versions before all cycles.
     before: BTreeSet<u128>,
     wake: u64,
     /// Every line that a group could need.
@@ -99,7 +99,7 @@ impl Reader {
         self.lag() >= self.client.queue.length.max(1) || self.queued() >= config.queue_size
     }
 
-    /// What it is to read next is not retained any more.
+    /// Returns true if its next event is not retained any more.
     fn is_gone(&self, floor: u64) -> bool {
         self.expected.get(self.position).is_some_and(|event| event.wake < floor)
     }
@@ -112,12 +112,12 @@ impl Reader {
         self.left_to_read = self.client.queue.length.max(1);
     }
 
-    /// The writer waits for it when it is full.
+    /// Returns true if the writer waits for it when it is full.
     fn may_block(&self) -> bool {
         self.is(FullChannelPolicy::Block) && self.left_to_read == 0
     }
 
-    /// Where a full queue ends, event by event.
+    /// Returns the end of a full queue, event by event.
     fn freeze(&self, config: &BroadcasterConfig) -> Option<usize> {
         let mut end = self.position;
         while end < self.expected.len()
@@ -165,8 +165,8 @@ impl Reader {
         }
     }
 
-    /// Expects what lies in the log after a wake: everything, or what threads have filled. Returns whether there is more than
-    /// before.
+    /// Expects what is in the log after a publish cycle: everything, or what threads have filled. Returns true if there is
+    /// more than before.
     fn expect(&mut self, wake: u64) -> bool {
         let filled = self.cursor.filled();
         let before = self.expected.len();

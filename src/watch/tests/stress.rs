@@ -1,4 +1,4 @@
-//! Real threads: no wake is lost, and nothing piles up.
+//! Real threads: no wake-up is lost, and nothing accumulates.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::*;
 const EVENTS: usize = 50_000;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Reads versions until the end; panics when one is missing.
+/// Reads versions until the end; panics if one is missing.
 async fn count(mut cursor: Cursor<Deliveries>, max_size: usize) -> usize {
     let mut reached = 0;
     let mut events = 0;

@@ -1,4 +1,4 @@
-//! A frame of bytes, for tests in which sizes and formats matter: one line for each event.
+//! Frame of bytes, for tests in which sizes and formats matter: one line for each event.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::*;
 #[derive(Debug, Clone)]
 pub(super) struct Text(Bytes);
 
-/// What a line says.
+/// Returns the line of an event.
 pub(super) fn line(format: Letter, notice: &Notice<'_>) -> String {
     let Notice { event_type, cause, object, object_version, version, relisted, .. } = notice;
     let gap = if *relisted { " after a relist" } else { "" };
@@ -31,7 +31,7 @@ impl Text {
 }
 
 impl Text {
-    /// Where its bytes are, and how many they are.
+    /// Returns the address and the length of its bytes.
     pub(super) fn place(&self) -> (*const u8, usize) {
         (self.0.as_ptr(), self.0.len())
     }

@@ -1,4 +1,4 @@
-//! apimachinery's tests of `watch.Broadcaster`, and what upstream does not test (SEMANTICS 1.7).
+//! apimachinery's tests of `watch.Broadcaster`, and cases that upstream does not test.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn publish_each(broadcaster: &mut Broadcaster<Deliveries>, batches: &[Batc
     }
 }
 
-/// The four events of `TestBroadcaster`.
+/// Returns the four events of `TestBroadcaster`.
 fn table() -> (Vec<Batch>, Vec<Item>) {
     let mut world = World::at(0);
     let batches = vec![
@@ -70,7 +70,7 @@ async fn a_watcher_that_stops_the_other_when_it_gets_the_event_does_not_deadlock
     let mut first = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
     let mut second = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
     let mut world = World::at(0);
-    // The writer waits for those that have read something.
+    // The writer waits for watchers that have read something.
     broadcaster.publish(&world.several(1));
     assert_eq!((drain(&mut first), drain(&mut second)), (modified([1]), modified([1])));
     let started = tokio::time::Instant::now();
@@ -90,7 +90,7 @@ async fn a_watcher_that_stops_the_other_when_it_gets_the_event_does_not_deadlock
     assert_eq!(started.elapsed(), Duration::ZERO);
 }
 
-/// `TestBroadcasterDropIfChannelFull`, where upstream drops without a word.
+/// `TestBroadcasterDropIfChannelFull`, where upstream drops events silently.
 #[test]
 fn events_for_a_full_queue_are_dropped_and_announced() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -193,7 +193,7 @@ async fn blocking_loses_nothing_whatever_the_pace_of_the_readers() {
         })
         .collect();
     let batches = World::at(0).several(300);
-    // The writer waits for those that have read their queues.
+    // The writer waits for watchers that have read their queues.
     for batch in &batches[..10] {
         broadcaster.publish(std::slice::from_ref(batch));
         for _ in 0..20 {

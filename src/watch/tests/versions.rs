@@ -1,4 +1,4 @@
-//! What an event says: its variant, its versions, and that it was encoded once.
+//! Content of an event: its variant and its versions; and its encoding, once.
 
 use super::*;
 
@@ -11,13 +11,13 @@ fn deliveries(cursor: &mut Cursor<Deliveries>) -> Vec<Delivery> {
     }
 }
 
-/// Type, cause, name, the object's own version, the event's object version.
+/// Returns type, cause, name, the object's own version, and the event's object version.
 fn told(delivery: &Delivery) -> (EventType, Cause, &str, u128, u128) {
     let Delivery { event_type, cause, object, object_version, .. } = delivery;
     (*event_type, *cause, object.key().name(), object.version().number(), object_version.number())
 }
 
-/// Invariant 3.
+/// No client may resume from inside a batch.
 #[test]
 fn inside_a_batch_only_the_last_event_of_a_selection_carries_the_batch_version() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -49,7 +49,7 @@ fn inside_a_batch_only_the_last_event_of_a_selection_carries_the_batch_version()
     }
 }
 
-/// Invariant 12: nobody waits for the version to be closed, and nobody resumes from it.
+/// No cursor waits for the version to be closed, and no client resumes from it.
 #[test]
 fn an_open_batch_is_delivered_before_its_version_and_left_out_for_who_has_all_of_it() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -77,7 +77,7 @@ fn an_open_batch_is_delivered_before_its_version_and_left_out_for_who_has_all_of
     assert_eq!((has_it.version(), has_it.reached().offset), (&version(12), 5));
 }
 
-/// Of a version that is complete there is nothing to leave out; what comes at it all the same was not there before.
+/// A complete version leaves nothing to skip; a late change at it is new to the client.
 #[test]
 fn who_joins_after_the_version_that_is_reached_gets_what_comes_at_it() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -174,7 +174,7 @@ fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
     assert_eq!(cursor.reached(), &reached(7, 6));
 }
 
-/// Invariant 9.
+/// A client that applies its events holds exactly the objects that match.
 #[test]
 fn entering_and_leaving_a_selection_is_told_as_added_and_deleted_with_the_state_that_matched() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -226,7 +226,7 @@ fn an_inferred_deletion_says_so_to_every_selection() {
     assert_eq!(taken.iter().map(told).collect::<Vec<_>>(), [(EventType::Deleted, Cause::Inferred, "a", 1, 2)]);
 }
 
-/// Invariant 11.
+/// The cost of encoding is independent of the number of watchers.
 #[test]
 fn an_event_is_encoded_once_for_each_format_and_variant_whatever_the_number_of_watchers() {
     let mut broadcaster = broadcaster::<Text>(0);
@@ -239,7 +239,7 @@ fn an_event_is_encoded_once_for_each_format_and_variant_whatever_the_number_of_w
     broadcaster.publish(&[world.one("a", "web")]);
     assert_eq!(encoded(&broadcaster), 1);
 
-    // Groups whose selections differ, and see the same events in the same variant.
+    // Groups whose selections differ, and which see the same events in the same variant.
     for namespace in ["shop", "other"] {
         let selection = Selection { namespace: Some(namespace.into()), ..Selection::default() };
         cursors.push(broadcaster.subscribe(live(Arc::new(selection), REPLAY)));
@@ -248,7 +248,7 @@ fn an_event_is_encoded_once_for_each_format_and_variant_whatever_the_number_of_w
     broadcaster.publish(&[world.one("a", "web")]);
     assert_eq!(encoded(&broadcaster), 2);
 
-    // As it is, left and entered: the most that there are in one format.
+    // Unchanged, left and entered: the maximum in one format.
     cursors.push(broadcaster.subscribe(live(app("db"), REPLAY)));
     broadcaster.publish(&[world.one("a", "db")]);
     assert_eq!(encoded(&broadcaster), 5);
@@ -258,7 +258,7 @@ fn an_event_is_encoded_once_for_each_format_and_variant_whatever_the_number_of_w
     broadcaster.publish(&[world.one("a", "db")]);
     assert_eq!(encoded(&broadcaster), 7);
 
-    // What nobody has selected is not encoded.
+    // Events that no group selects are not encoded.
     drop(cursors);
     let _web = broadcaster.subscribe(live::<Text>(app("web"), REPLAY));
     broadcaster.publish(&[world.one("a", "db")]);
@@ -266,7 +266,7 @@ fn an_event_is_encoded_once_for_each_format_and_variant_whatever_the_number_of_w
     assert_eq!(broadcaster.stats().groups.load(Ordering::Relaxed), 1, "empty groups are gone");
 }
 
-/// What a group without a selection is sent of a wake is one slice, also beside others that it shares the arena with.
+/// A group without a selection receives one slice for a publish cycle, also beside others that share the arena.
 #[test]
 fn a_wake_is_one_piece_for_a_group_without_a_selection() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
@@ -302,7 +302,7 @@ fn an_arena_is_bounded_and_events_larger_than_it_go_through() {
     }
 }
 
-/// Invariant: one wake for each batch of batches, and none for groups that it does not concern.
+/// One wake-up for each publish cycle, and none for groups that it does not concern.
 #[test]
 fn only_groups_with_a_share_are_woken() {
     let mut broadcaster = broadcaster::<Deliveries>(0);

@@ -1,4 +1,4 @@
-//! The memory that all logs of a resource take together, whatever their number and whoever reads them.
+//! Memory that all logs of a resource take together, whatever their number and their readers.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -35,7 +35,7 @@ impl Rig {
         Self { broadcaster, threads, clock, world: World::at(0), cursors: Vec::new() }
     }
 
-    /// So many readers that read nothing; each has a selection of its own, which has every object.
+    /// Subscribes `readers` readers that read nothing; each has its own selection, which has every object.
     fn lag(&mut self, readers: usize, policies: &[FullChannelPolicy]) {
         for number in 0..readers {
             let labels = LabelSelector::parse(&format!("app!=x{number}")).unwrap();
@@ -51,13 +51,13 @@ impl Rig {
         while self.threads.run_one() {}
     }
 
-    /// Bytes that are kept, by what there is and not by what was counted.
+    /// Returns the retained bytes, measured and not as they were counted.
     fn kept(&self) -> usize {
         let kept = self.cursors.iter().map(Cursor::kept);
         let (mut bytes, mut arenas) = (0, BTreeMap::new());
         for (of_log, frames) in kept {
             bytes += of_log;
-            // One arena for each wake here, and all frames are all of it.
+            // Here each publish cycle has one arena, and every frame is all of it.
             arenas.extend(frames.iter().map(Text::place));
         }
         bytes + arenas.values().sum::<usize>()

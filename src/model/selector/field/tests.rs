@@ -15,7 +15,7 @@ fn object(json: &str) -> Object {
     Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "file", ResourceVersion::decimal(1)).unwrap()
 }
 
-/// apimachinery `TestSelectorParse`: what parses prints as it was written.
+/// apimachinery `TestSelectorParse`: a parsed selector prints as it was written.
 #[test]
 fn a_selector_prints_as_it_was_written() {
     for text in
@@ -109,7 +109,7 @@ fn a_selector_matches_as_upstreams() {
     assert!(FieldSelector::default().is_empty() && selector(",").is_empty() && !selector("x=").is_empty());
 }
 
-/// ARCHITECTURE, invariant 9: a missing field is the empty string in selectors, as in kubectl.
+/// A missing field is the empty string in selectors, as in kubectl.
 #[test]
 fn what_is_no_scalar_is_the_empty_text() {
     let json = r#"{"null":null,"map":{"a":1},"array":["a"],"empty":"","n":9007199254740993,"b":true,"f":1.50}"#;
@@ -177,7 +177,7 @@ fn selectors_are_bounded() {
     let longest = format!("a={}", "b".repeat(MAX_BYTES - 2));
     assert_eq!(selector(&longest).to_string(), longest);
     assert_eq!(position(&format!("{longest}b")), MAX_BYTES + 1);
-    // Longer than the bound by the escapes of the normal form.
+    // The escapes of the normal form make it longer than the bound.
     let quotes = format!("[\"{}\"]={}", "'".repeat(100), "b".repeat(MAX_BYTES - 105));
     assert_eq!(position(&quotes), MAX_BYTES + 1);
 }

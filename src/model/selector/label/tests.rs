@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use super::*;
 use crate::model::{Object, ObjectKey, ObjectParts, ResourceVersion, selector::MAX_BYTES};
 
-/// A selector, labels, and whether it matches them.
+/// Selector, labels, and true if it matches them.
 type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], bool);
 
 fn selector(text: &str) -> LabelSelector {
@@ -33,7 +33,7 @@ fn assert_refused(texts: &[&str]) {
     }
 }
 
-/// apimachinery `TestSelectorParse`: what parses prints as it was written, less the blanks.
+/// apimachinery `TestSelectorParse`: a parsed selector prints as it was written, without the blanks.
 #[test]
 fn a_selector_prints_as_it_was_written() {
     for text in [
@@ -162,7 +162,7 @@ fn a_selector_matches_as_upstreams() {
     assert!(LabelSelector::default().is_empty() && selector(" ").is_empty() && !selector("x").is_empty());
 }
 
-/// apimachinery `TestRequirementSelectorMatching`, and labels that no Kubernetes would have let in.
+/// apimachinery `TestRequirementSelectorMatching`, and labels that Kubernetes would reject.
 #[test]
 fn a_missing_label_and_an_empty_one_are_different() {
     let cases: &[Case<'_>] = &[
@@ -270,7 +270,7 @@ fn selectors_are_bounded() {
     assert_eq!(position(&format!("y=,x in ({values})")), 2 * MAX_VALUES + 8);
 
     assert_eq!(position(&" ".repeat(MAX_BYTES + 1)), MAX_BYTES + 1);
-    // Shorter than the bound by leaving out blanks that the normal form has.
+    // Shorter than the bound, because it omits blanks that the normal form has.
     let lists: Vec<_> = (100..128).map(|n| format!("{}.{n}/a in({},b)", "a".repeat(245), "c".repeat(33))).collect();
     let text = lists.join(",");
     assert!(text.len() <= MAX_BYTES);
@@ -278,7 +278,7 @@ fn selectors_are_bounded() {
     selector(&lists[1..].join(","));
 }
 
-/// A requirement as a test sees it: written in one of its spellings, and decided without this module.
+/// Requirement of a test: written in one of its spellings, and evaluated without this module.
 #[derive(Debug, Clone)]
 struct Naive {
     key: &'static str,

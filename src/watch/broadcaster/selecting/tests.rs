@@ -1,4 +1,4 @@
-//! The time of one cycle: who pays for it.
+//! Time of one cycle, and the groups that are charged for it.
 
 use super::*;
 use crate::{

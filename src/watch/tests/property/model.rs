@@ -1,4 +1,4 @@
-//! The model: what each operation does to the broadcaster, and to what its readers are to be told.
+//! Model: the effect of each operation on the broadcaster, and on the expected events of its readers.
 
 use super::*;
 
@@ -159,7 +159,7 @@ impl Model {
         }
     }
 
-    /// Returns whether there was something to do.
+    /// Returns true if there was work.
     fn fill(&mut self) -> bool {
         let filled: Vec<_> = self.readers.iter().map(|reader| reader.cursor.filled()).collect();
         let has_run = self.threads.run_one();
@@ -178,7 +178,7 @@ impl Model {
             }
             let is_concerned = reader.expect(self.wake);
             let is_woken = reader.flag.is_set();
-            // What comes before it joined wakes it as well.
+            // Events from before it joined also wake it.
             let may_be_woken = is_concerned || before.is_some_and(|filled| filled.offset < reader.joined);
             assert!(is_woken || !(is_concerned && reader.is_parked), "woken when there is something");
             assert!(!is_woken || may_be_woken && reader.is_parked, "and not otherwise");
@@ -250,7 +250,7 @@ impl Model {
         let (floor, config) = (self.floor(), self.config);
         let reader = &mut self.readers[at];
         let is_gone = reader.is_gone(floor);
-        // What is filled before it joined is left out, and until then it has not caught up.
+        // Events filled from before it joined are skipped, and until then it has not caught up.
         let is_leaving_out = reader.cursor.filled().is_some_and(|filled| filled.offset < reader.joined);
         if reader.phase == Phase::CatchingUp && !reader.is_over(&config) && !is_leaving_out {
             reader.phase = Phase::Live;
@@ -308,7 +308,7 @@ impl Model {
         reader.blocking &= reader.lag() > length / 2 || reader.queued() > config.queue_size / 2;
     }
 
-    /// Everything that is still to be read, then the sums.
+    /// Reads everything that is left, then compares the sums.
     pub(super) fn finish(mut self) {
         while self.fill() {}
         assert!(self.readers.iter().all(|reader| reader.unfilled.is_empty()), "everything is filled in the end");

@@ -1,10 +1,10 @@
-//! Draws what happens to a Broadcaster, and by what its clients choose.
+//! Generator of the operations on a Broadcaster, and of its clients' options.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::super::*;
 
-/// Choice of a client; by label, by name, by namespace and by index, and such that nothing leads to.
+/// Options of a client; selections by label, by name, by namespace and by index, and some that nothing routes to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     pub(super) selection: usize,
@@ -13,29 +13,30 @@ pub(super) struct Client {
     pub(super) initial_events: bool,
 }
 
-/// Objects by number: a label for a put, nothing for a deletion.
+/// Objects by number: a label for a put, none for a deletion.
 pub(super) type Put = (usize, Option<usize>, usize);
 
 #[derive(Debug, Clone)]
 pub(super) enum Op {
-    /// One wake: batches of changes.
+    /// One publish cycle: batches of changes.
     Publish(Vec<Vec<Put>>),
     Subscribe(Client),
     Take(usize, usize),
     GoLive(usize),
     Leave(usize),
     Sweep,
-    /// The watch at this place is to have a bookmark.
+    /// A bookmark for the watch at this index.
     Bookmark(usize),
     /// One piece of work of the threads that fill groups.
     Fill,
-    /// Evaluations take so long from now on, in nanoseconds.
+    /// Duration of each evaluation from now on, in nanoseconds.
     Cost(u64),
-    /// Time goes by in which nothing is evaluated.
+    /// Time in which nothing is evaluated.
     Pause,
-    /// The history forgets all but what was published last.
+    /// The history drops all but the last publication.
     Forget,
-    /// The writer waits for those that block, until their budgets are spent; and then perhaps until they are full again.
+    /// The writer waits for the clients that block, until their budgets are spent; and then perhaps until they are full
+    /// again.
     Wait(bool),
     Restart,
     Stop,
@@ -73,7 +74,7 @@ pub(super) fn selection(number: usize) -> Selection {
     selection
 }
 
-/// The same, by the objects' names and labels alone.
+/// Returns true if the selection has the object, decided by the objects' names and labels alone.
 pub(super) fn is_selected(number: usize, object: &Object) -> bool {
     let (name, app) = (object.key().name(), object.labels().get("app").unwrap());
     match number {
