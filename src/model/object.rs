@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(typed.with_type("", ""), object);
     }
 
-    /// As JSON, every character as it is or escaped.
+    /// Writes a text as JSON, every character as it is or escaped.
     fn written(text: &str, escaped: bool) -> String {
         if !escaped {
             return serde_json::json!(text).to_string();
@@ -443,7 +443,7 @@ mod tests {
     proptest! {
         #![proptest_config(crate::property_config())]
 
-        /// The two ways to make an object give the same one, wherever its envelope stands.
+        /// Both ways to make an object give the same one, wherever its envelope is.
         #[test]
         fn an_envelope_is_the_same_whether_it_stands_in_the_body_or_not(
             texts in prop::array::uniform5("[a-zä\"\n😀]{0,4}"),

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// Publishes `length` events, one by one, and every client reads each at once: then the writer may wait for clients whose
+/// Publishes `events` events, one by one, and every client reads each at once: then the writer may wait for clients whose
 /// queue is no longer than that.
 fn prove(
     broadcaster: &mut Broadcaster<Deliveries>,
@@ -237,8 +237,8 @@ async fn a_client_that_was_ended_comes_back_to_the_budget_that_it_has_left() {
     assert_eq!(drain(&mut other).len(), 1, "another client has most of its own");
 }
 
-/// Attack of a client that reconnects at once, and a worse one, in which every watch reads just enough that the writer
-/// waits for it.
+/// Attack by watches that read nothing, and a worse one, in which every watch reads just enough that the writer waits for
+/// it.
 #[tokio::test(start_paused = true)]
 async fn twenty_calls_a_second_for_a_minute_hold_a_resource_for_no_more_than_eleven_seconds() {
     const STEP: Duration = Duration::from_millis(5);

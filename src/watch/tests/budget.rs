@@ -14,6 +14,7 @@ enum Op {
     /// Watch of a client, with a queue of this length.
     Join(u8, usize),
     Leave(usize),
+    /// Read of so many events at once, if there are so many.
     Take(usize, usize),
     Publish(usize),
     /// Milliseconds.
