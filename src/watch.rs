@@ -9,7 +9,7 @@
 //! - One task owns the [`Broadcaster`]. Subscribing and publishing both take `&mut self`, which orders them; apimachinery's
 //!   Broadcaster orders them with `blockQueue`.
 //! - Watchers with the same selection and format form a group. The writer selects and encodes a group's events once. It
-//!   routes a change only to the groups that the change's name, namespace or index values may concern.
+//!   routes a change only to the groups that its name, namespace, labels or values of fields and indexes may concern.
 //! - Expressions, and selections that must be evaluated for every change, have a bounded share of the writer's time. A
 //!   group that does not fit is deferred: separate threads fill its log, until it fits again or ends because it has not
 //!   kept up with the history.

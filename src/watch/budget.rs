@@ -68,7 +68,7 @@ pub(super) struct ClientBudgets {
 /// Wall time in which one unit of budget is earned.
 const REFILL_DIVISOR: u32 = 10;
 /// Maximum number of remembered clients that have neither a watch nor a full budget; those that have spent the most are
-/// kept. So there are never more entries than twice the number of clients with a watch under BLOCK, and twice this number.
+/// kept. So there are at most twice as many entries as clients with a watch under BLOCK, plus twice this number.
 const MAX_ABSENT: usize = 1024;
 /// Leading bits of an IPv6 address, which a host cannot choose.
 const NETWORK_BITS: u32 = 64;

@@ -110,7 +110,7 @@ pub(super) struct Slot {
     pub(super) phase: Phase,
     /// Under DROP: end of the full queue, which is frozen until it has been read.
     pub(super) frozen_at: Option<u64>,
-    /// Under BLOCK: true while the writer waits for it.
+    /// Set while the writer waits for it, under BLOCK.
     pub(super) is_blocking: bool,
     /// Under BLOCK: number of events that it must read before the writer may wait for it again.
     left_to_read: u64,

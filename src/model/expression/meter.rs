@@ -18,7 +18,7 @@ use cel::{
 /// `@charge(x, n)`: charges for reading or copying `x` `n` times, and returns `x`. No text can contain it: `@` is not
 /// allowed in CEL names.
 pub(super) const CHARGE: &str = "@charge";
-/// `@loop(x, n)`: charges for `x`, and `n` steps for each of its elements; returns `x`.
+/// `@loop(x, n)`: charges for `x`, and `n` steps for each of its elements; returns `x`, or the sorted keys of a map.
 pub(super) const LOOP: &str = "@loop";
 /// `@key(x)`: charges for `x`, and returns `x`. A fraction fails here, because a list would report it in an error with a
 /// copy of the list.

@@ -376,7 +376,7 @@ fn is_a_function_of_the_object(expression: &Expression, json: &str) -> bool {
     (0..3).all(|_| outcome() == first)
 }
 
-/// JSON with maps in maps, whose keys are out of order.
+/// Generates JSON with maps in maps, whose keys are out of order.
 fn maps() -> impl Strategy<Value = serde_json::Value> {
     let leaf = prop_oneof![
         any::<i32>().prop_map(Into::into),
