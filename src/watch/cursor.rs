@@ -325,7 +325,7 @@ impl<F: Frame> CursorGauge<F> {
         })
     }
 
-    /// Returns true if the cursor was evicted under BLOCK and still exists.
+    /// Returns true if the cursor was evicted under BLOCK, and its reader has not dropped it yet.
     pub fn is_evicted(&self) -> bool {
         let Some(group) = self.group.upgrade() else { return false };
         let log = group.log.lock();
