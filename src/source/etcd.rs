@@ -2,22 +2,22 @@
 //!
 //! ```text
 //!                ┌─▶ list ──▶ objects, Mark ──┐
-//!   Connections ─┤                            ├──▶ Known (identity, position) ──▶ is it the same history?
+//!   Connections ─┤                            ├──▶ Known (identity, position) ──▶ history check
 //!                └─▶ watch ─▶ transactions ───┘
 //!                      ▲
-//!                      └── progress, asked for when it is quiet, or 10 times a second while somebody waits (Demand)
+//!                      └── progress requests: when the watch is idle, or 10 times a second while a caller waits (Demand)
 //! ```
 //!
-//! Made by the application from its configuration, one for each resource, with a connection of its own; driven by the
-//! resource's Reflector. `object` says how keys and values become objects, `proof` how a rewind is shown.
+//! The application makes one source for each resource from its configuration, each with a connection of its own; the
+//! resource's Reflector drives it. `object` converts keys and values to objects, `proof` detects a rewritten history.
 //!
 //! - Versions are etcd's revisions: a client may resume on any replica that serves the same cluster.
-//! - A transaction is one batch, whole, whatever messages it came in.
-//! - A list and the first answer over each connection are what the cluster agrees upon, never the opinion of one member.
-//! - After a break the watch goes on where it was, and nothing is taken from it before the history is known to be the same.
-//! - Endpoints are changed forward only, and only when one fails.
+//! - A transaction is one complete batch, however many messages it came in.
+//! - A list, and the first response over each connection, are linearizable reads: agreed by the cluster, not one member's view.
+//! - After a break the watch resumes; it delivers nothing before the source has checked that the history is the same.
+//! - The source moves to the next endpoint only when one fails, and only forward in the list.
 //!
-//! Deliberately not here: waiting, relisting and backing off, which are the Reflector's.
+//! Waiting, relisting and backing off are the Reflector's, deliberately.
 
 mod connection;
 mod list;
@@ -50,35 +50,35 @@ use crate::{
     source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
 
-/// What an [`EtcdSource`] follows, and how.
+/// Configuration of an [`EtcdSource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdConfig {
-    /// The name of the resource, for the log.
+    /// Name of the resource, for the log.
     pub resource: String,
-    /// `http://HOST:PORT` or `https://HOST:PORT` of the members of one cluster, at least one.
+    /// Addresses of the members of one cluster, `http://HOST:PORT` or `https://HOST:PORT`; at least one.
     pub endpoints: Vec<String>,
-    /// What the keys begin with, such as `/settings/`; empty for all keys.
+    /// Prefix of the keys, such as `/settings/`; empty for all keys.
     pub prefix: String,
-    /// A user, and the file that holds the password; a line end after it does not count.
+    /// User, and the file that holds the password; a line end after the password is ignored.
     pub credentials: Option<(String, PathBuf)>,
-    /// For endpoints with `https`.
+    /// TLS of endpoints with `https`.
     pub tls: EtcdTls,
-    /// After so long without a word etcd is asked whether it is there.
+    /// Idle time after which the source asks etcd for a sign of life.
     pub heartbeat: Duration,
-    /// How long etcd may take to answer.
+    /// Time within which etcd has to answer a request.
     pub answer_timeout: Duration,
-    /// How often etcd is asked how far it is while somebody waits for it.
+    /// Interval of progress requests while a caller waits for a version.
     pub progress_interval: Duration,
 }
 
-/// Whom to trust under TLS, and who we are: files in PEM, read at each connection.
+/// TLS trust and client identity: files in PEM, read at each connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EtcdTls {
-    /// Those who may have signed the server's certificate; without it, those that the system trusts.
+    /// CA certificates for the server's certificate; without it, those that the system trusts.
     pub ca: Option<PathBuf>,
-    /// Our own certificate, and its key.
+    /// Client certificate, and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name that the server's certificate has; without it, the host of the endpoint.
+    /// Name in the server's certificate; without it, the host of the endpoint.
     pub server_name: Option<String>,
 }
 
@@ -98,7 +98,7 @@ struct Shared {
     known: Mutex<Known>,
 }
 
-/// What is known of the cluster.
+/// State of the cluster that the source has seen.
 #[derive(Debug, Default)]
 struct Known {
     identity: Identity,
@@ -106,18 +106,18 @@ struct Known {
     position: Option<Position>,
 }
 
-/// Where the resource is.
+/// Position of the resource in the cluster's history.
 #[derive(Debug, Clone)]
 struct Position {
-    /// Everything up to here has been handed out.
+    /// Revision up to which everything has been delivered.
     revision: i64,
-    /// The connection that it came over; none has [`EARLIER_START`].
+    /// Connection that it came over, or [`EARLIER_START`].
     connection: u64,
-    /// The last transaction up to there; `None` after an empty list.
+    /// Last transaction up to that revision; `None` after an empty list.
     mark: Option<Mark>,
 }
 
-/// What a later start goes on with.
+/// Resume state that the snapshot of the resource stores for the next run.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     identity: Identity,
@@ -126,14 +126,14 @@ struct Kept {
     problems: KeptProblems,
 }
 
-/// Instead of a connection, whose numbers begin at 1.
+/// Stands in for a connection's number in the state of a previous run; connections count from 1.
 const EARLIER_START: u64 = 0;
 
 // === impl EtcdConfig ===
 
 impl EtcdConfig {
-    /// Without credentials and TLS: asked after 5 seconds of silence, with 10 to answer, and every 100 ms while somebody
-    /// waits.
+    /// Returns a configuration without credentials and TLS: a sign of life after 5 idle seconds, 10 seconds to answer, progress
+    /// requests every 100 ms while a caller waits.
     pub fn new(resource: &str, endpoints: Vec<String>, prefix: &str) -> Self {
         Self {
             resource: resource.to_owned(),
@@ -151,7 +151,7 @@ impl EtcdConfig {
 // === impl EtcdSource ===
 
 impl EtcdSource {
-    /// A source that has not connected yet, whose problems are reported to `health`.
+    /// Returns a source that has not connected yet and reports its problems to `health`.
     pub fn new(config: EtcdConfig, health: SourceHealth) -> Self {
         let shared = Shared {
             prefix: Prefix::new(&config.prefix),
@@ -164,11 +164,11 @@ impl EtcdSource {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Whether the files that a configuration names can be read now. No connection is made.
+    /// Checks that the files that a configuration names can be read now. Makes no connection.
     ///
     /// # Errors
     ///
-    /// In one line.
+    /// The problem, in one line.
     pub fn check(config: &EtcdConfig) -> Result<(), String> {
         if let Some((_, password)) = &config.credentials {
             connection::read(password)?;
@@ -178,7 +178,7 @@ impl EtcdSource {
 }
 
 impl ListerWatcher for EtcdSource {
-    /// Whatever is asked for: what the cluster agrees upon is the most recent state.
+    /// Lists at the newest revision that the cluster has agreed on, whichever version is requested.
     async fn list(&self, _: ListVersion) -> Result<List, SourceError> {
         let shared = &self.shared;
         let connection = shared.connections.get().await?;
@@ -222,7 +222,7 @@ impl ListerWatcher for EtcdSource {
 }
 
 impl WarmStart for EtcdSource {
-    /// Another cluster behind the same endpoints is found out when it is asked.
+    /// Names the endpoints and the prefix. The first response of another cluster behind the same endpoints shows the difference.
     fn identity(&self) -> String {
         let EtcdConfig { endpoints, prefix, .. } = &self.shared.config;
         let mut endpoints = endpoints.clone();
@@ -266,8 +266,8 @@ impl Shared {
         Ok(List { not_served: reading.not_served, ..List::new(reading.objects, version(revision)) })
     }
 
-    /// Asks the cluster who and how far it is. One that has not come as far as we have went back in time: what it answers is
-    /// what it agrees upon. That has to be held against it at once, because by the next answer it may have counted on.
+    /// Reads the cluster's id and newest revision. A cluster behind our revision has lost history, since the read is
+    /// linearizable. The check comes first: by the next response the cluster may have passed our revision with other changes.
     async fn check_head(&self, connection: &Connection, revision: i64) -> Result<(), SourceError> {
         let header = connection.head(self.prefix.first()).await.map_err(|status| connection.error(&status))?;
         self.check_identity(&header)?;
@@ -279,8 +279,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Checks that there was no key at a revision, as an empty list found it: such a list has no change to recognise the
-    /// history by.
+    /// Checks that no key existed at a revision where the list was empty: such a list has no change to recognise the history
+    /// by.
     async fn check_empty(&self, connection: &Connection, revision: i64) -> Result<(), SourceError> {
         let range = RangeRequest {
             key: self.prefix.first(),
@@ -301,13 +301,13 @@ impl Shared {
     fn check_identity(&self, header: &ResponseHeader) -> Result<(), SourceError> {
         let mut known = self.known.lock();
         known.identity.check(header).map_err(|changed| {
-            // What is known is of the old one.
+            // The position belongs to the previous history.
             known.position = None;
             SourceError::HistoryChanged(changed)
         })
     }
 
-    /// Gives a connection up that is of no use.
+    /// Drops the connection after an error that makes it unusable.
     fn failed(&self, connection: u64, error: SourceError) -> SourceError {
         if matches!(error, SourceError::Busy(_) | SourceError::Unavailable(_)) {
             self.connections.lost(connection);

@@ -1,30 +1,30 @@
-//! The `informerd` source: a resource of another informerd, as it is told there. What serves it is a relay.
+//! The `informerd` source: a resource of another informerd, served on unchanged. A server with such a source is a relay.
 //!
 //! ```text
 //!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ──┐
-//!   (client)  │                                  └── goes on as ──▶ Live ├──▶ Position (version, history, last change)
-//!             └─▶ watch: a Watch after the position ──────────▶ Live ────┘
+//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ──┐
+//!   (client)  │                                 └── continues as ──▶ Live ├──▶ Position (version, history, last change)
 //!                      ▲                                         └──▶ batches, bookmarks, state of the origin
-//!                      └── with bookmarks 10 times a second while somebody waits (Demand)
+//!                      └── with bookmarks 10 times a second while a caller waits (Demand)
 //! ```
 //!
-//! Made by the application from its configuration, one for each resource, with a connection of its own; driven by the
-//! resource's Reflector. What a client of a relay is told is what a client of the origin may be told:
+//! The application makes one source for each resource from its configuration, each with a connection of its own; the
+//! resource's Reflector drives it. A relay's clients receive only what a client of the origin may receive:
 //!
-//! - Everything is watched RAW and under REPLAY: an upstream that does not allow it is refused before anything is served. Each
-//!   object keeps its version, uid, labels, type and bytes.
-//! - A batch is applied when the version advances, whole. One that was a relist upstream is a relist here: its deletions are
-//!   inferred, and what lies between its versions is none to resume from.
-//! - There is one stream at a time, whatever the number of clients; what breaks is taken up where it was, by a later start too
-//!   (`WarmStart`).
-//! - A rewritten history is detected: by the upstream's `HISTORY_CHANGED`, by versions of another lineage, and, of an upstream
-//!   with another name (started again, or another replica), by the last change that is known (`proof`, `resume`).
-//! - An upstream that is behind, as another replica may be, is waited for. Only one that is SYNCED and behind for longer than
-//!   `resume_timeout` has another history.
-//! - A path of servers leads to the origin. A relay that finds itself on it, or 16 others, refuses.
+//! - The relay watches everything RAW and under REPLAY, and fails before it serves anything if the upstream does not allow
+//!   that. Each object keeps its version, uid, labels, type and bytes.
+//! - A batch is applied when the version advances, whole. A relist upstream is a relist here: its deletions are inferred, and
+//!   no client can resume from a version inside of it.
+//! - There is one stream at a time, whatever the number of clients. After a break the source resumes at its position, also
+//!   after a restart (`WarmStart`).
+//! - A rewritten history is detected: by the upstream's `HISTORY_CHANGED`, by versions of another lineage and, if the upstream
+//!   has another name (a restart, or another replica), by the last known change (`proof`, `resume`).
+//! - The source waits for an upstream that is behind, as another replica may be. Only one that is SYNCED and behind for longer
+//!   than `resume_timeout` has another history.
+//! - A path of servers leads to the origin. A relay that finds itself on it, or 16 others, reports an error.
 //!
-//! Deliberately not here: waiting, relisting and backing off, which are the Reflector's; and the client library's own
-//! [`Watch`](crate::client::Watch), which hides what a relay has to pass on: batches, relists, histories.
+//! Waiting, relisting and backing off are the Reflector's, deliberately. The client library's own
+//! [`Watch`](crate::client::Watch) is not used, because it hides batches, relists and histories, which a relay passes on.
 
 mod live;
 mod message;
@@ -50,32 +50,32 @@ use crate::{
     proto::pb::EventType,
 };
 
-/// What a [`RelaySource`] follows, and how.
+/// Configuration of a [`RelaySource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayConfig {
-    /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path` of the upstream.
+    /// Address of the upstream: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
     pub endpoint: String,
-    /// What the upstream calls the resource.
+    /// Name of the resource at the upstream.
     pub resource: String,
-    /// For an endpoint with `https`.
+    /// TLS of an endpoint with `https`.
     pub tls: RelayTls,
-    /// How often the upstream says how far it is. After three of these without a word it is given up.
+    /// Interval of the upstream's bookmarks. After three of these without a message the source gives the stream up.
     pub heartbeat: Duration,
-    /// The same while somebody waits for it; the least that informerd grants is 100 ms.
+    /// Interval of bookmarks while a caller waits for a version; the least that informerd grants is 100 ms.
     pub progress_interval: Duration,
-    /// How long the upstream may take to answer a call that waits for nothing.
+    /// Time limit for the upstream to answer a call that waits for nothing.
     pub answer_timeout: Duration,
-    /// How long it may take to reach the version that it is to go on from: more than its `future_wait`. An upstream with another
+    /// Time limit for the upstream to reach the version to resume from: more than its `future_wait`. An upstream with another
     /// name that is SYNCED and does not reach it for so long has another history.
     pub resume_timeout: Duration,
 }
 
-/// Whom to trust under TLS, and who we are: files in PEM, read at each connection.
+/// TLS trust and client identity: files in PEM, read at each connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RelayTls {
-    /// Those who may have signed the upstream's certificate; without it, those that the system trusts.
+    /// CA certificates for the upstream's certificate; without it, those that the system trusts.
     pub ca: Option<PathBuf>,
-    /// Our own certificate, and its key.
+    /// Client certificate, and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -95,32 +95,32 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where the resource is; none before the first list, and when the history is another one.
+    /// Position of the resource; `None` before the first list, and after the history was rewritten.
     position: Option<Position>,
-    /// The stream of the last list, which goes on from the position.
+    /// Stream of the last list, which continues from the position.
     listed: Option<Messages>,
     server: Option<Server>,
     /// Servers that have not reached the position; there may be several behind one address.
     behind: Vec<Behind>,
-    /// A change that is no deletion was sent ahead of the position, by this start or an earlier one.
+    /// Set once a change other than a deletion was sent ahead of the position, by this run or an earlier one.
     has_sent_ahead: bool,
-    /// It may have been an earlier one, and nothing was listed since: what was created ahead and is deleted by now is in no state
-    /// that this start knows, and a client that resumes there would keep it ([`List::expires_older`]).
+    /// True if that may have been an earlier run, and nothing was listed since. This run does not know of an object that was
+    /// created ahead and deleted since, and a client that resumes there would keep it ([`List::expires_older`]).
     may_hide_ahead: bool,
 }
 
-/// Where the resource is.
+/// Position of the resource in the upstream's history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Position {
-    /// Everything up to here has been handed out.
+    /// Version up to which everything has been delivered.
     version: ResourceVersion,
-    /// By which the upstream that has told it knows its history; empty if it has not said.
+    /// Name of the history of the upstream that sent the version; empty if unknown.
     history: Arc<str>,
-    /// The last change up to the version; `None` of an empty list, and when it is not known.
+    /// Last change up to the version; `None` after an empty list, and if it is unknown.
     mark: Option<Mark>,
 }
 
-/// A position, for a later start.
+/// Position as the snapshot of the resource stores it for the next run.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     version: String,
@@ -134,7 +134,7 @@ struct Kept {
 // === impl RelayConfig ===
 
 impl RelayConfig {
-    /// Without TLS: a bookmark every 5 seconds, 10 times a second while somebody waits.
+    /// Returns a configuration without TLS: a bookmark every 5 seconds, and 10 times a second while a caller waits.
     pub fn new(endpoint: &str, resource: &str) -> Self {
         Self {
             endpoint: endpoint.to_owned(),
@@ -151,25 +151,25 @@ impl RelayConfig {
 // === impl RelaySource ===
 
 impl RelaySource {
-    /// A source that has not connected yet. What the upstream says of its own upstream is reported to `health`.
+    /// Returns a source that has not connected yet. It reports the sync state of the upstream's own source to `health`.
     pub fn new(config: RelayConfig, health: SourceHealth) -> Self {
         let upstream = Upstream::new(config.clone(), health.clone());
         Self { shared: Arc::new(Shared { config, health, upstream, state: Mutex::default() }) }
     }
 
-    /// Whether the endpoint is one, and the files that a configuration names can be read now. No connection is made.
+    /// Checks that the endpoint is valid, and that the files that a configuration names can be read now. Makes no connection.
     ///
     /// # Errors
     ///
-    /// In one line.
+    /// The problem, in one line.
     pub fn check(config: &RelayConfig) -> Result<(), String> {
         upstream::address(config).map(drop)
     }
 }
 
 impl ListerWatcher for RelaySource {
-    /// The list is what the upstream has, and never older than what is known. Inside an open version the upstream has to have
-    /// reached that; the list is at the version before it, and what the upstream has of the open one follows.
+    /// Lists the upstream's state, which is never older than the position. Inside an open version, the upstream has to have
+    /// reached that version; the list is at the version before it, and the upstream's changes at the open one follow.
     async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
         self.shared.list(at).await.map_err(|error| self.shared.failed(error))
     }
@@ -262,11 +262,11 @@ impl Shared {
                     }
                     let version = message::version(&message.resource_version)?;
                     if let Some(known) = known.filter(|known| version < known.version) {
-                        // It has reached that version, and started again before it was complete.
+                        // The upstream had reached that version, and restarted before the version was complete.
                         let (endpoint, known) = (&self.config.endpoint, known.version);
                         return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again there")));
                     }
-                    // One that was syncing too knows its path now.
+                    // An upstream that was syncing before knows its path only now.
                     self.meet().await?;
                     message::tell_origin(&bookmark, &self.health);
                     let mark = Mark::of_list(&objects, &version);
@@ -282,19 +282,19 @@ impl Shared {
         }
     }
 
-    /// Where the resource is, if it is at this version.
+    /// Returns the position if it is at this version.
     fn position(&self, version: &ResourceVersion) -> Option<Position> {
         self.state.lock().position.clone().filter(|known| known.version == *version)
     }
 
-    /// Takes note of an error.
+    /// Updates the state after an error: forgets a position whose history was rewritten, or leaves the connection.
     fn failed(&self, error: SourceError) -> SourceError {
         let error = match error {
             SourceError::VersionTooLarge(text) => self.behind(text),
             error => error,
         };
         match &error {
-            // What was known is worth nothing.
+            // The position and the servers behind it belong to the previous history.
             SourceError::HistoryChanged(_) => {
                 let mut state = self.state.lock();
                 state.position = None;

@@ -1,8 +1,8 @@
 //! Connections to etcd, one at a time, and the calls over them.
 //!
-//! A [`Connection`] is one connection of TCP: when it breaks, its calls fail, and whoever needs another one asks
-//! [`Connections`]. So it is known which answers came over which, and what has to be proved again after a break. Endpoints are
-//! changed forward only: whatever fails, the next one is asked, and the first after the last.
+//! A [`Connection`] is one TCP connection: when it breaks, its calls fail, and the caller takes the next one from
+//! [`Connections`]. So the source can tell which responses came over which connection, and has to check the history after each
+//! break. Endpoints are tried in order, from the one after the failed one, and the first follows the last.
 
 use std::{error::Error as _, fs, io, path::Path, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// The connection that is used now, and which endpoint is next.
+/// Current connection, and the endpoint of the next one.
 #[derive(Debug)]
 pub(super) struct Connections {
     config: EtcdConfig,
@@ -43,9 +43,9 @@ pub(super) struct Connections {
 /// One connection to one endpoint; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Connection {
-    /// Which one it is; every connection has another number.
+    /// Number of the connection, unique within the source.
     pub(super) id: u64,
-    /// Whether the server answers a request for progress with what it has really told. Before 3.4.31 and 3.5.13 it may name
+    /// True if a progress response covers only events that the server has already sent. Before 3.4.31 and 3.5.13 it may name
     /// a revision whose events come later (etcd #15220).
     pub(super) tells_progress: bool,
     endpoint: Arc<str>,
@@ -56,21 +56,21 @@ pub(super) struct Connection {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of all rounds together.
+    /// Index of the next endpoint, modulo their number.
     endpoint: usize,
     made: u64,
     current: Option<Connection>,
 }
 
-/// How long TLS and HTTP/2 may take to begin on a connection of TCP.
+/// Time limit for the TLS and HTTP/2 handshakes on a TCP connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// etcd takes more than one ping in 5 seconds for an attack.
+/// Interval of HTTP/2 pings; etcd treats more than one in 5 seconds as an attack.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// A page takes its time where the way is slow; that the server is there is shown by its pings.
+/// Factor on the answer timeout for a page of values, which is slow on a slow link; pings show that the server is there.
 const PAGE_PATIENCE: u32 = 6;
-/// What etcd may send ahead on one stream, and on the connection.
+/// Flow control window of a stream, and of the connection.
 const WINDOW_BYTES: u32 = 8 << 20;
-/// Of a page or of what a watch is told at once. etcd's own limit for one value is 1.5 MiB, and may be raised.
+/// Limit for a page or a watch response. etcd's own limit for one value is 1.5 MiB, and may be raised.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 // === impl Connections ===
@@ -80,7 +80,7 @@ impl Connections {
         Self { config, dialer: Dialer::default(), state: Mutex::default() }
     }
 
-    /// The connection that is there, or another one to the first endpoint that answers. Asked by one at a time.
+    /// Returns the current connection, or connects to the first endpoint that answers. Callers never call it concurrently.
     pub(super) async fn get(&self) -> Result<Connection, SourceError> {
         let (first, id) = {
             let state = self.state.lock();
@@ -106,7 +106,7 @@ impl Connections {
         Err(SourceError::Busy(problems.join("; ")))
     }
 
-    /// A connection is of no use any more. The next one is to the next endpoint.
+    /// Drops a connection that is unusable. The next one is to the next endpoint.
     pub(super) fn lost(&self, id: u64) {
         let mut state = self.state.lock();
         if state.current.take_if(|current| current.id == id).is_some() {
@@ -134,7 +134,7 @@ impl Connections {
         Ok(connection)
     }
 
-    /// A channel over one connection, which is not made anew.
+    /// Opens a channel over one connection, and never reconnects it.
     async fn open(&self, uri: &str) -> Result<Channel, String> {
         let parsed: Uri = uri.parse().map_err(|error| format!("{error}"))?;
         let host = parsed.host().unwrap_or_default().trim_matches(['[', ']']);
@@ -163,7 +163,7 @@ impl Connections {
 // === impl Connection ===
 
 impl Connection {
-    /// A connection that is never made; needs a runtime.
+    /// Returns a connection that never connects; needs a runtime.
     #[cfg(any(test, fuzzing))]
     pub(super) fn idle(id: u64, answer_timeout: Duration) -> Self {
         let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
@@ -171,7 +171,7 @@ impl Connection {
         Self { id, tells_progress: true, endpoint, channel, metadata, answer_timeout }
     }
 
-    /// One page of keys, or with a limit of 0 all of them.
+    /// Reads one page of keys, or with a limit of 0 all of them.
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
         let max_bytes = if request.limit == 0 { usize::MAX } else { MAX_MESSAGE_BYTES };
         let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(max_bytes);
@@ -179,25 +179,25 @@ impl Connection {
         self.answer_within(self.answer_timeout * patience, client.range(self.request(request))).await
     }
 
-    /// How far the cluster is: what it has agreed upon, whichever member is asked. The key need not exist.
+    /// Reads the newest revision that the cluster has agreed on, over any member. The key need not exist.
     pub(super) async fn head(&self, key: Vec<u8>) -> Result<ResponseHeader, Status> {
         let request = RangeRequest { key, keys_only: true, limit: 1, ..RangeRequest::default() };
         self.range(request).await.map(|answer| answer.header.unwrap_or_default())
     }
 
-    /// Opens a stream of watches. The requests end it by being dropped.
+    /// Opens a stream of watches. It ends when the sender of the requests is dropped.
     pub(super) async fn watch(
         &self,
         requests: mpsc::Receiver<WatchRequest>,
     ) -> Result<Streaming<WatchResponse>, Status> {
         let mut client = WatchClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut request = self.request(ReceiverStream::new(requests));
-        // A member that has lost the others ends the watch instead of being silent.
+        // A member without a leader ends the watch instead of staying silent.
         request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
         self.answer(client.watch(request)).await
     }
 
-    /// What a failed call means, with who said so.
+    /// Converts a failed call to a source error that names the endpoint.
     pub(super) fn error(&self, status: &Status) -> SourceError {
         let text = format!("{}: {}", self.endpoint, describe(status));
         match status.code() {
@@ -211,7 +211,7 @@ impl Connection {
         }
     }
 
-    /// The same for a watch that was cancelled with a reason.
+    /// Converts the reason of a cancelled watch to a source error.
     pub(super) fn cancelled(&self, reason: &str) -> SourceError {
         let code = if reason.contains("denied") || reason.contains("auth") || reason.contains("user name") {
             Code::PermissionDenied
@@ -243,7 +243,7 @@ impl Connection {
                 self.metadata = MetadataMap::from_headers(headers);
                 Ok(())
             }
-            // As etcd's own client has it: a cluster that asks nobody takes everybody.
+            // As in etcd's own client: a cluster without authentication serves every client.
             Err(status) if status.message().contains("authentication is not enabled") => Ok(()),
             Err(status) => Err(status),
         }
@@ -269,17 +269,17 @@ impl Connection {
     }
 }
 
-/// Whether a revision is gone.
+/// Returns true if the revision has been compacted.
 pub(super) fn is_compacted(status: &Status) -> bool {
     status.code() == Code::OutOfRange && status.message().contains("compacted")
 }
 
-/// Whether an answer was larger than what is taken.
+/// Returns true if a response exceeded the size limit.
 pub(super) fn is_too_large(status: &Status) -> bool {
     status.code() == Code::OutOfRange && status.message().contains("message length too large")
 }
 
-/// Reads the files of TLS, which may have been renewed.
+/// Reads the TLS files, which may have been renewed.
 pub(super) fn tls(config: &EtcdTls) -> Result<ClientTlsConfig, String> {
     let mut tls = ClientTlsConfig::new();
     tls = match &config.ca {
@@ -299,7 +299,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
 }
 
-/// In one line, and with what to do where that is known.
+/// Describes a status in one line, with a hint where the remedy is known.
 fn describe(status: &Status) -> String {
     let message = match status.source() {
         Some(source) => root_cause(source),
@@ -315,7 +315,7 @@ fn describe(status: &Status) -> String {
     format!("{message}{hint}")
 }
 
-/// By the version of the server.
+/// Returns true if a server of this version has correct progress responses.
 fn tells_progress(version: &str) -> bool {
     let mut numbers = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Every key of a prefix at one revision, page by page.
+//! Paged list of all keys of a prefix at one revision.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use crate::{
     model::Object,
 };
 
-/// What a list is made of.
+/// Result of a list.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    /// Of the first page, whose revision is that of all.
+    /// Header of the first page, whose revision all pages share.
     pub(super) header: ResponseHeader,
     pub(super) objects: Vec<Arc<Object>>,
-    /// Keys that cannot be served, and why.
+    /// Problems of the keys that cannot be served.
     pub(super) problems: Vec<Problem>,
-    /// Those of them that can be the key of an object.
+    /// Objects of those among them whose key is valid.
     pub(super) not_served: Vec<Arc<Object>>,
-    /// Those that were changed last, all at one revision.
+    /// Keys of the latest change, all of one revision.
     pub(super) newest: Vec<KeyValue>,
 }
 
-/// Keys on the first page: a page of the largest values is still taken.
+/// Keys on the first page: few enough for a page of the largest values to stay under the message limit.
 const FIRST_PAGE: i64 = 32;
 const MAX_PAGE: i64 = 16 << 10;
-/// What a page should have: large enough to be worth a call, small enough to be no burden.
+/// Target size of a page: large enough to be worth a call, small enough to be no burden.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// Reads the prefix. The revision may be compacted while it is read; then it is read once more, in one answer.
+/// Reads the prefix. If etcd compacts the revision meanwhile, reads everything once more in a single response.
 pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Reading, SourceError> {
     let (mut reading, mut key, mut limit) = (Reading::default(), prefix.first(), FIRST_PAGE);
     loop {
@@ -70,7 +70,7 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Rea
 
 fn next_limit(limit: i64, bytes: usize) -> i64 {
     let fitting = i64::try_from(PAGE_BYTES / bytes.max(1)).unwrap_or(MAX_PAGE).saturating_mul(limit);
-    // One page says little of the next: grow step by step.
+    // One page is a weak estimate of the next: grow step by step.
     fitting.clamp(1, (limit * 4).min(MAX_PAGE))
 }
 

@@ -1,11 +1,11 @@
-//! Keys and values of etcd as objects.
+//! Conversion of etcd's keys and values to objects.
 //!
-//! What follows the prefix is split at its first slash into namespace and name; what has no slash has no namespace. The uid
-//! is the create revision, so that a key that was deleted and put again is another object; the version is that of the last
-//! change. A value that is JSON has its labels, kind and API version as well, if it has any; any other value is bytes.
+//! The rest of a key after the prefix is split at its first slash into namespace and name; without a slash there is no
+//! namespace. The uid is the create revision, so that a key that was deleted and put again is another object; the version is
+//! the revision of the last change. The labels, kind and API version are those of a JSON value; any other value is bytes.
 //!
-//! What cannot be an object is not there, and is reported for as long as it is like that: a key without a name, that is not
-//! UTF-8, that has a NUL or whose namespace is empty, and a value that no client could receive.
+//! A key or value that cannot be an object is left out, and reported as a problem as long as it exists: a key without a name,
+//! not in UTF-8, with a NUL or with an empty namespace, and a value above the size limit for clients.
 
 use bytes::Bytes;
 use serde::de::IgnoredAny;
@@ -17,7 +17,7 @@ use crate::{
     source::{problems::subject_of, text::escaped},
 };
 
-/// The keys of a resource: all that begin with a text.
+/// Prefix of the keys of a resource.
 #[derive(Debug, Clone)]
 pub(super) struct Prefix(Vec<u8>);
 
@@ -31,12 +31,12 @@ impl Prefix {
         Self(prefix.as_bytes().to_vec())
     }
 
-    /// Where the range begins: the smallest key there is, if the prefix is empty.
+    /// Returns the start of the range: the smallest possible key if the prefix is empty.
     pub(super) fn first(&self) -> Vec<u8> {
         if self.0.is_empty() { vec![0] } else { self.0.clone() }
     }
 
-    /// Where the range ends; a single NUL is etcd's word for the end of all keys.
+    /// Returns the end of the range; in etcd a single NUL means the end of all keys.
     pub(super) fn end(&self) -> Vec<u8> {
         let mut end = self.0.clone();
         while let Some(last) = end.pop() {
@@ -48,7 +48,7 @@ impl Prefix {
         vec![0]
     }
 
-    /// The object of a key and a value, or why there is none.
+    /// Converts a key and a value to an object, or returns the problem.
     pub(super) fn object(&self, kv: KeyValue) -> Result<Object, Problem> {
         let problem = |reason, message| Problem::new(reason, self.subject(&kv.key), message);
         let key = self.key(&kv.key).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
@@ -62,22 +62,22 @@ impl Prefix {
         if let Ok(object) = Object::from_json_of(key.clone(), &uid, &value, version.clone()) {
             return Ok(object);
         }
-        // Whatever its fields are, JSON is JSON; what is not UTF-8 is not.
+        // JSON counts as JSON whatever its fields are, but only in UTF-8.
         let is_json = str::from_utf8(&value).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
         let media_type = if is_json { JSON } else { BYTES };
         let body = Bytes::from(value);
         Ok(Object::new(ObjectParts { uid, media_type, body, ..ObjectParts::bare(key, version) }))
     }
 
-    /// Makes an object of a key, a uid and a version alone: of one that was deleted, or that cannot be served. A deletion has
-    /// no create revision, and so no uid. `None` if the key cannot be that of an object.
+    /// Makes an object of a key, a uid and a version alone, for one that was deleted or cannot be served. A deletion has no
+    /// create revision, and so no uid. `None` if the key cannot be that of an object.
     pub(super) fn bare(&self, kv: &KeyValue) -> Option<Object> {
         let uid = if kv.create_revision == 0 { String::new() } else { kv.create_revision.to_string() };
         let parts = ObjectParts::bare(self.key(&kv.key).ok()?, version(kv.mod_revision));
         Some(Object::new(ObjectParts { uid, ..parts }))
     }
 
-    /// Returns the subject of a problem with a key: the object's key, or the whole key of etcd where it is none.
+    /// Returns the subject of a problem with a key: the object's key, or the escaped etcd key if it is not valid as one.
     pub(super) fn subject(&self, key: &[u8]) -> String {
         match self.key(key) {
             Ok(key) => subject_of(&key),
@@ -97,9 +97,9 @@ impl Prefix {
     }
 }
 
-/// A revision as a version.
+/// Converts a revision to a version.
 pub(super) fn version(revision: i64) -> ResourceVersion {
-    // etcd counts from 1.
+    // etcd's revisions begin at 1.
     ResourceVersion::decimal(u128::try_from(revision).unwrap_or(0))
 }
 

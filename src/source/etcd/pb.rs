@@ -1,4 +1,4 @@
-//! What is called of etcd's API, generated from `proto/etcd`.
+//! Generated types and clients of the parts of etcd's API that the source calls, from `proto/etcd`.
 
 pub(super) use self::{
     etcdserverpb::{
@@ -9,7 +9,7 @@ pub(super) use self::{
     mvccpb::{Event, KeyValue, event::EventType},
 };
 
-// Each package is a module, since the one names the other as a sibling.
+// Each package is a module, because the generated code refers to the other as a sibling.
 #[allow(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(super) mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");

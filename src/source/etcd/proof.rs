@@ -1,16 +1,16 @@
-//! Whether the history that etcd goes on with is the one that it has told before (invariant 14).
+//! Check that etcd continues the history that the source has seen, without I/O.
 //!
-//! Pure. A restored cluster may count on from anywhere, so that revisions alone show a rewind only when they are lower. What
-//! shows it besides:
+//! The revisions of a restored cluster may continue from anywhere: they show a rewritten history only if they are lower. Two
+//! more signs show it:
 //!
-//! - [`Identity`]: another cluster id. A restored cluster can have the same one.
-//! - [`Mark`]: the last transaction that was told. After a break it has to be told again, byte for byte, and nothing after it
-//!   up to where the resource is. That cannot be so by chance, unless the same keys got the same values at the same revision.
+//! - [`Identity`]: the cluster id is different. A restored cluster can have the same one.
+//! - [`Mark`]: after a break etcd has to replay the last known transaction, byte for byte, and nothing between it and the
+//!   position of the resource. Another history does so only if the same keys got the same values at the same revision.
 //!
-//! A mark that has been compacted proves nothing, nor does that of a list which was followed by something that is gone. Then the
-//! resource is listed, and the cache compares the list with what it holds.
+//! A mark is no evidence once etcd has compacted it, nor if it is of a list and a change between it and the list is missing
+//! from the list. Then the Reflector relists, and the cache compares the list with its own state.
 //!
-//! Both can be kept, and prove the same to a later start.
+//! The snapshot of the resource stores both, so that the next run makes the same check.
 
 use std::collections::BTreeSet;
 
@@ -19,42 +19,42 @@ use serde::{Deserialize, Serialize};
 
 use super::pb::{Event, EventType, KeyValue, ResponseHeader};
 
-/// The cluster id and the raft term of the last answer that the whole cluster stands behind.
+/// Cluster id and raft term of the last linearizable response.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity(Option<(u64, u64)>);
 
-/// The last transaction of the resource that is known, to be recognised.
+/// Last known transaction of the resource, by which its history is recognised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Mark {
     revision: i64,
-    /// Of each key that was put: key, value and counters.
+    /// Hash of key, value and counters of each put.
     puts: BTreeSet<u64>,
-    /// Of each key that was deleted.
+    /// Hash of the key of each deletion.
     deletes: BTreeSet<u64>,
-    /// The revision that a list was read at, for which it was the newest. What has been deleted since is not known.
+    /// Revision of the list, if a list showed the transaction as its newest. Deletions up to that revision are not known.
     listed_at: Option<i64>,
 }
 
-/// What somebody else's mark has shown.
+/// Result of a comparison with a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is the same history.
+    /// The history is the same.
     Same,
-    /// It is another history.
+    /// The history was rewritten.
     Other,
-    /// It cannot be told.
+    /// The events do not decide it.
     Unknown,
 }
 
 // === impl Identity ===
 
 impl Identity {
-    /// Takes note of an answer. A lower raft term proves nothing: it is that of the last entry that a member has applied,
-    /// and a member that has caught up by a snapshot answers with an earlier one.
+    /// Compares a response with the identity, and stores its own. A lower raft term proves nothing: it is that of the last entry
+    /// that a member has applied, and a member that has caught up by a snapshot answers with an earlier one.
     ///
     /// # Errors
     ///
-    /// What has changed, once: from now on the new identity is the one to be kept.
+    /// The change of the cluster id, reported once: the new identity replaces the old one.
     pub(super) fn check(&mut self, header: &ResponseHeader) -> Result<(), String> {
         let ResponseHeader { cluster_id, raft_term, .. } = *header;
         match self.0.replace((cluster_id, raft_term)) {
@@ -71,7 +71,7 @@ impl Identity {
 // === impl Mark ===
 
 impl Mark {
-    /// The mark of what was told last, all of one transaction.
+    /// Returns the mark of the last transaction, given all of its events.
     pub(super) fn of_transaction(revision: i64, events: &[Event]) -> Self {
         let (mut puts, mut deletes) = (BTreeSet::new(), BTreeSet::new());
         for (is_put, print) in events.iter().filter_map(print) {
@@ -84,14 +84,14 @@ impl Mark {
         Self { revision, puts, deletes, listed_at: None }
     }
 
-    /// The mark of a list at a revision, of which these are the newest, all changed at one; none of an empty one.
+    /// Returns the mark of a list at a revision, given its newest keys, all changed at one revision; `None` if it is empty.
     pub(super) fn of_list(listed_at: i64, newest: &[KeyValue]) -> Option<Self> {
         let revision = newest.first()?.mod_revision;
         let puts = newest.iter().map(print_of_put).collect();
         Some(Self { revision, puts, deletes: BTreeSet::new(), listed_at: Some(listed_at) })
     }
 
-    /// Whether events of its revision are what it was made of.
+    /// Compares the events of the mark's revision with those that the mark was made of.
     pub(super) fn compare(&self, events: &[Event]) -> Verdict {
         let told = Self::of_transaction(self.revision, events);
         if self.listed_at.is_some() {
@@ -100,28 +100,28 @@ impl Mark {
         if told.puts != self.puts || !told.deletes.is_subset(&self.deletes) {
             return Verdict::Other;
         }
-        // A deletion may be compacted away at its own revision (etcd #18089). Those that are left prove nothing by themselves.
+        // A deletion may be compacted away at its own revision (etcd #18089). The remaining ones prove nothing by themselves.
         if told.deletes == self.deletes || !told.puts.is_empty() { Verdict::Same } else { Verdict::Unknown }
     }
 
-    /// Where it was.
+    /// Returns the revision of the transaction.
     pub(super) fn revision(&self) -> i64 {
         self.revision
     }
 
-    /// It was not told again, and later revisions were.
+    /// Returns the verdict if etcd did not replay the mark, but did send later revisions.
     pub(super) fn missed(&self) -> Verdict {
         if self.puts.is_empty() { Verdict::Unknown } else { Verdict::Other }
     }
 
-    /// Something was told after it, up to where the resource is. Before a list, that may have been deleted again; whether it
-    /// was, only another list can tell.
+    /// Returns the verdict if etcd replayed a change after the mark, up to the position of the resource. If a list came after the
+    /// change, its object may have been deleted before the list, which only another list can show.
     pub(super) fn followed_at(&self, revision: i64) -> Verdict {
         if self.listed_at.is_some_and(|listed_at| revision <= listed_at) { Verdict::Unknown } else { Verdict::Other }
     }
 }
 
-/// Of an event, and whether it is a put.
+/// Returns the hash of an event, with true if it is a put.
 fn print(event: &Event) -> Option<(bool, u64)> {
     let kv = event.kv.as_ref()?;
     let is_put = event.r#type() == EventType::Put;
@@ -133,7 +133,7 @@ fn print_of_put(kv: &KeyValue) -> u64 {
     print_of(&[&kv.key, numbers.as_flattened(), &kv.value])
 }
 
-/// The same in every version and on every machine: what is kept is compared by later ones.
+/// Hashes with SHA-256, the same in every version and on every machine: later versions compare stored hashes.
 fn print_of(parts: &[&[u8]]) -> u64 {
     let mut sum = Context::new(&SHA256);
     for part in parts {
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(Mark::of_list(10, &[]), None);
     }
 
-    /// What one version has kept is recognised by the next: these numbers never change.
+    /// A version has to recognise what an earlier one stored: these numbers never change.
     #[test]
     fn a_mark_is_the_same_in_every_version() {
         let mark = Mark::of_transaction(7, &[event(EventType::Put, "a", "1"), event(EventType::Delete, "b", "")]);

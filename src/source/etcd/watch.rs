@@ -1,17 +1,17 @@
-//! One watch of a prefix: transactions as they come, whole, and proofs of life.
+//! One watch of a prefix: a stream of complete transactions and progress events.
 //!
 //! ```text
-//!   responses ──▶ revision being gathered ──▶ [after a break: is it the same history?] ──▶ ready ──▶ Delta
-//!   requests  ◀── progress, when it is quiet or somebody waits
+//!   responses ──▶ revision being gathered ──▶ [after a break: check of the history] ──▶ ready ──▶ Delta
+//!   requests  ◀── progress, when the watch is idle or a caller waits
 //! ```
 //!
-//! It is a stream's state and not a task. Invariants:
+//! The watch is the state of a stream, not a task. Invariants:
 //!
-//! - A revision is handed out whole: what is split over messages is gathered until a later revision or the last fragment.
-//! - Revisions go up. One that does not is a broken stream, and is never handed out.
-//! - Over a connection that is not the one of the last answer, or after a start, nothing is handed out before the history is
-//!   known to be the same, nor is the upstream alive. So that this takes no longer than it must, etcd is asked at once.
-//! - A server that says nothing when it is asked is given up.
+//! - A revision is delivered whole: the watch gathers its events until a later revision or the last fragment.
+//! - Revisions increase. An event of an earlier revision means a broken stream, and is never delivered.
+//! - After a start or on a new connection, the watch delivers nothing and does not count as contact before it has checked
+//!   that the history is the same. It requests progress at once, so that the check is quick.
+//! - The watch fails if the server leaves its requests unanswered.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -42,33 +42,33 @@ use crate::{
     model::Event,
 };
 
-/// An open watch.
+/// Open watch.
 pub(super) struct Live {
     shared: Arc<Shared>,
     connection: Connection,
     requests: mpsc::Sender<WatchRequest>,
     responses: Streaming<WatchResponse>,
-    /// The start revision: etcd repeats what has changed from here on, of which the resource may have some already.
+    /// Start revision: etcd replays the changes from here on, some of which the resource may already have.
     start: i64,
-    /// Where the resource is when all that is ready has been handed out.
+    /// Position of the resource once everything in `ready` has been delivered.
     last: Position,
     unproved: Option<Unproved>,
-    /// The events of one revision, as long as there may be more of them.
+    /// Events of one revision, while more of them may follow.
     gathered: Vec<PbEvent>,
-    /// The last message was a part of an answer that has not come whole.
+    /// True if the last message was a fragment and the rest has not arrived.
     is_partial: bool,
-    /// With where the resource is after it.
+    /// Deltas to deliver, each with the position after it.
     ready: VecDeque<(Delta, Position)>,
     heard_at: Instant,
-    /// `None` when it is to be asked now.
+    /// Time of the last request for progress; `None` if the next one is due now.
     asked_at: Option<Instant>,
-    /// Since when nothing has answered what was asked.
+    /// Time of the first request since the last response.
     unanswered_since: Option<Instant>,
-    /// A question to a server that cannot be asked on the stream.
+    /// Read of the cluster's revision, for a server whose progress responses cannot be trusted.
     head: Option<Head>,
 }
 
-/// What has to be told again after a break.
+/// Change that etcd has to replay after a break.
 #[derive(Debug)]
 struct Unproved {
     mark: Mark,
@@ -77,13 +77,13 @@ struct Unproved {
 
 type Head = Pin<Box<dyn Future<Output = Result<ResponseHeader, Status>> + Send>>;
 
-/// Requests that may wait to be sent; a server that does not read them gets no more.
+/// Requests that may wait to be sent; further ones are dropped if the server does not read them.
 const REQUEST_QUEUE: usize = 4;
 
 // === impl Live ===
 
 impl Live {
-    /// Opens a watch from where the resource is.
+    /// Opens a watch from a position.
     pub(super) async fn open(shared: Arc<Shared>, connection: Connection, from: Position) -> Result<Self, SourceError> {
         let is_after_break = connection.id != from.connection;
         let mut unproved = None;
@@ -95,7 +95,7 @@ impl Live {
             }
         }
         // Never the next revision: etcd answers progress requests only from the start revision on (`progressIfSync`), and
-        // where nobody writes would not answer at all.
+        // would not answer at all in a cluster without writes.
         let start = unproved.as_ref().map_or(from.revision, |unproved| unproved.mark.revision());
         let (requests, receiver) = mpsc::channel(REQUEST_QUEUE);
         let create = WatchCreateRequest {
@@ -106,7 +106,7 @@ impl Live {
             fragment: true,
         };
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-        // The queue is empty, and its receiver is here.
+        // Cannot fail: the queue is empty, and this function holds its receiver.
         drop(requests.try_send(create));
         let responses = connection.watch(receiver).await.map_err(|status| connection.error(&status))?;
         let now = Instant::now();
@@ -135,11 +135,11 @@ impl Live {
         Ok(live)
     }
 
-    /// The next transaction or proof of progress. After an error there is nothing more.
+    /// Waits for the next transaction or progress event. After an error the watch has ended.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when it is dropped: what was received stays.
+    /// A dropped call loses nothing: the received messages stay in the watch.
     pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
         loop {
             if let Some((delta, position)) = self.ready.pop_front() {
@@ -150,7 +150,7 @@ impl Live {
         }
     }
 
-    /// It has ended, for this reason.
+    /// Reports the error that ended the watch, and drops a connection that it made unusable.
     pub(super) fn fail(&self, error: SourceError) -> SourceError {
         match self.shared.failed(self.connection.id, error) {
             SourceError::Busy(text) => SourceError::Broken(text),
@@ -158,7 +158,7 @@ impl Live {
         }
     }
 
-    /// Waits for whatever comes first.
+    /// Waits for the next message, response or timer.
     async fn turn(&mut self) -> Result<(), SourceError> {
         let demand = self.shared.health.demand().clone();
         let can_hurry = self.connection.tells_progress && !demand.is_wanted();
@@ -171,14 +171,14 @@ impl Live {
             }
         };
         tokio::select! {
-            // What has come counts before what has not: a watch that was not polled for long is not silent.
+            // Messages that have arrived come first: a watch that was not polled for long is not silent.
             biased;
-            // Cancel-safe: a message that has not come whole stays in the stream.
+            // Cancel-safe: an incomplete message stays in the stream.
             message = self.responses.message() => {
                 let message = message.map_err(|status| self.connection.error(&status))?;
                 self.take(message)
             }
-            // Cancel-safe: the call goes on where it was.
+            // Cancel-safe: the call continues at the next poll.
             header = pin!(head) => {
                 self.head = None;
                 let header = header.map_err(|status| self.connection.error(&status))?;
@@ -186,13 +186,13 @@ impl Live {
                 self.alive();
                 Ok(())
             }
-            // Cancel-safe by its own contract; then the time to ask is another one.
+            // Cancel-safe by its own contract; the next round computes an earlier time for the request.
             () = demand.wanted(), if can_hurry => Ok(()),
             () = tokio::time::sleep_until(ask_at) => self.ask(),
         }
     }
 
-    /// Waits for a message, and takes it.
+    /// Waits for one message, and processes it.
     async fn hear(&mut self) -> Result<(), SourceError> {
         let message = self.responses.message().await.map_err(|status| self.connection.error(&status))?;
         self.take(message)
@@ -207,15 +207,15 @@ impl Live {
         }
     }
 
-    /// It answers. What has answered is the upstream only if it tells what was told before. While a part of its answer is on the
-    /// way, which may take long if a value is large, what is served is older than it.
+    /// Records contact with the upstream, if the history is known to be the same. A fragment does not count: until the rest has
+    /// arrived, which takes long for a large value, the served state is older than the response.
     fn alive(&self) {
         if !self.is_partial && self.unproved.as_ref().is_none_or(|unproved| unproved.is_repeated) {
             self.shared.health.alive();
         }
     }
 
-    /// Asks how far etcd is, which also shows whether it is there.
+    /// Requests progress or the head revision, which also shows that etcd responds.
     fn ask(&mut self) -> Result<(), SourceError> {
         let now = Instant::now();
         self.asked_at = Some(now);
@@ -236,7 +236,7 @@ impl Live {
             return Err(self.silent());
         }
         let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
-        // If the queue is full, nobody answers the earlier ones either.
+        // If the queue is full, the server has not answered the earlier requests either.
         drop(self.requests.try_send(WatchRequest { request_union: Some(progress) }));
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Live {
         Ok(())
     }
 
-    /// Everything up to a revision has been told.
+    /// Records that etcd has sent everything up to a revision.
     fn progress(&mut self, told: i64) -> Result<(), SourceError> {
         if told < self.last.revision {
             self.alive();
@@ -287,7 +287,7 @@ impl Live {
         Ok(())
     }
 
-    /// The revision that was gathered is whole.
+    /// Processes the gathered revision, which is complete.
     fn complete(&mut self) -> Result<(), SourceError> {
         let events = std::mem::take(&mut self.gathered);
         let Some(revision) = events.first().map(revision) else {
@@ -299,7 +299,7 @@ impl Live {
                 if revision != self.start || revision != self.last.revision {
                     return Err(broken());
                 }
-                // The resource has it. Of a list only the puts were known, and this has the deletions as well.
+                // The resource has this revision. A list shows only its puts; these events have its deletions as well.
                 self.last.mark = Some(Mark::of_transaction(revision, &events));
                 self.shared.known.lock().position = Some(self.last.clone());
                 return Ok(());
@@ -314,7 +314,7 @@ impl Live {
             };
             self.judge(verdict)?;
             if !self.connection.tells_progress {
-                // There may be nothing more to hear for long.
+                // The next message may be a long time away.
                 self.alive();
             }
             return Ok(());
@@ -327,7 +327,7 @@ impl Live {
         Ok(())
     }
 
-    /// What has to be told again has been, or will not be any more.
+    /// Ends the check of the history: etcd has replayed the change, or has passed its revision without it.
     fn settle(&mut self) -> Result<(), SourceError> {
         match self.unproved.take() {
             Some(Unproved { mark, is_repeated: false }) => self.judge(mark.missed()),
@@ -361,7 +361,7 @@ impl fmt::Debug for Live {
 }
 
 impl Shared {
-    /// What a transaction means for the objects.
+    /// Converts a transaction to the events of its objects.
     fn read(&self, revision: i64, events: Vec<PbEvent>) -> Delta {
         let mut told = Vec::with_capacity(events.len());
         for event in events {

@@ -1,15 +1,15 @@
-//! A stream of the upstream that is being followed: batches as they are complete, bookmarks, and proofs of life.
+//! An open stream of the upstream: complete batches, bookmarks and progress.
 //!
 //! ```text
 //!   messages ──▶ events of the open batch ──▶ [its last event] ──▶ Delta, at the new Position
 //! ```
 //!
-//! It is a stream's state and not a task. Invariants:
+//! The watch is the state of a stream, not a task. Invariants:
 //!
-//! - What is handed out ends a batch, or is the version before one: in between, nobody here gets to resume.
-//! - A batch that is cut off is forgotten, and told again by the next stream.
-//! - While somebody waits for a version, the stream is one with bookmarks at the shortest interval; it takes the place of
-//!   the other one, and is given up when nobody has waited for a heartbeat.
+//! - Each delta ends a batch or is at the version before one: no client can resume from a version in between.
+//! - A batch that a break cuts off is discarded, and the next stream replays it.
+//! - While a caller waits for a version, a stream with bookmarks at the shortest interval replaces the other one, until no
+//!   caller has waited for a heartbeat.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -31,34 +31,34 @@ use crate::{
     proto::pb::{self, Bookmark, EventType, WatchResponse},
 };
 
-/// A stream, and where it is.
+/// Open stream, and its position.
 pub(super) struct Live {
     shared: Arc<Shared>,
     messages: Messages,
     position: Position,
-    /// A version after the position that was handed out, and at which more may come.
+    /// Version after the position that was delivered, and at which more changes may follow.
     opened: Option<ResourceVersion>,
-    /// Changes above the position that were handed out, by their versions: the last one up to a later position is its mark.
+    /// Delivered changes above the position, by version: the last one up to a later position is the mark of that position.
     ahead: BTreeMap<u128, Mark>,
-    /// Of a stream of another server, which begins before the position: until it is beyond that, nothing is new.
+    /// Check of a stream of another server, which begins before the position: no message up to the position is new.
     check: Option<ResumeCheck>,
-    /// The events of a batch, as long as the version has not advanced.
+    /// Events of a batch, while the version has not advanced.
     gathered: Vec<Event>,
-    /// Of the deletions among them.
+    /// Cause of the deletions in `gathered`.
     deletion: Cause,
-    /// There was a relist upstream on the way from the position.
+    /// True if the upstream has relisted since the position.
     is_relisted: bool,
-    /// Of the same message as what was handed out last.
+    /// Delta of the same message as the one delivered last.
     ready: VecDeque<Delta>,
     heard_at: Instant,
-    /// Of a stream in a hurry: when somebody was last seen to wait.
+    /// Time at which a caller was last seen waiting, for a stream with short intervals.
     wanted_at: Option<Instant>,
 }
 
 // === impl Live ===
 
 impl Live {
-    /// A stream that goes on from a position.
+    /// Returns a stream that continues from a position.
     pub(super) fn new(shared: Arc<Shared>, messages: Messages, position: Position) -> Self {
         Self {
             shared,
@@ -76,7 +76,7 @@ impl Live {
         }
     }
 
-    /// Goes on after a version.
+    /// Resumes after a version.
     pub(super) async fn resume(shared: Arc<Shared>, from: ResourceVersion) -> Result<Self, SourceError> {
         let unknown = |version| Position { version, history: Arc::default(), mark: None };
         let position = shared.position(&from).unwrap_or_else(|| unknown(from));
@@ -84,11 +84,11 @@ impl Live {
         Ok(Self { check, ..Self::new(shared, messages, position) })
     }
 
-    /// The next batch or proof of life. After an error there is nothing more.
+    /// Waits for the next batch or bookmark. After an error the stream has ended.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when it is dropped: what was received stays, or is told again.
+    /// A dropped call loses nothing: the received messages stay in the stream, or the next stream replays them.
     pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
         loop {
             if let Some(delta) = self.ready.pop_front() {
@@ -100,9 +100,9 @@ impl Live {
             let silent_at = self.heard_at + self.shared.upstream.silence();
             let demand = self.shared.health.demand().clone();
             tokio::select! {
-                // What has come counts before what has not: a stream that was not polled for long is not silent.
+                // Messages that have arrived come first: a stream that was not polled for long is not silent.
                 biased;
-                // Cancel-safe: a message that has not come whole stays in the stream.
+                // Cancel-safe: an incomplete message stays in the stream.
                 message = self.messages.message() => {
                     let message = message.map_err(|status| self.told(self.shared.upstream.status(&status)))?;
                     let message = message.ok_or_else(|| self.shared.upstream.ended())?;
@@ -112,14 +112,14 @@ impl Live {
                         return Ok(delta);
                     }
                 }
-                // Cancel-safe by its own contract; then the stream is another one.
+                // Cancel-safe by its own contract; `reopen` then replaces the stream.
                 () = demand.wanted(), if self.wanted_at.is_none() => self.reopen(Some(Instant::now())).await?,
                 () = tokio::time::sleep_until(silent_at) => return Err(self.shared.upstream.silent()),
             }
         }
     }
 
-    /// It has ended, for this reason: what was open is taken up again, and not listed.
+    /// Converts the error that ended the stream: after a break the source resumes instead of relisting.
     pub(super) fn fail(&self, error: SourceError) -> SourceError {
         match self.shared.failed(error) {
             SourceError::Busy(text) => SourceError::Broken(text),
@@ -127,7 +127,7 @@ impl Live {
         }
     }
 
-    /// Goes on from here at another interval.
+    /// Replaces the stream with one at another bookmark interval, from the position.
     async fn reopen(&mut self, wanted_at: Option<Instant>) -> Result<(), SourceError> {
         let config = &self.shared.config;
         let interval = if wanted_at.is_some() { config.progress_interval } else { config.heartbeat };
@@ -139,7 +139,7 @@ impl Live {
         Ok(())
     }
 
-    /// Whether a message is new. What is known is of the history that the position belongs to.
+    /// Returns true if a message is new. The others are up to the position, and in its history.
     fn is_new(&mut self, message: &WatchResponse) -> Result<bool, SourceError> {
         let Some(check) = &mut self.check else { return Ok(true) };
         if check.judge(message)? {
@@ -167,12 +167,12 @@ impl Live {
                 if is_open {
                     return self.take_open(version, event, is_inferred).map(Some);
                 }
-                // What is at a later version than the message is in a batch that goes on.
+                // An object at a later version than the message is in a batch that continues.
                 if *event.version() <= version && version != self.position.version {
                     self.gather(event, is_inferred);
                     return Ok(Some(self.complete(version)));
                 }
-                // Whether a relist lies before that version or comes with the batch is not said: then it is both.
+                // The message does not say if a relist lies before that version or comes with the batch: then both are relists.
                 let is_relisted = self.is_relisted;
                 let progress = self.progress(version)?;
                 self.is_relisted = is_relisted;
@@ -187,12 +187,12 @@ impl Live {
         }
     }
 
-    /// An error that the upstream has told. The history that has changed there is that of the position only if it is proved.
+    /// Converts an error that the upstream sent. A history rewritten there is that of the position only after the check.
     fn told(&self, error: SourceError) -> SourceError {
         if self.check.is_some() { unproved(error) } else { error }
     }
 
-    /// An event of a batch that is open is applied at once, as it was upstream. The position is still before it.
+    /// Delivers an event of an open batch at once, as the upstream did. The position stays before the batch.
     fn take_open(&mut self, version: ResourceVersion, event: Event, is_inferred: bool) -> Result<Delta, SourceError> {
         let progress = self.progress(version)?;
         if !self.gathered.is_empty() {
@@ -204,8 +204,8 @@ impl Live {
             self.shared.state.lock().has_sent_ahead = true;
         }
         let opened = self.opened.take().filter(|opened| opened > version);
-        // What came at a version that was complete before does not move it, nor does what is ahead of the position by more
-        // than a version: the upstream has several watches, of which one is ahead.
+        // A change at a version that was complete before does not move the position. Neither does one that is ahead of it by more
+        // than one version: the upstream has several watches, of which one is ahead.
         let reached = opened.as_ref().unwrap_or(version);
         let is_next =
             *event.version() == version.next() && opened.as_ref().is_none_or(|opened| opened == event.version());
@@ -234,17 +234,17 @@ impl Live {
     fn gather(&mut self, event: Event, is_inferred: bool) {
         self.gathered.push(event);
         if is_inferred {
-            // At a relist, whether the upstream is new enough to say so or not.
+            // An inferred deletion means a relist, also from an upstream too old to mark relists.
             (self.deletion, self.is_relisted) = (Cause::Inferred, true);
         }
     }
 
-    /// The batch that was gathered is whole.
+    /// Ends the gathered batch at a version.
     fn complete(&mut self, version: ResourceVersion) -> Delta {
         let mut events = std::mem::take(&mut self.gathered);
         let is_relisted = std::mem::take(&mut self.is_relisted);
         let deletion = std::mem::replace(&mut self.deletion, Cause::Change);
-        // The objects of a relist have versions of their own, which need not lead to that of the list.
+        // The objects of a relist have versions of their own, which may differ from that of the list.
         if is_relisted || events.last().is_none_or(|last| *last.version() != version) {
             events.push(Event::Bookmark(version.clone()));
         }
@@ -267,7 +267,7 @@ impl Live {
         }
         self.note_demand();
         let progress = self.progress(version.clone())?;
-        // It was of the way to this version.
+        // The relist, if any, lies before this version.
         self.is_relisted &= !self.gathered.is_empty();
         Ok(progress.unwrap_or(Delta::event(Event::Bookmark(version))))
     }
@@ -278,7 +278,7 @@ impl Live {
         }
     }
 
-    /// Nothing is missing up to a version that may be the one before a batch; told if it is later than what was told.
+    /// Advances to a version, which may be the one before a batch. Returns a delta if it is later than the position.
     fn progress(&mut self, version: ResourceVersion) -> Result<Option<Delta>, SourceError> {
         if version == self.position.version {
             return Ok(None);
@@ -289,7 +289,7 @@ impl Live {
         Ok(Some(self.complete(version)))
     }
 
-    /// The version of a message: one that goes back is of a broken stream, and is never handed out.
+    /// Parses the version of a message. An earlier one than the position means a broken stream, and is never delivered.
     fn not_before(&mut self, text: &str) -> Result<ResourceVersion, SourceError> {
         let version = message::version(text)?;
         if version >= self.position.version {

@@ -1,4 +1,4 @@
-//! What an upstream sends, as the model has it: the same object, to the byte.
+//! Conversion of the upstream's messages to the model, byte for byte.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -8,11 +8,11 @@ use crate::{
     proto::pb::{self, Cause, EventType, WatchResponse},
 };
 
-/// What bodies are, here and at every origin.
+/// Media types of bodies, the same at every origin.
 const MEDIA_TYPES: [&str; 2] = [JSON, "application/octet-stream"];
 const JSON: &str = "application/json";
 
-/// An event of a watch of everything under REPLAY, after the initial events.
+/// Converts a message to an event, for a watch of everything under REPLAY after the initial events.
 pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     let cause = message.cause();
     let is_own = matches!(cause, Cause::Unspecified | Cause::Inferred | Cause::NotServed);
@@ -30,19 +30,19 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     })
 }
 
-/// An object with the version that it is told at.
+/// Converts an object with its version.
 pub(super) fn object(object: Option<pb::Object>) -> Result<Object, SourceError> {
     let object = object.ok_or_else(|| SourceError::Undecodable("an event without an object".to_owned()))?;
     let named = format!("{}/{}", object.namespace, object.name);
     read(object).map_err(|problem| SourceError::Undecodable(format!("{named}: {problem}")))
 }
 
-/// A version, which there has to be.
+/// Parses a version, which must not be empty.
 pub(super) fn version(text: &str) -> Result<ResourceVersion, SourceError> {
     text.parse().map_err(|error| SourceError::Undecodable(format!("{error}")))
 }
 
-/// Passes on what a bookmark says of the origin, and returns the origin's state.
+/// Reports the state of the origin in a bookmark to `health`, and returns it.
 pub(super) fn tell_origin(bookmark: &pb::Bookmark, health: &SourceHealth) -> SyncState {
     let state = match bookmark.source() {
         pb::SyncState::Stale | pb::SyncState::Syncing => SyncState::Stale,
@@ -62,7 +62,7 @@ fn read(object: pb::Object) -> Result<Object, String> {
         return Err(format!("{} bytes are more than the {MAX_OBJECT_BYTES} that are served", body.len()));
     }
     let labels: BTreeMap<_, _> = object.labels.into_iter().collect();
-    // Nearly always all of it stands in the body, and needs no memory of its own.
+    // In nearly every case the body contains all of it, and the object needs no memory of its own for the rest.
     if media_type == JSON
         && let Ok(read) = Object::from_json_of(key.clone(), &object.uid, &body, version.clone())
         && (read.api_version(), read.kind()) == (&*object.api_version, &*object.kind)

@@ -1,4 +1,4 @@
-//! Resumption after a position: at the server that it was received from, or at another one once its history is proved.
+//! Resumption after a position: at the server that it was received from, or at another one whose history has been checked.
 
 use std::time::Duration;
 
@@ -11,40 +11,40 @@ use super::{
 };
 use crate::{cache::SourceError, model::ResourceVersion, proto::pb::SyncState};
 
-/// The server that has answered last.
+/// Server that has answered last.
 #[derive(Debug)]
 pub(super) struct Server {
-    /// New at each of its starts.
+    /// Name of the server, new at each of its starts.
     name: String,
-    /// Its name of the history of that version; empty if unknown.
+    /// Name of the history of `version` at this server; empty if unknown.
     history: String,
-    /// The version that it serves; `None` before it has one.
+    /// Version that it serves; `None` before it has one.
     version: Option<ResourceVersion>,
     is_synced: bool,
 }
 
-/// A server that has not reached the position.
+/// Server that has not reached the position.
 #[derive(Debug)]
 pub(super) struct Behind {
     server: String,
     since: Instant,
 }
 
-/// Servers behind one address that are remembered.
+/// Limit of the remembered servers behind one address.
 const MAX_BEHIND: usize = 16;
 
 // === impl Position ===
 
 impl Position {
-    /// Whether a server with this name vouches for the position's history itself, or none can be asked for it.
+    /// Returns true if a server with this name knows the position's history itself, or if no server can check it.
     fn is_vouched_for(&self, server: &str) -> bool {
         let (origin, _) = self.history.split_once('.').unwrap_or((&*self.history, ""));
-        // A lineage is of one run of the server that reads the source.
+        // A lineage belongs to one run of the server that reads the source.
         let is_its_own = self.version.lineage().is_some() || origin.is_empty() || server.is_empty();
         is_its_own || origin == server
     }
 
-    /// Returns whether a server has named another history since.
+    /// Returns true if the server that named the position's history now names another one.
     fn is_left_by(&self, server: &Server) -> bool {
         let Server { name, history, .. } = server;
         let is_named = self.history.split_once('.').is_some_and(|(origin, _)| origin == name);
@@ -55,7 +55,7 @@ impl Position {
 // === impl Shared ===
 
 impl Shared {
-    /// Asks the upstream who it is, and whether it may be followed.
+    /// Reads the upstream's name, state and history, and checks that the relay may follow it.
     pub(super) async fn meet(&self) -> Result<(), SourceError> {
         let resource = self.upstream.check_path().await?;
         let server = Server {
@@ -80,8 +80,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Opens a stream of what comes after a position. With a [`ResumeCheck`] the stream begins earlier, and what it judges to
-    /// be known is not new.
+    /// Opens a stream of the changes after a position. With a [`ResumeCheck`] the stream begins earlier, and the messages up to
+    /// the position, which the check consumes, are not new.
     pub(super) async fn open_after(
         &self,
         position: &Position,
@@ -99,13 +99,13 @@ impl Shared {
             return Ok((messages, None));
         };
         let (after, check) = self.prove(position).await?;
-        // What was proved is worth nothing in the next history of that server.
+        // The check does not hold for the next history of that server.
         let start = Start::After { version: &after, history: &history };
         let messages = self.upstream.open(start, bookmark_interval).await;
         Ok((messages.map_err(unproved)?, Some(check)))
     }
 
-    /// Finds out how another server can prove that it has the history of a position: by a stream after the version returned.
+    /// Determines how another server can show that it has the history of a position: by a stream after the returned version.
     async fn prove(&self, position: &Position) -> Result<(ResourceVersion, ResumeCheck), SourceError> {
         let mark = position.mark.clone().ok_or_else(|| unclear("no change is known to recognise the history by"))?;
         let mut found = self.find(&mark, position, None).await?;
@@ -129,7 +129,7 @@ impl Shared {
         position: &Position,
         not_before: Option<&ResourceVersion>,
     ) -> Result<Found, SourceError> {
-        // An answer without an object has no version: its state is at least as new as this.
+        // A response without an object has no version: its state is at least as new as this.
         let least = match not_before {
             Some(version) => Some(version.clone()),
             None => self.state.lock().server.as_ref().and_then(|server| server.version.clone()),
@@ -152,7 +152,7 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// [`SourceError::HistoryChanged`] when it has been there for too long, as [`Self::behind`] has it.
+    /// [`SourceError::HistoryChanged`] if it has been behind for too long, as in [`Self::behind`].
     pub(super) fn note_behind(&self, is_synced: bool, version: &str) -> Result<(), SourceError> {
         if let Some(server) = &mut self.state.lock().server {
             server.is_synced = is_synced;
@@ -163,8 +163,8 @@ impl Shared {
         }
     }
 
-    /// Judges a server that has not reached a version in time: a replica that lags is waited for, STALE. One with another name
-    /// that has been SYNCED and behind for longer than `resume_timeout` has another history.
+    /// Judges a server that has not reached a version in time: the source, STALE, waits for a replica that lags. A server with
+    /// another name that has been SYNCED and behind for longer than `resume_timeout` has another history.
     pub(super) fn behind(&self, text: String) -> SourceError {
         let mut state = self.state.lock();
         let other = state.server.as_ref().filter(|server| {
@@ -187,7 +187,7 @@ impl Shared {
     }
 }
 
-/// An error of a server before it is proved to have the history of the position: that its own has changed says nothing of that.
+/// Converts an error of a server whose history is not checked yet: that it was rewritten there does not concern the position.
 pub(super) fn unproved(error: SourceError) -> SourceError {
     match error {
         SourceError::HistoryChanged(text) => SourceError::Busy(text),
