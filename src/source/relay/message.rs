@@ -85,7 +85,7 @@ mod tests {
     proptest! {
         #![proptest_config(crate::property_config())]
 
-        /// Whatever an origin serves, in whichever way it came by it.
+        /// Covers whatever an origin may serve, from any kind of source.
         #[test]
         fn an_object_that_is_passed_on_is_the_same(
             text in "[a-z{}\"é\n]{0,20}",

@@ -1,18 +1,18 @@
-//! Proof that the history of another server is the one that a position belongs to (invariant 14).
+//! Check, without I/O, that another server has the history that a position belongs to.
 //!
-//! Pure. A server that was started again, and another replica, have another name. Their upstream may have been restored to an
-//! older state, and may have counted on beyond the position. So the last change that is known has to be there, with all others at
-//! its version, and no other change between it and the position:
+//! A server that was restarted, and another replica, have another name. Their upstream may have been restored to an older
+//! state, and may have continued beyond the position with other changes. So the server has to have the last known change, with
+//! all others at its version, and no other change between it and the position:
 //!
 //! ```text
 //!   Get of the last changed object
-//!     ├─ it is as it was changed last ──────▶ watch after that change ──┐  nothing may come
-//!     ├─ it has changed since, or is gone ──▶ watch from just before it ┤  up to the position
-//!     ├─ it is older: the server is behind ─▶ wait until it is not      │
-//!     └─ it is anything else ───────────────▶ another history ◀─────────┘  otherwise
+//!     ├─ same as last known ──────────────────▶ watch after that change ───┐  no change may come
+//!     ├─ changed since, or deleted ───────────▶ watch from just before it ─┤  up to the position
+//!     ├─ older: the server is behind ─────────▶ wait until it is not       │
+//!     └─ anything else ───────────────────────▶ other history ◀────────────┘  otherwise
 //! ```
 //!
-//! A server whose history does not reach back so far answers that the version has expired; then the resource is listed.
+//! A server whose history does not reach back so far reports that the version has expired; then the Reflector relists.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -26,30 +26,30 @@ use crate::{
     source::digest,
 };
 
-/// The last change of a resource that is known.
+/// Last known change of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mark {
     object: Arc<Object>,
     is_deleted: bool,
-    /// It is the newest object of a list or relist: objects that came and went before that are not known.
+    /// True if it is the newest object of a list or relist: objects created and deleted before that are not known.
     is_listed: bool,
-    /// After a warm start: of the body, which the object does not have then. Empty if it was not kept.
+    /// Digest of the body, which the object lacks after a warm start. Empty if it was not stored.
     digest: Option<String>,
     batch: MarkedBatch,
 }
 
-/// All changes at the version of the last one. A change alone may be another history's as well, a deletion above all.
+/// Changes at the version of the last one. A single change may occur in another history as well, above all a deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MarkedBatch {
-    /// Not known: of a list, of a version that is open, and of more changes than are kept.
+    /// Changes that are not known: of a list, of an open version, or more than the limit.
     Unknown,
-    /// The objects, and whether each is deleted.
+    /// Objects, each with true if it is deleted.
     Known(Vec<(Arc<Object>, bool)>),
-    /// After a warm start.
+    /// Digest of the changes, after a warm start.
     Digest(String),
 }
 
-/// A mark, for a later start: its numbers and names, and the digest of its body.
+/// Mark as the snapshot of the resource stores it: numbers and names, and the digest of the body.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct KeptMark {
     version: String,
@@ -58,10 +58,10 @@ pub(super) struct KeptMark {
     uid: String,
     is_deleted: bool,
     is_listed: bool,
-    /// The version before kept none.
+    /// Digest of the body; empty if an earlier version of informerd stored the mark.
     #[serde(default)]
     digest: String,
-    /// Of all changes at the version, if they are known.
+    /// Digest of all changes at the version, if they are known.
     #[serde(default)]
     batch: Option<String>,
 }
@@ -69,15 +69,15 @@ pub(super) struct KeptMark {
 /// Meaning of a server's answer to a Get of the object that was changed last.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// It is as it was changed last.
+    /// The object is the same as after the last known change.
     AsKnown,
-    /// It has other bytes at the same version: another history, or another representation.
+    /// The object has other bytes at the same version: another history, or another representation.
     OtherBody,
-    /// It has changed since, or is gone.
+    /// The object has changed since, or was deleted.
     Later,
     /// The server has not reached that change.
     Behind,
-    /// The server's history is another one, for this reason.
+    /// The server has another history, for this reason.
     OtherHistory(String),
 }
 
@@ -86,25 +86,25 @@ pub(super) enum Found {
 pub(super) struct ResumeCheck {
     mark: Mark,
     position: ResourceVersion,
-    /// The mark has been replayed, or the stream begins after it.
+    /// True if the mark has been replayed, or the stream begins after it.
     is_confirmed: bool,
-    /// The changes at its version that have been replayed, if the stream begins before it.
+    /// Replayed changes at the mark's version, if the stream begins before it.
     replayed: Option<BTreeSet<String>>,
 }
 
-/// Changes of one version that are kept to be recognised; of more of them only the last one is.
+/// Limit of the changes of one version that are kept for the check; above it only the last one is.
 const MAX_MARKED: usize = 4096;
 
 // === impl Mark ===
 
 impl Mark {
-    /// The newest of a list's objects that its version covers; `None` of an empty list.
+    /// Returns the mark of the newest object of a list that its version covers; `None` of an empty list.
     pub(super) fn of_list(objects: &[Arc<Object>], version: &ResourceVersion) -> Option<Self> {
         let covered = objects.iter().filter(|object| object.version() <= version);
         covered.max_by_key(|object| object.version().number()).map(Self::listed)
     }
 
-    /// The last change after a batch that is complete.
+    /// Returns the last change after a complete batch.
     pub(super) fn after_batch(before: Option<Self>, events: &[Event], is_relisted: bool) -> Option<Self> {
         if !is_relisted {
             let changes = || events.iter().filter_map(change);
@@ -135,7 +135,7 @@ impl Mark {
         }
     }
 
-    /// Returns the mark of a version of which there may be other changes.
+    /// Returns the mark without its batch, for a version that may have other changes.
     pub(super) fn open(self) -> Self {
         Self { batch: MarkedBatch::Unknown, ..self }
     }
@@ -148,14 +148,14 @@ impl Mark {
         self.object.version()
     }
 
-    /// The version after which the change is replayed; `None` if there is none before it.
+    /// Returns the version after which the change is replayed; `None` if there is none before it.
     pub(super) fn before(&self) -> Option<ResourceVersion> {
         // A watch after 0 has no meaning.
         let before = self.version().number().checked_sub(1).filter(|before| *before > 0)?;
         Some(ResourceVersion::decimal(before))
     }
 
-    /// Judges what a server has under the key, at a version of its state, for a position.
+    /// Judges a server's object under the key, read at a version of the server's state, for a position.
     pub(super) fn judge(&self, position: &ResourceVersion, at: &ResourceVersion, found: Option<&Object>) -> Found {
         let has_reached = at >= self.version();
         match found {
@@ -188,7 +188,7 @@ impl Mark {
         }
     }
 
-    /// Returns the mark that was kept; `None` if it is none.
+    /// Returns the mark that was stored; `None` if it is invalid.
     pub(super) fn resume(kept: KeptMark) -> Option<Self> {
         let KeptMark { version, namespace, name, uid, is_deleted, is_listed, digest, batch } = kept;
         let (key, version) = (ObjectKey::new(&namespace, &name).ok()?, version.parse().ok()?);
@@ -234,7 +234,7 @@ impl MarkedBatch {
     }
 }
 
-/// Returns the object of a change, and whether it is deleted: the upstream does not have what it cannot serve.
+/// Returns the object of a change, and true if it is deleted: the upstream deletes an object that it cannot serve.
 fn change(event: &Event) -> Option<(Arc<Object>, bool)> {
     match event {
         Event::Added(object) | Event::Modified(object) => Some((Arc::clone(object), false)),
@@ -257,23 +257,23 @@ fn digest_of(lines: &BTreeSet<String>) -> String {
 // === impl ResumeCheck ===
 
 impl ResumeCheck {
-    /// Of a stream after the mark, which the server has.
+    /// Returns a check for a stream after the mark, which the server has.
     pub(super) fn after(mark: Mark, position: ResourceVersion) -> Self {
         Self { mark, position, is_confirmed: true, replayed: None }
     }
 
-    /// Of a stream that has to begin with the mark.
+    /// Returns a check for a stream that has to begin with the mark.
     pub(super) fn from(mark: Mark, position: ResourceVersion) -> Self {
         Self { mark, position, is_confirmed: false, replayed: Some(BTreeSet::new()) }
     }
 
-    /// Judges the next message. Returns whether it lies beyond the position: then everything up to there has been confirmed.
+    /// Judges the next message. Returns true if it is beyond the position: then everything up to the position is confirmed.
     /// Every earlier message is known.
     ///
     /// # Errors
     ///
-    /// [`SourceError::HistoryChanged`] when it cannot be of the history of the position, [`SourceError::Expired`] when that
-    /// cannot be told.
+    /// [`SourceError::HistoryChanged`] if it cannot belong to the history of the position, [`SourceError::Expired`] if the check
+    /// cannot decide.
     pub(super) fn judge(&mut self, message: &WatchResponse) -> Result<bool, SourceError> {
         let Self { mark, position, is_confirmed, replayed } = self;
         let event_type = message.r#type();
@@ -322,7 +322,7 @@ impl ResumeCheck {
         }
     }
 
-    /// Ends with a message that is beyond the position: all changes at the version of the mark have been replayed.
+    /// Ends the check at a message beyond the position: the batch of the mark has to have been replayed in full.
     fn end(&self) -> Result<bool, SourceError> {
         let Some(replayed) = &self.replayed else { return Ok(true) };
         let is_same = self.mark.batch.digest().is_none_or(|known| known == digest_of(replayed));
@@ -330,7 +330,7 @@ impl ResumeCheck {
     }
 }
 
-/// The resource has to be listed, which shows every difference.
+/// Returns the error of a check without a decision: the resource has to be listed, which shows every difference.
 pub(super) fn unclear(why: &str) -> SourceError {
     SourceError::Expired(format!("another server: {why}"))
 }

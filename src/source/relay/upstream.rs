@@ -1,4 +1,4 @@
-//! The connection to the upstream: who it is, whether it may be followed, and what its errors mean.
+//! Connection to the upstream: its name and path, its streams and its errors.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The upstream, connected to when it is asked, one stream at a time.
+/// Connection to the upstream, made on demand, with one stream at a time.
 #[derive(Debug)]
 pub(super) struct Upstream {
     config: RelayConfig,
@@ -24,30 +24,30 @@ pub(super) struct Upstream {
     client: Mutex<Option<Client>>,
 }
 
-/// How a stream begins.
+/// Start of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Start<'a> {
-    /// With all objects, once the upstream has reached a version.
+    /// All objects first, once the upstream has reached a version.
     List {
-        /// None when nothing is known.
+        /// Version to reach; `None` without a position.
         not_before: Option<&'a ResourceVersion>,
     },
-    /// With what comes after a version of a history.
+    /// Changes after a version of a history.
     After {
-        /// The version.
+        /// Version to resume after.
         version: &'a ResourceVersion,
-        /// The upstream's name of the history that the version was received with; empty if unknown.
+        /// Name of the history that the upstream sent with the version; empty if unknown.
         history: &'a str,
     },
 }
 
 pub(super) type Messages = Streaming<WatchResponse>;
 
-/// An upstream takes up to 10 seconds to sync or to reach a version before it answers a list.
+/// Time for which an upstream may wait to sync or to reach a version before it answers a list.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
-/// So many bookmarks do not get lost in an upstream that is only busy.
+/// Bookmark intervals without a message before the stream fails: a busy upstream does not miss that many.
 const SILENT_HEARTBEATS: u32 = 3;
-/// Servers before this one. Whoever has that many has a loop that has not shown itself yet.
+/// Limit of servers before this one; a longer path means a loop that is not visible yet.
 const MAX_PATH: usize = 16;
 
 // === impl Upstream ===
@@ -57,7 +57,7 @@ impl Upstream {
         Self { config, health, client: Mutex::default() }
     }
 
-    /// After so long without a word the upstream is given up.
+    /// Returns the time without a message after which the source gives a stream up.
     pub(super) fn silence(&self) -> Duration {
         self.config.heartbeat * SILENT_HEARTBEATS
     }
@@ -88,8 +88,8 @@ impl Upstream {
         self.answer(patience, client.open(request)).await
     }
 
-    /// Returns the object under a key and the version of the state that it is of, once the upstream has reached a version;
-    /// without one at once. `None` without an object, whose absence is of a state at or after that version.
+    /// Returns the object under a key and the version of the state that it was read from, once the upstream has reached a
+    /// version; without one at once. `None` without an object, in a state at or after that version.
     pub(super) async fn get(
         &self,
         key: &ObjectKey,
@@ -115,7 +115,7 @@ impl Upstream {
         Ok(Some((message::object(answer.object)?, at)))
     }
 
-    /// The next message of a stream, which is to come in time and no error.
+    /// Waits for the next message of a stream, which has to arrive in time and be no error.
     pub(super) async fn next(&self, messages: &mut Messages) -> Result<WatchResponse, SourceError> {
         match tokio::time::timeout(self.silence(), messages.message()).await {
             Ok(Ok(message)) => message.ok_or_else(|| self.ended()),
@@ -124,7 +124,7 @@ impl Upstream {
         }
     }
 
-    /// What the status that a stream ends with means.
+    /// Converts the status that a stream ended with.
     pub(super) fn status(&self, status: &tonic::Status) -> SourceError {
         let client = self.client.lock().clone();
         let address = client.map(|client| client.address().clone());
@@ -134,11 +134,11 @@ impl Upstream {
         }
     }
 
-    /// What a message means that ends a stream, or is none that an upstream sends to a relay.
+    /// Converts a message that ends a stream, or that an upstream must not send to a relay, to an error.
     pub(super) fn not_an_event(&self, message: WatchResponse) -> SourceError {
         match (message.r#type(), message.error) {
             (EventType::Error, Some(status)) => self.error(&ClientError::from_proto(&status)),
-            // Under REPLAY there is none. What is known ends before the hole.
+            // REPLAY never drops events. The position is before the gap.
             (EventType::Dropped, _) => {
                 let dropped = message.dropped.unwrap_or_default();
                 let (count, after) = (dropped.count, dropped.after_resource_version);
@@ -148,7 +148,7 @@ impl Upstream {
         }
     }
 
-    /// The upstream does not keep to its contract.
+    /// Returns the error of an upstream that breaks its contract.
     pub(super) fn contract(&self, problem: &str) -> SourceError {
         SourceError::Undecodable(format!("{}: {problem}", self.config.endpoint))
     }
@@ -161,7 +161,7 @@ impl Upstream {
         SourceError::Busy(format!("{}: nothing was heard for {:?}", self.config.endpoint, self.silence()))
     }
 
-    /// The next stream is to have another connection.
+    /// Drops the connection: the next stream takes another one.
     pub(super) fn leave(&self) {
         *self.client.lock() = None;
     }
@@ -177,7 +177,7 @@ impl Upstream {
         Ok(client)
     }
 
-    /// Asks the upstream for its resource, and takes note of what that comes through.
+    /// Reads the upstream's resource, and records its path and namespaces.
     pub(super) async fn check_path(&self) -> Result<Resource, SourceError> {
         let RelayConfig { endpoint, resource: name, answer_timeout, .. } = &self.config;
         let client = self.client().await?;
@@ -200,7 +200,7 @@ impl Upstream {
             self.health.set_namespaces(resource.namespaces.clone());
             return Ok(resource.clone());
         };
-        // Whoever follows this one is not to take it for a part of the loop.
+        // A relay that follows this one must not take it for a part of the loop.
         provenance.set_upstream(Vec::new());
         Err(SourceError::Unavailable(problem))
     }
@@ -216,17 +216,17 @@ impl Upstream {
         }
     }
 
-    /// By what the Reflector does next.
+    /// Converts an error by the Reflector's next step.
     fn error(&self, error: &ClientError) -> SourceError {
         let RelayConfig { endpoint, resource, .. } = &self.config;
         let text = match error {
             ClientError::Refused(_) => format!("{endpoint}: {error}"),
-            // They say who was called.
+            // The text of the others names the server.
             _ => error.to_string(),
         };
         match (error.code(), error.reason()) {
             (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
-            // A version that this upstream has told is one of another lineage to it now.
+            // A version that this upstream has sent is of another lineage for it now.
             (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryChanged(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
@@ -237,7 +237,7 @@ impl Upstream {
     }
 }
 
-/// Where the upstream is; under TLS, with the files read now.
+/// Parses the upstream's address; under TLS, reads the files now.
 pub(super) fn address(config: &RelayConfig) -> Result<ServerAddress, String> {
     let address: ServerAddress = config.endpoint.parse().map_err(|error| format!("{error}"))?;
     let authority = config.tls.ca.as_deref().map(read).transpose()?;
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
     use crate::proto::pb::Dropped;
 
-    /// RELIABILITY X4: a hole is never hidden.
+    /// A gap is never hidden, even if an upstream drops events against its contract.
     #[test]
     fn what_is_dropped_all_the_same_is_watched_again() {
         let health = SourceHealth::new(Duration::MAX, Duration::MAX);

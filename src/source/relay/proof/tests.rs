@@ -16,12 +16,12 @@ fn object(name: &str, number: u128) -> Arc<Object> {
     of(name, "u", number, "{}")
 }
 
-/// The mark after `name` was changed at a version.
+/// Returns the mark after `name` was changed at a version.
 fn mark(name: &str, number: u128) -> Mark {
     Mark::after_batch(None, &[Event::Modified(object(name, number))], false).unwrap()
 }
 
-/// The newest of a list.
+/// Returns the mark of a list's newest object.
 fn newest(name: &str, number: u128) -> Mark {
     Mark { is_listed: true, ..mark(name, number).open() }
 }
@@ -45,7 +45,7 @@ fn a_mark_is_the_last_change_of_all() {
     assert_eq!(Mark::of_list(&[], &version(9)), None);
 }
 
-/// What came and went in the gap of a relist is not known.
+/// Objects that were created and deleted in the gap of a relist are not known.
 #[test]
 fn a_relist_has_the_newest_object_as_its_mark() {
     let after = |before: Mark, events: &[Event]| Mark::after_batch(Some(before), events, true);
@@ -89,7 +89,7 @@ fn what_another_server_has_is_judged() {
     assert_eq!(mark("a", 1).before(), None);
 }
 
-/// A message with the version that it carries.
+/// Returns a message with the version that it carries.
 fn message(event_type: EventType, object: Option<Arc<Object>>, carried: u128) -> WatchResponse {
     let object = object.map(|object| crate::proto::object(&object, object.version(), crate::proto::PayloadFormat::Raw));
     let bookmark = (event_type == EventType::Bookmark).then(Bookmark::default);
@@ -101,7 +101,7 @@ fn changed(name: &str, number: u128) -> WatchResponse {
     message(EventType::Modified, Some(object(name, number)), number)
 }
 
-/// The position is 9, and the last known change that of `a` at 5.
+/// Judges messages for a mark and a position at 9.
 fn judged(mark: Mark, messages: &[WatchResponse]) -> Result<Vec<bool>, SourceError> {
     let mut check = ResumeCheck::from(mark, version(9));
     messages.iter().map(|message| check.judge(message)).collect()
@@ -166,7 +166,7 @@ fn what_cannot_be_told_is_listed() {
     let listed = newest("a", 5);
     assert!(is_unclear(listed, &[changed("a", 5), changed("b", 8)]), "it may have been deleted before the list");
     assert!(is_unclear(mark("a", 5), &[message(EventType::Modified, Some(of("a", "u", 5, "[]")), 5)]));
-    // Beyond the position a relist is one as any other.
+    // Beyond the position a relist is like any other.
     let bookmark = message(EventType::Bookmark, None, 9);
     assert_eq!(judged(mark("a", 5), &[changed("a", 5), bookmark, relisted]), Ok(vec![false, true, true]));
 }
