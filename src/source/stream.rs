@@ -7,18 +7,18 @@
 //! ```
 //!
 //! `{"type":"ADDED|MODIFIED|DELETED|BOOKMARK|ERROR","object":{…}}`, concatenated or one to a line, as
-//! `kubectl get --watch --output-watch-events -o json` writes them. Made by the application from its configuration, one for
-//! each resource; driven by the resource's Reflector, and writing what cannot be applied to the resource's health.
+//! `kubectl get --watch --output-watch-events -o json` writes them. The application makes one source for each resource from its
+//! configuration; the resource's Reflector drives it. Events that cannot be applied are reported in the resource's health.
 //!
 //! - The resource is synced, and empty, as soon as the input is open.
-//! - Versions are `<lineage>.<n>`, the lineage new at each start, `n` one more with each event.
-//! - Reading waits for whoever takes the events; nothing is read ahead but one chunk of the input.
-//! - What cannot be read or keyed is not applied: it is reported, for as long as the source lives, and reading goes on.
-//! - The end of the stream is STALE, and deletes nothing. A named pipe goes on with its next writer, which repeats all that
-//!   there is; what it does not confirm is deleted, as by a relist (`reader`).
-//! - A watch never ends, and a list is what all events up to then add up to: no list takes anything away from the cache.
+//! - Versions are `<lineage>.<n>`: the lineage is new at each start, and `n` increases by one with each event.
+//! - The source reads only on demand: at most one chunk of the input is read ahead, and a slow consumer blocks the writer.
+//! - An event that cannot be parsed or has no key is not applied. The source reports it for its whole lifetime, and continues.
+//! - The end of the stream makes the resource STALE, and deletes nothing. A named pipe continues with its next writer, which
+//!   repeats all objects; the source deletes those that it does not confirm, as at a relist (`reader`).
+//! - A watch never ends. A list is the result of all events so far, so that a list never removes anything from the cache.
 //!
-//! Deliberately not here: a file that grows. What follows it writes to a pipe (`tail -n +1 -F FILE | informerd …`).
+//! A file that grows is not followed, deliberately: a pipe does that (`tail -n +1 -F FILE | informerd …`).
 
 mod decode;
 mod framing;
@@ -53,23 +53,23 @@ use crate::{
     watch::StreamWatcher,
 };
 
-/// A stream may be silent for ever: only its end is a sign.
+/// Heartbeat of a stream, which may be silent for any time: only its end is a sign.
 pub const HEARTBEAT: Duration = Duration::MAX;
 
-/// How long the next writer of a pipe may be without confirming an object, unless configured.
+/// Default of [`StreamConfig::confirm_after`].
 pub const DEFAULT_CONFIRM_AFTER: Duration = Duration::from_secs(10);
 
-/// What a [`StreamSource`] reads.
+/// Configuration of a [`StreamSource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamConfig {
-    /// Where the events come from.
+    /// Origin of the events.
     pub path: StreamPath,
-    /// The name of the resource, for the log.
+    /// Name of the resource, for the log.
     pub resource: String,
-    /// How long the next writer of a named pipe may go without an event of an object that was there before it. After it, the
-    /// objects that it has sent no event of are deleted, as by a relist. Time counts from the writer's first event on, and
-    /// only while the pipe is empty and somebody waits for it. `None` for writers that do not begin with all objects: what was
-    /// deleted between two of them stays.
+    /// Time for which the next writer of a named pipe may send no event of an object that existed before it. Then the source
+    /// deletes the objects that the writer has sent no event of, as at a relist. Time counts from the writer's first event on,
+    /// and only while the pipe is empty and a reader waits for it. `None` for writers that do not begin with all objects: those
+    /// that were deleted between two writers remain.
     pub confirm_after: Option<Duration>,
 }
 
@@ -79,21 +79,21 @@ pub struct StreamSource {
     shared: Arc<Shared>,
 }
 
-/// Why a stream cannot be read; the text says what to do.
+/// Reason why a stream cannot be read; the text says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// Nothing is there.
+    /// Path that does not exist.
     #[error("the file {} does not exist; create it, or correct the path", .0.display())]
     Missing(PathBuf),
-    /// A directory or a socket is there.
+    /// Path of a directory or a socket.
     #[error("{} is no file and no named pipe; name what the events are written to", .0.display())]
     NotAStream(PathBuf),
-    /// It cannot be opened.
+    /// Input that cannot be opened.
     #[error("{what} cannot be read ({reason}); let the user that runs informerd read it")]
     Unreadable {
         /// The file, or "standard input".
         what: String,
-        /// In the words of the operating system.
+        /// The operating system's message.
         reason: String,
     },
 }
@@ -106,17 +106,17 @@ struct Shared {
     slot: Mutex<Slot>,
 }
 
-/// Where the reader is.
+/// Location of the reader.
 #[derive(Debug)]
 enum Slot {
-    /// Nothing has been opened yet.
+    /// Not opened yet.
     Closed,
     Idle(Box<Reader>),
-    /// A watch has it.
+    /// Held by a watch.
     Taken,
 }
 
-/// One watch. It is a stream's state and not a task.
+/// State of one watch, without a task of its own.
 struct Live {
     shared: Arc<Shared>,
     watcher: StreamWatcher<Lease>,
@@ -125,7 +125,7 @@ struct Live {
 // === impl StreamConfig ===
 
 impl StreamConfig {
-    /// Serves `path` as `resource`, with the defaults for everything else.
+    /// Returns the configuration that serves `path` as `resource`, with the defaults for everything else.
     pub fn new(path: StreamPath, resource: impl Into<String>) -> Self {
         Self { path, resource: resource.into(), confirm_after: Some(DEFAULT_CONFIRM_AFTER) }
     }
@@ -134,18 +134,18 @@ impl StreamConfig {
 // === impl StreamSource ===
 
 impl StreamSource {
-    /// A source whose problems are reported to `health`. Nothing is opened before the first list.
+    /// Returns a source that reports its problems to `health`. It opens nothing before the first list.
     pub fn new(config: StreamConfig, health: SourceHealth) -> Self {
         let first = ResourceVersion::of_lineage(new_lineage(), 1);
         let known = Arc::new(Mutex::new(Known::new(first)));
         Self { shared: Arc::new(Shared { config, health, known, slot: Mutex::new(Slot::Closed) }) }
     }
 
-    /// Whether `path` can be read now. Standard input always can.
+    /// Checks that `path` can be read now. Standard input always passes.
     ///
     /// # Errors
     ///
-    /// In one line that says what to do.
+    /// The problem and its remedy, in one line.
     pub fn check(path: &StreamPath) -> Result<(), StreamError> {
         path.check()
     }
@@ -158,7 +158,7 @@ impl StreamSource {
         }
         let path = shared.config.path.clone();
         let opened = tokio::task::spawn_blocking(move || path.open()).await;
-        // The only failures are a panic, which is a bug that was reported where it happened, and the end of the runtime.
+        // The only failures are a panic, which is a bug that was reported at its origin, and the end of the runtime.
         let opened = opened.map_err(|error| SourceError::Unavailable(error.to_string()))?;
         let input = opened.map_err(|error| SourceError::Unavailable(error.to_string()))?;
         let mut slot = shared.slot.lock();
@@ -206,7 +206,7 @@ impl Live {
             if let Some(item) = self.watcher.next().await {
                 return Some(item.map_err(|error| SourceError::Undecodable(error.to_string())));
             }
-            // The watcher has given it back; it is gone if another watch was faster.
+            // The watcher has returned the lease; another watch may have taken it meanwhile.
             let mut lease = Lease::take(&self.shared)?;
             lease.reopen().await;
             self.watcher = StreamWatcher::new(lease);

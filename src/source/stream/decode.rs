@@ -1,7 +1,7 @@
-//! What one event of the stream says.
+//! Decoding of one event of the stream.
 //!
-//! Called by `reader` with the bytes that `framing` found; pure, without IO. An object's body is the bytes that came, in an
-//! allocation of its own.
+//! `reader` calls it with the bytes that `framing` found; without I/O. An object's body is the received bytes, in an allocation
+//! of its own.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use crate::{
     source::watch_event::{self, INITIAL_EVENTS_END, status_text},
 };
 
-/// What has been read.
+/// Content of one event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// An object came, changed or went.
+    /// An object was added, modified or deleted.
     Change(EventType, Object),
-    /// BOOKMARK: the upstream is alive.
+    /// BOOKMARK: a sign of life from the upstream.
     Alive {
-        /// Every object that exists has been written before it (`sendInitialEvents` of the Kubernetes API).
+        /// True if every existing object has been written before it (`sendInitialEvents` of the Kubernetes API).
         is_initial_end: bool,
     },
-    /// ERROR: the upstream of the stream has failed, in its own words.
+    /// ERROR: the upstream of the stream failed, with this message.
     Failure(String),
 }
 
-/// The part of a bookmark that counts.
+/// Relevant part of a bookmark.
 #[derive(Deserialize)]
 struct Bookmark {
     metadata: Annotated,
@@ -37,13 +37,13 @@ struct Annotated {
     annotations: BTreeMap<String, String>,
 }
 
-/// Reads one event, whose object gets this version.
+/// Decodes one event, whose object gets this version.
 ///
 /// # Errors
 ///
-/// In one line that says why it is none.
+/// The reason why it is no event, in one line.
 pub(super) fn decode(event: &[u8], version: &ResourceVersion) -> Result<Said, String> {
-    // Nothing but its name keys an object of a stream; an empty one is refused.
+    // An object of a stream has no key except for its name, which must not be empty.
     let object = |text| Object::from_json(text, "", version.clone());
     Ok(match watch_event::decode(event, object)? {
         watch_event::Said::Change(event_type, object) => Said::Change(event_type, object),
@@ -53,7 +53,7 @@ pub(super) fn decode(event: &[u8], version: &ResourceVersion) -> Result<Said, St
 }
 
 fn is_initial_end(object: &str) -> bool {
-    // Of a bookmark without annotations, nothing else counts.
+    // A bookmark without annotations has no other relevant field.
     serde_json::from_str(object).is_ok_and(|Bookmark { metadata: Annotated { annotations } }| {
         annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true")
     })
@@ -153,7 +153,7 @@ mod tests {
     proptest! {
         #![proptest_config(crate::property_config())]
 
-        /// The short way and the long way lead to the same, also where they lead to nothing.
+        /// The fast path and the slow path have the same result, also for invalid events.
         #[test]
         fn an_event_says_the_same_however_it_is_spaced(
             name in select(vec!["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", "added", ""]),

@@ -1,66 +1,66 @@
-//! Where each event begins and ends in a stream of bytes that comes in pieces of any size.
+//! Boundaries of the events in a stream of bytes that arrives in pieces of any size.
 //!
-//! Driven by `reader`; pure, without IO. A strict automaton over the grammar of JSON, one byte after the other, so that
-//! what breaks it is noticed at that byte and not when the memory is full: an event that was cut off does not swallow the
-//! one after it, unless it was cut off just where a value may begin.
+//! `reader` drives it; without I/O. The framer is a strict automaton over the grammar of JSON, byte by byte. It detects a
+//! syntax error at that byte instead of when the memory is full: an event that was cut off does not include the one after it,
+//! unless it was cut off just before a value.
 //!
 //! Invariants:
-//! - However the bytes are cut into pieces, the same events are found at the same places.
-//! - A line that is JSON from end to end is one event, and need not be followed.
-//! - An event is one map at the outermost level. Its bytes are kept up to [`MAX_EVENT_BYTES`], and never one more; of a
-//!   larger one only the end is looked for.
-//! - No more than [`MAX_DEPTH`] brackets are open: what nests deeper is no event.
-//! - After what is no event, reading goes on at the next line that begins with `{`.
+//! - However the bytes are cut into pieces, the framer finds the same events at the same positions.
+//! - A line that is JSON from end to end is one event, and need not be scanned.
+//! - An event is one map at the outermost level. The framer buffers up to [`MAX_EVENT_BYTES`] of it, and never one byte more;
+//!   of a larger one it only searches for the end.
+//! - No more than [`MAX_DEPTH`] brackets are open: deeper nesting is no event.
+//! - After bytes that are no event, the next line that begins with `{` begins the next one.
 //!
-//! Not here: whether a scalar is a good one and what the event says (`decode`).
+//! `decode` checks scalars and the content of the event.
 
 use crate::model::MAX_OBJECT_BYTES;
 
-/// The largest event: an object of the largest size, and what stands around it.
+/// Limit of an event: an object of the largest size, and its envelope.
 pub(super) const MAX_EVENT_BYTES: usize = MAX_OBJECT_BYTES + (64 << 10);
 
-/// How many maps and lists may be open at once. Go's `encoding/json` reads no more, so that no client of Kubernetes writes it.
+/// Limit of open maps and lists. Go's `encoding/json` reads no more, so that no client of Kubernetes writes more.
 pub(super) const MAX_DEPTH: usize = 10_000;
 
-/// What the memory for events shrinks to after a large one.
+/// Capacity that the buffer for events shrinks to after a large one.
 const USUAL_EVENT_BYTES: usize = 64 << 10;
 
-/// Finds the events.
+/// Finds the events in a stream.
 #[derive(Debug)]
 pub(super) struct Framer {
     state: State,
-    /// The brackets that are open.
+    /// Open brackets.
     open: Vec<Bracket>,
     event: Vec<u8>,
     is_complete: bool,
     is_too_large: bool,
-    /// Where the event begins.
+    /// Start of the event.
     begin: Position,
     position: Position,
     at_line_start: bool,
 }
 
-/// A place in the stream.
+/// Position in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
-    /// From 1.
+    /// Line number, from 1.
     pub(super) line: u64,
-    /// In bytes, from 0.
+    /// Offset in bytes, from 0.
     pub(super) offset: u64,
 }
 
-/// What has been found.
+/// Result of framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// A whole event, which began here; [`Framer::event`] has its bytes.
+    /// A complete event, which began here; [`Framer::event`] has its bytes.
     Event(Position),
     /// An event that began here is larger than [`MAX_EVENT_BYTES`].
     TooLarge(Position),
     /// An event that began here nests deeper than [`MAX_DEPTH`].
     TooDeep(Position),
-    /// What is no event begins here.
+    /// Bytes that are no event begin here.
     Garbage(Position),
-    /// An event that began at the first position breaks off at the second.
+    /// An event that began at the first position ends in a syntax error at the second.
     Broken(Position, Position),
 }
 
@@ -70,12 +70,12 @@ enum Bracket {
     List,
 }
 
-/// What may come next.
+/// Expected continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Outside of events: another one.
+    /// Outside of events: the next event.
     Between,
-    /// Outside of events, in what is none: a line that begins with one.
+    /// After bytes that are no event: a line that begins with one.
     Lost,
     FirstKey,
     Key,
@@ -92,13 +92,13 @@ enum State {
     },
 }
 
-/// How far a piece leads.
+/// Outcome of the scan of a piece.
 enum Scanned {
-    /// To its end.
+    /// The event continues after the piece.
     Through,
-    /// To the end of the event, after this many bytes.
+    /// The event ends after this many bytes.
     Complete(usize),
-    /// To a byte that JSON does not have here, after this many good ones.
+    /// A byte violates the grammar, after this many valid ones.
     Broken(usize),
 }
 
@@ -120,24 +120,24 @@ impl Framer {
         }
     }
 
-    /// The bytes of the event that was found last.
+    /// Returns the bytes of the last complete event.
     pub(super) fn event(&self) -> &[u8] {
         &self.event
     }
 
-    /// The rest of a line that may well be a whole event, if it begins here and ends in `bytes`; without its end. Whoever can
-    /// read it as JSON need not have it followed: see [`Framer::pass`].
+    /// Returns the rest of a line, without its end, if an event may begin here and the line ends in `bytes`. A caller that parses
+    /// it as JSON need not have it scanned: see [`Framer::pass`].
     pub(super) fn line<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
         if self.state != State::Between || bytes.first() != Some(&b'{') {
             return None;
         }
         let line = memchr::memchr(b'\n', bytes).map(|end| &bytes[..end])?;
-        // JSON has two bytes for each level, so that short lines need not be counted.
+        // JSON has two bytes for each level, so that short lines need no count.
         let is_shallow = line.len() < 2 * MAX_DEPTH || memchr::memchr2_iter(b'{', b'[', line).nth(MAX_DEPTH).is_none();
         is_shallow.then_some(line)
     }
 
-    /// Takes what [`Framer::line`] has found for one event. How many bytes that were, and where it begins.
+    /// Accepts a line that [`Framer::line`] returned as one event. Returns the number of its bytes, and its start.
     pub(super) fn pass(&mut self, line: &[u8]) -> (usize, Position) {
         let begin = self.position;
         self.advance(line);
@@ -145,8 +145,8 @@ impl Framer {
         (line.len() + 1, begin)
     }
 
-    /// Reads from the front of `bytes` until something is found or everything has been read. How many bytes were read,
-    /// and what was found.
+    /// Processes the front of `bytes` until there is a result or no more bytes. Returns the number of processed bytes, and the
+    /// result.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
         if self.is_complete {
             self.forget();
@@ -166,7 +166,7 @@ impl Framer {
         (at, None)
     }
 
-    /// The bytes end here, for now. Where the event began that they end in.
+    /// Ends the bytes of this writer. Returns the start of the event that was cut off.
     pub(super) fn end(&mut self) -> Option<Position> {
         let is_within = !matches!(self.state, State::Between | State::Lost);
         let cut = (is_within && !self.is_too_large).then_some(self.begin);
@@ -183,7 +183,7 @@ impl Framer {
         self.open.shrink_to(USUAL_EVENT_BYTES);
     }
 
-    /// Looks for the beginning of an event.
+    /// Searches for the start of an event.
     fn seek(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
         for (at, &byte) in bytes.iter().enumerate() {
             match self.state {
@@ -207,14 +207,14 @@ impl Framer {
         (bytes.len(), None)
     }
 
-    /// Reads on in an event.
+    /// Continues an event.
     fn follow(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
         let scanned = self.scan(bytes);
         let (Scanned::Complete(used) | Scanned::Broken(used)) = scanned else {
             return (bytes.len(), self.keep(bytes));
         };
         let too_large = self.keep(&bytes[..used]);
-        // Of what is too large, everything has been told.
+        // An event that is too large has been reported already.
         let is_told = self.is_too_large;
         let found = if let Scanned::Complete(_) = scanned {
             (self.state, self.is_complete) = (State::Between, !is_told);
@@ -230,7 +230,7 @@ impl Framer {
         (used, too_large.or((!is_told).then_some(found)))
     }
 
-    /// Keeps a part of an event, if there is room for it.
+    /// Buffers a part of an event, within the limit.
     fn keep(&mut self, part: &[u8]) -> Option<Found> {
         self.advance(part);
         if self.is_too_large {
@@ -252,7 +252,7 @@ impl Framer {
         self.position.line += memchr::memchr_iter(b'\n', part).count() as u64;
     }
 
-    /// The automaton: follows one event as far as the bytes lead.
+    /// Runs the automaton over one event as far as the bytes lead.
     fn scan(&mut self, bytes: &[u8]) -> Scanned {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
@@ -280,7 +280,7 @@ impl Framer {
                     (b']', _) => self.close(Bracket::List),
                     _ => None,
                 },
-                // Nobody scans there.
+                // Scanning never begins in these states.
                 State::Between | State::Lost => None,
             };
             match next {
@@ -307,30 +307,30 @@ impl Framer {
         Some(next)
     }
 
-    /// Closes a bracket, if it is the one that is open. [`State::Between`] after the last one.
+    /// Closes a bracket, if it is the innermost open one. [`State::Between`] after the last one.
     fn close(&mut self, bracket: Bracket) -> Option<State> {
         self.open.pop_if(|open| *open == bracket)?;
         Some(if self.open.is_empty() { State::Between } else { State::AfterValue })
     }
 
-    /// Whether this byte belongs to a mark at the very beginning.
+    /// Returns true if this byte belongs to a byte order mark at the very beginning.
     fn is_bom(&self, byte: u8) -> bool {
         usize::try_from(self.position.offset).ok().and_then(|at| BOM.get(at)) == Some(&byte)
     }
 }
 
-/// Whether a map or a list would begin with this byte.
+/// Returns true if a map or a list would begin with this byte.
 fn opens(state: State, byte: Option<&u8>) -> bool {
     matches!((state, byte), (State::FirstValue | State::Value, Some(b'{' | b'[')))
 }
 
-/// In a text: neither its end nor an escape nor a control character.
+/// Returns true for a byte of a string that is neither its end nor an escape nor a control character.
 fn is_plain(byte: u8) -> bool {
     byte != b'"' && byte != b'\\' && byte >= b' '
 }
 
-/// How many of the first bytes are plain. Most of what comes is, so eight of them are looked at at once: the upper bit of a
-/// byte is set where it is not, and perhaps in those after it.
+/// Returns the number of leading plain bytes. Most bytes are plain, so it checks eight of them at once: the upper bit of a
+/// byte is set where it is not plain, and perhaps in those after it.
 fn plain(bytes: &[u8]) -> usize {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     let under = |word: u64, bound: u8| word.wrapping_sub(ONES * u64::from(bound)) & !word & (ONES << 7);
@@ -350,7 +350,7 @@ fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
-/// Of numbers, `true`, `false` and `null`.
+/// Returns true for a byte of a number, `true`, `false` or `null`.
 fn is_scalar(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.')
 }

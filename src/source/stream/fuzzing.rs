@@ -1,4 +1,4 @@
-//! The events of a stream: the same wherever the bytes are cut, and those that `serde_json` finds.
+//! Fuzz check of framing: the events are the same wherever the bytes are cut, and those that `serde_json` finds.
 
 use serde::de::IgnoredAny;
 use serde_json::{Deserializer, value::RawValue};
@@ -27,7 +27,7 @@ pub(crate) fn events(data: &[u8], ways: &[Vec<&[u8]>]) {
     });
 }
 
-/// Returns what is found in pieces, in words.
+/// Returns the results for the pieces, as text.
 pub(super) fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let mut all = Vec::new();
     let cut = for_each(pieces, |framer, found| all.push(words(framer, found)));
@@ -35,7 +35,7 @@ pub(super) fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Stri
     all
 }
 
-/// Returns the same of one piece, of which whoever reads it takes the lines that are JSON.
+/// Returns the results for one piece, accepting the lines that are JSON without a scan.
 pub(super) fn frames_by_lines(bytes: &[u8]) -> Vec<String> {
     let (mut framer, mut all, mut rest) = (Framer::new(), Vec::new(), bytes);
     while !rest.is_empty() {
@@ -55,7 +55,7 @@ pub(super) fn frames_by_lines(bytes: &[u8]) -> Vec<String> {
     all
 }
 
-/// Puts what is found into words: an event by its text, anything else by where it is.
+/// Describes a result: an event by its text, any other by its position.
 fn words(framer: &Framer, found: Found) -> String {
     match found {
         Found::Event(begin) => format!("{} {}", place(begin), String::from_utf8_lossy(framer.event())),
@@ -74,7 +74,7 @@ fn place(Position { line, offset }: Position) -> String {
     format!("{line}:{offset}")
 }
 
-/// Checks that an event means the same however it is spaced.
+/// Checks that decoding does not depend on the whitespace of an event.
 fn check_decoded(event: &[u8]) {
     let version = ResourceVersion::decimal(7);
     let spaced = [b"{ ", &event[1..]].concat();
@@ -87,7 +87,7 @@ fn check_decoded(event: &[u8]) {
 
 /// Returns the events of a stream that is JSON from end to end.
 fn expected(data: &[u8]) -> Option<Vec<String>> {
-    // What nests deeper than events may is longer.
+    // Deeper nesting than events may have takes more bytes.
     let text = str::from_utf8(data).ok().filter(|text| text.len() < 2 * MAX_DEPTH)?;
     let events = Deserializer::from_str(text).into_iter::<&RawValue>();
     let words = |event: &str| {
@@ -97,7 +97,7 @@ fn expected(data: &[u8]) -> Option<Vec<String>> {
     events.map(|event| Some(event.ok()?.get()).filter(|event| event.starts_with('{')).map(words)).collect()
 }
 
-/// Calls for everything that is found, and returns where the last event is cut off.
+/// Calls `then` for each result, and returns the start of the event that is cut off at the end.
 fn for_each<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, mut then: impl FnMut(&Framer, Found)) -> Option<Position> {
     let mut framer = Framer::new();
     for piece in pieces {

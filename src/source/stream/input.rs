@@ -1,7 +1,7 @@
-//! Where the bytes come from: standard input, a file or a named pipe.
+//! Input of a stream: standard input, a file or a named pipe.
 //!
-//! Opened by the first list, read by `reader`. A file or standard input ends once and for all; a named pipe has an end
-//! whenever its last writer goes, and goes on with the next one.
+//! The first list opens it, `reader` reads it. A file or standard input ends once and for all; a named pipe ends whenever its
+//! last writer closes it, and continues with the next one.
 //!
 //! Unix only: a named pipe is opened without waiting for a writer.
 
@@ -22,7 +22,7 @@ use tokio::{
 
 use super::StreamError;
 
-/// Where the events of a resource come from.
+/// Origin of the events of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamPath {
     /// Standard input.
@@ -31,48 +31,48 @@ pub enum StreamPath {
     Path(PathBuf),
 }
 
-/// What is read now.
+/// Input that is being read.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// Read on a thread that may block.
+    /// Input read on a thread that may block.
     File(File),
     Pipe(Pipe),
     Ended,
 }
 
-/// The outcome of a read.
+/// Outcome of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Received {
-    /// So many bytes.
+    /// Number of bytes that were read.
     Bytes(usize),
-    /// There are no more; see [`Input::reopen`].
+    /// End of the input; see [`Input::reopen`].
     End,
-    /// No bytes: a writer of the pipe has gone, and the next one came before that was noticed. What was read since the pipe was
-    /// found empty may be of either.
+    /// No bytes: a writer closed the pipe, and the next one opened it before the reader noticed. The bytes read since the pipe
+    /// was last empty may be of either.
     NextWriter,
 }
 
-/// A named pipe between two ends.
+/// Named pipe, from one end of the stream to the next.
 #[derive(Debug)]
 pub(super) struct Pipe {
     path: PathBuf,
     receiver: Receiver,
-    /// The same pipe, to be read without asking first whether there is something.
+    /// Second handle of the same pipe, for reads without waiting for readiness.
     probe: fs::File,
     has_read: bool,
     has_failed: bool,
 }
 
-/// How long an input that has nothing yet is left alone: one that its parent has made non-blocking.
+/// Interval of reads from an empty input that the parent process has made non-blocking.
 const NOT_YET: Duration = Duration::from_millis(20);
 
-/// Before a pipe is opened again that has told its end before it had told anything, or that could not be opened or read.
+/// Delay before a pipe is opened again that ended without any bytes, or that could not be opened or read.
 const RETRY: Duration = Duration::from_secs(1);
 
 // === impl StreamPath ===
 
 impl StreamPath {
-    /// Whether it can be read now. A named pipe is not opened for that: its writer would be told that nobody reads.
+    /// Checks that it can be read now. Does not open a named pipe: its writer would get an error when the check closes it.
     pub(super) fn check(&self) -> Result<(), StreamError> {
         match self {
             Self::Stdin => Ok(()),
@@ -81,7 +81,7 @@ impl StreamPath {
         }
     }
 
-    /// Opens it; waits for the disk, but not for a writer. To be called where blocking is allowed, on tokio's runtime.
+    /// Opens the input; waits for the disk, but not for a writer. Blocks, and needs tokio's runtime.
     pub(super) fn open(&self) -> Result<Input, StreamError> {
         let Self::Path(path) = self else {
             let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|error| StreamError::of_stdin(&error))?;
@@ -98,15 +98,15 @@ impl StreamPath {
 // === impl Input ===
 
 impl Input {
-    /// Reads what there is, or waits for it.
+    /// Reads the available bytes, or waits for some.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped before it is ready, nothing was read.
+    /// A future that is dropped before it is ready has read nothing.
     pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
         match self {
             Self::File(file) => loop {
-                // Cancel-safe: what a thread has read for a future that was dropped, the file keeps.
+                // Cancel-safe: the file keeps the bytes that a thread has read for a dropped future.
                 match file.read(buffer).await {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(NOT_YET).await,
                     read => return read.map(Received::of),
@@ -121,17 +121,17 @@ impl Input {
         }
     }
 
-    /// Whether more may come after an end, of another writer.
+    /// Returns true if another writer may follow after an end.
     pub(super) fn has_next_writer(&self) -> bool {
         matches!(self, Self::Pipe(_))
     }
 
-    /// Waits until there may be more after an end; for ever, unless it is a named pipe. Every failure is told, and tried
-    /// again after a while.
+    /// Waits after an end until there may be more; for ever, unless it is a named pipe. Reports every failure with `tell`, and
+    /// retries after a delay.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped before it is ready, nothing has changed.
+    /// A future that is dropped before it is ready has changed nothing.
     pub(super) async fn reopen(&mut self, tell: impl Fn(StreamError)) {
         let Self::Pipe(pipe) = self else {
             *self = Self::Ended;
@@ -143,7 +143,7 @@ impl Input {
                 sleep(RETRY).await;
             }
             let path = pipe.path.clone();
-            // The old one is kept until then, so that nothing is lost that the next writer has written already.
+            // The old one stays open until then, so that nothing is lost that the next writer has already written.
             match tokio::task::spawn_blocking(move || Pipe::open(&path)).await {
                 Ok(Ok(opened)) => break *pipe = opened,
                 Ok(Err(error)) => tell(StreamError::of(&pipe.path, &error)),
@@ -175,7 +175,7 @@ impl Pipe {
     async fn read(&mut self, buffer: &mut [u8]) -> io::Result<Received> {
         loop {
             if self.has_read {
-                // Linux announces no end of a pipe whose last writer had gone before it was opened; reading it tells.
+                // Linux reports no end of a pipe whose last writer closed it before it was opened; only a read shows it.
                 match self.probe.read(buffer) {
                     Err(error) if is_not_yet(&error) => {}
                     read => return read.map(Received::of),
@@ -183,8 +183,8 @@ impl Pipe {
             }
             let ready = self.receiver.ready(Interest::READABLE).await?;
             match self.receiver.try_read(buffer) {
-                // A writer had gone, and the next one came before that was noticed here. The end of a pipe is final to the
-                // runtime: it would call this one ready for ever. To be told of it anew, it is registered anew.
+                // A writer closed the pipe, and the next one opened it before this read. tokio considers the end of a pipe
+                // final, and would report this one ready for ever: only a new registration reports further ends.
                 Err(error) if is_not_yet(&error) && ready.is_read_closed() => {
                     self.receiver = Receiver::from_owned_fd(self.probe.as_fd().try_clone_to_owned()?)?;
                     return Ok(Received::NextWriter);

@@ -1,6 +1,6 @@
-//! The objects that all events up to now add up to, and the last event of each.
+//! Current objects of a stream, the result of all events so far, with the last event of each.
 //!
-//! Written by `reader` with each event, read by every list. An object that the writer of a pipe has not confirmed is one whose
+//! `reader` writes it with each event, every list reads it. An object is unconfirmed by the present writer of a pipe if its
 //! last event is older than that writer.
 
 use std::{
@@ -15,27 +15,27 @@ use crate::{
     model::{Event, EventType, Object, ObjectKey, ResourceVersion},
 };
 
-/// The state of a stream.
+/// State of a stream.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) version: ResourceVersion,
-    /// With the version of the last event of each, which may have changed nothing.
+    /// Objects, each with the version of its last event, which may have changed nothing.
     objects: HashMap<ByKey, u128, foldhash::fast::RandomState>,
 }
 
-/// An object, identified by its key.
+/// Object identified by its key.
 #[derive(Debug)]
 struct ByKey(Arc<Object>);
 
 // === impl Known ===
 
 impl Known {
-    /// No objects, at this version.
+    /// Returns a state without objects, at this version.
     pub(super) fn new(version: ResourceVersion) -> Self {
         Self { version, objects: HashMap::default() }
     }
 
-    /// All objects.
+    /// Returns all objects.
     pub(super) fn list(&self) -> List {
         let objects = self.objects.keys().map(|ByKey(object)| Arc::clone(object)).collect();
         List::new(objects, self.version.clone())
@@ -66,12 +66,12 @@ impl Known {
         (event, old.map(|(_, before)| before))
     }
 
-    /// How many objects have had no event after this version.
+    /// Returns the number of objects without an event after this version.
     pub(super) fn count_silent_since(&self, version: u128) -> usize {
         self.objects.values().filter(|at| **at <= version).count()
     }
 
-    /// Removes the objects that have had no event after this version. Returns their deletions, by key and all at one version.
+    /// Removes the objects without an event after this version. Returns their deletions, sorted by key and all at one version.
     pub(super) fn remove_silent_since(&mut self, version: u128) -> Vec<Event> {
         let removed = self.objects.extract_if(|_, at| *at <= version);
         let mut removed: Vec<_> = removed.map(|(ByKey(object), _)| object).collect();

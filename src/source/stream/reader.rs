@@ -1,19 +1,19 @@
-//! Reads the input, and makes events of it: the stream's decoder.
+//! Decoder of a stream: reads the input, and converts it to events.
 //!
 //! ```text
-//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ Known (what it all adds up to) ──▶ Delta
-//!                         └────────── what is not applied ──▶ Problems ──▶ SourceHealth
+//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ Known (the current objects) ──▶ Delta
+//!                         └────────── events not applied ──▶ Problems ──▶ SourceHealth
 //! ```
 //!
-//! One watch at a time has the [`Reader`], as a [`Lease`] that gives it back: bytes that were read and not handed out yet
-//! are not lost with a watch.
+//! One watch at a time has the [`Reader`], as a [`Lease`] that returns it when dropped: a watch that ends loses no bytes that
+//! were read and not delivered yet.
 //!
 //! Invariants:
-//! - What cannot be applied is told, and reading goes on after it: a stream does not come again.
-//! - Nothing is read ahead of the one chunk, so that whoever does not ask for events holds the writer back.
-//! - After one writer of a pipe the resource stays STALE until the next one has confirmed every object, or has shown that it
-//!   does not: it has sent the end of its initial events, or no unconfirmed object for `confirm_after`. The rest is then
-//!   deleted as by a relist.
+//! - The reader reports an event that cannot be applied, and continues after it: a stream cannot be read again.
+//! - Nothing is read ahead except for one chunk, so that a consumer that takes no events blocks the writer.
+//! - After a writer of a pipe the resource stays STALE until the next one has confirmed every object, or has shown that it
+//!   will not: it has sent the end of its initial events, or no unconfirmed object for `confirm_after`. The reader then deletes
+//!   the rest, as at a relist.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -35,52 +35,52 @@ use crate::{
     watch::{DecodeError, Decoder},
 };
 
-/// The one reader of an input that is open.
+/// The only reader of an open input.
 #[derive(Debug)]
 pub(super) struct Reader {
     input: Input,
     chunk: Box<[u8]>,
-    /// What of the chunk has not been looked at.
+    /// Part of the chunk that has not been processed.
     unread: Range<usize>,
     framer: Framer,
     known: Arc<Mutex<Known>>,
     health: SourceHealth,
     problems: Problems,
-    /// The input has ended, and nothing has come since.
+    /// True from an end of the input to the next bytes.
     is_lost: bool,
-    /// `None` if a writer need not confirm the objects of the one before it.
+    /// Time to confirm the objects of the previous writer; `None` if a writer need not.
     confirm_after: Option<Duration>,
-    /// What the present writer, or the next one, has not confirmed yet.
+    /// Objects that the present or next writer has not confirmed yet.
     unconfirmed: Option<Unconfirmed>,
-    /// The version when the input was last found empty: all of it was of the writer that was there.
+    /// Version when the input was last found empty: everything before was of the writer at that time.
     drained_at: u128,
 }
 
-/// The objects that were there before the present writer, and have had no event of it.
+/// Objects that existed before the present writer, and had no event of it.
 #[derive(Debug)]
 struct Unconfirmed {
-    /// The version that the writers before it have led to.
+    /// Version at the end of the previous writers.
     since: u128,
-    /// Objects.
+    /// Number of objects.
     count: usize,
-    /// The writer has sent an event.
+    /// True once the writer has sent an event.
     has_begun: bool,
-    /// The time in which the input was empty since an object was confirmed last.
+    /// Time with an empty input since the writer last confirmed an object.
     waited: Duration,
 }
 
-/// The reader, in the hands of one watch.
+/// Exclusive use of the reader by one watch.
 #[derive(Debug)]
 pub(super) struct Lease {
     shared: Arc<Shared>,
-    /// `None` only while it is given back.
+    /// The reader; `None` only while the lease returns it.
     reader: Option<Box<Reader>>,
 }
 
-/// How many steps the time to confirm objects has. No step counts for more than its length, however late it is polled.
+/// Number of steps of the time to confirm. A step counts at most its own length, however late it is polled.
 const STEPS: u32 = 10;
 
-/// As much as a pipe holds.
+/// Size of a chunk: the capacity of a pipe on Linux.
 const CHUNK_BYTES: usize = 64 << 10;
 
 // === impl Reader ===
@@ -140,10 +140,10 @@ impl Reader {
         }
     }
 
-    /// Reads what there is, or waits for it. `None` when the writer has had its time to confirm objects.
+    /// Reads the available bytes, or waits for some. `None` when the writer's time to confirm objects has expired.
     async fn receive(&mut self) -> Option<io::Result<Received>> {
         loop {
-            // Without a budget: that there is nothing must mean that there is nothing.
+            // Without tokio's budget: a read that is pending has to mean that the input is empty.
             let at_once = tokio::task::unconstrained(self.input.read(&mut self.chunk)).now_or_never();
             if at_once.is_some() {
                 return at_once;
@@ -157,9 +157,9 @@ impl Reader {
             if unconfirmed.waited >= confirm_after {
                 return None;
             }
-            // A step at a time: when nobody has polled this for longer, the input may have been full for most of it.
+            // One step at a time: if this was not polled for longer, the input may have been full for most of it.
             let (began, step) = (Instant::now(), confirm_after / STEPS);
-            // Cancel-safe: nothing was read when the time is over.
+            // Cancel-safe: a read that timed out has read nothing.
             let received = timeout(step, received).await;
             unconfirmed.waited += began.elapsed().min(step);
             if let Ok(received) = received {
@@ -249,7 +249,7 @@ impl Reader {
         }
     }
 
-    /// Waits, from now on, for a next writer to confirm the objects up to this version.
+    /// Makes the resource wait for a next writer to confirm the objects up to this version.
     fn expect_confirmation(&mut self, since: u128) {
         let (count, version) = {
             let known = self.known.lock();
@@ -267,7 +267,7 @@ impl Reader {
         self.problems.set(&Problem::new(ProblemReason::ObjectsUnconfirmed, "", message));
     }
 
-    /// Takes note of an event of the present writer, of an object whose last event had this version.
+    /// Records an event of the present writer, of an object whose last event had this version.
     fn confirm(&mut self, before: Option<u128>) {
         let Some(unconfirmed) = &mut self.unconfirmed else { return };
         unconfirmed.has_begun = true;
@@ -276,12 +276,12 @@ impl Reader {
             unconfirmed.waited = Duration::ZERO;
         }
         if unconfirmed.count == 0 {
-            // Nothing is left to delete.
+            // No object is left to delete.
             self.confirmed();
         }
     }
 
-    /// Ends the confirmation. Returns the deletions of what was not confirmed, if there are any.
+    /// Ends the confirmation. Returns the deletions of the unconfirmed objects, if there are any.
     fn confirmed(&mut self) -> Option<Delta> {
         let unconfirmed = self.unconfirmed.take()?;
         self.health.set_unconfirmed(false);
@@ -316,7 +316,7 @@ impl Reader {
 // === impl Lease ===
 
 impl Lease {
-    /// The reader, unless it has not been opened or somebody else has it.
+    /// Takes the reader, unless it has not been opened or another watch has it.
     pub(super) fn take(shared: &Arc<Shared>) -> Option<Self> {
         let mut slot = shared.slot.lock();
         match std::mem::replace(&mut *slot, Slot::Taken) {
@@ -328,7 +328,7 @@ impl Lease {
         }
     }
 
-    /// Waits until there may be more after an end; see [`Input::reopen`].
+    /// Waits after an end until there may be more; see [`Input::reopen`].
     pub(super) async fn reopen(&mut self) {
         let Some(reader) = &mut self.reader else { return };
         let health = reader.health.clone();

@@ -1,4 +1,4 @@
-//! The source as a Reflector sees it, over real files and pipes.
+//! Tests of the source from the Reflector's side, over real files and pipes.
 
 mod writers;
 
@@ -22,13 +22,13 @@ use crate::{
     source::tests::sole_event,
 };
 
-/// No test waits longer than this for anything.
+/// Limit of every wait in a test.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What shows that nothing comes.
+/// Time without an event that shows that none comes.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-/// A source that has been listed, and is watched.
+/// Source that has been listed, with an open watch.
 struct Rig {
     source: StreamSource,
     health: SourceHealth,
@@ -84,7 +84,7 @@ impl Rig {
         sign
     }
 
-    /// The events that are there.
+    /// Returns the events that are available.
     async fn all(&mut self) -> Vec<String> {
         let mut all = Vec::new();
         while self.health.state() == SyncState::Synced {
@@ -96,7 +96,7 @@ impl Rig {
         all
     }
 
-    /// Polls the watch until the source is in a state, and nothing comes.
+    /// Polls the watch until the source is in a state, and no event comes.
     async fn until(&mut self, state: SyncState) {
         let changed = async {
             while self.health.state() != state {
@@ -143,7 +143,7 @@ pub(super) fn fifo() -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-/// Opens a pipe whose reader is there.
+/// Opens a pipe for writing, which has a reader.
 pub(super) fn writer(path: &std::path::Path) -> File {
     File::options().write(true).open(path).unwrap()
 }
@@ -216,14 +216,14 @@ async fn a_pipe_is_live_whether_it_has_a_writer_or_not_and_goes_on_with_the_next
         drop(writer);
         rig.until(SyncState::Stale).await;
     }
-    // The next one has been there and gone before anybody looked.
+    // The next writer opens and closes the pipe before the source looks.
     writer(&path).write_all(event("ADDED", "b", 1).as_bytes()).unwrap();
     assert!(rig.next().await.starts_with("+b"));
     rig.until(SyncState::Stale).await;
     assert_eq!(rig.objects().await.len(), 2);
 }
 
-/// As a shell makes it of `<(…)`.
+/// A shell makes such a pipe for `<(…)`.
 #[tokio::test]
 async fn the_end_of_a_pipe_whose_writer_had_gone_before_it_was_opened_is_noticed() {
     let (reader, mut writer) = io::pipe().unwrap();
@@ -315,7 +315,7 @@ async fn what_is_no_stream_is_refused_with_what_to_do() {
         assert_eq!(error, checked);
         assert!(source.watch("a.1".parse().unwrap()).await.is_err());
     }
-    // A file that comes later is read.
+    // A file that appears later is read.
     let health = SourceHealth::new(HEARTBEAT, Duration::ZERO);
     let config = StreamConfig::new(StreamPath::Path(missing.clone()), "test");
     let source = StreamSource::new(config, health);
@@ -325,7 +325,7 @@ async fn what_is_no_stream_is_refused_with_what_to_do() {
     assert_eq!(StreamSource::check(&StreamPath::Stdin), Ok(()));
 }
 
-/// A writer that waits for a reader must not be told by a check that the reader has gone.
+/// A check must not make a writer that waits for a reader fail when it closes the pipe.
 #[tokio::test]
 async fn checking_a_pipe_does_not_open_it() {
     let (_directory, path) = fifo();
@@ -360,7 +360,7 @@ fn any_part() -> impl Strategy<Value = Part> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..crate::property_config() })]
 
-    /// However it comes, in whatever pieces, and whatever lies between: what it adds up to is what was written.
+    /// Whatever the pieces and the bytes between events: the result is the state that was written.
     #[test]
     fn a_stream_adds_up_to_what_was_written(parts in vec(any_part(), 0..20), size in 1..100_usize) {
         let names = ["a", "b", "c", "d"];

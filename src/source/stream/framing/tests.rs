@@ -47,7 +47,7 @@ fn brackets_and_quotes_in_texts_are_of_no_account() {
     }
 }
 
-/// What breaks the grammar is noticed at that byte, and does not take the next event with it.
+/// A syntax error is detected at its byte, and the next event is not lost.
 #[test]
 fn after_garbage_the_next_line_that_begins_with_an_event_is_read() {
     let good = r#"{"a":1}"#;
@@ -73,7 +73,7 @@ fn after_garbage_the_next_line_that_begins_with_an_event_is_read() {
         let expected = [found.to_owned(), format!("{line}:{} {good}", bad.len())];
         assert_eq!(framed(&format!("{bad}{good}")), expected, "{bad:?}");
     }
-    // Where a value may begin, an event is one: told when the next one does not fit any more.
+    // An event may begin where a value may: the error is reported when the next event does not fit any more.
     let swallowed = format!("{{\"b\":\n{good}\n{good}\n{good}");
     assert_eq!(framed(&swallowed), ["1:0 broken at 3:14", "3:14 {\"a\":1}", "4:22 {\"a\":1}"]);
     assert_eq!(framed("never again {}"), ["1:0 garbage"], "told once");
@@ -128,11 +128,11 @@ fn the_depth_of_an_event_and_its_memory_are_bounded() {
             assert_eq!(found(event), ["1:0 too deep".to_owned(), last(event)]);
         }
     }
-    // A line that can be read at once is counted as well.
+    // The depth is checked for complete lines as well.
     for event in [&deepest, &deeper] {
         assert_eq!(frames_by_lines(event.as_bytes()), frames([event.as_bytes()]));
     }
-    // One that has no end, and is too large besides.
+    // An event without an end that is too large as well.
     let mut framer = Framer::new();
     framer.feed(b"{\"a\":");
     let text = format!("{{\"a\":\"{}\",\"b\":", "x".repeat(MAX_EVENT_BYTES));
@@ -177,7 +177,7 @@ proptest! {
         prop_assert_eq!(frames_by_lines(&bytes), frames([&bytes[..]]));
     }
 
-    /// What serde reads, is found; and what is found complete, breaks no later event.
+    /// The framer finds every event that serde parses, and the events after a complete one.
     #[test]
     fn whatever_is_json_is_an_event(parts in vec(any_part(), 0..8)) {
         let bytes = parts.concat();

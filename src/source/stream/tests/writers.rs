@@ -1,13 +1,13 @@
-//! Writers of a named pipe that follow each other: what the next one does not confirm.
+//! Successive writers of a named pipe: objects that the next one does not confirm.
 //!
-//! The time is paused: when nothing is there to be read, it passes by itself.
+//! The clock is paused: it advances by itself when there is nothing to read.
 
 use super::*;
 
-/// Two of them are longer than [`DEFAULT_CONFIRM_AFTER`].
+/// Pause between writers; two of them are longer than [`DEFAULT_CONFIRM_AFTER`].
 const A_PAUSE: Duration = Duration::from_secs(6);
 
-/// A source that the writer of these objects has just left.
+/// Returns a source whose writer has written these objects and closed the pipe.
 async fn left(path: &std::path::Path, names: &[&str], change: impl FnOnce(&mut StreamConfig)) -> Rig {
     let mut rig = Rig::with(path, change).await;
     write(path, "ADDED", names, 1);
@@ -18,7 +18,7 @@ async fn left(path: &std::path::Path, names: &[&str], change: impl FnOnce(&mut S
     rig
 }
 
-/// Writes these objects as a writer that goes again, or stays if it is kept.
+/// Writes these objects, as a writer that stays until the result is dropped.
 fn write(path: &std::path::Path, event_type: &str, names: &[&str], at: usize) -> File {
     let mut writer = writer(path);
     let text: String = names.iter().map(|name| event(event_type, name, at)).collect();
@@ -26,7 +26,7 @@ fn write(path: &std::path::Path, event_type: &str, names: &[&str], at: usize) ->
     writer
 }
 
-/// `while :; do kubectl get pods -A -w --output-watch-events -o json >pipe; done`: each writer begins with all that there is.
+/// `while :; do kubectl get pods -A -w --output-watch-events -o json >pipe; done`: each writer begins with all objects.
 #[tokio::test(start_paused = true)]
 async fn what_the_next_writer_does_not_repeat_is_deleted_when_it_has_had_its_time() {
     let (_directory, path) = fifo();
@@ -36,7 +36,7 @@ async fn what_the_next_writer_does_not_repeat_is_deleted_when_it_has_had_its_tim
     assert_eq!(rig.health.state(), SyncState::Stale, "the others are unconfirmed");
     let began = tokio::time::Instant::now();
     tokio::time::sleep(A_PAUSE).await;
-    // Another one, after a pause; then events of objects that are confirmed already, as of a cluster that is never silent.
+    // Another one, after a pause; then events of confirmed objects, as from a busy cluster.
     second.write_all(event("MODIFIED", "c", 2).as_bytes()).unwrap();
     assert!(rig.next().await.starts_with("~c"));
     let confirmed = tokio::time::Instant::now();
@@ -91,7 +91,7 @@ async fn a_writer_that_goes_before_it_has_confirmed_leaves_everything_to_the_nex
         assert!(timeout(DEADLINE, rig.watch.next()).await.is_err(), "nobody is there to confirm anything");
         assert_eq!((rig.health.state(), rig.objects().await.contains_key("a")), (SyncState::Stale, true));
     }
-    // One that has opened the pipe and writes nothing yet.
+    // A writer that has opened the pipe and writes nothing yet.
     let mut last = writer(&path);
     assert!(timeout(DEADLINE, rig.watch.next()).await.is_err());
     assert_eq!(rig.health.state(), SyncState::Stale);
@@ -100,7 +100,7 @@ async fn a_writer_that_goes_before_it_has_confirmed_leaves_everything_to_the_nex
     assert_eq!(rig.next().await, "relist -b -c");
 }
 
-/// A client under BLOCK holds the reader back, and the writer with it: the pipe is full.
+/// A client under BLOCK blocks the reader, and so the writer: the pipe is full.
 #[tokio::test(start_paused = true)]
 async fn time_in_which_nobody_reads_is_no_silence_of_the_writer() {
     let (_directory, path) = fifo();
@@ -139,7 +139,7 @@ async fn a_writer_that_was_replaced_unnoticed_has_to_be_confirmed_as_well() {
     assert!(rig.next().await.starts_with("+b"));
     assert!(timeout(A_WHILE, rig.watch.next()).await.is_err(), "empty, and its writer is there");
     drop(first);
-    // The runtime takes note of the end, and nobody reads.
+    // The runtime records the end, and nothing reads.
     tokio::time::sleep(A_WHILE).await;
     let second = write(&path, "ADDED", &["c"], 1);
     assert!(rig.next().await.starts_with("+c"));
