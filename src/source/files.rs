@@ -1,4 +1,4 @@
-//! The `files` source: a directory of manifests, served live.
+//! The `files` source: a directory of manifests, watched for changes.
 //!
 //! ```text
 //!             directory ──notify──▶ notices ─┐
@@ -8,22 +8,22 @@
 //!    catalog, missing, unfinished ┘ └ Problems ──▶ SourceHealth
 //! ```
 //!
-//! Made by the application from its configuration, one for each resource; driven by the resource's Reflector, and
-//! writing what is wrong with single files to the resource's health.
+//! The application makes one source for each resource from its configuration; the resource's Reflector drives it. Problems of
+//! single files are reported in the resource's health.
 //!
-//! - What counts: regular files `*.json`, `*.yaml` and `*.yml`, in any directory below; nothing whose name begins with a
-//!   dot. Symbolic links are followed inside the directory, which is how Kubernetes mounts a `ConfigMap`.
-//! - Versions are `<lineage>.<n>`, the lineage new at each start. One changed object is one version; what did not change
+//! - Manifests are regular files `*.json`, `*.yaml` and `*.yml`, in any directory below; names that begin with a dot are
+//!   skipped. Symbolic links are followed inside the directory, which is how Kubernetes mounts a `ConfigMap`.
+//! - Versions are `<lineage>.<n>`, the lineage new at each start. One changed object is one version; an unchanged object
 //!   keeps its own.
-//! - What notices tell is looked at when it has been quiet; everything is looked at at an interval.
-//! - Nothing is deleted but by a deletion: a file that cannot be parsed, or a directory that is away, keeps its objects
-//!   and is reported. A deletion counts when it is certain (`missing`), also of an object that its file does not have any more;
-//!   a file that is being written counts when it is closed (`unfinished`).
+//! - The source reads the paths of change notices after a quiet period, and rescans the whole directory at an interval.
+//! - Only a deletion deletes: a file that cannot be parsed, or a directory that is absent, keeps its objects and is reported.
+//!   A deletion is applied when it is certain (`missing`), also that of an object that its file no longer contains; a file that
+//!   is being written is applied when it is closed (`unfinished`).
 //! - Only one list or watch is active; the next one ends the one before it.
 //!
 //! Unix only: identity and stamps of files are inode numbers and times of change.
 //!
-//! Not here: inferring what was missed (a scan compares with what is known, so that nothing is), and storing.
+//! No changes have to be inferred: a scan compares the directory with the catalog. The source stores nothing.
 
 mod catalog;
 mod decode;
@@ -64,32 +64,32 @@ use crate::{
     model::ResourceVersion,
 };
 
-/// How often the whole directory is looked at, unless configured: the bound on noticing what no notice told, and the
-/// proof of life.
+/// Default interval of scans of the whole directory: the bound on noticing a change without a notice, and the sign of
+/// life.
 pub const DEFAULT_RESCAN: Duration = Duration::from_secs(5);
 
-/// How long a burst of changes has to be over before it is looked at, unless configured.
+/// Default quiet period after a burst of changes.
 pub const DEFAULT_QUIET: Duration = Duration::from_millis(100);
 
-/// A shorter interval would be a loop.
+/// Lower bound of the scan interval; a shorter one would be a busy loop.
 const MIN_RESCAN: Duration = Duration::from_millis(10);
 
-/// What a [`FilesSource`] serves, and how.
+/// Configuration of a [`FilesSource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilesConfig {
     /// The directory.
     pub path: PathBuf,
-    /// Only objects of this kind count, in any case of letters; `None` for all.
+    /// Kind of the objects to serve, in any case of letters; `None` for all.
     pub kind: Option<String>,
-    /// The name of the resource, for the log.
+    /// Name of the resource, for the log.
     pub resource: String,
-    /// How often the whole directory is looked at; at least 10 ms. A file that stays open for writing is read after six of
+    /// Interval of scans of the whole directory; at least 10 ms. A file that stays open for writing is read after six of
     /// these.
     pub rescan: Duration,
-    /// How long a burst of changes has to be over before it is looked at; at most `rescan`. A burst that lasts five times as
-    /// long is looked at in its midst. A file that is missing then is deleted when it is missing for as long again, and so is an
-    /// object that no file has any more. A file counts whose last change no notice told of when it has been left alone for five
-    /// times as long.
+    /// Quiet period after a burst of changes, before the source reads the changed files; at most `rescan`. It reads them in the
+    /// middle of a burst that lasts five times as long. A file that is missing then, or an object that no file contains any more,
+    /// is deleted if it is still missing after another quiet period. A file whose last change had no notice is applied when it
+    /// has been unchanged for five quiet periods.
     pub quiet: Duration,
 }
 
@@ -98,18 +98,18 @@ pub struct FilesConfig {
 pub struct FilesSource {
     config: Arc<FilesConfig>,
     engine: SharedEngine,
-    /// Ends the list or watch that is active.
+    /// Ends the active list or watch.
     active: Mutex<CancellationToken>,
     subscribe: Subscribe,
 }
 
-/// Locked for as long as a scan takes, and only where blocking is allowed.
+/// Locked for the duration of a scan, and only where blocking is allowed.
 type SharedEngine = Arc<Mutex<Engine>>;
 
 // === impl FilesConfig ===
 
 impl FilesConfig {
-    /// Serves `path` as `resource`, with the defaults for everything else.
+    /// Returns the configuration that serves `path` as `resource`, with the defaults for everything else.
     pub fn new(path: impl Into<PathBuf>, resource: impl Into<String>) -> Self {
         let (path, resource) = (path.into(), resource.into());
         Self { path, kind: None, resource, rescan: DEFAULT_RESCAN, quiet: DEFAULT_QUIET }
@@ -119,16 +119,16 @@ impl FilesConfig {
 // === impl FilesSource ===
 
 impl FilesSource {
-    /// A source whose problems are reported to `health`. Nothing is read before the first list.
+    /// Returns a source that reports its problems to `health`. It reads nothing before the first list.
     pub fn new(config: FilesConfig, health: SourceHealth) -> Self {
         Self::with_subscribe(config, health, notices::subscribe)
     }
 
-    /// Whether `path` can be served now: it is a directory that can be listed and entered.
+    /// Checks that `path` can be served now: a directory that can be listed and entered.
     ///
     /// # Errors
     ///
-    /// In one line that says what to do.
+    /// The problem and its remedy, in one line.
     pub fn check(path: &Path) -> Result<(), DirectoryError> {
         Root::open(path).map(drop)
     }
@@ -141,7 +141,7 @@ impl FilesSource {
         Self { config, engine, active: Mutex::new(CancellationToken::new()), subscribe }
     }
 
-    /// Ends what is active, and returns the token of what comes after it.
+    /// Ends the active list or watch, and returns the token of the next one.
     fn take_over(&self) -> CancellationToken {
         let token = CancellationToken::new();
         std::mem::replace(&mut *self.active.lock(), token.clone()).cancel();

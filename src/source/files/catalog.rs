@@ -1,21 +1,20 @@
-//! What the directory is known to hold: per file its stamp and its objects, and across files which object is served.
+//! Catalog of the directory: the stamp and objects of each file, and the served object of each key.
 //!
-//! Written by `engine` with the outcome of each scan; read by `scan`, which skips what has not changed. Pure: no IO, no
-//! clock, no log.
+//! `engine` writes it with the result of each scan; `scan` reads it, and skips unchanged files. No I/O, no clock, no log.
 //!
 //! Invariants:
-//! - Of several objects with one key, the first by path, then by place in the file, is served; the others wait.
-//! - Folding the events of [`Catalog::apply`] over the objects before it gives the objects after it.
-//! - The same bytes make no event and keep their version, whichever file they come from: a file that is renamed, or a
-//!   waiting object that takes over from an equal one, changes nothing.
+//! - Of several objects with one key, the first by path, then by position in the file, is served; the others wait.
+//! - Applying the events of [`Catalog::apply`] to the objects before it gives the objects after it.
+//! - The same bytes make no event and keep their version, whichever file they come from: a renamed file, or a waiting object
+//!   that replaces an equal one, changes nothing.
 //! - Every event is one version after the event before it; the first application is version 1 as a whole.
-//! - An object that no file has any more is served until the engine deletes it.
+//! - An object that no file contains any more is served until the engine deletes it.
 //! - An unusable file changes nothing but the list of unusable files.
-//! - A file that is missing keeps its objects until it is gone, but of two objects with one key that of a file that is there
-//!   is served: a file that was moved and changed is served as it is at once. So it is until the file can be used again: what it
-//!   held before is older.
+//! - A missing file keeps its objects until it is deleted, but of two objects with one key that of an existing file has
+//!   precedence: a file that was moved and changed is served at once. A file that reappears without usable content stays
+//!   missing, because its earlier content is older.
 //!
-//! Not here: how files are found (`scan`), read and decoded (`decode`); the report of problems (`source::problems`).
+//! `scan` finds files, `read` and `decode` read them; `source::problems` reports problems.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
@@ -27,39 +26,39 @@ use foldhash::fast::RandomState;
 use super::root::FileId;
 use crate::model::{Event, Lineage, Object, ObjectKey, ResourceVersion};
 
-/// The state of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
+/// Catalog of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
 #[derive(Debug)]
 pub(super) struct Catalog {
     lineage: Lineage,
-    /// Of the last change; 0 before the first application.
+    /// Number of the last change; 0 before the first application.
     number: u128,
     files: HashMap<Arc<str>, FileRecord, RandomState>,
-    /// Who claims which key, the served one first.
+    /// Claims of files on keys, the served one of a key first.
     claims: BTreeSet<Claim>,
-    /// The objects that are served and that no file has any more.
+    /// Served objects that no file contains any more.
     unclaimed: BTreeMap<ObjectKey, Arc<Object>>,
-    /// The keys with more than one claim.
+    /// Keys with more than one claim.
     contested: BTreeSet<ObjectKey>,
-    /// How many objects of each kind there are, served or waiting. An object without a kind is not counted.
+    /// Number of objects of each kind, served or waiting. An object without a kind is not counted.
     kinds: BTreeMap<Box<str>, usize>,
-    /// The files whose content could not be used when it was last read, and why.
+    /// Files whose content could not be used when it was last read, with the reason.
     unusable: BTreeMap<Arc<str>, String>,
 }
 
-/// The identity and the state of a file by what `stat` says. Two equal stamps are the same bytes, unless the file had
-/// been changed so shortly before that a later change may have the same time.
+/// Identity and state of a file from `stat`. Two equal stamps mean the same bytes, unless the file had been changed so
+/// shortly before that a later change may have the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) dev: u64,
     pub(super) ino: u64,
     pub(super) size: u64,
-    /// In nanoseconds since the epoch.
+    /// Modification time in nanoseconds since the epoch.
     pub(super) mtime: i64,
-    /// In nanoseconds since the epoch.
+    /// Time of the last status change in nanoseconds since the epoch.
     pub(super) ctime: i64,
 }
 
-/// What a scan found out about one file.
+/// Result of a scan for one file.
 #[derive(Debug)]
 pub(super) struct FileChange {
     pub(super) path: Arc<str>,
@@ -68,31 +67,31 @@ pub(super) struct FileChange {
 
 #[derive(Debug)]
 pub(super) enum Finding {
-    /// The file was read. A `None` stamp is one that cannot be trusted: the next scan reads the file again.
+    /// The file was read. A `None` stamp is not trusted: the next scan reads the file again.
     Read {
-        /// Which file it is; `None` if it could not be opened.
+        /// Identity of the file; `None` if it could not be opened.
         id: Option<FileId>,
         stamp: Option<Stamp>,
         content: Content,
     },
-    /// The file was not found. Its objects are served, unless a file that is there has them too.
+    /// The file was not found. Its objects are served, except for those that an existing file contains as well.
     Missing,
-    /// The file was missing, and is there again as it was. One that cannot be used, or is being written, is not.
+    /// The file was missing, and exists again unchanged. Not for one that cannot be used, or is being written.
     Found,
-    /// The file is deleted, and its objects with it.
+    /// The file was deleted, and its objects with it.
     Gone,
 }
 
-/// What a file that was read holds.
+/// Content of a file that was read.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// All of its objects. Their version is [`Catalog::next_version`]; another is given to them if it has to be.
+    /// All of its objects. They have [`Catalog::next_version`]; the catalog replaces it where another one is due.
     Objects(Vec<Object>),
-    /// The objects that it is known to hold, as [`Catalog::holds`] has said. A scan meets a file once.
+    /// Exactly its known objects, according to [`Catalog::holds`]. A scan meets a file once.
     Same,
-    /// Nothing but white space.
+    /// White space only.
     Blank,
-    /// Not to be used: half-written, too large, not readable. The last good objects stay.
+    /// Unusable: incomplete, too large or not readable. The last good objects stay.
     Unusable(String),
 }
 
@@ -104,26 +103,26 @@ struct FileRecord {
     objects: Vec<Arc<Object>>,
 }
 
-/// The claim of a file on a key. Their order is the order of precedence.
+/// Claim of a file on a key. The order of claims is their precedence.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     key: ObjectKey,
-    /// Of the file.
+    /// True if the file is missing.
     is_missing: bool,
     path: Arc<str>,
     position: usize,
 }
 
-/// What was served under the keys that an application touches, before it.
+/// Objects served before an application, under the keys that it touches.
 type Before = HashMap<ObjectKey, Option<Arc<Object>>, RandomState>;
 
-/// What is said of a file that has become empty.
+/// Reason for a file that has become empty.
 const BLANK: &str = "the file is empty; delete it to delete its objects";
 
 // === impl Catalog ===
 
 impl Catalog {
-    /// An empty catalog before its first application.
+    /// Returns an empty catalog before its first application.
     pub(super) fn new(lineage: Lineage) -> Self {
         Self {
             lineage,
@@ -137,17 +136,17 @@ impl Catalog {
         }
     }
 
-    /// The version of the last change.
+    /// Returns the version of the last change.
     pub(super) fn version(&self) -> ResourceVersion {
         ResourceVersion::of_lineage(self.lineage.clone(), self.number)
     }
 
-    /// The version that the next change gets.
+    /// Returns the version that the next change gets.
     pub(super) fn next_version(&self) -> ResourceVersion {
         self.version().next()
     }
 
-    /// Every object that is served, by key.
+    /// Returns all served objects, sorted by key.
     pub(super) fn objects(&self) -> Vec<Arc<Object>> {
         let mut objects = Vec::with_capacity(self.claims.len());
         let mut last: Option<&ObjectKey> = None;
@@ -164,24 +163,24 @@ impl Catalog {
         objects
     }
 
-    /// The objects that are served and that no file has any more, by key.
+    /// Returns the served objects that no file contains any more, by key.
     pub(super) fn unclaimed(&self) -> &BTreeMap<ObjectKey, Arc<Object>> {
         &self.unclaimed
     }
 
-    /// The known file of this path, and its stamp.
+    /// Returns the known file at this path, and its stamp.
     pub(super) fn file(&self, path: &str) -> Option<(&Arc<str>, Option<&Stamp>)> {
         self.files.get_key_value(path).map(|(path, record)| (path, record.stamp.as_ref()))
     }
 
-    /// Which file a known path was when it was last read, and how many objects it has.
+    /// Returns a known file's identity when it was last read, and the number of its objects.
     pub(super) fn read_as(&self, path: &str) -> Option<(FileId, usize)> {
         let record = self.files.get(path)?;
         record.id.map(|id| (id, record.objects.len()))
     }
 
-    /// Whether these are the objects that are known of a file. A scan may read all files again, and need not keep what it has
-    /// read until the end of it.
+    /// Returns true if these are the known objects of a file. A scan that reads all files again need not keep the unchanged ones
+    /// until its end.
     pub(super) fn holds(&self, path: &str, objects: &[Object]) -> bool {
         let is_known = |(known, object): (&Arc<Object>, &Object)| known.key() == object.key() && is_same(known, object);
         self.files.get(path).is_some_and(|FileRecord { objects: known, .. }| {
@@ -189,29 +188,29 @@ impl Catalog {
         })
     }
 
-    /// Every known file.
+    /// Returns all known files.
     pub(super) fn paths(&self) -> impl Iterator<Item = &Arc<str>> {
         self.files.keys()
     }
 
-    /// How many files are known.
+    /// Returns the number of known files.
     pub(super) fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// The kinds that were seen.
+    /// Returns the kinds of all objects.
     pub(super) fn kinds(&self) -> impl ExactSizeIterator<Item = &str> {
         self.kinds.keys().map(|kind| &**kind)
     }
 
-    /// The files that cannot be used as they are: the path, the reason, and whether there are good objects to keep.
+    /// Returns the unusable files: the path, the reason, and true if the file keeps good objects.
     pub(super) fn unusable(&self) -> impl Iterator<Item = (&Arc<str>, &str, bool)> {
         let has_objects = |path| self.files.get(path).is_some_and(|record| !record.objects.is_empty());
         self.unusable.iter().map(move |(path, reason)| (path, reason.as_str(), has_objects(path)))
     }
 
-    /// The objects that are not served because another one has their key: the key, the path that is served, the path
-    /// that waits.
+    /// Returns the objects that are not served because another one has their key: the key, the served path, the waiting
+    /// path.
     pub(super) fn duplicates(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<str>, &Arc<str>)> {
         self.contested.iter().flat_map(move |key| {
             let served = self.claims_of(key).next().map(|claim| &claim.path);
@@ -220,7 +219,7 @@ impl Catalog {
         })
     }
 
-    /// Deletes these of the objects that no file has any more. Returns the changes.
+    /// Deletes these of the objects that no file contains any more. Returns the deletions.
     pub(super) fn delete(&mut self, keys: &[ObjectKey]) -> Vec<Event> {
         let deleted: Vec<_> = keys.iter().filter_map(|key| self.unclaimed.remove(key)).collect();
         let deleted = deleted.into_iter().map(|object| {
@@ -230,8 +229,8 @@ impl Catalog {
         deleted.collect()
     }
 
-    /// Takes over what a scan found, as a whole. Returns the changes, by key; no deletion is among them. The first application
-    /// has no events, because there was no state before it.
+    /// Applies the result of a scan, as a whole. Returns the changes, sorted by key, without deletions. The first application has
+    /// no events, because there was no state before it.
     pub(super) fn apply(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
         let mut before = Before::default();
         for change in changes {
@@ -309,7 +308,7 @@ impl Catalog {
         }
     }
 
-    /// Moves a file's claims behind those of the files that are there, or back among them.
+    /// Moves a file's claims behind those of existing files, or back among them.
     fn set_missing(&mut self, path: &Arc<str>, is_missing: bool, before: &mut Before) {
         let Some(record) = self.files.get_mut(path).filter(|record| record.is_missing != is_missing) else { return };
         record.is_missing = is_missing;
@@ -322,7 +321,7 @@ impl Catalog {
         }
     }
 
-    /// Remembers what is served under these keys, unless it is remembered already.
+    /// Records the objects served under these keys, unless they are recorded already.
     fn remember<'k>(&self, keys: impl Iterator<Item = &'k ObjectKey>, before: &mut Before) {
         for key in keys {
             if let Entry::Vacant(entry) = before.entry(key.clone()) {
@@ -332,7 +331,7 @@ impl Catalog {
         }
     }
 
-    /// Puts `new` in the place of a file's objects, and remembers what was served under the keys of both.
+    /// Replaces a file's objects with `new`, and records the objects served under the keys of both.
     fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, before: &mut Before) {
         let (old, is_missing) = match self.files.get(path) {
             Some(record) => (record.objects.clone(), record.is_missing),
@@ -354,7 +353,7 @@ impl Catalog {
         }
     }
 
-    /// Makes the winner of a key what is served: `old` itself if it is the same, or else a change with its version.
+    /// Serves the first claim of a key: `old` itself if it is the same, or else a change with its version.
     fn serve(&mut self, old: Option<Arc<Object>>, winner: &Claim) -> Option<Event> {
         let next = self.next_version();
         let slot = self.files.get_mut(&winner.path)?.objects.get_mut(winner.position)?;
@@ -373,7 +372,7 @@ impl Catalog {
         Some(if added { Event::Added(object) } else { Event::Modified(object) })
     }
 
-    /// The claims on a key, the served one first.
+    /// Returns the claims on a key, the served one first.
     fn claims_of<'c>(&'c self, key: &'c ObjectKey) -> impl Iterator<Item = &'c Claim> {
         let first = Claim { key: key.clone(), is_missing: false, path: Arc::from(""), position: 0 };
         self.claims.range(first..).take_while(move |claim| claim.key == *key)
@@ -400,8 +399,8 @@ impl Catalog {
     }
 }
 
-/// Whether two objects differ in nothing but their version. Everything else follows from the body, except the type that
-/// a list implies.
+/// Returns true if two objects differ in nothing but their version. Everything else follows from the body, except for the
+/// type that a list implies.
 fn is_same(a: &Object, b: &Object) -> bool {
     a.body() == b.body() && a.kind() == b.kind() && a.api_version() == b.api_version()
 }

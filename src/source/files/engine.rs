@@ -1,17 +1,17 @@
-//! One directory's state, and the blocking work on it: scan, take over, tell.
+//! State of one directory, and the blocking work on it: scan, apply, report.
 //!
-//! Owned by `FilesSource`, behind a lock that only threads take where blocking is allowed. `live` and `FilesSource::list`
-//! call it.
+//! `FilesSource` owns it, behind a lock that only threads take where blocking is allowed. `live` and `FilesSource::list` call
+//! it.
 //!
 //! Invariants:
-//! - A scan counts as a whole or not at all: if the directory was not there, or not the same any more at the end of it,
-//!   nothing is taken over, and so nothing is deleted.
-//! - Additions and modifications count at once, a deletion only when it is certain (`missing`); what a walk has missed is
-//!   deleted by a later walk, which has read what was written before. Another directory at the
-//!   path, such as the mount point of a volume that was unmounted, counts as unavailable as long as it has no manifests.
-//! - A cancelled scan has changed nothing.
+//! - A scan is applied as a whole or not at all: if the directory was absent, or was replaced before the end of the scan,
+//!   nothing is applied, and so nothing is deleted.
+//! - Additions and modifications are applied at once, a deletion only when it is certain (`missing`): a file that a walk has
+//!   missed is deleted by a later walk, which has read all earlier writes. A different directory at the path, such as the
+//!   mount point of an unmounted volume, counts as unavailable while it has no manifests.
+//! - A cancelled scan changes nothing.
 //!
-//! Not here: when to scan (`live`).
+//! `live` decides when to scan.
 
 mod walk;
 
@@ -44,81 +44,81 @@ use crate::{
     source::problems::Problems,
 };
 
-/// The state of one directory.
+/// State of one directory.
 #[derive(Debug)]
 pub(super) struct Engine {
     config: Arc<FilesConfig>,
     health: SourceHealth,
     catalog: Catalog,
     problems: Problems,
-    /// What the last walk found wrong that does not lie in a file's content.
+    /// Problems that the last walk found outside of the files' contents.
     found: BTreeMap<String, String>,
-    /// The directory that the catalog is of. Another one is taken over once nothing is missing in it.
+    /// Directory of the catalog. A different one replaces it once nothing is missing in it.
     settled: Option<DirectoryId>,
     missing: Missing<Arc<str>>,
-    /// The objects that no file has any more.
+    /// Objects that no file contains any more.
     lost: Missing<ObjectKey>,
-    /// The files whose content does not count yet.
+    /// Files whose content is not applied yet.
     unfinished: BTreeSet<Arc<str>>,
-    /// When one of these counts though nothing more is noticed of it.
+    /// Time at which the next of these is applied even without another notice.
     counts_at: Option<Instant>,
     doubt: Doubt,
     shrunk: Shrunk,
-    /// The directories below the root where another file system was mounted, with a trailing `/`.
+    /// Mount points of other file systems below the root, with a trailing `/`.
     mounts: BTreeMap<String, DirectoryId>,
-    /// Whether the last walk met a symbolic link: then one file can be several, and nothing is looked at alone.
+    /// True if the last walk met a symbolic link: then one file can have several paths, and only a walk can look at it.
     links: bool,
-    /// Whether there has been a manifest since the start.
+    /// Set once there has been a manifest since the start.
     has_had_files: bool,
-    /// Why the directory itself cannot be served, while it cannot.
+    /// Reason why the directory itself cannot be served, while it cannot.
     outage: Option<String>,
-    /// The kinds that were warned of.
+    /// Kinds in the last warning.
     warned: Vec<String>,
 }
 
-/// What only another walk can tell.
+/// Questions that only another walk can answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doubt {
     None,
-    /// Which of the missing files and objects are deleted: the last walk has found them to be missing, and may have passed by the
-    /// files that have the objects now.
+    /// Deletion of the missing files and objects: the last walk was the first that did not find them, and may have passed by
+    /// files that contain the objects now.
     Missing,
-    /// Everything: the last walk met not all files that were there, because the directory changed meanwhile.
+    /// Everything: the last walk did not meet all existing files, because the directory changed meanwhile.
     All,
 }
 
-/// Why there is no result.
+/// Reason why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Nobody wants it any more.
+    /// The caller cancelled it.
     Cancelled,
     /// The directory cannot be read; the text says what to do.
     Outage(String),
 }
 
-/// What a look has found.
+/// Result of a scan or refresh.
 #[derive(Debug)]
 pub(super) struct Looked {
     pub(super) events: Vec<Event>,
-    /// When to look again.
+    /// Time of the next check.
     pub(super) again_at: Option<Instant>,
-    /// It is not certain yet that a file that was not found was deleted: the state is not proved to be that of the directory.
+    /// True if a missing file may not be deleted after all: the state may differ from that of the directory.
     pub(super) is_uncertain: bool,
 }
 
-/// What became of looking at single paths.
+/// Outcome of a refresh of single paths.
 #[derive(Debug)]
 pub(super) enum Refresh {
-    /// All of them were dealt with.
+    /// All paths were processed.
     Done(Looked),
-    /// Only a scan of everything can tell.
+    /// Only a scan of everything can decide.
     Unclear,
 }
 
 // === impl Engine ===
 
 impl Engine {
-    /// Nothing is known yet; versions will be of `lineage`.
+    /// Returns an engine without any state, whose versions are of `lineage`.
     pub(super) fn new(config: Arc<FilesConfig>, lineage: Lineage, health: SourceHealth) -> Self {
         Self {
             catalog: Catalog::new(lineage),
@@ -141,19 +141,19 @@ impl Engine {
         }
     }
 
-    /// The version of the last change.
+    /// Returns the version of the last change.
     pub(super) fn version(&self) -> ResourceVersion {
         self.catalog.version()
     }
 
-    /// Scans, and returns everything.
+    /// Scans, and returns all objects.
     pub(super) fn list(&mut self, cancelled: &CancellationToken) -> Result<List, Failure> {
         self.scan(None, cancelled)?;
         Ok(List::new(self.catalog.objects(), self.catalog.version()))
     }
 
-    /// Scans, and returns what has changed. The notices follow the directory before it is read, so that there is no gap
-    /// between what was read and what they tell.
+    /// Scans, and returns the changes. The notices cover the directory before the scan reads it, so that no change falls between
+    /// the two.
     pub(super) fn scan(
         &mut self,
         notices: Option<&mut Notices>,
@@ -187,7 +187,7 @@ impl Engine {
         if is_other && (!found.is_empty() || changes.iter().any(is_new)) {
             self.disturb(now);
         }
-        // What is being written is not what was missing.
+        // A file that is being written is not the one that was missing.
         found.retain(|path| !self.unfinished.contains(path));
         changes.extend(found.into_iter().map(|path| FileChange { path, finding: Finding::Found }));
         for path in &absent {
@@ -226,7 +226,7 @@ impl Engine {
         Ok(looked)
     }
 
-    /// Looks at single paths, and returns what has changed.
+    /// Reads single paths, and returns the changes.
     pub(super) fn refresh(
         &mut self,
         paths: &BTreeSet<PathBuf>,
@@ -248,7 +248,7 @@ impl Engine {
             };
             match scanner.probe(path) {
                 Probe::Nothing => {}
-                // What the last walk said about this path may not hold any more.
+                // The problem that the last walk found at this path may be over.
                 _ if self.found.contains_key(&*escaped(path)) => return Ok(Refresh::Unclear),
                 Probe::File(change) => changes.push(change),
                 Probe::Unfinished(path, stamp) => unfinished.push((path, stamp)),
@@ -257,7 +257,7 @@ impl Engine {
             }
         }
         let counts_at = scanner.again_at();
-        // Files that are gone together with the directory are not deleted.
+        // Files that disappear together with the directory are not deleted.
         if Root::open(&self.config.path).as_ref() != Ok(&root) {
             return Ok(Refresh::Unclear);
         }
@@ -283,7 +283,7 @@ impl Engine {
         Ok(Refresh::Done(self.take_over(changes, self.patience(false), now)))
     }
 
-    /// Looks for the missing files again, and returns what has changed.
+    /// Looks for the missing files again, and returns the changes.
     pub(super) fn look_for_missing(&mut self, cancelled: &CancellationToken) -> Result<Refresh, Failure> {
         let now = Instant::now();
         let is_due = self.doubt == Doubt::Missing || self.counts_at.is_some_and(|at| at <= now);
@@ -302,7 +302,7 @@ impl Engine {
         Ok(Refresh::Done(self.take_over(Vec::new(), self.patience(false), now)))
     }
 
-    /// Takes note that the directory is changing at this moment, so that no deletion is certain.
+    /// Records that the directory is changing now, so that no deletion is certain.
     pub(super) fn disturb(&mut self, now: Instant) {
         self.missing.disturb(now);
         self.lost.disturb(now);
@@ -313,7 +313,7 @@ impl Engine {
         Signs { notices, shrunk: &self.shrunk, rescan, quiet, now, clock: SystemTime::now() }
     }
 
-    /// The directory, if it is the one that the catalog is of, and single files of it can be looked at.
+    /// Returns the directory if it is that of the catalog, and single files of it can be read.
     fn settled_root(&self) -> Option<Root> {
         if self.outage.is_some() || self.doubt == Doubt::All {
             return None;
@@ -334,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// Takes over changes, and the deletions that are certain by now.
+    /// Applies changes, and the deletions that are certain by now.
     fn take_over(&mut self, changes: Vec<FileChange>, patience: Patience, now: Instant) -> Looked {
         let is_change =
             |change: &FileChange| matches!(change.finding, Finding::Read { content: Content::Objects(_), .. });
@@ -362,25 +362,25 @@ impl Engine {
         let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
         self.problems.replace(&[ProblemReason::FileInvalid], self.standing().into_iter().map(problem).collect());
         self.warn_of_kinds();
-        // What waits for a file is looked at again with that file.
+        // An object that waits for a file is checked again with that file.
         let lost = self.lost.next_look(patience).filter(|_| self.is_all_read());
         let again_at = self.missing.next_look(patience).into_iter().chain(lost).chain(self.counts_at).min();
         Looked { events, again_at, is_uncertain: !self.missing.is_empty() }
     }
 
-    /// Whether no file may have an object that is not known to be in it.
+    /// Returns true if every file's objects are known.
     fn is_all_read(&self) -> bool {
         self.unfinished.is_empty() && self.missing.is_empty() && self.doubt != Doubt::All
     }
 
-    /// The patience with objects that no file has any more.
+    /// Returns the time until an object that no file contains any more is deleted.
     fn patience_for_objects(&self, patience: Patience) -> Patience {
         let longest = self.config.rescan.saturating_mul(MAX_RESCANS);
         let unchanged = if self.is_all_read() { patience.unchanged } else { longest };
         Patience { unchanged, at_most: longest }
     }
 
-    /// Reports a directory that has had no manifest since the start: perhaps its volume is mounted later.
+    /// Reports a directory without any manifest since the start: its volume may be mounted later.
     fn report_empty(&mut self) {
         self.has_had_files |= self.catalog.len() > 0;
         let message = || {
@@ -391,7 +391,7 @@ impl Engine {
         self.problems.replace(&[ProblemReason::DirectoryEmpty], found.into_iter().collect());
     }
 
-    /// One reason for each path: what is wrong with the file comes before what is wrong with its place among others.
+    /// Returns one reason for each path: a problem of the file has precedence over one with other files.
     fn standing(&self) -> BTreeMap<String, String> {
         let mut standing: BTreeMap<String, String> = BTreeMap::new();
         for (key, served, waiting) in self.catalog.duplicates() {
@@ -421,7 +421,8 @@ impl Engine {
         }
     }
 
-    /// Several kinds in one resource are legal and rarely meant: an index or a client of one meets objects of another.
+    /// Warns of several kinds in one resource: they are legal and rarely intended, since an index or a client of one kind gets
+    /// objects of another.
     fn warn_of_kinds(&mut self) {
         if self.config.kind.is_some() || self.catalog.kinds().eq(self.warned.iter().map(String::as_str)) {
             return;

@@ -1,13 +1,14 @@
-//! The advice to serve each kind of a directory as a resource of its own.
+//! Advice to serve each kind of a directory as a resource of its own.
 
 use std::path::Path;
 
 use super::text::escaped;
 
-/// How many kinds the advice shows flags for.
+/// Limit of the kinds that the advice shows flags for.
 const SHOWN_KINDS: usize = 8;
 
-/// For example `several kinds in one resource; serve each as its own: --files pods=DIR@Pod --files services=DIR@Service`.
+/// Returns the advice, such as
+/// `several kinds in one resource; serve each as its own: --files pods=DIR@Pod --files services=DIR@Service`.
 pub(super) fn kinds_advice(kinds: &[String], directory: &Path) -> String {
     let directory = directory.to_string_lossy();
     let flags = kinds.iter().take(SHOWN_KINDS).map(|kind| format!(" --files {}={directory}@{kind}", plural(kind)));
@@ -16,7 +17,7 @@ pub(super) fn kinds_advice(kinds: &[String], directory: &Path) -> String {
         .into_owned()
 }
 
-/// As Kubernetes names its resources, for nearly all of them.
+/// Returns the plural as Kubernetes names its resources, for nearly all of them.
 fn plural(kind: &str) -> String {
     let kind = kind.to_lowercase();
     match kind.as_bytes() {

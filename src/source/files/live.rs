@@ -1,15 +1,15 @@
-//! The watch: waits until something may have changed, has it looked at, and hands out what has.
+//! Watch of a directory: waits for possible changes, has the engine check them, and delivers the result.
 //!
-//! One [`Live`] is one watch. It is a stream's state and not a task: nothing happens unless the watch is polled, and
-//! dropping it ends the notices and cancels the scan that runs.
+//! One [`Live`] is one watch. It is the state of a stream, not a task: nothing happens unless the watch is polled, and
+//! dropping it ends the notices and cancels the current scan.
 //!
 //! Invariants:
-//! - At most one scan runs; its events are handed out before the next one begins. That is the bound of the queue: one
-//!   event for each object that has changed, sharing the object with the catalog.
-//! - A bookmark follows every scan that was complete, as soon as no file is missing whose deletion is not certain: no
-//!   bookmark comes while the directory is away or being replaced.
-//! - A burst of changes is looked at once: after a quiet period, or when it has lasted [`BURST`] quiet periods.
-//! - The first step is a scan, which finds what has changed since the list.
+//! - At most one scan runs; its events are delivered before the next one begins. That bounds the queue: one event for each
+//!   changed object, which it shares with the catalog.
+//! - A bookmark follows every complete scan, as soon as no file is missing without a certain deletion: no bookmark comes while
+//!   the directory is absent or being replaced.
+//! - A burst of changes is checked once: after a quiet period, or when it has lasted [`BURST`] quiet periods.
+//! - The first step is a scan, which finds the changes since the list.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -27,7 +27,7 @@ use crate::{
     model::{Event, ResourceVersion},
 };
 
-/// The longest that a burst of changes delays itself, in quiet periods.
+/// Longest delay by a burst of changes, in quiet periods.
 const BURST: u32 = 5;
 
 /// One watch of one directory.
@@ -35,26 +35,26 @@ const BURST: u32 = 5;
 pub(super) struct Live {
     config: Arc<FilesConfig>,
     engine: SharedEngine,
-    /// In the hands of the scan while one runs.
+    /// Notices; a running scan has them.
     notices: Option<Notices>,
     cancelled: CancellationToken,
-    /// Ends the scan that runs when the watch is dropped.
+    /// Ends the current scan when the watch is dropped.
     _guard: DropGuard,
     ready: VecDeque<Event>,
     next_scan: Instant,
-    /// When to look for missing files again.
+    /// Time to look for missing files again.
     again_at: Option<Instant>,
-    /// A bookmark is due when no file is missing any more.
+    /// True if a bookmark is due when no file is missing any more.
     owes_bookmark: bool,
 }
 
-/// What woke the watch.
+/// Reason for a step of the watch.
 #[derive(Debug)]
 enum Wake {
-    /// Another list or watch has taken over.
+    /// Another list or watch has replaced this one.
     Cancelled,
     Notices,
-    /// It is time to look for missing files again.
+    /// The time to look for missing files again.
     Missing,
     Interval,
 }
@@ -62,7 +62,7 @@ enum Wake {
 // === impl Live ===
 
 impl Live {
-    /// A watch from the engine's current version on.
+    /// Returns a watch from the engine's current version on.
     pub(super) fn new(
         config: Arc<FilesConfig>,
         engine: SharedEngine,
@@ -82,7 +82,7 @@ impl Live {
         }
     }
 
-    /// The watch as the Reflector wants it.
+    /// Converts the watch to the stream that the Reflector reads.
     pub(super) fn into_stream(self) -> impl Stream<Item = Result<Event, SourceError>> + Send {
         futures_util::stream::unfold(self, |mut live| async move { live.next().await.map(|event| (event, live)) })
     }
@@ -119,7 +119,7 @@ impl Live {
             }
         };
         tokio::select! {
-            // The end comes first; notices come before the times, whose looks would meet a burst half-way.
+            // The end comes first; notices come before the timers, whose checks would fall into the middle of a burst.
             biased;
             // Cancel-safe, all of them.
             () = self.cancelled.cancelled() => Wake::Cancelled,
@@ -129,20 +129,20 @@ impl Live {
         }
     }
 
-    /// Waits until the burst of changes is over, or has lasted long enough. Whether it is over.
+    /// Waits until the burst of changes is over, or has lasted long enough. Returns true if it is over.
     async fn settle(&self) -> bool {
         let Some(notices) = &self.notices else { return true };
         let end = Instant::now() + self.config.quiet * BURST;
         loop {
             let quiet = (Instant::now() + self.config.quiet).min(end);
-            // Cancel-safe: a mark that comes while nobody waits is kept.
+            // Cancel-safe: a mark without a waiter is kept.
             if timeout_at(quiet, notices.dirty().marked()).await.is_err() {
                 return quiet < end;
             }
         }
     }
 
-    /// Looks at what the notices tell, path by path if possible.
+    /// Checks the changes that the notices report, path by path if possible.
     async fn look(&mut self, is_quiet: bool) -> Result<(), Failure> {
         let Some(notices) = &self.notices else { return self.scan().await };
         let notices = notices.dirty().clone();
@@ -182,12 +182,12 @@ impl Live {
         }
     }
 
-    /// Looks at everything.
+    /// Scans the whole directory.
     async fn scan(&mut self) -> Result<(), Failure> {
         let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
         let mut notices = self.notices.take();
         if let Some(notices) = &notices {
-            // What was marked up to here, this scan sees.
+            // The scan sees every change that was marked up to here.
             notices.dirty().take();
         }
         let scanned = blocking(move || {
@@ -216,12 +216,12 @@ impl Live {
     }
 }
 
-/// Does work that waits for the disk on a thread for it.
+/// Runs blocking work on a thread that may wait for the disk.
 ///
 /// # Cancel safety
 ///
 /// Dropping the future does not stop the work; its cancellation token does.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
-    // The only failures are a panic, which is a bug that was reported where it happened, and the end of the runtime.
+    // The only failures are a panic, which is a bug that was reported at its origin, and the end of the runtime.
     tokio::task::spawn_blocking(work).await.map_err(|_| Failure::Cancelled)
 }

@@ -1,16 +1,15 @@
-//! What the operating system says about changes in the directory: a bounded set of paths that may have changed.
+//! Change notices of the operating system: a bounded set of paths that may have changed.
 //!
-//! Written by the thread of `notify`; read by `live`, which waits for it, and owned by it: dropping [`Notices`] ends the
-//! thread.
+//! The thread of `notify` writes it; `live` waits for it, and owns it: dropping [`Notices`] ends the thread.
 //!
 //! Invariants:
-//! - The set is bounded: past [`MAX_PATHS`] it only says that anything may have changed.
-//! - Nothing is lost between two readings: a mark that comes while the set is being dealt with is in the next one.
-//! - A notice is a hint. What has changed, a scan finds out; what no notice told, the periodic scan finds.
-//! - A file counts as being written from its first modification to its close, of at most [`MAX_PATHS`] files; of as many the
-//!   time of the last close is known.
+//! - The set is bounded: above [`MAX_PATHS`] it only records that anything may have changed.
+//! - No mark is lost between two reads: one that comes while a set is being processed is in the next one.
+//! - A notice is a hint. A scan determines the actual change; the periodic scan finds changes without a notice.
+//! - A file counts as being written from its first modification to its close, for at most [`MAX_PATHS`] files; for the same
+//!   files the time of the last close is known.
 //!
-//! Not here: what follows from a file that is being written (`unfinished`), and what a path means (`scan`).
+//! `unfinished` interprets a file that is being written, `scan` interprets paths.
 
 use std::{
     any::Any,
@@ -30,16 +29,16 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::root::Root;
 
-/// The paths that are remembered one by one. Looking at more of them costs about as much as looking at everything.
+/// Limit of the remembered paths. To check more of them costs about as much as a scan of everything.
 const MAX_PATHS: usize = 1024;
 
-/// Whether the system reports that a file was closed after it was written: inotify does.
+/// True if the system reports that a file was closed after it was written, as inotify does.
 const REPORTS_CLOSE: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// How long to do without notices after they could not be had, before asking for them again.
+/// Delay before the next attempt to subscribe, after one failed.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// What may have changed since the last reading.
+/// Possible changes since the last read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Dirty {
     /// These paths, absolute; none if the set is empty.
@@ -48,44 +47,44 @@ pub(super) enum Dirty {
     Everything,
 }
 
-/// The set, shared with the thread that fills it.
+/// Set of marks, shared with the thread that fills it.
 #[derive(Debug)]
 pub(super) struct DirtySet {
     marks: Mutex<Dirty>,
-    /// What is known of the paths that had a notice last.
+    /// State of the paths with the most recent notices.
     noticed: Mutex<BTreeMap<PathBuf, Noticed>>,
-    /// Why not everything below the directory is watched; what to do about it.
+    /// Reason why the watch does not cover everything below the directory, with the remedy.
     fault: Mutex<Option<String>>,
     wake: Notify,
 }
 
-/// What the notices of one path say.
+/// State of one path according to its notices.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Noticed {
-    /// When the last one of a close or a rename came, by the clock that files have their times from.
+    /// Time of the last close or rename, by the clock of file times.
     pub(super) finished_at: Option<SystemTime>,
-    /// The first modification since the file was closed last.
+    /// Time of the first modification since the last close.
     pub(super) written_since: Option<Instant>,
 }
 
-/// The running subscription to the operating system: dropping it ends it.
+/// Running subscription to the operating system, until it is dropped.
 pub(super) type Subscription = Box<dyn Any + Send + Sync>;
 
-/// Subscribes to everything below a directory. Injected, so that tests can do without, or fail.
+/// Subscribes to everything below a directory. Injected, so that tests can replace it or make it fail.
 pub(super) type Subscribe = fn(&Path, Arc<DirtySet>) -> Result<Subscription, SubscribeError>;
 
-/// Why there is no subscription, and what to do about it.
+/// Reason why there is no subscription, with the remedy.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SubscribeError {
-    /// The directory, or one below it, was taken away meanwhile. It may be back at once.
+    /// The directory, or one below it, was removed meanwhile. It may exist again at once.
     #[error("{0}")]
     Gone(String),
-    /// A limit was reached, for example.
+    /// The system refused, for example because of a limit.
     #[error("{0}")]
     Refused(String),
 }
 
-/// The notices about one directory, wherever it goes.
+/// Notices about one directory, which may be replaced by another.
 pub(super) struct Notices {
     subscribe: Subscribe,
     dirty: Arc<DirtySet>,
@@ -93,7 +92,7 @@ pub(super) struct Notices {
 }
 
 enum State {
-    /// Not asked for yet.
+    /// Not subscribed yet.
     Idle,
     Subscribed {
         root: Root,
@@ -130,17 +129,17 @@ impl DirtySet {
         self.wake.notify_one();
     }
 
-    /// Marks a file that somebody writes.
+    /// Marks a file that is being written.
     pub(super) fn mark_written(&self, path: PathBuf) {
         self.note(path, |noticed| noticed.written_since = noticed.written_since.or_else(|| Some(Instant::now())));
     }
 
-    /// Marks a file that is not written any more: it was closed, or something else has its path.
+    /// Marks a file that is no longer written: it was closed, or another file has its path.
     pub(super) fn mark_finished(&self, path: PathBuf) {
         self.note(path, |noticed| *noticed = Noticed { finished_at: Some(SystemTime::now()), written_since: None });
     }
 
-    /// Takes note of a file, and marks it.
+    /// Updates the state of a file, and marks it.
     fn note(&self, path: PathBuf, change: impl FnOnce(&mut Noticed)) {
         {
             let mut all = self.noticed.lock();
@@ -161,17 +160,17 @@ impl DirtySet {
         self.wake.notify_one();
     }
 
-    /// What the notices of this absolute path say; `None` if none has come, or not lately.
+    /// Returns the state of this absolute path; `None` if it had no notice, or no recent one.
     pub(super) fn noticed(&self, path: &Path) -> Option<Noticed> {
         self.noticed.lock().get(path).copied()
     }
 
-    /// Forgets what the notices of each path say: the notice of a close may have been lost.
+    /// Forgets the state of all paths, because the notice of a close may have been lost.
     fn forget_noticed(&self) {
         self.noticed.lock().clear();
     }
 
-    /// Takes note that the watch has become incomplete.
+    /// Records that the watch has become incomplete.
     fn set_fault(&self, reason: String) {
         *self.fault.lock() = Some(reason);
         self.mark_everything();
@@ -195,22 +194,22 @@ impl DirtySet {
 // === impl Notices ===
 
 impl Notices {
-    /// No notices yet, until [`Notices::follow`].
+    /// Returns notices without a subscription, until [`Notices::follow`].
     pub(super) fn new(subscribe: Subscribe) -> Self {
         Self { subscribe, dirty: Arc::new(DirtySet::new()), state: State::Idle }
     }
 
-    /// The set that is filled.
+    /// Returns the set that the subscription fills.
     pub(super) fn dirty(&self) -> &Arc<DirtySet> {
         &self.dirty
     }
 
-    /// Makes sure that the notices are about this directory, and not about one that was at the same path before.
+    /// Subscribes to this directory, unless that has been done; a subscription to an earlier one at the same path ends.
     ///
     /// # Errors
     ///
-    /// When not all changes are noticed: why, and what to do. It is tried again once a minute, and the next time if something
-    /// has only gone away.
+    /// The reason why not all changes cause notices, with the remedy. The next attempt is a minute later, or at the next call if
+    /// a directory was only removed meanwhile.
     pub(super) fn follow(&mut self, root: &Root) -> Result<(), String> {
         match &self.state {
             State::Subscribed { root: known, at, .. } if known == root => match &*self.dirty.fault.lock() {
@@ -223,7 +222,7 @@ impl Notices {
             }
             State::Idle | State::Subscribed { .. } | State::Failed { .. } => {}
         }
-        // The old subscription ends before the new one begins: both at once could be one too many.
+        // The old subscription ends before the new one begins: both at once could exceed a limit.
         self.state = State::Idle;
         self.dirty.forget_noticed();
         *self.dirty.fault.lock() = None;
@@ -241,7 +240,7 @@ impl Notices {
         }
     }
 
-    /// Does without notices until the directory is another one.
+    /// Ends the subscription, until the next [`Notices::follow`].
     pub(super) fn forget(&mut self) {
         self.state = State::Idle;
     }
@@ -253,7 +252,7 @@ impl std::fmt::Debug for Notices {
     }
 }
 
-/// Subscribes by way of `notify`: inotify on Linux.
+/// Subscribes with `notify`: inotify on Linux.
 pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscription, SubscribeError> {
     let base = root.to_owned();
     let handle = move |event: notify::Result<notify::Event>| match event {
@@ -272,10 +271,10 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
             };
             event.paths.into_iter().for_each(|path| mark(&dirty, path));
         }
-        // New directories go unnoticed from now on, until the periodic scan.
+        // New directories have no notices from now on, until the periodic scan.
         Err(error) => dirty.set_fault(explained(&error)),
     };
-    // Links are followed by the scan, which knows which ones may be: their targets are below the root themselves.
+    // The scan follows links, because it knows which ones it may: their targets are below the root themselves.
     let config = notify::Config::default().with_follow_symlinks(false);
     let mut watcher = notify::RecommendedWatcher::new(handle, config).map_err(|error| refused(&error))?;
     watcher.watch(root, RecursiveMode::Recursive).map_err(|error| refused(&error))?;
@@ -291,7 +290,7 @@ fn refused(error: &notify::Error) -> SubscribeError {
     if is_gone { SubscribeError::Gone(explained(error)) } else { SubscribeError::Refused(explained(error)) }
 }
 
-/// Reading is not changing; our own reading would wake us for ever.
+/// Returns true for a change. A read is none; otherwise the source's own reads would cause notices for ever.
 fn changes(kind: EventKind) -> bool {
     match kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
@@ -305,7 +304,7 @@ fn explained(error: &notify::Error) -> String {
 }
 
 fn advice(kind: &ErrorKind) -> &'static str {
-    // EMFILE: the limit on instances shows itself as the limit on open files does.
+    // EMFILE: the limit on instances has the same error as the limit on open files.
     const EMFILE: i32 = 24;
     match kind {
         ErrorKind::MaxFilesWatch => "raise the sysctl fs.inotify.max_user_watches",

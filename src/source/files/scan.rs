@@ -1,16 +1,16 @@
-//! Walks the directory and reads what has changed since the catalog was last brought up to date.
+//! Walk of the directory, which reads the files that have changed since the last update of the catalog.
 //!
-//! Called by `engine`, on a thread where blocking is allowed; reads the catalog and changes nothing.
+//! `engine` calls it, on a thread where blocking is allowed; it reads the catalog and changes nothing.
 //!
 //! Invariants:
-//! - Only regular files are opened, and only to be read (`read`).
-//! - A symbolic link counts only while its target is inside the root.
-//! - A file or directory that cannot be looked at is not taken for deleted.
-//! - A file that may still be written is there, and its content does not count yet (`unfinished`).
-//! - The walk ends: by depth, by number of entries, at a symbolic link to one of the directories above it, or when it is
-//!   cancelled.
+//! - Only regular files are opened, and only for reading (`read`).
+//! - A symbolic link is followed only if its target is inside the root.
+//! - A file or directory that cannot be read is not considered deleted.
+//! - A file that may still be written exists, but its content is not applied yet (`unfinished`).
+//! - The walk is bounded: by depth, by number of entries, at a symbolic link to one of the directories above it, and by
+//!   cancellation.
 //!
-//! Not here: what becomes of the findings (`catalog`), and when to scan (`live`).
+//! `catalog` applies the results; `live` decides when to scan.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -33,68 +33,67 @@ use super::{
 };
 use crate::model::ResourceVersion;
 
-/// How many directories deep files are looked for.
+/// Limit of the depth of directories.
 const MAX_DEPTH: usize = 32;
 
-/// How many files and directories are looked at in one scan.
+/// Limit of the files and directories in one scan.
 const MAX_ENTRIES: usize = 1_000_000;
 
-/// What a walk has found.
+/// Result of a walk.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// Files that are there and may have changed.
+    /// Existing files that may have changed.
     pub(super) changes: Vec<FileChange>,
-    /// Every file that is there.
+    /// All existing files.
     pub(super) seen: HashSet<Arc<str>, RandomState>,
-    /// Of these, the ones whose content does not count yet; with the stamp if they have fewer objects than before.
+    /// Those among them whose content is not applied yet; with the stamp if they have fewer objects than before.
     pub(super) unfinished: Vec<(Arc<str>, Option<Stamp>)>,
-    /// When one of these counts though nothing more is noticed of it.
+    /// Time at which the next of these is applied even without another notice.
     pub(super) again_at: Option<Instant>,
-    /// The directories that could not be looked into, with a trailing `/`; empty text for the root. What is known to be
-    /// in them stays.
+    /// Directories that could not be read, with a trailing `/`; empty text for the root. The known files in them stay.
     pub(super) unknown: BTreeSet<String>,
-    /// What cannot be served, and why, by path.
+    /// Problems of files and directories, by path.
     pub(super) problems: BTreeMap<String, String>,
-    /// Whether there is any symbolic link that counts.
+    /// True if there is a symbolic link to a directory or manifest.
     pub(super) links: bool,
-    /// The directories where another file system is mounted, with a trailing `/`.
+    /// Mount points of other file systems, with a trailing `/`.
     pub(super) mounts: BTreeMap<String, DirectoryId>,
 }
 
-/// Why a walk has no result.
+/// Reason why a walk has no result.
 #[derive(Debug)]
 pub(super) enum ScanError {
-    /// Nobody wants it any more.
+    /// The caller cancelled it.
     Cancelled,
     /// The root itself cannot be listed.
     Root(io::Error),
 }
 
-/// What is the matter with one file's path, as far as it can be dealt with alone.
+/// State of a single path, if it can be determined without a walk.
 #[derive(Debug)]
 pub(super) enum Probe {
-    /// Nothing that counts.
+    /// Nothing relevant.
     Nothing,
     /// This file, and no other, may have changed.
     File(FileChange),
-    /// The content of this file does not count yet; with the stamp if it has fewer objects than before.
+    /// The content of this file is not applied yet; with the stamp if it has fewer objects than before.
     Unfinished(Arc<str>, Option<Stamp>),
-    /// This file, which is known, is not there.
+    /// This known file does not exist.
     Absent(Arc<str>),
     /// More than this file may have changed: walk.
     Unclear,
 }
 
-/// What became of reading one file.
+/// Outcome of reading one file.
 enum Reading {
     Found(Finding),
-    /// Its content does not count yet; with the stamp if it has fewer objects than before.
+    /// The content is not applied yet; with the stamp if it has fewer objects than before.
     Unfinished(Option<Stamp>),
-    /// It is gone, or no regular file.
+    /// The file was deleted, or is no regular file.
     Nothing,
 }
 
-/// Reads files on behalf of a walk or of a single look.
+/// Reads files for a walk or a probe.
 pub(super) struct Scanner<'a> {
     pub(super) root: &'a Root,
     pub(super) catalog: &'a Catalog,
@@ -105,7 +104,7 @@ pub(super) struct Scanner<'a> {
     reader: Reader,
     entries: usize,
     max_entries: usize,
-    /// The directories on the way to where the walk is.
+    /// Directories above the current one, and itself.
     above: Vec<FileId>,
     found: Scan,
 }
@@ -140,7 +139,7 @@ impl<'a> Scanner<'a> {
         Self { max_entries, ..self }
     }
 
-    /// Walks everything.
+    /// Walks the whole directory.
     pub(super) fn walk(mut self) -> Result<Scan, ScanError> {
         self.found.seen.reserve(self.catalog.len());
         let root = self.root;
@@ -149,7 +148,7 @@ impl<'a> Scanner<'a> {
         Ok(self.found)
     }
 
-    /// Looks at one path below the root, given that there are no symbolic links in the whole tree.
+    /// Checks one path below the root, provided that there are no symbolic links in the whole tree.
     pub(super) fn probe(&mut self, path: &str) -> Probe {
         if path.split('/').any(|part| part.starts_with('.')) {
             return Probe::Nothing;
@@ -181,12 +180,12 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// When the content of a file counts that was looked at and does not yet, though nothing more is noticed of it.
+    /// Returns the time at which the next unfinished file is applied even without another notice.
     pub(super) fn again_at(&self) -> Option<Instant> {
         self.found.again_at
     }
 
-    /// Goes through one directory. `relative` is empty for the root, or else ends in `/`; it is given back as it was.
+    /// Walks one directory. `relative` is empty for the root, or else ends in `/`; it is unchanged on return.
     fn directory(&mut self, absolute: &Path, relative: &mut String) -> Result<(), ScanError> {
         if self.above.len() > MAX_DEPTH {
             self.unknown(relative, &format!("deeper than {MAX_DEPTH} directories; not read"));
@@ -319,7 +318,7 @@ impl<'a> Scanner<'a> {
         outcome
     }
 
-    /// Reads a file whose stamp is not the known one.
+    /// Reads a file whose stamp has changed.
     fn file<P: AsRef<Path>>(
         &mut self,
         relative: &str,
@@ -360,7 +359,7 @@ impl<'a> Scanner<'a> {
 
     fn read(&mut self, path: &str, absolute: &Path, format: Format) -> Reading {
         let outcome = self.reader.read(&self.root.path, absolute);
-        // Looked at after the bytes were read: who began to write meanwhile counts too.
+        // Checked after the bytes were read, because a writer may have begun meanwhile.
         if outcome.is_ok() && self.signs.is_written(absolute).is_some() {
             return Reading::Unfinished(None);
         }
@@ -388,13 +387,13 @@ impl<'a> Scanner<'a> {
             Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Unusable(reason)),
             Ok(Outcome::NotAFile) => return Reading::Nothing,
             Err(error) if is_absent(&error) => return Reading::Nothing,
-            // The reason may lie outside the file: its stamp does not show when it is mended.
+            // The cause may be outside of the file: its stamp does not show when it is fixed.
             Err(error) => (None, None, Content::Unusable(format!("cannot be read: {error}"))),
         };
         Reading::Found(Finding::Read { id, stamp, content })
     }
 
-    /// Whether a file was modified so recently that its content does not count. What is good counts with a notice.
+    /// Returns true if a file was modified so recently that its content is not applied. Valid content with a notice is.
     fn is_changing(&mut self, path: &str, absolute: &Path, stamp: &Stamp, is_good: bool) -> bool {
         let Some(at) = self.signs.left_alone_at(stamp) else { return false };
         let is_linked = || absolute != self.root.path.join(path);
@@ -411,7 +410,7 @@ impl<'a> Scanner<'a> {
             && self.signs.has_just_shrunk(path, stamp)
     }
 
-    /// Counts an entry; past the bound nothing more is looked at, and what is known stays.
+    /// Counts an entry; above the limit nothing more is read, and the known files stay.
     fn count(&mut self, relative: &str) -> bool {
         if self.entries == self.max_entries {
             let reason =
@@ -425,13 +424,13 @@ impl<'a> Scanner<'a> {
         true
     }
 
-    /// The files below `directory` cannot be told.
+    /// Records that the files below `directory` are unknown.
     fn unknown(&mut self, directory: &str, reason: &str) {
         self.problem(directory, reason);
         self.found.unknown.insert(directory.to_owned());
     }
 
-    /// This entry cannot be looked at: what is known of it, as a file or as a directory, stays.
+    /// Records that this entry cannot be read: what the catalog has of it, as a file or as a directory, stays.
     fn unreadable(&mut self, relative: &str, error: &io::Error) {
         if is_absent(error) {
             return;
@@ -446,7 +445,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Whether a known file that a walk has not seen may still be there: it is in a directory that could not be looked into.
+/// Returns true if a known file that a walk has not met may still exist, in a directory that could not be read.
 pub(super) fn may_hold(unknown: &BTreeSet<String>, path: &str) -> bool {
     let mut directories = path.match_indices('/').map(|(slash, _)| &path[..=slash]);
     unknown.contains("") || directories.any(|directory| unknown.contains(directory))
