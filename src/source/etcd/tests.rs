@@ -1,5 +1,5 @@
-//! The source under its Reflector, against a scripted etcd over TCP. Whatever is done to it, what comes out of the queue is
-//! folded, and has to be what was written: transactions whole, in order, each once.
+//! Tests of the source with its Reflector, against a scripted etcd over TCP. Under every fault, the state that the source's
+//! events lead to has to be the written one: transactions complete, in order, each once.
 
 mod drawn;
 mod faults;
@@ -30,24 +30,24 @@ impl Rig {
         Self::resume(config, None)
     }
 
-    /// With what an earlier start has kept, if there is something.
+    /// Starts a source, with the stored state of a previous run if there is one.
     fn resume(config: EtcdConfig, kept: Option<&Kept>) -> Self {
         let health = SourceHealth::new(config.heartbeat, Duration::from_secs(15));
         Self::follow(EtcdSource::new(config, health.clone()), health, kept, value)
     }
 
-    /// A source of one member.
+    /// Starts a source of one member.
     fn of(gate: &Gate) -> Self {
         Self::start(config(&[gate]))
     }
 
-    /// Folds until it is there, and holds the state against the truth.
+    /// Applies events up to the cluster's revision, and compares the state with the cluster's.
     async fn reach(&mut self, play: &Play) {
         self.reach_state(play.revision(), || play.state(PREFIX)).await;
     }
 }
 
-/// Members in this order, with times for tests.
+/// Returns the configuration for these members, in this order, with short times.
 fn config(gates: &[&Gate]) -> EtcdConfig {
     let endpoints = gates.iter().map(|gate| gate.url()).collect();
     EtcdConfig {
@@ -62,7 +62,7 @@ fn value(object: &Object) -> String {
     String::from_utf8_lossy(object.body()).into_owned()
 }
 
-/// A cluster at revision 5, and a source that has followed it there.
+/// Returns a cluster at revision 5, and a source that has followed it up to there.
 async fn at_five() -> (Play, Gate, Rig) {
     let play = Play::new();
     play.write("a=1 b=1");

@@ -1,19 +1,19 @@
-//! The bytes of one manifest file, made into objects.
+//! Decoding of a manifest file to objects.
 //!
-//! Called by `scan` for every file whose bytes have to be looked at; pure, without IO.
+//! `scan` calls it for every file that has to be read; without I/O.
 //!
 //! Invariants:
-//! - The result is all of the file's objects or none: one bad document makes the whole file unusable, so that what was
-//!   good before it is kept as it was.
+//! - The result is all of the file's objects or none: one bad document makes the whole file unusable, so that its earlier
+//!   good objects stay as they were.
 //! - JSON bodies are the file's own bytes, without the white space around them. YAML bodies are the JSON of the same
 //!   value with sorted keys; integers that fit 64 bits are exact.
 //! - A body is an allocation of its own and never a slice of the file: one unchanged object of a large file does not
-//!   keep the rest of that file's old bytes alive.
+//!   keep the rest of that file's old bytes in memory.
 //! - YAML is read as kubectl reads it: version 1.1, where `yes`, `on` and `y` are booleans and `0644` is octal.
-//! - What an alias bomb or a deep nesting can cost is bounded by `serde_saphyr`'s budget; only what a file may hold without
-//!   aliases is raised, so that a dump of a whole cluster can be read.
+//! - `serde_saphyr`'s budget bounds the cost of alias bombs and deep nesting; only the limits without aliases are raised, so
+//!   that a dump of a whole cluster can be read.
 //!
-//! Not here: which files count, and how large one may be (`scan`); which of two objects with one key wins (`catalog`).
+//! `scan` selects the files and limits their size; `catalog` selects one of two objects with one key.
 
 use std::borrow::Cow;
 
@@ -23,7 +23,7 @@ use serde_json::{Value, value::RawValue};
 use super::text::one_line;
 use crate::model::{Object, ObjectError, ResourceVersion};
 
-/// How the text of a file is written, by the end of its name.
+/// Format of a file, by the extension of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Json,
@@ -35,12 +35,12 @@ struct Decoder<'a> {
     path: &'a str,
     kind: Option<&'a str>,
     version: &'a ResourceVersion,
-    /// How many objects without a name there were, whether they are of the wanted kind or not.
+    /// Number of objects without a name so far, of any kind.
     unnamed: usize,
     objects: Vec<Object>,
 }
 
-/// What tells a list from an object. Only a list is read this way; objects are read by [`Object::from_json`].
+/// Fields by which a list differs from an object. Only a list is read this way; objects are read by [`Object::from_json`].
 #[derive(Deserialize)]
 struct ListHead<'a> {
     #[serde(rename = "apiVersion", borrow, default)]
@@ -59,21 +59,22 @@ struct ListMeta<'a> {
     name: Option<Cow<'a, str>>,
 }
 
-/// The type that the items of a `PodList` have without saying so: the API server leaves it out of them.
+/// Type of the items of a `PodList`, for example: the API server omits it in them.
 #[derive(Default)]
 struct Implied {
     api_version: String,
     kind: String,
 }
 
-/// Lists may be in lists (`kubectl get -o json` of several files); nothing sensible nests deeper.
+/// Limit of lists inside of lists (`kubectl get -o json` of several files); nothing sensible nests deeper.
 const MAX_LIST_DEPTH: usize = 4;
 
-/// Of one YAML file. A file that is within its bound in bytes is within these, unless it is made of the smallest possible
-/// values; what aliases can add has bounds of its own.
+/// Limit of documents in one YAML file. A file within its limit of bytes is within this one and the next, unless it consists
+/// of the smallest possible values; aliases have a limit of their own.
 const MAX_DOCUMENTS: usize = 100_000;
 const MAX_NODES: usize = 8_000_000;
-/// What aliases may add to one YAML file: far more than anchors in manifests do, and a bomb is over in milliseconds.
+/// Limit of the events that aliases add to one YAML file: far more than anchors in manifests do, and a bomb ends in
+/// milliseconds.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
@@ -81,7 +82,7 @@ const BOM: &[u8] = b"\xEF\xBB\xBF";
 // === impl Format ===
 
 impl Format {
-    /// The format of a file of this name; `None` when it is no manifest.
+    /// Returns the format of a file of this name; `None` if it is no manifest.
     pub(super) fn of(name: &str) -> Option<Self> {
         match name.rsplit_once('.')? {
             ("", _) => None,
@@ -92,7 +93,7 @@ impl Format {
     }
 }
 
-/// Whether there is nothing but white space: an empty file, or the moment between truncating and writing.
+/// Returns true if there is only white space: an empty file, or the moment between truncation and write.
 pub(super) fn is_blank(bytes: &[u8]) -> bool {
     without_bom(bytes).trim_ascii().is_empty()
 }
@@ -102,7 +103,7 @@ pub(super) fn is_blank(bytes: &[u8]) -> bool {
 ///
 /// # Errors
 ///
-/// One line that says what is wrong, and where in the file.
+/// The problem and its position in the file, in one line.
 pub(super) fn decode(
     path: &str,
     format: Format,
@@ -166,10 +167,10 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// A list is taken apart as a value, so that only its items have to be within the bound of an object.
+    /// Decodes one document. A list is split as a value, so that only its items have to be within the size limit of an object.
     fn yaml_document(&mut self, document: Value, depth: usize) -> Result<(), String> {
         let document = match document {
-            // The first letters of a half-written mapping are a YAML string too; nobody means one.
+            // The first letters of an incomplete mapping are a YAML string too, which is never intended.
             Value::String(_) => return Err("a bare text is no manifest (is the file half-written?)".into()),
             Value::Object(mut map) => {
                 let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -197,7 +198,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// One JSON value: an object, or a list of them. `depth` is the number of lists around it.
+    /// Decodes one JSON value: an object, or a list of them. `depth` is the number of lists around it.
     fn value(&mut self, json: &[u8], implied: &Implied, depth: usize) -> Result<(), String> {
         match list_head(json) {
             Some((head, items)) => {
@@ -245,9 +246,9 @@ impl Implied {
     }
 }
 
-/// What the items of a list are, and their text; `None` when the value is not a list.
+/// Returns the type of a list's items, and their text; `None` if the value is not a list.
 fn list_head(json: &[u8]) -> Option<(Implied, &str)> {
-    // Looking for the word costs far less than parsing every object for what nearly none of them is.
+    // To search for the word costs far less than to parse every object, of which nearly none is a list.
     if json.first() != Some(&b'{') || !contains(json, b"List\"") {
         return None;
     }
@@ -262,7 +263,7 @@ fn list_head(json: &[u8]) -> Option<(Implied, &str)> {
     Some((Implied::of(&kind, &head.api_version.unwrap_or_default()), items))
 }
 
-/// Kubernetes' lists have no name, and objects do: an `AllowList` of somebody's own with `items` stays one object.
+/// Returns true for a list. Kubernetes' lists have no name, and objects do: a custom `AllowList` with `items` stays one object.
 fn is_list(kind: &str, named: bool, has_items: bool) -> bool {
     kind == "List" || (kind.ends_with("List") && has_items && !named)
 }

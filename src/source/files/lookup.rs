@@ -1,8 +1,8 @@
-//! Looks for one file as a walk does: through the directories and symbolic links on its path, as they are now.
+//! Lookup of one file by the rules of a walk: through the present directories and symbolic links on its path.
 //!
-//! Called by `engine` for known files that a walk has not met. A walk reads the target of a linked directory where it was
-//! when the walk came to the link; a volume that is swapped meanwhile takes that target away, and the link then leads to
-//! another one, with the same files in it.
+//! `engine` calls it for known files that a walk has not met. A walk reads a linked directory at the target that the link had
+//! at that moment; a volume that is swapped meanwhile removes that target, and the link then leads to another one, with the
+//! same files in it.
 
 use std::{fs, io};
 
@@ -11,14 +11,14 @@ use super::{
     scan::is_absent,
 };
 
-/// The outcome of looking for a file.
+/// Outcome of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lookup {
-    /// A walk would read it.
+    /// A walk would read the file.
     Present,
-    /// A walk would not read it: nothing is there, or something else.
+    /// A walk would not read the file: it does not exist, or is something else.
     Absent,
-    /// Something on its path cannot be looked at.
+    /// A part of the path cannot be read.
     Unclear,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn look_up(root: &Root, path: &str) -> Lookup {
     }
 }
 
-/// Whether a regular file inside the root is reached, by the rules of `scan`.
+/// Returns true if the path leads to a regular file inside the root, by the rules of `scan`.
 fn follow(root: &Root, path: &str) -> io::Result<bool> {
     let mut above = vec![root.id.file];
     let mut absolute = root.path.clone();

@@ -1,37 +1,37 @@
-//! The known files that were not found, and the objects that no file has any more. Their deletion waits until it is certain.
+//! Known files that were not found, and objects that no file contains any more. They are deleted once that is certain.
 //!
-//! Kept by `engine`. A walk can come in the middle of `rm -rf DIRECTORY` or of a checkout, so that one look proves nothing:
+//! `engine` keeps them. A walk can fall into the middle of `rm -rf DIRECTORY` or of a checkout, so that one walk proves nothing:
 //!
-//! | the directory | a file that was not found is deleted |
+//! | directory | deletion of a file that was not found |
 //! |---|---|
-//! | the one that was served | when it is still missing after nothing has changed for the quiet period, or else after a rescan (its objects after six) |
-//! | another one, with files | when two walks that are a rescan apart have found the same files, or else after six rescans |
+//! | the served one | if still missing after a quiet period without changes, or else after a rescan (its objects after six) |
+//! | another one, with files | if two walks that are a rescan apart have found the same files, or else after six rescans |
 //! | another one, without files | never: the directory counts as unavailable (`engine`) |
 //!
-//! An object that no file has any more waits just so, until no file changes any more; and as long as the content of some file
-//! does not count yet, which may have it; for six rescans at most.
+//! An object that no file contains any more waits in the same way until no file changes any more. It also waits while a file's
+//! content, which may contain it, is not applied yet; for six rescans at most.
 //!
-//! Pure: the time comes from the caller.
+//! The caller supplies the time.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
-/// The files, or the objects, that were not found.
+/// Files or objects that were not found.
 #[derive(Debug)]
 pub(super) struct Missing<K> {
-    /// Since when.
+    /// Missing keys, each with the time since which it is missing.
     all: BTreeMap<K, Instant>,
-    /// The last time that something else was found than before.
+    /// Time of the last check with a different result.
     changed_at: Option<Instant>,
 }
 
-/// The time that it takes to be certain of a deletion.
+/// Time until a deletion is certain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Patience {
-    /// Nothing has changed for so long.
+    /// Time without any change.
     pub(super) unchanged: Duration,
-    /// The file or object has been missing for so long, whatever else changes.
+    /// Time for which the file or object has been missing, whatever else changes.
     pub(super) at_most: Duration,
 }
 
@@ -44,17 +44,17 @@ impl<K> Default for Missing<K> {
 }
 
 impl<K: Ord + Clone> Missing<K> {
-    /// Whether nothing is missing.
+    /// Returns true if nothing is missing.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// What is missing.
+    /// Returns the missing keys.
     pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &K> {
         self.all.keys()
     }
 
-    /// Adds a file or object. Whether it was not missing before.
+    /// Adds a file or object. Returns true if it was not missing before.
     pub(super) fn insert(&mut self, key: &K, now: Instant) -> bool {
         let is_new = !self.all.contains_key(key);
         if is_new {
@@ -64,32 +64,32 @@ impl<K: Ord + Clone> Missing<K> {
         is_new
     }
 
-    /// Adds an object that was in a file which was missing since `begin`: nothing has changed since.
+    /// Adds an object of a file that was missing since `begin`: that is no new change.
     pub(super) fn insert_since(&mut self, key: &K, begin: Instant) {
         self.all.entry(key.clone()).or_insert(begin);
     }
 
-    /// Removes a file or object. Whether it was missing.
+    /// Removes a file or object. Returns true if it was missing.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         self.all.remove(key).is_some()
     }
 
-    /// Removes all but these. Returns what was removed: it is there again.
+    /// Removes all except for these. Returns the removed ones, which exist again.
     pub(super) fn retain(&mut self, is_absent: impl Fn(&K) -> bool) -> Vec<K> {
         self.take(|key, _| !is_absent(key)).into_iter().map(|(key, _)| key).collect()
     }
 
-    /// Begins to wait anew: the directory is changing.
+    /// Restarts the wait, because the directory is changing.
     pub(super) fn disturb(&mut self, now: Instant) {
         self.changed_at = Some(now);
     }
 
-    /// Whether something else was found at this time than before.
+    /// Returns true if the check at this time had a different result from the one before.
     pub(super) fn has_changed(&self, now: Instant) -> bool {
         !self.is_empty() && self.changed_at == Some(now)
     }
 
-    /// Removes what is deleted for certain. Returns it, and since when it was missing.
+    /// Removes the keys whose deletion is certain. Returns them, each with the time since which it was missing.
     pub(super) fn take_certain(&mut self, patience: Patience, now: Instant) -> Vec<(K, Instant)> {
         let since = |begin: Instant| now.saturating_duration_since(begin);
         let changed_at = self.changed_at;
@@ -105,7 +105,7 @@ impl<K: Ord + Clone> Missing<K> {
         taken
     }
 
-    /// When to look again; `None` while nothing is missing.
+    /// Returns the time of the next check; `None` while nothing is missing.
     pub(super) fn next_look(&self, patience: Patience) -> Option<Instant> {
         self.changed_at.filter(|_| !self.is_empty()).map(|changed_at| changed_at + patience.unchanged)
     }
@@ -132,7 +132,7 @@ mod tests {
         assert!(!missing.insert(&"a", at(9)), "it is missing since 0");
         assert_eq!(missing.next_look(PATIENCE), Some(at(1)));
         assert_eq!(certain(&mut missing, at(0)), [""; 0]);
-        // One more, as `rm -rf` goes on.
+        // One more, as `rm -rf` continues.
         missing.insert(&"b", at(1));
         assert_eq!(certain(&mut missing, at(1)), [""; 0]);
         assert_eq!(missing.retain(|key| *key == "b"), ["a"], "it is back");
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(certain(&mut missing, at(2)), [""; 0]);
         assert_eq!(certain(&mut missing, at(3)), ["b"]);
         assert!(missing.is_empty());
-        // An object of a file that is gone has waited with it.
+        // The object of a deleted file has waited as long as the file.
         missing.insert_since(&"c", at(2));
         assert_eq!(certain(&mut missing, at(3)), ["c"]);
     }

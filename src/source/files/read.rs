@@ -1,13 +1,13 @@
-//! Reads one file, with all the distrust that a directory of other people's files deserves.
+//! Reads of single files, safe against other users' changes to the directory.
 //!
-//! Used by `scan`, which has looked at the path before; what has been put in its place since then is found out here.
+//! `scan` calls it after it has checked the path; a file that has been replaced since then is detected here.
 //!
 //! Invariants:
-//! - Opening never waits (a FIFO without a writer), and nothing but a regular file is read.
-//! - Nothing outside the root is read: the file that was really opened is asked where it is, so that a link that was
-//!   swapped after it had been looked at is no way out.
+//! - Opening never waits (a FIFO without a writer), and only regular files are read.
+//! - Nothing outside the root is read: the check is of the location of the opened file, so that a link that was swapped after
+//!   the scan's check does not lead outside.
 //! - No more than [`MAX_FILE_BYTES`] are read, however fast the file grows.
-//! - A stamp that is handed out is one whose file cannot have changed since without getting another stamp.
+//! - A trusted stamp is one whose file cannot have changed since without getting another stamp.
 
 use std::{
     fs::{self, File},
@@ -19,14 +19,14 @@ use std::{
 
 use super::{catalog::Stamp, root::FileId};
 
-/// The largest file that is read, in bytes: room for a List of two dozen objects of the largest size.
+/// Limit of the size of a file, in bytes: enough for a List of two dozen objects of the largest size.
 pub(super) const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// A file that was changed less than this ago can be changed again without getting another time: its stamp is not
-/// trusted (git calls such a file racy). In nanoseconds; two seconds is the coarsest clock of any file system in use.
+/// Age of a change below which a stamp is not trusted, because the file can change again without getting another time (git
+/// calls such a file racy). In nanoseconds; two seconds is the coarsest clock of any file system in use.
 const RACY_NANOS: i64 = 2_000_000_000;
 
-/// The buffer is given back when a large file has made it larger than this, in bytes.
+/// Capacity in bytes above which the buffer of a large file is freed.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Reads files one after another into one buffer.
@@ -35,16 +35,16 @@ pub(super) struct Reader {
     buffer: Vec<u8>,
 }
 
-/// What became of reading a file.
+/// Outcome of a read.
 #[derive(Debug)]
 pub(super) enum Outcome<'r> {
-    /// All of its bytes. Unless the stamp is trusted they have to be read again next time.
+    /// All bytes of the file. Without a trusted stamp they have to be read again next time.
     Bytes { stamp: Stamp, is_trusted: bool, bytes: &'r [u8] },
-    /// The file changed while it was read: the bytes may be of two contents.
+    /// The file changed during the read: the bytes may be of two contents.
     Torn,
-    /// It is not to be used.
+    /// The file must not be used, for this reason.
     Refused(Option<Stamp>, String),
-    /// It is no regular file.
+    /// The path is no regular file.
     NotAFile,
 }
 
@@ -98,13 +98,13 @@ impl Stamp {
         }
     }
 
-    /// The identity of the file alone.
+    /// Returns the identity of the file alone.
     pub(super) fn id(&self) -> FileId {
         FileId { dev: self.dev, ino: self.ino }
     }
 
-    /// Whether the file was not changed so recently that the stamp proves nothing. A time of change in the future (the
-    /// clock of a file server) is recent; a modification time in the future was set by hand.
+    /// Returns true if the last change is old enough for the stamp to identify the content. A time of change in the future (the
+    /// clock of a file server) counts as recent; a modification time in the future was set by hand.
     fn is_trusted(&self, now: SystemTime) -> bool {
         let now = now.duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_nanos()).ok());
         now.is_some_and(|now| {
@@ -114,7 +114,7 @@ impl Stamp {
     }
 }
 
-/// Opening must not wait for the other end of what has become a FIFO. The standard library has no name for the flag.
+/// Flag for opening a path that may have become a FIFO without waiting for a writer. The standard library has no name for it.
 const O_NONBLOCK: i32 = if cfg!(any(target_arch = "mips", target_arch = "mips64", target_arch = "sparc64")) {
     0
 } else if cfg!(any(target_os = "linux", target_os = "android")) {
@@ -125,8 +125,8 @@ const O_NONBLOCK: i32 = if cfg!(any(target_arch = "mips", target_arch = "mips64"
     0
 };
 
-/// Whether the opened file itself is below the root, however its path leads there. Where the system does not tell, the
-/// path is followed once more.
+/// Returns true if the opened file itself is below the root, whatever its path. Without `/proc` it resolves the path once
+/// more.
 fn is_inside(root: &Path, file: &File, path: &Path) -> bool {
     use std::os::fd::AsRawFd;
     let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -146,7 +146,7 @@ mod tests {
             (90, 99, false),
             (99, 90, false),
             (90, 200, false),
-            // Set by hand, and it says nothing about when the bytes were written.
+            // Set by hand, and unrelated to the time at which the bytes were written.
             (200, 90, true),
             (0, 90, true),
         ] {

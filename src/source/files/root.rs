@@ -1,6 +1,6 @@
-//! The directory itself: whether it can be served, and whether it is still the same one.
+//! The directory itself: checks that it can be served, and that it is still the same one.
 //!
-//! Used by `FilesSource::check` before the service starts, and by `engine` around every scan and from one to the next.
+//! `FilesSource::check` uses it before the service starts, and `engine` around every scan and between scans.
 
 use std::{
     fs, io,
@@ -9,44 +9,44 @@ use std::{
     time::SystemTime,
 };
 
-/// Why a directory cannot be served; the text says what to do.
+/// Reason why a directory cannot be served; the text says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DirectoryError {
-    /// Nothing is there.
+    /// Path that does not exist.
     #[error("the directory {} does not exist; create it, or correct the path", .0.display())]
     Missing(PathBuf),
-    /// Something else is there.
+    /// Path of something else.
     #[error("{} is not a directory; name the directory that holds the manifests", .0.display())]
     NotADirectory(PathBuf),
-    /// It cannot be listed or entered.
+    /// Directory that cannot be listed or entered.
     #[error("the directory {} cannot be read ({reason}); let the user that runs informerd read and enter it", path.display())]
     Unreadable {
-        /// Of the directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// In the words of the operating system.
+        /// The operating system's message.
         reason: String,
     },
 }
 
-/// A directory that could be read a moment ago.
+/// Directory that could be read a moment ago.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Root {
-    /// Absolute and without symbolic links: what a link inside may not leave.
+    /// Absolute path without symbolic links, which a link inside must not leave.
     pub(super) path: PathBuf,
     pub(super) id: DirectoryId,
 }
 
-/// Which directory it is, whatever its path: not a mount in the place of its mount point, nor a directory that was deleted and
-/// created again.
+/// Identity of a directory, whatever its path: a mount differs from its mount point, and a directory that was deleted and
+/// created again from the earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DirectoryId {
     pub(super) file: FileId,
-    /// Where the file system records it. ext4 gives the inode number of a deleted directory to the next one at once, and the
-    /// kernel the number of a file system that was unmounted.
+    /// Time of creation, if the file system records it. ext4 reuses the inode number of a deleted directory at once, and the
+    /// kernel the number of an unmounted file system.
     created: Option<SystemTime>,
 }
 
-/// Which file it is, whatever its name.
+/// Identity of a file, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileId {
     pub(super) dev: u64,
@@ -72,7 +72,7 @@ impl DirectoryId {
 // === impl Root ===
 
 impl Root {
-    /// Finds the directory, and makes sure that it can be listed and entered.
+    /// Finds the directory, and checks that it can be listed and entered.
     pub(super) fn open(path: &Path) -> Result<Self, DirectoryError> {
         let error = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => DirectoryError::Missing(path.to_owned()),
@@ -85,7 +85,7 @@ impl Root {
             return Err(DirectoryError::NotADirectory(path.to_owned()));
         }
         fs::read_dir(&canonical).map_err(error)?;
-        // A directory that can be listed and not entered shows names whose files nobody can open.
+        // A directory that can be listed and not entered shows names of files that cannot be opened.
         fs::metadata(canonical.join(".")).map_err(error)?;
         Ok(Self { path: canonical, id: DirectoryId::of(&metadata) })
     }

@@ -1,4 +1,4 @@
-//! The source as a Reflector sees it, over real directories.
+//! Tests of the source from the Reflector's side, over real directories.
 
 mod layout;
 mod live;
@@ -29,28 +29,28 @@ use crate::{
     source::tests::sole_event,
 };
 
-/// No test waits longer than this for anything.
+/// Limit of every wait in a test.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// An interval that no test lives to see: what is noticed, notices told.
+/// Interval longer than every test: every change is found by a notice.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// An interval for what only the periodic scan can find.
+/// Interval for changes that only the periodic scan can find.
 const SOON: Duration = Duration::from_millis(50);
 
-/// A directory and its source.
+/// Directory and its source.
 struct Rig {
     dir: TempDir,
     source: FilesSource,
     health: SourceHealth,
 }
 
-/// A watch, and the state that its events fold to: the body by key.
+/// Watch, and the state that its events lead to: the body by key.
 struct Follower {
     watch: Watch,
     state: BTreeMap<String, Arc<Object>>,
     version: ResourceVersion,
-    /// For example `+x`, `~x`, `-x`.
+    /// Changes, such as `+x`, `~x`, `-x`.
     seen: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ impl Rig {
         Self::with(NEVER, |config| config.kind = Some(kind.into()), notices::subscribe)
     }
 
-    /// The root is a directory within the temporary one, so that it can go away.
+    /// Starts a source of a directory within the temporary one, so that the directory can be removed.
     fn with(rescan: Duration, change: impl FnOnce(&mut FilesConfig), subscribe: Subscribe) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("root")).unwrap();
@@ -93,7 +93,7 @@ impl Rig {
         fs::write(path, text).unwrap();
     }
 
-    /// As editors and tools that are careful do it.
+    /// Replaces a file by a new one, as careful editors and tools do.
     fn replace(&self, relative: &str, text: &str) {
         let temporary = self.path(&format!(".{relative}.tmp"));
         fs::write(&temporary, text).unwrap();
@@ -113,7 +113,7 @@ impl Rig {
         list.objects.iter().map(|object| object.key().to_string()).collect()
     }
 
-    /// The only object's body.
+    /// Returns the only object's body.
     async fn body(&self) -> String {
         let list = self.source.list(ListVersion::MostRecent).await.unwrap();
         assert_eq!(list.objects.len(), 1, "{:?}", list.objects);
@@ -126,12 +126,12 @@ impl Rig {
         invalid.remove(0)
     }
 
-    /// The files that are not served as they are.
+    /// Returns the problems of files.
     fn invalid(&self) -> Vec<String> {
         self.health.problems_of(&[ProblemReason::FileInvalid]).iter().map(Problem::to_string).collect()
     }
 
-    /// Lists, watches, and waits until the watch stands.
+    /// Lists, watches, and waits until the watch is ready.
     async fn follow(&self) -> Follower {
         let list = self.source.list(ListVersion::MostRecent).await.unwrap();
         let watch = self.source.watch(list.version.clone()).await.unwrap();
@@ -143,7 +143,7 @@ impl Rig {
 }
 
 impl Follower {
-    /// The next event, folded; its version is checked.
+    /// Returns the next event after it has checked its version and applied it.
     async fn next(&mut self) -> Event {
         let delta = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").expect("no end").unwrap();
         let event = sole_event(delta);
@@ -173,7 +173,7 @@ impl Follower {
         while !matches!(self.next().await, Event::Bookmark(_)) {}
     }
 
-    /// Takes `count` changes, and shows all that were seen since the last time.
+    /// Waits for `count` changes, and returns all changes since the last call.
     async fn changes(&mut self, count: usize) -> Vec<String> {
         while self.seen.len() < count {
             self.next().await;
@@ -181,7 +181,7 @@ impl Follower {
         std::mem::take(&mut self.seen)
     }
 
-    /// Lets the watch work until `condition` holds; whatever it tells is folded.
+    /// Polls the watch until `condition` holds, and applies its events.
     async fn until(&mut self, mut condition: impl FnMut(&Self) -> bool) {
         let deadline = tokio::time::Instant::now() + DEADLINE;
         while !condition(self) {

@@ -1,15 +1,15 @@
-//! Files whose content may be half of what it will be: the last good content is served meanwhile.
+//! Files whose content may be incomplete: their last good content is served meanwhile.
 //!
-//! Asked by `scan` for each file that it has read. Most of the time a prefix of a YAML file is YAML too, so that the text
-//! alone does not show that somebody is still writing it. Four signs do:
+//! `scan` checks each file that it has read. In most cases a prefix of a YAML file is YAML too, so that the text alone does not
+//! show that it is still being written. Four signs do:
 //!
-//! - The file was modified and has not been closed since, as `notices` have it.
-//! - The file has fewer objects than before, and is the same file: a writer that puts a new file in its place has finished
-//!   it. The objects are taken from it when a look at least a rescan later finds it unchanged.
+//! - The file was modified and has not been closed since, according to `notices`.
+//! - The file has fewer objects than before, and is the same file: a writer that replaces it by a new one has finished
+//!   that. The new objects are applied when a check at least a rescan later finds the file unchanged.
 //! - The file was modified, and no notice has come since: a directory is watched only some time after it was created, and the
-//!   notice may be late. The content counts with the next notice, or when the file has been left alone for [`LEFT_ALONE`] quiet
-//!   periods. What a symbolic link leads to is exempt: the link is put there when that is complete.
-//! - The file was modified, and cannot be used: it is unusable when it has been left alone for as long.
+//!   notice may be late. The content is applied with the next notice, or when the file has been unchanged for [`LEFT_ALONE`]
+//!   quiet periods. The target of a symbolic link is exempt: writers create the link when its target is complete.
+//! - The file was modified, and its content is invalid: it is reported as unusable when it has been unchanged for as long.
 //!
 //! The first two end after [`MAX_RESCANS`]: a process may keep a file open for ever, or write it again and again.
 
@@ -27,26 +27,26 @@ use super::{
     notices::{DirtySet, Noticed},
 };
 
-/// How long a sign counts, in rescans.
+/// Longest duration of a sign, in rescans.
 pub(super) const MAX_RESCANS: u32 = 6;
 
-/// How long a file has to be left alone of whose last modification no notice has come, in quiet periods.
+/// Time without modification after which a file is applied without a notice, in quiet periods.
 const LEFT_ALONE: u32 = 5;
 
-/// The signs at one moment.
+/// Signs at one moment.
 #[derive(Clone, Copy)]
 pub(super) struct Signs<'a> {
-    /// `None` for a list, which is made without notices.
+    /// Notices; `None` for a list, which has none.
     pub(super) notices: Option<&'a DirtySet>,
     pub(super) shrunk: &'a Shrunk,
     pub(super) rescan: Duration,
     pub(super) quiet: Duration,
     pub(super) now: Instant,
-    /// The same moment by the clock that files have their times from.
+    /// Same moment as `now`, by the clock of file times.
     pub(super) clock: SystemTime,
 }
 
-/// The files that have fewer objects than before.
+/// Files that have fewer objects than before.
 #[derive(Debug, Default)]
 pub(super) struct Shrunk {
     files: BTreeMap<Arc<str>, Sight>,
@@ -55,16 +55,16 @@ pub(super) struct Shrunk {
 #[derive(Debug)]
 struct Sight {
     stamp: Stamp,
-    /// Since when the file has this stamp.
+    /// Time since which the file has this stamp.
     since: Instant,
-    /// Since when the file has fewer objects.
+    /// Time since which the file has fewer objects.
     begin: Instant,
 }
 
 // === impl Signs ===
 
 impl Signs<'_> {
-    /// How long the file at this absolute path has been written, if it is still being written.
+    /// Returns the time for which the file at this absolute path has been written, if it is still being written.
     pub(super) fn is_written(&self, absolute: &Path) -> Option<Duration> {
         self.lasts(self.notices?.noticed(absolute)?)
     }
@@ -75,7 +75,7 @@ impl Signs<'_> {
         (lasts < self.longest()).then_some(lasts)
     }
 
-    /// When a file with this stamp will have been left alone, if it had not been yet before it was read.
+    /// Returns the time at which a file with this stamp becomes old enough without a notice, if it was not when it was read.
     pub(super) fn left_alone_at(&self, stamp: &Stamp) -> Option<Instant> {
         self.notices?;
         let modified = modified(stamp)?;
@@ -86,18 +86,18 @@ impl Signs<'_> {
         is_past.then_some(self.now + left)
     }
 
-    /// Whether a notice has come that the file at this absolute path was closed since it was modified.
+    /// Returns true if a notice has come that the file at this absolute path was closed since it was modified.
     pub(super) fn is_noticed(&self, absolute: &Path, stamp: &Stamp) -> bool {
         let Some(noticed) = self.notices.and_then(|notices| notices.noticed(absolute)) else { return false };
         let is_later = |at: SystemTime| modified(stamp).is_none_or(|modified| at >= modified);
         match noticed.written_since {
-            // Who has it open for that long may never close it.
+            // A process that has had it open for that long may never close it.
             Some(_) => self.lasts(noticed).is_none(),
             None => noticed.finished_at.is_some_and(is_later),
         }
     }
 
-    /// Whether a file with fewer objects than before has to be found with them once more.
+    /// Returns true if a file with fewer objects than before has to be found with them once more.
     pub(super) fn has_just_shrunk(&self, path: &str, stamp: &Stamp) -> bool {
         let Some(sight) = self.shrunk.files.get(path) else { return true };
         let since = |begin: Instant| self.now.saturating_duration_since(begin);
@@ -105,7 +105,7 @@ impl Signs<'_> {
         !is_unchanged && since(sight.begin) < self.longest()
     }
 
-    /// The longest time that a sign counts.
+    /// Returns the longest duration of a sign.
     pub(super) fn longest(&self) -> Duration {
         self.rescan.saturating_mul(MAX_RESCANS)
     }
@@ -114,7 +114,7 @@ impl Signs<'_> {
 // === impl Shrunk ===
 
 impl Shrunk {
-    /// Takes a file over that has fewer objects than before.
+    /// Records a file that has fewer objects than before.
     pub(super) fn insert(&mut self, path: Arc<str>, stamp: Stamp, now: Instant) {
         let sight = self.files.entry(path).or_insert(Sight { stamp, since: now, begin: now });
         if sight.stamp != stamp {
@@ -122,12 +122,12 @@ impl Shrunk {
         }
     }
 
-    /// Removes a file, whose content counts now.
+    /// Removes a file whose content is applied now.
     pub(super) fn remove(&mut self, path: &str) {
         self.files.remove(path);
     }
 
-    /// Removes all files but these.
+    /// Removes all files except for these.
     pub(super) fn retain(&mut self, paths: &BTreeSet<Arc<str>>) {
         self.files.retain(|path, _| paths.contains(path));
     }

@@ -1,5 +1,6 @@
-//! Drawn histories with faults: whatever happens to connections, members and the history, what is folded is what was written.
-//! The rig refuses what is told twice, torn or backwards; here the state, the lists and the rewinds are counted.
+//! Random histories with faults of connections, members and the history: the source always arrives at the written state. The
+//! rig fails on events that are repeated, incomplete or out of order; here the state, the lists and the rewritten histories are
+//! checked.
 
 use std::{env, fmt::Write as _};
 
@@ -18,12 +19,12 @@ use crate::source::etcd::tests::play::Fault;
 /// One history.
 #[derive(Debug, Clone)]
 struct Script {
-    /// One that answers no progress request rightly, or one that does.
+    /// Version of the server, with correct progress responses or without.
     version: &'static str,
     members: usize,
     fragment: usize,
     sync_delay: u64,
-    /// Whether a compaction at the revision of a deletion removes it for watches too.
+    /// True if a compaction at the revision of a deletion removes it for watches too.
     drops_tombstones: bool,
     first: Vec<Step>,
     steps: Vec<Step>,
@@ -31,38 +32,38 @@ struct Script {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// One transaction, as `Play::write` has it.
+    /// One transaction, in the syntax of `Play::write`.
     Write(Vec<String>),
-    /// A change of another key.
+    /// A change of a key outside of the prefix.
     Elsewhere,
-    /// Up to so many revisions below the newest.
+    /// A compaction up to so many revisions below the newest.
     Compact(i64),
-    /// Closes every connection.
+    /// The end of every connection.
     Cut,
-    /// The next connection to each member is cut after so many bytes.
+    /// A limit on the next connection to each member, which is closed after so many bytes.
     Limit(usize),
-    /// Nobody can be reached while this happens.
+    /// Steps during which no member is reachable.
     Outage(Vec<Step>),
-    /// So many revisions are lost, and others are written.
+    /// The loss of so many revisions, and the steps of the new history.
     Restore(i64, Vec<Step>),
-    /// The next list or watch fails.
+    /// A failure of the next list or watch.
     Refuse(bool),
-    /// Other members are elected, or one has caught up by a snapshot.
+    /// A change of the raft term, by an election or a member that has caught up by a snapshot.
     Term(u64),
-    /// What is folded has to be what was written.
+    /// A check that the state is the written one.
     Quiet,
 }
 
-/// Runs of `every_drawn_history_is_followed`; `INFORMERD_ETCD_CASES` in its place.
+/// Number of runs of `every_drawn_history_is_followed`, unless `INFORMERD_ETCD_CASES` is set.
 const CASES: usize = 60;
-/// Runs at a time.
+/// Number of concurrent runs.
 const TOGETHER: usize = 20;
 
 fn any_write() -> impl Strategy<Value = Step> {
     let change = (select(vec!["a", "b", "c", "d"]), 0_u8..9, 0_u8..3);
     let change = change.prop_map(|(key, n, kind)| if kind == 0 { format!("-{key}") } else { format!("{key}={n}") });
     vec(change, 1..5).prop_map(|mut changes| {
-        // etcd refuses a transaction that changes a key twice.
+        // etcd rejects a transaction that changes a key twice.
         changes.sort_by_key(|change| change.trim_start_matches('-').chars().next());
         changes.dedup_by_key(|change| change.trim_start_matches('-').chars().next());
         Step::Write(changes)
@@ -107,13 +108,13 @@ fn any_script() -> impl Strategy<Value = Script> {
     )
 }
 
-/// What a script has done, and what has come of it.
+/// State of the run of a script.
 struct Run {
     play: Play,
     gates: Vec<Gate>,
     rig: Rig,
     restores: usize,
-    /// What may make the source list once more.
+    /// Number of steps that may make the source list once more.
     reasons: u64,
 }
 
@@ -169,7 +170,7 @@ impl Run {
         }
     }
 
-    /// Folds until the state is the truth, and the truth does not change any more.
+    /// Applies events until the state is the written one, which does not change any more.
     async fn quiet(&mut self) {
         let truth = self.play.state(PREFIX);
         while self.rig.state != truth {
@@ -178,7 +179,7 @@ impl Run {
     }
 }
 
-/// Follows a history to its end. What is wrong panics.
+/// Follows a history to its end, and panics at an error.
 async fn follow(script: Script) {
     let play = Play::new();
     play.set(|store| {
@@ -198,7 +199,7 @@ async fn follow(script: Script) {
         run.step(step).await;
     }
     run.quiet().await;
-    // What comes at last comes at once, by the watch that is there.
+    // The last change arrives at once, over the open watch.
     run.play.write("last=1");
     run.quiet().await;
     let lists = run.rig.lists() - run.rig.stats.list_failures.load(Ordering::Relaxed);
@@ -211,7 +212,7 @@ async fn follow(script: Script) {
 async fn every_drawn_history_is_followed() {
     let setting = |name: &str, default| env::var(name).map_or(default, |text| text.parse::<usize>().expect("a number"));
     let (cases, seed) = (setting("INFORMERD_ETCD_CASES", CASES), setting("INFORMERD_CHECKER_SEED", 1));
-    // It must not begin with nothing but zeros.
+    // A seed must not consist of zeros only.
     let mut bytes = [1; 16];
     bytes[..8].copy_from_slice(&(seed as u64).to_le_bytes());
     let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::XorShift, &bytes));

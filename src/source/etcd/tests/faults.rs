@@ -1,11 +1,11 @@
-//! What goes wrong between etcd and the source, and what it tells wrongly (RELIABILITY 2.1).
+//! Faults between etcd and the source, and wrong responses.
 
 use tonic::Status;
 
 use super::*;
 use crate::source::etcd::tests::play::Fault;
 
-/// "Whole events before the cut applied, the torn one never": at every byte of what a member sends.
+/// Cuts the connection at every byte that a member sends: complete transactions are applied, an incomplete one never.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_cut_at_any_byte_loses_nothing_and_tells_nothing_twice() {
     let whole = replay(usize::MAX).await;
@@ -15,7 +15,7 @@ async fn a_connection_that_is_cut_at_any_byte_loses_nothing_and_tells_nothing_tw
     }
 }
 
-/// A list, and transactions of several keys in fragments, over a first connection of so many bytes.
+/// Replays a list, and transactions of several keys in fragments, over a first connection of so many bytes.
 async fn replay(bytes: usize) -> usize {
     let play = Play::new();
     play.set(|store| store.fragment = 2);
@@ -86,7 +86,7 @@ async fn a_list_that_is_compacted_between_pages_is_read_at_once() {
     assert_eq!((rig.state.clone(), rig.stats.list_failures.load(Ordering::Relaxed)), (play.state(PREFIX), 0));
 }
 
-/// "Duplicate, out-of-order, old: never forwarded." The rig refuses what is told twice.
+/// Duplicate, out-of-order and old events are never forwarded; the rig fails on repeated ones.
 #[tokio::test]
 async fn what_contradicts_itself_is_never_forwarded() {
     for at in 2..6_i64 {

@@ -1,4 +1,4 @@
-//! Who is asked, how it is known to be there, and how far it is.
+//! Choice of the endpoint, contact with etcd, and progress.
 
 use tempfile::TempDir;
 use tonic::{
@@ -32,7 +32,7 @@ async fn while_somebody_waits_etcd_is_asked_often() {
     while rig.next().await != "bookmark 4" {}
     drop(waiting);
     let asked = timeout(DEADLINE, async {
-        // One may be under way.
+        // One request may be under way.
         let mut asked = play.counts().progress;
         loop {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -46,7 +46,7 @@ async fn while_somebody_waits_etcd_is_asked_often() {
     assert_eq!((rig.lists(), play.counts().watches), (1, 1));
 }
 
-/// Before 3.4.31 and 3.5.13 progress may run ahead of events: it is not asked for (etcd #15220).
+/// Progress may run ahead of events before 3.4.31 and 3.5.13: the source does not request it (etcd #15220).
 #[tokio::test]
 async fn an_old_server_is_asked_for_its_head_instead() {
     let play = Play::new();
@@ -177,7 +177,7 @@ async fn a_token_that_expires_is_renewed() {
     let credentials = Some(("reader".to_owned(), password));
     let mut rig = Rig::start(EtcdConfig { credentials, ..config(&[&gate]) });
     rig.told().await;
-    // A list over the same connection, with a token that is gone.
+    // A list over the same connection, with a token that has expired.
     play.set(|store| {
         store.token = "two".to_owned();
         let gone = store.response(|response| (response.canceled, response.compact_revision) = (true, 1));

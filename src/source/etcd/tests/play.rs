@@ -1,4 +1,4 @@
-//! A scripted etcd: a store with revisions and compaction behind the real service, and what it is told to do wrong.
+//! Scripted etcd: a store with revisions and compaction behind the real service, with the faults that a test orders.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -29,15 +29,15 @@ use crate::source::etcd::pb::{
     },
 };
 
-/// A cluster; clones share it.
+/// Cluster; clones share it.
 #[derive(Clone)]
 pub(super) struct Play {
     store: Arc<Mutex<Store>>,
-    /// The current revision, for watches.
+    /// Current revision, for watches.
     head: Arc<watch::Sender<i64>>,
 }
 
-/// Everything that has happened, and how it is told.
+/// Full history, and the way in which the service sends it.
 pub(super) struct Store {
     transactions: Vec<(i64, Vec<Event>)>,
     revision: i64,
@@ -45,22 +45,22 @@ pub(super) struct Store {
     pub(super) cluster_id: u64,
     pub(super) raft_term: u64,
     pub(super) version: &'static str,
-    /// Who may ask, and the token of today.
+    /// User who may connect, and the present token.
     pub(super) user: Option<(&'static str, &'static str)>,
     pub(super) token: String,
-    /// What happens to the next ranges and watches, each once.
+    /// Faults of the next ranges and watches, each once.
     pub(super) ranges: VecDeque<Fault>,
     pub(super) watches: VecDeque<Fault>,
-    /// Events in one message; more are fragments.
+    /// Limit of events in one message; more are sent as fragments.
     pub(super) fragment: usize,
-    /// How long a watch of the past is still behind: until then progress requests get no answer.
+    /// Time for which a watch of the past is behind: until then progress requests get no response.
     pub(super) sync_delay: Duration,
-    /// Whether a compaction at the revision of a deletion removes it for watches too (etcd #18089, before 3.4.34 and 3.5.16).
+    /// True if a compaction at the revision of a deletion removes it for watches too (etcd #18089, before 3.4.34 and 3.5.16).
     pub(super) drops_tombstones: bool,
     pub(super) counts: Counts,
 }
 
-/// What was asked.
+/// Numbers of requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) ranges: usize,
@@ -74,16 +74,16 @@ pub(super) enum Fault {
     Refuse(Status),
     /// Never answers.
     Hang,
-    /// Somebody else does this first, in the middle of the call.
+    /// Runs a function first, in the middle of the call.
     Then(Box<dyn FnOnce(&Play) + Send>),
-    /// A watch tells this, after what it is asked for.
+    /// Adds these responses to a watch, after the requested ones.
     Tell(Vec<WatchResponse>),
 }
 
 // === impl Play ===
 
 impl Play {
-    /// A cluster of which nobody has written anything.
+    /// Returns a cluster without any writes.
     pub(super) fn new() -> Self {
         let store = Store {
             transactions: Vec::new(),
@@ -104,7 +104,7 @@ impl Play {
         Self { store: Arc::new(Mutex::new(store)), head: Arc::new(watch::Sender::new(1)) }
     }
 
-    /// A member of the cluster.
+    /// Starts a member of the cluster.
     pub(super) async fn member(&self) -> Gate {
         Gate::to(self.listen(Server::builder()).await).await
     }
@@ -135,7 +135,7 @@ impl Play {
         self.store.lock().revision as u128
     }
 
-    /// One transaction: `a=1` puts, `-a` deletes; keys below the prefix.
+    /// Writes one transaction: `a=1` puts, `-a` deletes; keys below the prefix.
     pub(super) fn write(&self, changes: &str) {
         let changes = changes.split(' ').map(|change| match change.split_once('=') {
             Some((key, value)) => (format!("/s/{key}").into_bytes(), Some(value.as_bytes().to_vec())),
@@ -157,7 +157,7 @@ impl Play {
         store.compacted = store.compacted.max(revision);
     }
 
-    /// Forgets what came after a revision, as a cluster does that is restored from an old snapshot.
+    /// Discards the revisions after one, like a cluster that is restored from an old snapshot.
     pub(super) fn restore(&self, revision: i64) {
         let mut store = self.store.lock();
         store.transactions.retain(|(at, _)| *at <= revision);
@@ -166,7 +166,7 @@ impl Play {
         self.head.send_replace(revision);
     }
 
-    /// What is below a prefix now: key to uid and value.
+    /// Returns the present state below a prefix: key to uid and value.
     pub(super) fn state(&self, prefix: &str) -> BTreeMap<String, (String, String)> {
         let state = self.store.lock().at(i64::MAX);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -244,7 +244,7 @@ impl Store {
         ResponseHeader { cluster_id, member_id: 1, revision, raft_term }
     }
 
-    /// What a watch of a range is told of the revisions from one on.
+    /// Returns the responses to a watch of a range from a revision on.
     fn told(&self, from: i64, range: &WatchCreateRequest) -> Vec<WatchResponse> {
         let is_watched = |event: &Event| is_in(&event.kv.as_ref().unwrap().key, &range.key, &range.range_end);
         let is_dropped = |event: &Event| {
@@ -343,7 +343,7 @@ impl Play {
         let created = self.store.lock().response(|response| response.created = true);
         drop(sender.send(created).await);
         let mut next = range.start_revision;
-        // As etcd has it, a watch of the past catches up in a loop of its own.
+        // As in etcd, a watch of the past catches up in a loop of its own.
         let is_past = next <= self.store.lock().revision;
         let synced_at = is_past.then(|| Instant::now() + self.store.lock().sync_delay);
         loop {
@@ -370,7 +370,7 @@ impl Play {
                         store.counts.progress += 1;
                         (store.response(|response| response.watch_id = -1), store.revision)
                     };
-                    // etcd's `progressIfSync`: no answer while the watch is behind, nor before its start revision is reached.
+                    // etcd's `progressIfSync`: no response while the watch is behind, nor before its start revision is reached.
                     let is_synced = revision < next && synced_at.is_none_or(|at| at <= Instant::now());
                     if is_synced && revision >= range.start_revision {
                         drop(sender.send(progress).await);

@@ -1,10 +1,10 @@
-//! Prefixes where nothing happens: empty, idle, compacted, or last changed by a deletion. They stay SYNCED with one list, and
-//! the first put arrives.
+//! Prefixes without activity: empty, idle, compacted, or last changed by a deletion. They stay SYNCED with one list, and the
+//! first put arrives.
 
 use super::*;
 use crate::cache::SyncState;
 
-/// One that answers no progress request rightly, and one that does.
+/// One version without correct progress responses, and one with them.
 const VERSIONS: [&str; 2] = ["3.4.23", "3.6.16"];
 
 type Script = fn(&Play);
@@ -29,25 +29,25 @@ const SCRIPTS: [(&str, Script); 6] = [
     }),
 ];
 
-/// Changes of keys that are not below the prefix.
+/// Changes keys that are not below the prefix.
 fn elsewhere(play: &Play, count: u8) {
     for n in 0..count {
         play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![n]))]);
     }
 }
 
-/// As in production, the time for an answer is some heartbeats.
+/// Returns a configuration with several heartbeats in the answer timeout, as in production.
 fn quick(gate: &Gate) -> EtcdConfig {
     let heartbeat = Duration::from_millis(20);
     EtcdConfig { heartbeat, answer_timeout: Duration::from_secs(1), ..config(&[gate]) }
 }
 
-/// Waits until etcd was asked for its progress or head for longer than it may take to answer.
+/// Waits until the source has requested progress or the head for longer than the answer timeout.
 async fn outlast_answer_timeout(play: &Play) {
     asked(play, 60).await;
 }
 
-/// Waits until etcd was asked so often for its progress or head.
+/// Waits until the source has requested progress or the head so many times.
 async fn asked(play: &Play, times: usize) {
     let asked = |play: &Play| play.counts().progress + play.counts().ranges;
     let enough = asked(play) + times;
@@ -82,7 +82,7 @@ async fn a_quiet_prefix_is_listed_once_and_its_first_put_arrives() {
     futures_util::future::join_all(cases).await;
 }
 
-/// The last change may not be told again: then the resource is listed once more, and not again and again.
+/// The last change may not be replayed: then the source lists the resource once more, and not again and again.
 #[tokio::test(start_paused = true)]
 async fn after_a_break_a_quiet_prefix_is_listed_once_more_at_most() {
     let compact = |play: &Play| play.compact(i64::try_from(play.revision()).unwrap());
@@ -101,7 +101,7 @@ async fn after_a_break_a_quiet_prefix_is_listed_once_more_at_most() {
         let gate = play.member().await;
         let mut rig = Rig::start(quick(&gate));
         rig.told().await;
-        // The watch is open, and has repeated what was changed at the list's revision.
+        // The watch is open, and has replayed the changes at the list's revision.
         asked(&play, 5).await;
         gate.refuse(true);
         rig.error("connection").await;

@@ -1,9 +1,9 @@
-//! Histories that go back, however they hide it (invariant 14).
+//! Rewritten histories, also those that are hard to detect.
 
 use super::*;
 use crate::source::etcd::tests::play::Fault;
 
-/// Stops the members, restores, writes what is given, and starts them.
+/// Stops the members, restores a revision, writes, and starts them.
 async fn restored(play: &Play, gate: &Gate, rig: &Rig, to: i64, writes: &[&str]) {
     gate.refuse(true);
     rig.error("connection").await;
@@ -22,7 +22,7 @@ async fn a_lower_revision_is_a_rewind() {
     assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (play.state(PREFIX), 1, 2));
 }
 
-/// By the time it is listed it may have counted on beyond what was known, and what is listed contradicts nothing.
+/// By the time of the list the cluster may have passed the known revision, and the list contradicts nothing.
 #[tokio::test]
 async fn a_lower_revision_counts_even_if_it_is_a_higher_one_at_once() {
     let (play, gate, mut rig) = at_five().await;
@@ -69,7 +69,7 @@ async fn changes_where_nothing_had_changed_are_a_rewind() {
     while rig.version < 9 {
         rig.next().await;
     }
-    // The last transaction of the prefix is the same; what follows is not.
+    // The last transaction of the prefix is the same; the later ones are not.
     restored(&play, &gate, &rig, 5, &["b=2"]).await;
     play.apply((6..=12).map(|n| (format!("/else/{n}").into_bytes(), Some(vec![n]))).collect());
     for n in 6..=12 {
@@ -99,7 +99,7 @@ async fn what_a_list_had_last_has_to_be_told_again_after_a_break() {
     assert_eq!(rig.told().await, "rewind 5");
 }
 
-/// What was deleted before a list is not in it. Whether the same was deleted in another history, only a list can tell.
+/// A list lacks objects deleted before it. Another list has to show if another history deleted them as well.
 #[tokio::test]
 async fn what_was_gone_before_a_list_leads_to_another_one_after_a_break() {
     let play = Play::new();
@@ -132,7 +132,7 @@ async fn another_cluster_is_a_rewind_whatever_the_revision() {
     assert_eq!(rig.rewinds, 1);
 }
 
-/// The term in an answer is that of the last entry that the member has applied, which a snapshot of the leader does not set.
+/// The term in a response is that of the last entry that the member has applied, which a snapshot of the leader does not set.
 #[tokio::test]
 async fn a_lower_term_alone_is_no_rewind() {
     let (play, gate, mut rig) = at_five().await;
@@ -173,7 +173,7 @@ async fn a_higher_term_is_an_election() {
     assert_eq!((rig.lists(), rig.rewinds), (1, 0));
 }
 
-/// Deletions may be compacted away at their own revision; that is no proof, and the resource is listed.
+/// Deletions may be compacted away at their own revision; that proves nothing, and the source lists the resource.
 #[tokio::test]
 async fn a_deletion_that_is_not_told_again_leads_to_a_list() {
     let (play, gate, mut rig) = at_five().await;
@@ -189,7 +189,7 @@ async fn a_deletion_that_is_not_told_again_leads_to_a_list() {
     assert_eq!(rig.state, play.state(PREFIX));
 }
 
-/// A member that is behind answers what the cluster agrees upon only when it has caught up; the watch then waits.
+/// A member that is behind answers a linearizable read only when it has caught up; the watch waits for that.
 #[tokio::test]
 async fn a_member_that_is_behind_is_no_rewind() {
     let (play, gate, mut rig) = at_five().await;

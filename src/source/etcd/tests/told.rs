@@ -1,4 +1,4 @@
-//! What is told when nothing goes wrong.
+//! Lists and watches without faults.
 
 use super::*;
 use crate::source::etcd::tests::play::Fault;
@@ -35,7 +35,7 @@ async fn a_key_that_is_put_again_is_another_object() {
     assert_ne!(rig.state["a"].0, uid);
 }
 
-/// Pages are of one revision, whatever is written in between.
+/// All pages are of one revision, whatever is written in between.
 #[tokio::test]
 async fn pages_are_of_one_revision() {
     let play = Play::new();
@@ -60,7 +60,7 @@ async fn what_is_split_over_messages_is_told_whole() {
         let gate = play.member().await;
         let mut rig = Rig::of(&gate);
         rig.told().await;
-        // Everything that comes after the break is split.
+        // Every transaction after the break is split.
         gate.refuse(true);
         play.set(|store| store.fragment = fragment);
         play.write("a=1 b=1 c=1");

@@ -1,13 +1,13 @@
-//! A source that goes on where an earlier start was.
+//! Source that resumes from the stored state of a previous run.
 
 use super::*;
 
-/// A later start.
+/// Starts the next run.
 fn resumed(gate: &Gate, kept: &Kept) -> Rig {
     Rig::resume(config(&[gate]), Some(kept))
 }
 
-/// A cluster at revision 5, and what a start has kept that has followed it there.
+/// Returns a cluster at revision 5, and the stored state of a run that has followed it up to there.
 async fn kept_at_five() -> (Play, Gate, Kept) {
     let (play, gate, mut rig) = at_five().await;
     let kept = rig.kept().await;
@@ -32,7 +32,7 @@ async fn what_was_missed_is_told_and_nothing_is_listed() {
     assert_eq!(resumed(&gate, &again).told().await, "8 ~a=6", "and once more");
 }
 
-/// It is known at once that nothing has happened, and not when the next thing happens.
+/// The source detects at once that nothing has changed, instead of at the next change.
 #[tokio::test]
 async fn without_a_change_it_is_fresh_at_once() {
     for version in ["3.6.16", "3.4.23"] {
@@ -62,7 +62,7 @@ async fn what_was_compacted_is_listed() {
     assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (play.state(PREFIX), 0, 1));
 }
 
-/// Restores, and writes something else.
+/// Restores an old revision, and writes other changes.
 fn rewrite(play: &Play, writes: &[&str]) {
     play.restore(3);
     for changes in writes {
@@ -70,7 +70,7 @@ fn rewrite(play: &Play, writes: &[&str]) {
     }
 }
 
-/// Invariant 14: the history has changed while nobody was looking.
+/// The history was rewritten while the server was stopped.
 #[tokio::test]
 async fn another_history_is_a_rewind() {
     type Change = fn(&Play);
@@ -110,7 +110,7 @@ async fn a_deletion_that_was_undone_is_found() {
     assert_eq!(rig.state, play.state(PREFIX), "b is there again");
 }
 
-/// After a change of identity, what is known is of neither history.
+/// After a change of the cluster id, the stored position is of neither history.
 #[tokio::test]
 async fn while_the_history_is_being_found_out_there_is_no_proof() {
     let (play, gate, kept) = kept_at_five().await;

@@ -1,11 +1,11 @@
-//! The responses of a watch, as the bytes of a gRPC stream: whole transactions, in order and each once, wherever it is cut.
+//! Fuzz check of a watch's responses as a gRPC stream of bytes: complete transactions, in order, each once, wherever it is cut.
 //!
-//! The bytes begin with 0 or 1, which begins a message of gRPC, or are a script: a line for each response, of words.
+//! The input begins with 0 or 1, like a gRPC message, or it is a script: a line for each response, of words.
 //!
 //! ```text
-//!   from 7 7:a=1 7:b=2   the resource is at revision 7, and has to have the transaction repeated (only as the first line)
+//!   from 7 7:a=1 7:b=2   the resource is at revision 7, and etcd has to replay the transaction (only as the first line)
 //!   8:a=2 8:b- 9:c+1     a key is put, deleted, created
-//!   f 10:d=1             a part of a response
+//!   f 10:d=1             a fragment of a response
 //!   h11                  progress
 //!   c                    the watch is cancelled;  k5  compacted up to 5;  o  created
 //! ```
@@ -30,12 +30,12 @@ use crate::{
 const PREFIX: &str = "/s/";
 const CONNECTION: u64 = 2;
 const EARLIER_CONNECTION: u64 = 1;
-/// Where the resource is without a line that says so.
+/// Position of the resource in a script without a `from` line.
 const FROM: i64 = 5;
-/// Larger than any input.
+/// Limit of a message, larger than any input.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// The connection, and the runtime that it is of.
+/// Connection that is never used, and its runtime.
 static IDLE: LazyLock<(Runtime, Connection)> = LazyLock::new(|| {
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let _entered = runtime.enter();
@@ -43,7 +43,7 @@ static IDLE: LazyLock<(Runtime, Connection)> = LazyLock::new(|| {
     (runtime, connection)
 });
 
-/// Follows the responses in an input, which a gRPC stream has in each of these pieces.
+/// Follows the responses in an input, cut into each of these sequences of pieces.
 pub(crate) fn watch(data: &[u8], ways: &[Vec<&[u8]>]) {
     if data.first().is_some_and(|byte| *byte <= 1) {
         let from = Position { revision: FROM, connection: CONNECTION, mark: None };
@@ -62,18 +62,18 @@ pub(crate) fn watch(data: &[u8], ways: &[Vec<&[u8]>]) {
     assert_eq!(whole.shown(), follow(&from, &stream.chunks(3).collect::<Vec<_>>()).shown(), "wherever it is cut");
 }
 
-/// The version of a transaction, and its changes in order; none in progress.
+/// Version of a transaction, and its changes in order; no changes for progress.
 type Told = (u128, Vec<(char, String)>);
 
-/// What has come of a stream.
+/// Result of following a stream.
 struct Followed {
-    /// What was taken.
+    /// Responses that the watch has taken.
     received: Vec<WatchResponse>,
     handed_out: Vec<Delta>,
     error: Option<SourceError>,
 }
 
-/// Takes the responses of a stream until it ends or cannot go on.
+/// Follows the responses of a stream up to its end or an error.
 fn follow(from: &Position, pieces: &[&[u8]]) -> Followed {
     let (_, connection) = &*IDLE;
     let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
@@ -119,7 +119,7 @@ impl Followed {
         format!("{:?} {:?}", self.handed_out, self.error)
     }
 
-    /// Holds what was handed out against what was received.
+    /// Compares the delivered deltas with the received responses.
     fn check(&self, from: &Position) {
         self.received
             .iter()
@@ -138,7 +138,7 @@ impl Followed {
         }
     }
 
-    /// Returns what is to be handed out unless there is an error before it, and all transactions.
+    /// Returns the deltas to deliver unless there is an error before, and all transactions.
     fn expected(&self, mut last: i64) -> (Vec<Told>, Vec<Vec<PbEvent>>) {
         let (mut expected, mut transactions) = (Vec::new(), Vec::new());
         let mut complete = |transaction: &mut Vec<PbEvent>, expected: &mut Vec<Told>, last: &mut i64| {
@@ -191,7 +191,7 @@ fn told(delta: &Delta) -> Told {
     (version.number(), events.iter().filter_map(change).collect())
 }
 
-/// Returns the change of an object that an event is.
+/// Returns an event's change of an object.
 fn change(event: &PbEvent) -> Option<(char, String)> {
     let kv = event.kv.as_ref()?;
     let is_new = kv.create_revision == kv.mod_revision;
@@ -203,7 +203,7 @@ fn change(event: &PbEvent) -> Option<(char, String)> {
     Some((kind, object_key(kv)?))
 }
 
-/// Returns the key of the object of a key, as it is printed: what follows the prefix.
+/// Returns the printed key of the object under an etcd key: the part after the prefix.
 fn object_key(kv: &KeyValue) -> Option<String> {
     let rest = str::from_utf8(kv.key.strip_prefix(PREFIX.as_bytes())?).ok()?;
     let is_key = !rest.is_empty() && !rest.starts_with('/') && !rest.contains('\0');
@@ -230,7 +230,7 @@ fn framed(response: &WatchResponse) -> Vec<u8> {
     [&[0][..], &u32::try_from(message.len()).expect("a small message").to_be_bytes(), &message].concat()
 }
 
-/// Reads a script: where the resource is, and the responses.
+/// Parses a script: the position of the resource, and the responses.
 fn script(text: &str) -> Option<(Position, Vec<WatchResponse>)> {
     let mut lines = text.lines().peekable();
     let mut from = Position { revision: FROM, connection: CONNECTION, mark: None };

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a file holds: names of objects with a value each, in order.
+/// Content of a file: names of objects with a value each, in order.
 type Manifest = Vec<(&'static str, u8)>;
 
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ fn catalog(files: &[(&str, &[(&str, u8)])]) -> Catalog {
 }
 
 impl Catalog {
-    /// Applies changes, and deletes at once what no file has any more.
+    /// Applies changes, and deletes at once the objects that no file contains any more.
     fn apply_all(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
         let mut events = self.apply(changes);
         events.extend(self.delete_all());
@@ -60,7 +60,7 @@ impl Catalog {
     }
 }
 
-/// For example `+x=1@abc.2`.
+/// Shows events as, for example, `+x=1@abc.2`.
 fn shown(events: &[Event]) -> Vec<String> {
     let show = |sign: &str, object: &Object| {
         let body = std::str::from_utf8(object.body()).unwrap();
@@ -189,8 +189,8 @@ fn step() -> impl Strategy<Value = (&'static str, Step)> {
     (prop::sample::select(&PATHS[..]), step)
 }
 
-/// The rules again, as simply as can be: the last good content of every file, and the first of each key, of the files that
-/// are there before those that are missing.
+/// Model of the rules, as simple as possible: the last good content of every file, and the first object of each key, of
+/// existing files before missing ones.
 #[derive(Default)]
 struct Model(BTreeMap<&'static str, (bool, Manifest)>);
 
@@ -208,7 +208,7 @@ impl Model {
                     *is_missing = matches!(step, Step::Miss);
                 }
             }
-            // What it held before it was missing is older than what others have.
+            // Its content before it was missing is older than that of others.
             Step::Blank | Step::Break => {}
         }
     }
@@ -219,7 +219,7 @@ impl Model {
         all.map(|(name, value)| ((*name).to_owned(), *value)).collect()
     }
 
-    /// The objects of files that are there and wait for another one.
+    /// Returns the number of objects of existing files that wait for another one.
     fn waiting(&self) -> usize {
         let mut keys = std::collections::BTreeSet::new();
         let present = self.0.values().filter(|(is_missing, _)| !is_missing);
@@ -251,7 +251,7 @@ proptest! {
                 let content = match &step {
                     Step::Write(manifest) => {
                         let mut change = read(&catalog, path, manifest);
-                        // As a scan does it, which meets a path once.
+                        // As in a scan, which meets a path once.
                         if let Finding::Read { content: Content::Objects(objects), .. } = &change.finding
                             && !changes.iter().any(|earlier: &FileChange| *earlier.path == *path)
                             && catalog.holds(path, objects)

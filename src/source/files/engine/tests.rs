@@ -1,4 +1,4 @@
-//! What follows from each look, step by step: the directory changes between two looks, or between a walk and its end.
+//! Results of each scan or refresh, step by step: the directory changes between two of them, or between a walk and its end.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::time::advance;
 use super::*;
 use crate::source::files::{DEFAULT_QUIET, notices::SubscribeError};
 
-/// A directory, and its state after a first look.
+/// Directory, and its engine after a first scan.
 struct Rig {
     dir: TempDir,
     engine: Engine,
@@ -56,7 +56,7 @@ impl Rig {
         fs::write(self.root().join(path), objects.collect::<String>()).unwrap();
     }
 
-    /// The same, with a new file in the place of the old one.
+    /// Replaces a file by a new one with these objects.
     fn replace_all(&self, path: &str, names: &[&str]) {
         self.write_all("new.tmp", names);
         fs::rename(self.root().join("new.tmp"), self.root().join(path)).unwrap();
@@ -66,7 +66,7 @@ impl Rig {
         fs::remove_file(self.root().join(path)).unwrap();
     }
 
-    /// The events of a scan; with a `?` if it is not certain yet that there are no more, or the outage.
+    /// Returns the events of a scan, with a `?` if a deletion is not certain yet, or the outage.
     fn scan(&mut self) -> String {
         self.scan_with(None)
     }
@@ -79,7 +79,7 @@ impl Rig {
         }
     }
 
-    /// The same of a look for missing files, when it is time to.
+    /// Returns the same of a search for missing files, once it is due.
     fn look(&mut self) -> String {
         match self.engine.look_for_missing(&CancellationToken::new()).unwrap() {
             Refresh::Done(looked) => shown(&looked),
@@ -107,7 +107,7 @@ async fn a_single_deletion_is_certain_after_the_quiet_period() {
     assert_eq!(rig.look(), "scan:?", "too soon");
     advance(QUIET).await;
     assert_eq!(rig.look(), "scan:-a", "what a walk has missed is deleted by another one");
-    // A path that is there again meanwhile is no deletion.
+    // A path that exists again meanwhile is no deletion.
     rig.remove("b.json");
     assert_eq!(rig.scan(), "?");
     rig.write("b.json");
@@ -115,7 +115,7 @@ async fn a_single_deletion_is_certain_after_the_quiet_period() {
     assert_eq!(rig.look(), "scan:");
 }
 
-/// A look in the midst of `rm -rf DIRECTORY` sees the same directory with fewer and fewer files.
+/// A scan in the middle of `rm -rf DIRECTORY` finds the same directory with fewer and fewer files.
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_is_being_removed_and_is_created_again_changes_by_the_difference() {
     let mut rig = Rig::new(&["a.json", "b.json", "sub/c.json", "d.json"]);
@@ -129,7 +129,7 @@ async fn a_directory_that_is_being_removed_and_is_created_again_changes_by_the_d
     fs::remove_dir_all(rig.root()).unwrap();
     advance(QUIET).await;
     assert!(rig.look().ends_with("does not exist; create it, or correct the path"));
-    // The clone: its files come one after the other.
+    // The clone: its files appear one after the other.
     fs::create_dir(rig.root()).unwrap();
     assert!(rig.scan().contains("without manifests, as when a volume is unmounted"), "kept for ever");
     rig.write("sub/new.json");
@@ -174,7 +174,7 @@ async fn a_directory_that_changes_all_the_time_delays_deletions_for_a_bounded_ti
     assert_eq!(rig.scan(), "-b");
 }
 
-/// The source of an object counts at once, its target a rescan later.
+/// The file that loses the object is applied at once, the other a rescan later.
 #[tokio::test(start_paused = true)]
 async fn an_object_that_moves_into_a_file_with_fewer_objects_is_not_deleted() {
     let mut rig = Rig::new(&[]);
@@ -208,7 +208,7 @@ async fn an_object_that_is_taken_out_of_a_file_is_deleted_when_nothing_has_chang
     assert_eq!(rig.look(), "-z");
 }
 
-/// `rm -rf DIRECTORY && git clone`: every file that was there is there again, and the objects come one after the other.
+/// `rm -rf DIRECTORY && git clone`: every earlier file exists again, and the objects appear one after the other.
 #[tokio::test(start_paused = true)]
 async fn an_object_that_moves_within_a_directory_that_is_created_again_is_not_deleted() {
     let mut rig = Rig::new(&[]);
@@ -227,7 +227,7 @@ async fn an_object_that_moves_within_a_directory_that_is_created_again_is_not_de
     assert_eq!(rig.look(), "scan:-y");
 }
 
-/// A directory is watched only after it was created, so that no notice comes of its first files; and a notice may be late.
+/// A directory is watched only after it was created, so that its first files have no notice; and a notice may be late.
 #[tokio::test(start_paused = true)]
 async fn a_file_without_a_notice_counts_when_it_has_been_left_alone() {
     let mut rig = Rig::with_quiet(RESCAN, &["a.json"]);
@@ -243,13 +243,13 @@ async fn a_file_without_a_notice_counts_when_it_has_been_left_alone() {
     modified("new/b.json", RESCAN * 6);
     notices.dirty().mark_finished(rig.root().join("a.json"));
     assert_eq!(rig.scan_with(Some(&mut notices)), "+b +c");
-    // A link is put there when what it leads to is complete.
+    // A writer creates a link when its target is complete.
     rig.write("..1/d.json");
     std::os::unix::fs::symlink("..1", rig.root().join("link")).unwrap();
     assert_eq!(rig.scan_with(Some(&mut notices)), "+d");
 }
 
-/// What it held before it was deleted is older than what another file has since.
+/// Its content before it was deleted is older than that of another file since.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_is_written_again_is_not_the_one_that_was_deleted() {
     for is_unusable in [false, true] {
@@ -269,7 +269,7 @@ async fn a_file_that_is_written_again_is_not_the_one_that_was_deleted() {
     }
 }
 
-/// The walk comes to a link before it is swapped, and reads what it leads to after that has been deleted.
+/// The walk meets a link before it is swapped, and reads its target after that has been deleted.
 #[tokio::test(start_paused = true)]
 async fn a_linked_directory_that_is_swapped_during_the_walk_deletes_nothing() {
     let mut rig = Rig::new(&["..1/sub/a.json", "..1/sub/b.json", "..2/sub/a.json", "..2/sub/b.json"]);
@@ -294,7 +294,7 @@ async fn a_linked_directory_that_is_swapped_during_the_walk_deletes_nothing() {
     fs::remove_file(rig.root().join("..data")).unwrap();
     std::os::unix::fs::symlink("..2", rig.root().join("..data")).unwrap();
     assert_eq!(rig.engine.absent(&root, &scan, &cancelled).unwrap(), (BTreeSet::new(), true));
-    // What is there in no version is absent.
+    // A file of neither version is absent.
     fs::remove_file(rig.root().join("..2/sub/b.json")).unwrap();
     let absent = BTreeSet::from(["sub/b.json".into()]);
     assert_eq!(rig.engine.absent(&root, &scan, &cancelled).unwrap(), (absent, false));

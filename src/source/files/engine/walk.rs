@@ -1,6 +1,6 @@
-//! One walk of everything, and which of the known files are not there.
+//! Walk of the whole directory, and the known files that it did not find.
 //!
-//! Called by `engine` for every scan. It counts as a whole or not at all.
+//! `engine` calls it for every scan. It counts as a whole or not at all.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,18 +19,18 @@ use crate::{
     },
 };
 
-/// A walk of everything.
+/// Result of a walk.
 pub(super) struct Walked {
     pub(super) root: Root,
     pub(super) scan: Scan,
-    /// The known files that are not there.
+    /// Known files that do not exist.
     pub(super) absent: BTreeSet<Arc<str>>,
-    /// A known file was not met by the walk, and is there: the directory changed meanwhile.
+    /// True if the walk did not meet a known file that exists: the directory changed meanwhile.
     pub(super) is_torn: bool,
 }
 
 impl Engine {
-    /// Walks, and makes sure that the directory is the same at the end of it.
+    /// Walks, and checks that the directory is the same at the end.
     pub(super) fn walk(
         &mut self,
         mut notices: Option<&mut Notices>,
@@ -83,7 +83,7 @@ impl Engine {
         Ok(Walked { root, scan, absent, is_torn })
     }
 
-    /// Keeps the files of a volume below the root that is not mounted any more, as long as its mount point is empty.
+    /// Keeps the files of an unmounted volume below the root while its mount point is empty.
     fn keep_unmounted(&self, root: &Root, scan: &mut Scan) {
         let is_other = |(directory, id): &(&String, &DirectoryId)| scan.mounts.get(*directory) != Some(*id);
         for (directory, id) in self.mounts.iter().filter(is_other).collect::<Vec<_>>() {
@@ -99,7 +99,7 @@ impl Engine {
         }
     }
 
-    /// The known files that a walk has not met and that are not there; and whether one of them is there after all.
+    /// Returns the known files that the walk did not meet and that do not exist; and true if another one exists after all.
     pub(super) fn absent(
         &self,
         root: &Root,

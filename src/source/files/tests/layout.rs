@@ -1,4 +1,4 @@
-//! What counts as a file of the directory, and what does not.
+//! Files and directories that count as manifests of the directory, and those that do not.
 
 use std::{os::unix::net::UnixListener, process::Command};
 
@@ -88,7 +88,7 @@ async fn cycles_of_links_end() {
     rig.link("../other", "dir/other");
     rig.link("../dir", "other/dir");
     rig.link("loop.json", "loop.json");
-    // Each directory is reached by its own name and once through the other; the way back is refused.
+    // Each directory is reached by its own name and once through the other; a link back is not followed.
     assert_eq!(rig.keys().await, ["dir/a.json", "dir/other/b.json", "other/b.json", "other/dir/a.json"]);
     let report = rig.health.report();
     assert_eq!(report.problems, 6, "{report:?}");

@@ -1,4 +1,4 @@
-//! How changes are noticed, and what a watch is.
+//! Detection of changes, and the lifetime of watches.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -62,7 +62,7 @@ async fn without_notices_the_periodic_scan_finds_everything() {
     rig.write("a.json", pod("a", 1));
     let mut follower = rig.follow().await;
     for n in 2..5 {
-        // The same size within the clock's grain: only the bytes tell.
+        // The same size within the clock's resolution: only the bytes differ.
         rig.write("a.json", pod("a", n));
         assert_eq!(follower.changes(1).await, ["~a"]);
     }
@@ -88,7 +88,7 @@ async fn a_scan_without_changes_changes_no_version() {
     assert_eq!(list.objects, before.into_values().collect::<Vec<_>>());
     assert_eq!((list.objects[0].uid(), list.version.number()), ("u1", 1));
     assert!(list.version.lineage().is_some());
-    // What a list finds is a change as well, and the watch goes on from there.
+    // A change that a list finds is an event as well, and the watch continues from there.
     rig.write("b.json", pod("b", 2));
     let list = rig.source.list(ListVersion::MostRecent).await.unwrap();
     assert_eq!((list.objects[0].version().number(), list.objects[1].version().number()), (1, 2));
@@ -101,7 +101,7 @@ async fn what_happens_between_list_and_watch_is_not_lost() {
     let list = rig.source.list(ListVersion::MostRecent).await.unwrap();
     rig.write("a.json", pod("a", 1));
     let mut watch = rig.source.watch(list.version.clone()).await.unwrap();
-    // The file counts when it has been left alone for a moment: no notice came of it.
+    // The file had no notice: it is applied when it has been unchanged for a moment.
     let mut next = async || sole_event(timeout(DEADLINE, watch.next()).await.unwrap().unwrap().unwrap());
     assert!(matches!(next().await, Event::Bookmark(_)));
     assert!(matches!(next().await, Event::Added(object) if object.key().name() == "a"));
@@ -147,13 +147,13 @@ async fn dropping_the_watch_ends_the_notices() {
     assert_eq!(SUBSCRIPTIONS.load(Ordering::SeqCst), 1);
     drop(follower);
     assert_eq!(SUBSCRIPTIONS.load(Ordering::SeqCst), 0);
-    // In the midst of its first scan.
+    // In the middle of its first scan.
     let list = rig.source.list(ListVersion::MostRecent).await.unwrap();
     let mut watch = rig.source.watch(list.version).await.unwrap();
     drop(timeout(Duration::ZERO, watch.next()).await);
     drop(watch);
     rig.keys().await;
-    // The list had to wait for that scan's thread to let go of the state; its notices go with the thread's last step.
+    // The list had to wait until that scan's thread released the state; its notices end with the thread's last step.
     let deadline = std::time::Instant::now() + DEADLINE;
     while SUBSCRIPTIONS.load(Ordering::SeqCst) > 0 {
         assert!(std::time::Instant::now() < deadline);

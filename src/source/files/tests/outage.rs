@@ -1,4 +1,4 @@
-//! The directory itself goes away, comes back, or is another one.
+//! Outages: the directory itself is removed, created again or replaced.
 
 use super::*;
 use crate::cache::SyncState;
@@ -13,7 +13,7 @@ async fn a_directory_that_is_away_deletes_nothing() {
     follower.until(|_| rig.health.report().last_error.is_some()).await;
     let error = rig.health.report().last_error.unwrap();
     assert!(error.ends_with("does not exist; create it, or correct the path"), "{error}");
-    // A step or two of the periodic scan: no event, and no proof of life.
+    // A step or two of the periodic scan: no event, and no sign of life.
     assert!(timeout(SOON * 4, follower.next()).await.is_err());
 
     rig.write("a.json", pod("a", 2));
@@ -31,7 +31,7 @@ async fn removing_the_directory_with_everything_in_it_deletes_nothing() {
         rig.write(&format!("sub/{n:02}.json"), pod(&n.to_string(), 1));
     }
     let mut follower = rig.follow().await;
-    // Nothing looks while nobody polls the watch.
+    // There is no scan while the watch is not polled.
     fs::remove_dir_all(rig.path("")).unwrap();
     follower.until(|_| rig.health.report().last_error.is_some()).await;
     assert_eq!((follower.state.len(), follower.seen.len()), (20, 0));
@@ -39,7 +39,7 @@ async fn removing_the_directory_with_everything_in_it_deletes_nothing() {
 
 #[tokio::test]
 async fn notices_follow_the_directory_to_its_next_life() {
-    // Without the periodic scan there is only the notice of the end to go by, and then nothing: so a short interval.
+    // After the notice of the removal there are no others, only the periodic scan: so a short interval.
     let rig = Rig::with(SOON, |_| {}, notices::subscribe);
     rig.write("a.json", pod("a", 1));
     let mut follower = rig.follow().await;
@@ -47,7 +47,7 @@ async fn notices_follow_the_directory_to_its_next_life() {
     fs::create_dir(rig.path("")).unwrap();
     rig.write("a.json", pod("a", 2));
     follower.until(|follower| follower.body("a") == pod("a", 2)).await;
-    // What happens in the old directory is no concern of ours any more.
+    // Changes in the old directory have no effect any more.
     fs::write(rig.dir.path().join("old/a.json"), pod("a", 3)).unwrap();
     rig.write("b.json", pod("b", 1));
     follower.until(|follower| follower.state.contains_key("b")).await;
@@ -74,7 +74,8 @@ async fn a_replaced_directory_is_subscribed_to_again() {
     follower.until(|_| COUNT.load(Ordering::SeqCst) == 2).await;
 }
 
-/// Away for a moment, just when it is subscribed to: no limit of the system is in the way, which would stand for a minute.
+/// Absent for a moment, just at the subscription: that is not a limit of the system, after which the next attempt is a minute
+/// later.
 #[tokio::test]
 async fn a_directory_that_was_away_when_it_was_subscribed_to_has_notices_when_it_is_back() {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,7 +103,7 @@ async fn a_directory_that_was_away_when_it_was_subscribed_to_has_notices_when_it
     assert_eq!((follower.state.len(), follower.seen.len()), (1, 0));
 }
 
-/// As with a root that is a symbolic link to a release: `current -> releases/7`.
+/// For example, a root that is a symbolic link to a release: `current -> releases/7`.
 #[tokio::test]
 async fn a_root_that_is_a_link_is_followed_when_it_is_swapped() {
     let rig = Rig::with(SOON, |config| config.path = config.path.with_file_name("current"), notices::subscribe);
@@ -132,7 +133,7 @@ async fn a_list_without_the_directory_fails_and_says_what_to_do() {
     assert!(error.contains("is not a directory; name the directory that holds the manifests"), "{error}");
 }
 
-/// Root may read everything: then there is nothing to test.
+/// Under root, which may read everything, the test does nothing.
 #[tokio::test]
 async fn what_permission_is_denied_to_is_kept() {
     use std::os::unix::fs::PermissionsExt;

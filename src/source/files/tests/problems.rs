@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What each of these leaves of the objects that were there: all of them.
+/// Each of these contents keeps all earlier objects.
 #[tokio::test]
 async fn what_cannot_be_parsed_keeps_the_last_good_objects() {
     let rig = Rig::new();
@@ -42,7 +42,7 @@ async fn a_directory_without_manifests_is_reported_until_it_has_one() {
     let mut follower = rig.follow().await;
     let error = rig.health.report().last_error.unwrap();
     assert!(error.ends_with("has no .json, .yaml or .yml file: mount its volume, or correct the path"), "{error}");
-    // As when its volume is mounted at last.
+    // As if its volume is mounted at last.
     fs::rename(rig.path(""), rig.dir.path().join("below")).unwrap();
     rig.write("a.json", pod("a", 1));
     assert_eq!(follower.changes(1).await, ["+a"]);

@@ -1,10 +1,10 @@
-//! The directory, or a part of it, is taken away and put back while it is served: nothing is deleted that will be back.
+//! Directories that are removed and created again, as a whole or in part: files that reappear are not deleted.
 
 use std::process::Command;
 
 use super::*;
 
-/// Lets the watch work for so many rescans; nothing may come but bookmarks.
+/// Polls the watch for a number of rescans; only bookmarks may come.
 async fn nothing_happens(follower: &mut Follower, rescans: u32) {
     let until = tokio::time::Instant::now() + SOON * rescans;
     while tokio::time::Instant::now() < until {
@@ -13,7 +13,7 @@ async fn nothing_happens(follower: &mut Follower, rescans: u32) {
     assert_eq!(follower.seen, [""; 0]);
 }
 
-/// A volume that is unmounted leaves its mount point behind: an empty directory at the same path.
+/// A volume that is unmounted leaves its mount point: an empty directory at the same path.
 #[tokio::test]
 async fn a_volume_that_is_unmounted_deletes_nothing() {
     let rig = Rig::with(SOON, |_| {}, notices::subscribe);
@@ -32,7 +32,7 @@ async fn a_volume_that_is_unmounted_deletes_nothing() {
     let error = rig.health.report().last_error.unwrap();
     assert!(error.contains("without manifests, as when a volume is unmounted: mount it"), "{error}");
 
-    // Another volume is mounted, where one of them is missing.
+    // Another volume is mounted, in which one of the files is missing.
     assert!(mount().unwrap().success());
     rig.write("a.json", pod("a", 2));
     assert_eq!(follower.changes(2).await, ["~a", "-b"]);
@@ -113,7 +113,7 @@ async fn an_empty_directory_in_the_place_of_the_one_that_was_served_deletes_noth
     assert_eq!(follower.changes(1).await, ["-a"], "and a deletion in it is one");
 }
 
-/// `rm -rf DIRECTORY && git clone REPOSITORY DIRECTORY`, as deployments do it.
+/// Deployments run `rm -rf DIRECTORY && git clone REPOSITORY DIRECTORY`.
 #[tokio::test]
 async fn a_directory_that_is_cloned_again_changes_by_the_difference() {
     let rig = Rig::with(Duration::from_secs(2), |config| config.quiet = DEFAULT_QUIET, notices::subscribe);
@@ -148,7 +148,7 @@ async fn a_directory_that_is_cloned_again_changes_by_the_difference() {
         "cd \"$repository\"; git add -A .; git commit -qm two; rm -rf \"$root\"; git clone -q \"$repository\" \"$root\"",
     );
     let mut changes = follower.changes(4).await;
-    // A scan while files are still being written has a part of them; nothing is deleted before all are known.
+    // A scan during the clone finds a part of the files; nothing is deleted before all are known.
     changes[..2].sort_unstable();
     assert_eq!(changes, ["+pod-new", "~pod-001", "-pod-002", "-pod-003"]);
     follower.bookmark().await;
@@ -157,8 +157,8 @@ async fn a_directory_that_is_cloned_again_changes_by_the_difference() {
     assert_eq!(follower.changes(1).await, ["-pod-new"]);
 }
 
-/// Writes a version of a volume and swaps its link, as the kubelet's `AtomicWriter` does: a link beside, a rename, and the old
-/// directory goes.
+/// Writes a version of a volume and swaps its link, as the kubelet's `AtomicWriter` does: a link beside, a rename, and the
+/// removal of the old directory.
 fn swap(root: &Path, below: &str, at: u32, files: u32) {
     let data = root.join(format!("..{at}")).join(below);
     fs::create_dir_all(&data).unwrap();
@@ -189,8 +189,8 @@ async fn swapped(rig: &Rig, below: &'static str, files: u32, swaps: u32) -> Vec<
     follower.seen
 }
 
-/// A volume of a `ConfigMap` with `items: [{path: sub/..}]`: one link, to a directory. How often that happens in the midst of a
-/// walk is a matter of luck; `engine` has a test of it without.
+/// A volume of a `ConfigMap` with `items: [{path: sub/..}]`: one link, to a directory. A swap falls into the middle of a walk
+/// only by chance; a test of `engine` does not depend on that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_that_is_swapped_while_it_is_read_deletes_nothing() {
     let rig = Rig::with(SOON, |_| {}, notices::subscribe);

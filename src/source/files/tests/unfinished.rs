@@ -1,4 +1,4 @@
-//! Files that are read while somebody writes them.
+//! Files that are read during a write.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const TWO: &str = "metadata: {name: a}\nx: 12\n---\nmetadata: {name: b}\n";
 
-/// Lets the watch work for a time.
+/// Polls the watch for a time.
 async fn work(follower: &mut Follower, time: Duration) {
     let until = tokio::time::Instant::now() + time;
     while tokio::time::Instant::now() < until {
@@ -14,7 +14,7 @@ async fn work(follower: &mut Follower, time: Duration) {
     }
 }
 
-/// scp, a slow disk, `helm template >FILE`: half of two documents are one, with half a value.
+/// scp, a slow disk, `helm template >FILE`: half of two documents is one, with half a value.
 #[tokio::test]
 async fn a_file_that_is_written_slowly_counts_when_it_is_closed() {
     let rig = Rig::new();
