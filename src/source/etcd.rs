@@ -63,7 +63,7 @@ pub struct EtcdConfig {
     pub credentials: Option<(String, PathBuf)>,
     /// TLS of endpoints with `https`.
     pub tls: EtcdTls,
-    /// Idle time after which the source asks etcd for a sign of life.
+    /// Idle time after which the source checks that etcd responds.
     pub heartbeat: Duration,
     /// Time within which etcd has to answer a request.
     pub answer_timeout: Duration,
@@ -132,8 +132,8 @@ const EARLIER_START: u64 = 0;
 // === impl EtcdConfig ===
 
 impl EtcdConfig {
-    /// Returns a configuration without credentials and TLS: a sign of life after 5 idle seconds, 10 seconds to answer, progress
-    /// requests every 100 ms while a caller waits.
+    /// Returns a configuration without credentials and TLS: a check of contact after 5 idle seconds, 10 seconds to answer,
+    /// progress requests every 100 ms while a caller waits.
     pub fn new(resource: &str, endpoints: Vec<String>, prefix: &str) -> Self {
         Self {
             resource: resource.to_owned(),

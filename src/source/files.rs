@@ -64,8 +64,8 @@ use crate::{
     model::ResourceVersion,
 };
 
-/// Default interval of scans of the whole directory: the bound on noticing a change without a notice, and the sign of
-/// life.
+/// Default interval of scans of the whole directory: the bound on finding a change without a notice, and on the last
+/// contact.
 pub const DEFAULT_RESCAN: Duration = Duration::from_secs(5);
 
 /// Default quiet period after a burst of changes.
@@ -103,7 +103,7 @@ pub struct FilesSource {
     subscribe: Subscribe,
 }
 
-/// Locked for the duration of a scan, and only where blocking is allowed.
+/// Engine behind a lock that a scan holds to its end; taken only where blocking is allowed.
 type SharedEngine = Arc<Mutex<Engine>>;
 
 // === impl FilesConfig ===

@@ -20,7 +20,7 @@ pub(super) struct Reading {
     pub(super) objects: Vec<Arc<Object>>,
     /// Problems of the keys that cannot be served.
     pub(super) problems: Vec<Problem>,
-    /// Objects of those among them whose key is valid.
+    /// Bare objects of those keys among them that are valid.
     pub(super) not_served: Vec<Arc<Object>>,
     /// Keys of the latest change, all of one revision.
     pub(super) newest: Vec<KeyValue>,

@@ -222,7 +222,7 @@ impl Live {
         if !self.connection.tells_progress {
             let is_missed = self.unproved.as_ref().is_some_and(|unproved| !unproved.is_repeated);
             if is_missed && self.heard_at.elapsed() > self.shared.config.answer_timeout {
-                // No later revision may ever show that it is missing, and until then the resource would be STALE.
+                // No later revision may ever show that the change is missing, and until then the resource would be STALE.
                 return self.judge(Verdict::Unknown);
             }
             if self.head.is_none() {

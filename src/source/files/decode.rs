@@ -248,7 +248,7 @@ impl Implied {
 
 /// Returns the type of a list's items, and their text; `None` if the value is not a list.
 fn list_head(json: &[u8]) -> Option<(Implied, &str)> {
-    // To search for the word costs far less than to parse every object, of which nearly none is a list.
+    // A search for the word costs far less than parsing every object, nearly none of which is a list.
     if json.first() != Some(&b'{') || !contains(json, b"List\"") {
         return None;
     }

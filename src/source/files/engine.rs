@@ -373,7 +373,7 @@ impl Engine {
         self.unfinished.is_empty() && self.missing.is_empty() && self.doubt != Doubt::All
     }
 
-    /// Returns the time until an object that no file contains any more is deleted.
+    /// Returns the patience with objects that no file contains any more, which is longer while some file's objects are unknown.
     fn patience_for_objects(&self, patience: Patience) -> Patience {
         let longest = self.config.rescan.saturating_mul(MAX_RESCANS);
         let unchanged = if self.is_all_read() { patience.unchanged } else { longest };

@@ -92,7 +92,7 @@ pub(super) struct Notices {
 }
 
 enum State {
-    /// Not subscribed yet.
+    /// No subscription yet.
     Idle,
     Subscribed {
         root: Root,

@@ -36,7 +36,7 @@ const MAX_BEHIND: usize = 16;
 // === impl Position ===
 
 impl Position {
-    /// Returns true if a server with this name knows the position's history itself, or if no server can check it.
+    /// Returns true if a server with this name has named the position's history, or if the names do not decide that.
     fn is_vouched_for(&self, server: &str) -> bool {
         let (origin, _) = self.history.split_once('.').unwrap_or((&*self.history, ""));
         // A lineage belongs to one run of the server that reads the source.

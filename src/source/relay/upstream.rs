@@ -62,7 +62,7 @@ impl Upstream {
         self.config.heartbeat * SILENT_HEARTBEATS
     }
 
-    /// Opens a stream; [`Self::check_path`] comes first.
+    /// Opens a stream. The caller calls [`Self::check_path`] first.
     pub(super) async fn open(&self, start: Start<'_>, bookmark_interval: Duration) -> Result<Messages, SourceError> {
         let mut request = WatchRequest {
             resource: self.config.resource.clone(),

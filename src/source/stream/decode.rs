@@ -17,7 +17,7 @@ use crate::{
 pub(super) enum Said {
     /// An object was added, modified or deleted.
     Change(EventType, Object),
-    /// BOOKMARK: a sign of life from the upstream.
+    /// BOOKMARK: the upstream is in contact.
     Alive {
         /// True if every existing object has been written before it (`sendInitialEvents` of the Kubernetes API).
         is_initial_end: bool,

@@ -166,7 +166,7 @@ impl Framer {
         (at, None)
     }
 
-    /// Ends the bytes of this writer. Returns the start of the event that was cut off.
+    /// Ends the input, or that of one writer. Returns the start of the event that was cut off.
     pub(super) fn end(&mut self) -> Option<Position> {
         let is_within = !matches!(self.state, State::Between | State::Lost);
         let cut = (is_within && !self.is_too_large).then_some(self.begin);

@@ -57,7 +57,7 @@ impl Known {
         match &old {
             // The cache keeps the old one of two equal objects; so that there is one body, this does too.
             Some((old, _)) if old.body() == object.body() => {}
-            // A map keeps the key that it has.
+            // An insertion would keep the old key, which holds the old object.
             Some((old, _)) => drop(self.objects.remove(old.key())),
             None => {}
         }

@@ -16,7 +16,7 @@ use tonic::Status;
 use super::*;
 use crate::source::etcd::tests::play::Fault;
 
-/// One history.
+/// Script of one history.
 #[derive(Debug, Clone)]
 struct Script {
     /// Version of the server, with correct progress responses or without.

@@ -174,7 +174,7 @@ async fn a_directory_that_changes_all_the_time_delays_deletions_for_a_bounded_ti
     assert_eq!(rig.scan(), "-b");
 }
 
-/// The file that loses the object is applied at once, the other a rescan later.
+/// The file that loses the object is applied at once, the one that gains it a rescan later.
 #[tokio::test(start_paused = true)]
 async fn an_object_that_moves_into_a_file_with_fewer_objects_is_not_deleted() {
     let mut rig = Rig::new(&[]);

@@ -13,7 +13,7 @@ async fn a_directory_that_is_away_deletes_nothing() {
     follower.until(|_| rig.health.report().last_error.is_some()).await;
     let error = rig.health.report().last_error.unwrap();
     assert!(error.ends_with("does not exist; create it, or correct the path"), "{error}");
-    // A step or two of the periodic scan: no event, and no sign of life.
+    // A step or two of the periodic scan: no event, and no contact.
     assert!(timeout(SOON * 4, follower.next()).await.is_err());
 
     rig.write("a.json", pod("a", 2));
@@ -103,7 +103,7 @@ async fn a_directory_that_was_away_when_it_was_subscribed_to_has_notices_when_it
     assert_eq!((follower.state.len(), follower.seen.len()), (1, 0));
 }
 
-/// For example, a root that is a symbolic link to a release: `current -> releases/7`.
+/// Such a root is a symbolic link to a release: `current -> releases/7`.
 #[tokio::test]
 async fn a_root_that_is_a_link_is_followed_when_it_is_swapped() {
     let rig = Rig::with(SOON, |config| config.path = config.path.with_file_name("current"), notices::subscribe);
