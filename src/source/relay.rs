@@ -1,7 +1,7 @@
 //! The `informerd` source: a resource of another informerd, served on unchanged. A server with such a source is a relay.
 //!
 //! ```text
-//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ───┐
+//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ────┐
 //!   (client)  │                                 └── continues as ──▶ Live ├──▶ Position (version, history, last change)
 //!             └─▶ watch: a Watch after the position ───────────▶ Live ────┘
 //!                      ▲                                          └──▶ batches, bookmarks, state of the origin

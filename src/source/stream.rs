@@ -66,9 +66,9 @@ pub struct StreamConfig {
     pub path: StreamPath,
     /// Name of the resource, for the log.
     pub resource: String,
-    /// Time for which the next writer of a named pipe may go without an event of an object that existed before it. Then the source
-    /// deletes the objects that the writer has sent no event of, as at a relist. Time counts from the writer's first event on,
-    /// and only while the pipe is empty and a reader waits for it. `None` for writers that do not begin with all objects: those
+    /// Time for which the next writer of a named pipe may go without an event of an object that existed before it. Then the
+    /// source deletes the objects that the writer has sent no event of, as at a relist. Time counts from its first event on, and
+    /// only while the pipe is empty and a reader waits for it. `None` for writers that do not begin with all objects: those
     /// that were deleted between two writers remain.
     pub confirm_after: Option<Duration>,
 }
