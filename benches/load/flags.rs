@@ -32,9 +32,9 @@ enum ModeFlags {
     W2(W2Flags),
     /// Each watches the objects under one value of an index, and each event goes to one
     W3(W3Flags),
-    /// What the memory of the server grows by with watchers that are told nothing
+    /// Growth of the server's memory with watchers that receive no events
     Idle(IdleFlags),
-    /// How late events are for the others when one client has stopped reading, and when none has
+    /// Latency of the others when one client has stopped reading, and when none has
     Stopped(StoppedFlags),
     /// Clients that watch from the current objects on, all at once, and how late events are meanwhile
     Storm(StormFlags),
@@ -42,7 +42,7 @@ enum ModeFlags {
     List(ListFlags),
 }
 
-/// What all modes have.
+/// Flags of all modes.
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("target").args(["local", "server"]).required(true))]
 pub(super) struct CommonFlags {
@@ -86,7 +86,7 @@ pub(super) struct CommonFlags {
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     size: u32,
 
-    /// What happens when a watcher's queue is full
+    /// Policy for a watcher whose queue is full
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Block, help_heading = "Watchers")]
     policy: Policy,
 
@@ -127,7 +127,7 @@ pub(super) struct CommonFlags {
     pub(super) no_headers: bool,
 }
 
-/// How many events, and how fast.
+/// Number of events, and their rate.
 #[derive(Debug, Clone, Args)]
 struct LoadFlags {
     /// Events to measure [default: 2,000,000 deliveries' worth, 400,000 for w3; with --rate, --seconds of it]
@@ -237,7 +237,7 @@ struct ListFlags {
     common: CommonFlags,
 }
 
-/// What is there, and what comes meanwhile.
+/// Objects that the server holds, and events meanwhile.
 #[derive(Debug, Clone, Args)]
 struct HeldFlags {
     /// Objects that the server holds
@@ -248,7 +248,7 @@ struct HeldFlags {
     rate: f64,
 }
 
-/// What happens when a queue is full.
+/// Policy for full queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Policy {
     /// Everybody waits, so that it is measured what the server can do

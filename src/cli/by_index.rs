@@ -19,7 +19,7 @@ Examples, with a server of examples/shop.yaml:
 `informerd resources` says which indexes there are, `informerd values` which values."
 );
 
-/// What to look up.
+/// Flags of `informerd by-index`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ByIndexFlags {
     /// A name from `informerd resources`

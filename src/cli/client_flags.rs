@@ -87,7 +87,7 @@ pub(super) struct ServerFlags {
     pub(super) quiet: bool,
 }
 
-/// How long an answer may take.
+/// Bound of the time for an answer.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct TimeoutFlags {

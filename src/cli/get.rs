@@ -27,7 +27,7 @@ A NAME without a namespace is looked up in all of them; if several have it, they
 Without a NAME, get is list."
 );
 
-/// What to get.
+/// Flags of `informerd get`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct GetFlags {
     /// A name from `informerd resources`

@@ -21,7 +21,7 @@ Examples, with a server of examples/shop.yaml:
   informerd list configmaps -o yaml"
 );
 
-/// What to list.
+/// Flags of `informerd list`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ListFlags {
     /// A name from `informerd resources`

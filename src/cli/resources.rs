@@ -22,7 +22,7 @@ Examples, with a server of examples/shop.yaml:
   informerd resources -o json"
 );
 
-/// How to show what is served.
+/// Flags of `informerd resources`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ResourcesFlags {
     #[command(flatten)]

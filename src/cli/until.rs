@@ -30,7 +30,7 @@ and `count` (the objects that are selected, from SYNCED on). `delete` stands for
 the other. When the server goes away and comes back, all of them are to be met again: let them say how things are."
 );
 
-/// What to wait for.
+/// Flags of `informerd until`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct UntilFlags {
     /// A name from `informerd resources`
@@ -39,7 +39,7 @@ pub(super) struct UntilFlags {
     /// Only the objects of this name; NAMESPACE/NAME is one
     #[arg(value_name = "NAME")]
     name: Option<String>,
-    /// What is to be true of an event: a CEL expression, or `delete`; can be repeated
+    /// Condition that an event has to meet: a CEL expression, or `delete`; can be repeated
     #[arg(long = "for", value_name = "CEL", required = true)]
     conditions: Vec<String>,
     /// Give up after this

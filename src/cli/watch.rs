@@ -29,7 +29,7 @@ Examples, with a server of examples/shop.yaml (edit a file below examples/manife
 It goes on when the server goes away and comes back, and misses nothing. Ctrl-C and SIGTERM end it with 0."
 );
 
-/// What to watch.
+/// Flags of `informerd watch`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct WatchFlags {
     /// A name from `informerd resources`
@@ -38,7 +38,7 @@ pub(super) struct WatchFlags {
     /// Only the objects of this name; NAMESPACE/NAME is one
     #[arg(value_name = "NAME")]
     name: Option<String>,
-    /// Whether the current objects come first
+    /// Begin with the current objects
     #[arg(
         long,
         value_name = "BOOL",

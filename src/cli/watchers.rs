@@ -20,7 +20,7 @@ Examples, with a server of examples/shop.yaml and a watch in another terminal:
   informerd watchers pods -o json"
 );
 
-/// Whose watches.
+/// Flags of `informerd watchers`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct WatchersFlags {
     /// A name from `informerd resources`; all of them if left out

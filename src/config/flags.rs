@@ -72,7 +72,7 @@ pub struct ServeFlags {
     pub log: String,
 }
 
-/// How the log is written.
+/// Format of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum)]
 pub enum LogFormat {
     /// Lines to read.

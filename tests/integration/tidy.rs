@@ -172,6 +172,32 @@ fn every_file_says_what_it_is_and_hides_no_second_noun() {
     assert!(untidy.is_empty(), "{untidy:#?}");
 }
 
+/// A comment of a thing begins with a noun, and one of a function with a verb: a newcomer can then read the first words alone.
+#[test]
+fn doc_comments_begin_with_a_noun_or_a_verb() {
+    const REFUSED: &[&str] = &["How", "What", "Whatever", "Where", "Whether", "Who", "Whoever", "Whose"];
+    let mut paths = Vec::new();
+    for folder in ["benches", "src"] {
+        walk(Path::new(folder), "rs", &mut paths);
+    }
+    let mut refused = Vec::new();
+    for path in paths {
+        let text = fs::read_to_string(&path).unwrap();
+        let mut is_first = true;
+        for line in text.lines().map(str::trim_start) {
+            let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!")).map(str::trim_start);
+            if let Some(comment) = comment.filter(|_| is_first) {
+                let word = comment.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+                if REFUSED.contains(&word) {
+                    refused.push(format!("{}: {line}", path.display()));
+                }
+            }
+            is_first = comment.is_none();
+        }
+    }
+    assert!(refused.is_empty(), "{refused:#?}");
+}
+
 /// Otherwise its failures would be kept in a folder at the top.
 #[test]
 fn every_property_test_has_the_configuration_of_the_crate() {

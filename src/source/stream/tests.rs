@@ -360,7 +360,7 @@ fn any_part() -> impl Strategy<Value = Part> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..crate::property_config() })]
 
-    /// Whatever the pieces and the bytes between events: the result is the state that was written.
+    /// Independent of the pieces and of the bytes between events, the result is the state that was written.
     #[test]
     fn a_stream_adds_up_to_what_was_written(parts in vec(any_part(), 0..20), size in 1..100_usize) {
         let names = ["a", "b", "c", "d"];
