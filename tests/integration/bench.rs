@@ -1,4 +1,4 @@
-//! The load generator (`benches/load`) against a real server, very small: counts, and never times.
+//! The load generator (`benches/load`) against a real server, at a very small scale: checks counts, never times.
 
 use std::{
     fs,
@@ -48,7 +48,7 @@ fn everybody_gets_everything() {
     assert_eq!(delivered("w2 --local --watchers 10 --connections 3 --events 300 --reps 1"), 3000);
 }
 
-/// What is dropped or merged is told, and counts. So many watchers cannot keep up with one writer.
+/// Checks that events a policy drops or merges are reported and counted. One writer outpaces so many watchers.
 #[test]
 fn what_a_policy_leaves_out_is_accounted_for() {
     for policy in ["drop", "coalesce"] {
@@ -65,7 +65,7 @@ fn each_event_goes_to_its_watcher() {
     assert!((20..150).contains(&few), "a fifth of the events has a watcher: {few}");
 }
 
-/// A window that is given back again and again, and events that do not fit into a frame.
+/// Sends over a narrow window that refills again and again, with events larger than a frame.
 #[test]
 fn a_narrow_client_gets_everything_too() {
     let arguments = "w2 --local --watchers 4 --connections 2 --events 50 --reps 1 --window 65535 --size 40000";
@@ -78,11 +78,12 @@ fn idle_watchers_are_weighed() {
     assert!(measured["idle_kib"]["median"].is_number() && measured["after_events_kib"]["median"].is_number());
 }
 
-/// The counts of the stopped client are checked in the run; here, that it was stopped indeed.
+/// Checks that the client was stopped; the run itself checks its counts.
 #[test]
 fn a_stopped_client_is_told_what_its_policy_promises() {
     let stopped = |policy: &str| {
-        // Under BLOCK long enough for those who do read: they have no time left once the stopped one has spent it.
+        // Under BLOCK, long enough for the clients that read: once the stopped one has spent the budget of their host, none is
+        // left.
         let queue = if policy == "block" { 400 } else { 16 };
         let arguments =
             "stopped --local --watchers 4 --size 4000 --rate 2000 --seconds 1 --reps 1 --block-timeout 100ms";

@@ -1,4 +1,4 @@
-//! The client library: a watch that survives what happens to its streams, and errors that say what to do.
+//! The client library: a watch that survives the failures of its streams, and errors that say what to do.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ async fn next(watch: &mut Watch) -> Update {
     update.expect("no end").expect("no error")
 }
 
-/// What an update says, in words.
+/// Returns an update in words.
 fn words(update: &Update) -> String {
     match update {
         Update::Event { event_type, cause, object, resource_version } => {
@@ -56,7 +56,7 @@ fn words(update: &Update) -> String {
     }
 }
 
-/// The words of all updates up to one that begins like this. Of attempts that fail before that, the first is enough.
+/// Returns the updates in words, up to one that begins with `last`. Of the failed attempts before it, the first is enough.
 async fn until(watch: &mut Watch, last: &str) -> Vec<String> {
     let mut seen: Vec<String> = Vec::new();
     loop {
@@ -70,7 +70,7 @@ async fn until(watch: &mut Watch, last: &str) -> Vec<String> {
     }
 }
 
-/// Up to where an update is complete.
+/// Returns the version up to which an update is complete.
 fn version(update: &Update) -> &str {
     match update {
         Update::Event { resource_version, .. } => resource_version,
@@ -79,7 +79,7 @@ fn version(update: &Update) -> &str {
     }
 }
 
-/// What any user does with updates.
+/// Folds an update into a view, as any user would.
 fn fold(view: &mut BTreeMap<String, Bytes>, update: &Update) {
     let Update::Event { event_type, object, .. } = update else { return };
     match event_type {
@@ -104,7 +104,7 @@ async fn of_lineage(lineage: &'static str, pods: &[(&str, &str)]) -> Sandbox {
     Sandbox::start_with(Options { lineage: Some(lineage), ..Options::default() }, pods).await
 }
 
-/// Adds, changes and deletions during a restart that renumbers everything: exactly these are told.
+/// Checks that a restart that renumbers everything yields exactly the additions, changes and deletions.
 #[tokio::test]
 async fn a_watch_survives_a_restart_with_another_lineage() {
     let mut before = of_lineage("a", &[("changed", ""), ("gone", r#""x":7"#), ("same", "")]).await;
@@ -135,7 +135,7 @@ async fn a_watch_survives_a_restart_with_another_lineage() {
     assert_eq!(words(&next(&mut watch).await), "MODIFIED same @b.2");
 }
 
-/// Invariant 14: the numbers go on, and nobody was there to hear that they are others.
+/// Rewrites the history while no client is connected, at versions that continue upwards: the client compares a new list.
 #[tokio::test]
 async fn a_history_that_changed_meanwhile_is_compared() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
@@ -195,7 +195,7 @@ async fn what_happens_during_a_break_is_told_after_it() {
     assert_eq!(seen[seen.len() - 4..], ["resumed @1", "ADDED b @2", "MODIFIED a @3", "DELETED b @4"]);
 }
 
-/// A relist upstream is one batch: there is nowhere to resume from inside it, and it is repeated from its beginning.
+/// Cuts an upstream relist, which is one batch: no client can resume inside it, so the server repeats it from its beginning.
 #[tokio::test]
 async fn a_batch_that_is_cut_off_is_told_once() {
     const PODS: usize = 10_000;
@@ -242,7 +242,7 @@ async fn a_watch_moves_from_a_server_that_drains_to_the_next() {
     until(&mut watch, "SYNCED").await;
     wire.lead_to(after.address());
     before.lifecycle.draining.cancel();
-    // The old connection is still there, and is not taken again.
+    // The old connection still exists; the client does not use it again.
     assert_eq!(until(&mut watch, "resumed").await, ["reconnecting DRAINING", "resumed @1"]);
     after.put("shop", "b", "").await;
     assert_eq!(words(&next(&mut watch).await), "ADDED b @2");
@@ -273,7 +273,7 @@ async fn a_history_that_changed_is_listed_again() {
     assert_eq!(seen, ["reconnecting HISTORY_CHANGED", "DELETED INFERRED a", "relisted 1 @50", "SYNCED @50"]);
 }
 
-/// Initial events that are cut off again and again are told once, and completed.
+/// Checks that initial events that are cut off repeatedly are reported once, and completed.
 #[tokio::test]
 async fn initial_events_that_are_cut_off_are_told_once() {
     let filler = format!(r#""filler":"{}""#, "x".repeat(2000));
@@ -301,7 +301,7 @@ async fn initial_events_that_are_cut_off_are_told_once() {
     assert!(cuts > 0, "a cut came in time");
 }
 
-/// Breaks at any moment of a storm: what is folded is the state.
+/// Cuts the watch at any moment of a storm, and checks that the folded updates are the state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_is_cut_off_during_a_storm_holds_the_state_at_its_end() {
     const CHANGES: usize = 3_000;
@@ -329,7 +329,7 @@ async fn a_watch_that_is_cut_off_during_a_storm_holds_the_state_at_its_end() {
             None => drop(sandbox.put("shop", &name, &format!(r#""n":{at}"#)).await),
         }
         if at % 100 == 0 {
-            // Time for the watch to get somewhere.
+            // Gives the watch time to make progress.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         if at % 500 == 250 {
@@ -342,7 +342,7 @@ async fn a_watch_that_is_cut_off_during_a_storm_holds_the_state_at_its_end() {
     assert!(breaks > 0);
 }
 
-/// Under DROP, with a client that does not read in time.
+/// Runs a client under DROP that does not read in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_dropped_is_fetched_again() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;

@@ -1,4 +1,4 @@
-//! The client commands as their users meet them: the binary against a server of the same binary.
+//! The client commands as users run them: the binary against a server of the same binary.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     port::free_address,
 };
 
-/// A server in a process of its own, for as long as this lives.
+/// Server in a process of its own, killed when this is dropped.
 struct Server {
     child: Child,
     address: String,
@@ -45,7 +45,7 @@ impl Server {
         Self::start(&["--config", "examples/shop.yaml"])
     }
 
-    /// Everything below a directory as `things`, its Pods as `pods`.
+    /// Serves everything below a directory as `things`, and its Pods as `pods`.
     fn of(directory: &TempDir) -> Self {
         let path = directory.path().display();
         Self::start(&["--files", &format!("things={path}"), "--files", &format!("pods={path}@Pod")])
@@ -57,21 +57,21 @@ impl Server {
         command
     }
 
-    /// Exit code, stdout and stderr.
+    /// Returns the exit code, stdout and stderr.
     fn run(&self, arguments: &[&str]) -> (i32, String, String) {
         let output = self.command(arguments).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     }
 
-    /// What a command that succeeds and has nothing to add writes.
+    /// Returns the stdout of a command that succeeds and writes nothing to stderr.
     fn out(&self, arguments: &[&str]) -> String {
         let (code, out, err) = self.run(arguments);
         assert_eq!((code, err.as_str()), (0, ""), "{arguments:?}");
         out
     }
 
-    /// What a command that fails says.
+    /// Returns the exit code and the message of a command that fails.
     fn error(&self, arguments: &[&str]) -> (i32, String) {
         let (code, out, err) = self.run(arguments);
         assert_eq!(out, "", "{arguments:?}");
@@ -86,7 +86,7 @@ impl Drop for Server {
     }
 }
 
-/// A watch, or another command that waits, which is read line by line.
+/// Watch, or another command that waits, read line by line.
 struct Watch {
     child: Child,
     rows: BufReader<ChildStdout>,
@@ -113,7 +113,7 @@ impl Watch {
         line(&mut self.notes)
     }
 
-    /// Ctrl-C: exit code, and what was not read.
+    /// Sends Ctrl-C. Returns the exit code, and the output that was not read.
     fn interrupt(self) -> (Option<i32>, String, String) {
         self.signal("-INT")
     }
@@ -134,7 +134,7 @@ fn line(from: &mut impl BufRead) -> String {
 }
 
 fn write(directory: &TempDir, name: &str, text: &str) {
-    // In one step, as editors do it.
+    // One rename, as editors do it.
     let path = directory.path().join(name);
     let hidden = directory.path().join(format!(".{name}.new"));
     fs::write(&hidden, text).unwrap();
@@ -149,7 +149,7 @@ fn pod(namespace: &str, name: &str, phase: &str) -> String {
     )
 }
 
-/// Pods a/web, b/db and b/web, and a file without a name of its own.
+/// Creates the Pods a/web, b/db and b/web, and a file without a name of its own.
 fn things() -> TempDir {
     let directory = TempDir::new().unwrap();
     write(&directory, "1.json", &pod("a", "web", "Running"));
@@ -175,7 +175,7 @@ fn the_examples_in_the_help_are_true() {
         for example in examples {
             count += 1;
             if command == "watch" {
-                // Up to the pipe; it has no end of its own.
+                // The example up to the pipe, which does not end by itself.
                 let command = example.split('|').next().unwrap();
                 let mut shell = Command::new("sh");
                 shell.args(["-c", &format!("exec {command}")]);
@@ -282,11 +282,11 @@ fn nothing_found_is_no_error_and_a_note_that_can_be_silenced() {
     assert_eq!(server.out(&["list", "pods", "-n", "c", "-o", "yaml"]), "apiVersion: v1\nkind: List\nitems: []\n");
 }
 
-/// One line on stderr, and the exit code that the help promises.
+/// Checks that a failure is one line on stderr, with the exit code that the help documents.
 #[test]
 fn what_cannot_be_done_is_told_in_one_line() {
     let server = Server::shop();
-    // Whoever connects to it waits.
+    // Connections to this listener wait for ever.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = listener.local_addr().unwrap().to_string();
     let table: &[(&[&str], i32, &str)] = &[
@@ -402,13 +402,13 @@ fn what_is_waited_for_is_printed() {
     let mut deleted = wait(&["a/web", "--for", "delete", "-o", "jsonl"]);
     let twice = ["--for", "object.status.phase == 'Failed'", "--for", "object.status.phase == 'Running'"];
     let mut mended = wait(&[&["b/web", "--no-headers"], &twice[..]].concat());
-    // Both wait: what is done before that would be how things are.
+    // Both commands must be waiting first: an earlier change would be part of the initial state.
     while !server.out(&["resources", "-o", "jsonl"]).contains(r#""watchers":2"#) {}
     fs::remove_file(directory.path().join("1.json")).unwrap();
     assert!(deleted.note().starts_with("# met: DELETED a/web at "));
     let body: Value = serde_json::from_str(&deleted.row()).unwrap();
     assert_eq!(body["metadata"]["namespace"], "a", "the last state");
-    // Not in one step, or the first would be missed: what is seen is what the server has seen.
+    // Two steps, or the command could miss the first: each waits until the server has seen the change.
     let is_failed = ["list", "pods", "--expression", "object.status.phase == 'Failed'", "-o", "name"];
     write(&directory, "2.json", &pod("b", "web", "Failed"));
     while server.run(&is_failed).1 != "b/web\n" {}
@@ -417,7 +417,7 @@ fn what_is_waited_for_is_printed() {
     assert_eq!(mended.row(), "b   web   Running   <none>");
     assert_eq!(mended.child.wait().unwrap().code(), Some(0));
 
-    // A container's first process hears only what it listens for.
+    // The first process of a container receives only the signals that it handles.
     let waiting = [("-INT", 130), ("-TERM", 143)].map(|(name, code)| (wait(&["nobody", "--for", "false"]), name, code));
     while !server.out(&["resources", "-o", "jsonl"]).contains(r#""watchers":2"#) {}
     for (wait, name, code) in waiting {
@@ -426,7 +426,7 @@ fn what_is_waited_for_is_printed() {
     }
 }
 
-/// The call is made again until it can be answered.
+/// Checks that the client repeats the call until a server answers it.
 #[test]
 fn waiting_outlives_the_server() {
     let directory = things();
@@ -438,7 +438,7 @@ fn waiting_outlives_the_server() {
         command.args(["--timeout", "1m", "-o", "name"]);
         command
     });
-    // It waits: another watcher is counted.
+    // The command waits once the server counts another watcher.
     while !server.out(&["resources", "-o", "jsonl"]).contains(r#""watchers":1"#) {}
     drop(server);
     write(&directory, "2.json", &pod("b", "web", "Failed"));
@@ -447,7 +447,7 @@ fn waiting_outlives_the_server() {
     assert_eq!(waiting.child.wait().unwrap().code(), Some(0));
 }
 
-/// Nothing is missed while there is no server, and only the difference is told.
+/// Checks that nothing is missed while no server runs, and that only the difference is reported.
 #[test]
 fn a_watch_outlives_its_server() {
     let directory = things();
@@ -487,7 +487,7 @@ fn a_closed_pipe_is_a_quiet_end() {
     }
 }
 
-/// What is in an object cannot act on the terminal, and colour is only there when it is wanted.
+/// Checks that control characters of an object do not reach the terminal, and that colour is used only when requested.
 #[test]
 fn only_our_own_escapes_reach_a_terminal() {
     let directory = TempDir::new().unwrap();

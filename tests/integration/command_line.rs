@@ -1,4 +1,4 @@
-//! The binary as its users meet it: help, errors, exit codes, signals.
+//! The binary as users run it: help, errors, exit codes, signals.
 
 use std::{
     fs,
@@ -106,7 +106,7 @@ fn everything_wrong_in_a_configuration_is_told_at_once() {
     }
 }
 
-/// One clear line that says what to do, and the right exit code.
+/// Checks for one clear line that says what to do, and for the exit code.
 #[test]
 fn what_cannot_be_served_is_told_in_one_line() {
     let directory = manifests();
@@ -187,7 +187,7 @@ fn a_signal_ends_it_in_order() {
     }
 }
 
-/// A client that reads nothing holds the end back no longer than `drain`, and a second signal not even that.
+/// Checks that a client that reads nothing delays the end by at most `drain`, and that a second signal ends it at once.
 #[tokio::test]
 async fn an_open_connection_does_not_hold_the_end_back_for_ever() {
     use informerd::proto::pb::informer_service_client::InformerServiceClient;

@@ -1,4 +1,5 @@
-//! Connections and requests that never begin or never end, on raw sockets: they are closed, counted, and in nobody's way.
+//! Connections and requests that never begin or never end, on raw sockets: the server closes and counts them, and they delay no
+//! other client.
 
 use std::{fs, net::SocketAddr, time::Duration};
 
@@ -33,13 +34,13 @@ async fn serve_in(directory: TempDir, config: &str) -> Served {
     Served::start(directory, ServeFlags { files, config: Some(path), ..ServeFlags::default() }).await
 }
 
-/// A client that sends what it likes.
+/// Client on a raw HTTP/2 connection, which may send anything.
 struct Raw {
     sends: SendRequest<Bytes>,
     connection: JoinHandle<Result<(), h2::Error>>,
 }
 
-/// The end of a call, from its trailers or its only headers.
+/// End of a call, from its trailers or its only headers.
 struct Answer {
     http: StatusCode,
     grpc: Option<String>,
@@ -52,7 +53,7 @@ impl Raw {
         Self { sends, connection: tokio::spawn(connection) }
     }
 
-    /// A client at an address of its own; none, if the server closes the connection.
+    /// Connects from an address of its own. Returns none if the server closes the connection.
     async fn from(host: [u8; 4], server: SocketAddr) -> Option<Self> {
         let (mut sends, connection) = h2::client::handshake(connect_from(host, server).await.ok()?).await.ok()?;
         let connection = tokio::spawn(connection);
@@ -64,7 +65,7 @@ impl Raw {
         Self::over(TcpStream::connect(served.address.trim_start_matches("http://")).await.unwrap()).await
     }
 
-    /// Sends bytes as the body of a call, and perhaps its end, and waits for the answer.
+    /// Sends bytes as the body of a call, and its end if `is_ended`, and waits for the answer.
     async fn call(&self, request: Request<()>, body: &[u8], is_ended: bool) -> Answer {
         let answered = async {
             let mut sends = self.sends.clone().ready().await.unwrap();
@@ -90,7 +91,7 @@ fn post(path: &str) -> Request<()> {
     request.header("te", "trailers").body(()).unwrap()
 }
 
-/// Returns what was refused for a reason, once that is as much as is expected: a client may see its end before it is counted.
+/// Returns the number of refusals for a reason once it is as expected: a client may see its end before the server has counted it.
 async fn refused(served: &Served, reason: &str, expected: u64) -> u64 {
     let counted = async {
         loop {
@@ -103,7 +104,7 @@ async fn refused(served: &Served, reason: &str, expected: u64) -> u64 {
     tokio::time::timeout(DEADLINE, counted).await.expect("it is counted")
 }
 
-/// Waits until the server has closed a connection, whatever it sends before that.
+/// Waits until the server has closed a connection, whatever it sends before.
 async fn closed(stream: &mut TcpStream) {
     let mut buffer = [0; 1024];
     let read = async { while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {} };
@@ -134,7 +135,7 @@ async fn a_half_request_ends_with_its_reason_and_then_its_connection() {
     }
     let expected = CALLS.len() as u64 * 3;
     assert_eq!(refused(&served, "request_timeout", expected).await, expected);
-    // One that only waits for its next call is as good as new.
+    // A connection that only waits for its next call is kept.
     let answer = raw.call(post("/grpc.health.v1.Health/Check"), &[0; 5], true).await;
     assert_eq!(answer.grpc.as_deref(), Some("0"), "{}", answer.message);
     served.stop().await;
@@ -145,7 +146,7 @@ async fn a_request_is_at_most_as_large_as_allowed_whatever_the_service() {
     let served = serve("limits: { request_bytes: 1000 }").await;
     let raw = Raw::to(&served).await;
     for path in CALLS {
-        // Its size is announced, and nothing of it is sent.
+        // The head announces a size, and no byte of the body follows.
         let Answer { grpc, message, .. } = raw.call(post(path), b"\0\0\0\x03\xe9", false).await;
         assert_eq!(grpc.as_deref(), Some("3"), "{path}: {message}");
         assert!(message.contains("1000") && message.contains("limits.request_bytes"), "{path}: {message}");
@@ -186,7 +187,7 @@ async fn a_handshake_of_tls_that_does_not_end_is_closed() {
     fs::write(directory.path().join("tls.key"), key).unwrap();
     let config = "{ tls: { cert: tls.crt, key: tls.key }, limits: { request_timeout: 200ms } }";
     let served = serve_in(directory, config).await;
-    // Nothing, and the head of a record.
+    // Nothing, and the head of a TLS record.
     for sent in [&b""[..], b"\x16\x03\x01\x02\0"] {
         let mut stream = TcpStream::connect(served.address.trim_start_matches("http://")).await.unwrap();
         stream.write_all(sent).await.unwrap();
@@ -209,7 +210,7 @@ async fn a_probe_is_answered_however_many_connections_say_nothing() {
     }
     let probe = tokio::time::timeout(DEADLINE, served.get("/livez")).await.expect("an answer");
     assert_eq!(probe, (200, "ok\n".to_owned()));
-    // The oldest have made room.
+    // The server has closed the oldest ones for new ones.
     for stream in &mut silent[..60] {
         closed(stream).await;
     }
@@ -250,7 +251,7 @@ async fn what_is_none_of_grpc_is_answered_so() {
     served.stop().await;
 }
 
-/// A server in a process that may have 256 open files.
+/// Starts a server in a process that may have 256 open files.
 fn limited(config: &str) -> (Process, TempDir) {
     let directory = TempDir::new().unwrap();
     fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
@@ -260,7 +261,7 @@ fn limited(config: &str) -> (Process, TempDir) {
     (Process::start(&["--config", path.to_str().unwrap(), "--files", &files], Some(256)), directory)
 }
 
-/// Connects so often from an address, and sends nothing.
+/// Opens so many connections from an address, and sends nothing on them.
 async fn silent(server: SocketAddr, host: [u8; 4], connections: usize) -> Vec<TcpStream> {
     let mut silent = Vec::new();
     for _ in 0..connections {
@@ -271,7 +272,7 @@ async fn silent(server: SocketAddr, host: [u8; 4], connections: usize) -> Vec<Tc
 
 const SILENT: usize = 600;
 
-/// The process may have fewer open files than it would need for them all.
+/// Opens more connections than the process may have open files.
 #[tokio::test]
 async fn many_silent_connections_of_one_address_end_and_new_clients_are_served() {
     let (server, _directory) = limited("limits: { request_timeout: 2s }");
@@ -282,7 +283,7 @@ async fn many_silent_connections_of_one_address_end_and_new_clients_are_served()
     }
     let refused = server.refused(["peer_connections", "preface_timeout"], SILENT as u64).await;
     assert_eq!(refused.iter().sum::<u64>(), SILENT as u64, "each was refused, or closed: {refused:?}");
-    // 256, without 64 and 8 for the resource; a quarter of that.
+    // 256, less 64 and 8 for the resource; a quarter of that.
     assert!(refused[1] >= 46, "{refused:?}");
     let client = Raw::from([127, 0, 0, 1], server.grpc).await.expect("there is room");
     assert_eq!(client.call(post(CALLS[2]), &[0; 5], true).await.grpc.as_deref(), Some("0"));
@@ -297,7 +298,7 @@ async fn many_silent_connections_of_one_address_are_in_nobodys_way_at_another() 
     assert!(server.get("/livez").await.ends_with("ok\n"));
     let expected = SILENT as u64 - 46;
     assert_eq!(server.refused(["peer_connections"], expected).await, [expected]);
-    // Of many addresses, the whole is what is not exceeded: the client, and 46 each of 127.0.0.1, .3 and .4, and 45 of .5.
+    // With many addresses, the limit of all connections holds: the client, 46 each of 127.0.0.1, .3 and .4, and 45 of .5.
     let mut more = Vec::new();
     for host in 3..7 {
         more.extend(silent(server.grpc, [127, 0, 0, host], 100).await);

@@ -1,5 +1,5 @@
-//! What is promised in writing: the proto is documented to the last field, reflection serves it with google.rpc's details,
-//! and `docs/` has every key of the configuration, every RPC and every reason of a problem.
+//! The documented contract: every element of the proto has a comment, reflection serves the proto with google.rpc's details, and
+//! `docs/` has every key of the configuration, every RPC and every reason of a problem.
 
 use std::{collections::BTreeSet, env, fs, path::Path};
 
@@ -14,7 +14,7 @@ fn files() -> Vec<FileDescriptorProto> {
     FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap().file
 }
 
-/// grpcurl's `describe` shows the comments above what they document, and only those.
+/// Checks for a comment above each element: grpcurl's `describe` shows those, and no others.
 #[test]
 fn every_service_method_message_field_and_enum_value_is_documented() {
     let files = files();
@@ -63,14 +63,14 @@ fn reflection_can_resolve_what_is_in_the_details_of_a_status() {
     }
 }
 
-/// The rows of the first table below a heading, each with the text of its first column.
+/// Returns the rows of the first table below a heading, each with the text of its first column.
 fn table<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     let section = page.split(&format!("\n{heading}\n")).nth(1).unwrap_or_else(|| panic!("no heading {heading:?}"));
     let rows = section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
     rows.skip(2).map(|row| row.split('|').nth(1).unwrap().trim().trim_matches('`')).collect()
 }
 
-/// A row of the page, as the table of the configuration has it.
+/// Returns the row of a key, as the table of the page has it.
 fn row(key: &Key) -> String {
     let Key { path, form, default, meaning, flag } = key;
     let form = form.replace('_', " ");
@@ -79,7 +79,7 @@ fn row(key: &Key) -> String {
     format!("| `{path}` | {form} | {default} | {meaning}{flag} |\n")
 }
 
-/// With `UPDATE_DOCS=1`, the page is written.
+/// Compares the page with the keys; writes it with `UPDATE_DOCS=1`.
 #[test]
 fn the_configuration_page_has_every_key_and_no_other() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
@@ -106,7 +106,7 @@ fn the_api_page_has_every_rpc_and_no_other() {
     assert_eq!(BTreeSet::from_iter(rows), methods);
 }
 
-/// The comment of `Problem.reason` and the page have the same reasons.
+/// Compares the reasons in the comment of `Problem.reason` with those of the page.
 #[test]
 fn the_api_page_has_every_reason_of_a_problem() {
     let rows = table(include_str!("../../docs/api.md"), "## Standing problems");

@@ -1,4 +1,4 @@
-//! The files of `deploy/` hold together, and say of informerd what is so. tests/upstreams applies them to a real API server.
+//! The files of `deploy/` are consistent with each other and with informerd. tests/upstreams applies them to a real API server.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 const FILES: [&str; 2] = ["sidecar.yaml", "standalone.yaml"];
-/// What is kept is written for so long at most, when a server drains.
+/// Longest time that a draining server takes to write its snapshot file.
 const LAST_WRITE: Duration = Duration::from_secs(10);
 
 fn config_text(manifest: &Manifest) -> &str {
@@ -31,7 +31,7 @@ fn config(text: &str) -> Config {
     Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap()
 }
 
-/// Of informerd itself, where each of them runs it.
+/// Returns the container of informerd.
 fn container(manifest: &Manifest) -> &Value {
     let spec = &manifest.pod()["spec"];
     named(if spec["initContainers"].is_array() { &spec["initContainers"] } else { &spec["containers"] }, "informerd")
@@ -76,7 +76,7 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
     }
 }
 
-/// What the comment says of TLS can be written in the place of `insecure`.
+/// Checks that the TLS settings of the comment are valid in the place of `insecure`.
 #[test]
 fn the_standalone_cache_can_be_had_under_tls() {
     let manifest = Manifest::read("standalone.yaml");
@@ -85,7 +85,7 @@ fn the_standalone_cache_can_be_had_under_tls() {
     assert!(config.tls.is_some_and(|tls| tls.client_ca.is_some()) && !config.general.listen.is_local());
 }
 
-/// What no API server looks at.
+/// Checks the names that no API server resolves.
 #[test]
 fn what_is_named_is_there() {
     for file in FILES {

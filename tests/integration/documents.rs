@@ -1,4 +1,4 @@
-//! The documents: links lead somewhere, pages begin alike, the names in them are those of the code, and the README is short.
+//! The documents: links resolve, pages begin alike, names in them exist in the code, and the README is short.
 
 use std::{
     collections::BTreeSet,
@@ -8,16 +8,16 @@ use std::{
 
 use crate::tidy::walk;
 
-/// A door, not a manual.
+/// Largest size of the README: an entry page, not a manual.
 const MAX_README_BYTES: usize = 10 * 1024;
 
-/// One Markdown file, without its blocks of code.
+/// One Markdown file, without its code blocks.
 struct Document {
     path: PathBuf,
     text: String,
 }
 
-/// Every document of the repository.
+/// Returns every document of the repository.
 fn documents() -> Vec<Document> {
     let mut paths = Vec::new();
     for folder in ["benches", "deploy", "docs", "examples"] {
@@ -43,12 +43,12 @@ fn without_blocks(text: &str) -> String {
     text.lines().filter(is_outside).collect::<Vec<_>>().join("\n")
 }
 
-/// The targets of all links.
+/// Returns the targets of all links.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap())
 }
 
-/// What GitHub makes of the headings: lower case, without punctuation, with a hyphen for each blank.
+/// Returns the anchors that GitHub makes of the headings: lower case, no punctuation, a hyphen for each blank.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let is_kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
@@ -57,7 +57,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The texts in backticks.
+/// Returns the texts in backticks.
 fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -120,8 +120,7 @@ fn the_keys_in_the_documents_are_keys_of_the_configuration() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-/// A metric is registered under its name, or under that without the crate's; its unit and `_total` are added when it is
-/// written.
+/// Looks each metric up by its registered name, also without the prefix of the crate: the encoder adds the unit and `_total`.
 #[test]
 fn the_metrics_in_the_documents_are_in_the_code() {
     let mut paths = Vec::new();

@@ -1,4 +1,4 @@
-//! Expressions: to watch, to list and to look up by, and what is counted when they fail.
+//! Expressions in watches, lists and lookups, and the counters of their failures.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -57,7 +57,7 @@ async fn objects_enter_and_leave_an_expression() {
     assert_eq!(sandbox.informer.stats().expression_errors.load(Ordering::Relaxed), 0, "a missing field is no failure");
 }
 
-/// The same text is the same group: an event is selected and encoded once for all of them.
+/// Checks that watches with the same text share a group: the server selects and encodes an event once for all of them.
 #[tokio::test]
 async fn watches_of_one_expression_share_its_cost() {
     let mut sandbox = Sandbox::start(Vec::new()).await;
@@ -103,7 +103,7 @@ async fn a_list_and_a_lookup_are_selected_by_an_expression() {
     assert_eq!(names(client.by_index(&query, "node", "n1").await.unwrap().objects), ["a"]);
     assert_eq!(names(client.list(&query).await.unwrap().objects), ["a"]);
 
-    // A page goes on with the same expression alone.
+    // The next page needs the same expression.
     let mut page =
         pb::ListRequest { resource: "pods".to_owned(), page_size: 1, ..list("object.spec.nodeName == 'n1'") };
     let mut grpc = sandbox.client().await;
@@ -149,7 +149,7 @@ async fn an_index_is_what_an_expression_gives() {
     assert_eq!(words(&next(&mut watch).await), "DELETED LEFT_SELECTION b @4");
 }
 
-/// One client's costly expression fails within its budget; the others get their events in time.
+/// Checks that one client's costly expression fails within its budget, and that the others get their events in time.
 #[tokio::test]
 async fn a_costly_expression_holds_nobody_up() {
     let numbers = |n: usize| format!(r#""n":{n},"list":[{}]"#, vec!["1"; 2000].join(","));
@@ -169,7 +169,7 @@ async fn a_costly_expression_holds_nobody_up() {
     assert!(started.elapsed() < DEADLINE / 4, "{:?}", started.elapsed());
     assert_eq!(sandbox.informer.stats().expression_errors.load(Ordering::Relaxed), 1 + 20, "before and after each");
     tokio::time::timeout(Duration::from_millis(50), next(&mut costly)).await.expect_err("nothing was selected");
-    // One loop over the list is within the largest budget that can be configured, and not within the default one.
+    // One loop over the list is within the largest budget that can be configured, but not within the default one.
     let request =
         pb::ListRequest { resource: "pods".to_owned(), expression: format!("{l}.all(a, a == 1)"), ..<_>::default() };
     let mut list = sandbox.client().await.list(request).await.unwrap().into_inner();

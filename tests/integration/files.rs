@@ -1,4 +1,4 @@
-//! The whole server over a directory of manifests: what is edited is watched, and what is broken hurts nobody.
+//! The whole server over a directory of manifests: edits reach the watches, and a broken file affects no other.
 
 use std::{fs, path::Path, process::Command};
 
@@ -18,7 +18,7 @@ use crate::{
 
 const WEB: &str = "{apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: web}, spec: {nodeName: n1}}\n";
 
-/// A server over a directory with these files.
+/// Starts a server over a directory with these files.
 async fn serve(files: &[(&str, &str)]) -> Served {
     let directory = TempDir::new().unwrap();
     for (name, text) in files {
@@ -33,14 +33,14 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A watch that has been given its initial events.
+/// Opens a watch, and reads its initial events.
 async fn watch(client: &mut InformerServiceClient<Channel>) -> Streaming<pb::WatchResponse> {
     let mut watch = client.watch(watch_pods()).await.unwrap().into_inner();
     while !next(&mut watch).await.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
     watch
 }
 
-/// The next event; a bookmark may come when the source is slow.
+/// Returns the next event, after any bookmarks that a slow source lets through.
 async fn next_event(watch: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
     loop {
         let response = next(watch).await;
@@ -103,7 +103,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_i
     served.stop().await;
 }
 
-/// A sparse file, so that it costs no disk.
+/// Uses a sparse file, which needs no disk space.
 #[tokio::test]
 async fn a_file_of_a_hundred_mebibytes_is_refused_and_hurts_nobody() {
     let served = serve(&[("web.yaml", WEB)]).await;
@@ -131,7 +131,8 @@ async fn a_directory_that_goes_deletes_nothing_and_comes_back() {
     served.stop().await;
 }
 
-/// The mount point is an empty directory. Clients receive the difference to the next volume, once it is mounted.
+/// Checks that the empty directory of an unmounted volume deletes nothing, and that clients receive the difference to the next
+/// volume once it is mounted.
 #[tokio::test]
 async fn a_volume_that_is_unmounted_is_stale_until_the_next_one_is_mounted() {
     let directory = TempDir::new().unwrap();
@@ -199,7 +200,7 @@ async fn probes_and_metrics_say_how_it_goes() {
     served.stop().await;
 }
 
-/// Health, for Kubernetes' gRPC probes: overall and for each resource.
+/// Checks the overall health and that of each resource, as Kubernetes' gRPC probes read it.
 #[tokio::test]
 async fn health_is_told_for_the_server_and_each_resource() {
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -241,7 +242,7 @@ async fn a_unix_socket_is_served_and_removed() {
     let directory = TempDir::new().unwrap();
     write(&directory.path().join("web.yaml"), WEB);
     let socket = directory.path().join("informerd.sock");
-    // Left behind by a server that was killed.
+    // A socket as a killed server leaves it.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let files = vec![format!("pods={}", directory.path().display())];
     let flags = ServeFlags { files, ..ServeFlags::default() };

@@ -89,7 +89,7 @@ async fn by_index_finds_the_objects_of_a_value() {
     assert!(find("node", "n9").await.is_empty());
 }
 
-/// Invariant 10, and AIP-158: pages are cut from one snapshot, whatever happens meanwhile.
+/// Checks that all pages come from one snapshot whatever changes meanwhile (AIP-158).
 #[tokio::test]
 async fn pages_go_on_in_their_snapshot_while_the_resource_changes() {
     let pods: Vec<_> = (0..25).map(|at| pod("shop", &format!("p{at:02}"), "")).collect();
@@ -113,7 +113,7 @@ async fn pages_go_on_in_their_snapshot_while_the_resource_changes() {
     assert_eq!(pages, 3, "10, 8 and 7");
 }
 
-/// A version says nothing without its history: the upstream may have come to the same number on another way (invariant 14).
+/// Checks that reads name the history of their version: a restored upstream may reach the same number on another way.
 #[tokio::test]
 async fn what_is_read_names_its_history_to_watch_from() {
     let sandbox = Sandbox::start_unsynced(Options::default()).await;
@@ -144,7 +144,7 @@ async fn what_is_read_names_its_history_to_watch_from() {
     for history in [&first.history, &found.history, &got.history] {
         client.watch(watch(history)).await.unwrap();
     }
-    // Restored, and beyond it again.
+    // Restored, and again at that version and beyond.
     sandbox.list(shop(), 50).await;
     sandbox.list(shop(), 150).await;
     for history in [&first.history, &found.history, &got.history] {
@@ -267,7 +267,7 @@ async fn a_resource_that_is_not_synced_says_why() {
     assert!(status.message().contains("connection refused"), "{}", status.message());
 }
 
-/// Found by the checker: it was answered or refused by the toss of a coin.
+/// Regression test for a race that the checker found: the server at times refused what it could answer.
 #[tokio::test]
 async fn what_can_be_answered_is_answered_while_the_server_drains() {
     let sandbox = Sandbox::start(shop()).await;

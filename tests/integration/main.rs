@@ -1,4 +1,4 @@
-//! The integration tests: one binary, one sandbox, one file for each story.
+//! Integration tests: one binary, one sandbox, one file for each topic.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! The memory that is held for clients that do not take what they asked for: how much it is, for whom, and until when.
+//! Memory held for clients that do not read what they requested: how much, for which client, and until when.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::{
     sandbox::{Options, Sandbox, next, pod, queue, reason, watch_from_now, watch_pods},
 };
 
-/// More than the window of a slow client.
+/// Size larger than the window of a slow client.
 const LARGE: usize = 1 << 20;
 
 fn filler(bytes: usize) -> String {
     format!(r#""filler":"{}""#, "x".repeat(bytes))
 }
 
-/// A history that keeps hardly anything.
+/// Returns options for a history that retains hardly anything.
 fn forgetful() -> Options {
     let history = Retention { events: 1, size: 1 << 30, age: Duration::from_secs(300) };
     Options { history, ..Options::default() }
@@ -67,7 +67,7 @@ async fn old_states_that_only_snapshots_have_are_held_once_however_many_streams_
         last = Some(sandbox.put("shop", &format!("p{at:02}"), &filler(SIZE)).await);
     }
     sandbox.reached(last.unwrap().version()).await;
-    // The history has the last of them.
+    // The history retains the last of them.
     let kept = (OBJECTS - 1) * SIZE..OBJECTS * SIZE;
     let is_held =
         |found: &[pb::Watcher]| found.iter().map(|watcher| watcher.bytes_held as usize).sum::<usize>() >= kept.start;
@@ -75,7 +75,7 @@ async fn old_states_that_only_snapshots_have_are_held_once_however_many_streams_
     assert!(found.iter().all(|watcher| watcher.state() == pb::WatcherState::InitialEvents));
     assert!(kept.contains(&sandbox.ledger.waiting().kept), "{:?}", sandbox.ledger.waiting());
 
-    // The last of them has the same as all of them together.
+    // The last one holds the same memory as all of them together.
     slow.truncate(1);
     until(&sandbox, |found| found.len() == 1 && found[0].bytes_held >= kept.start as u64).await;
     assert!(kept.contains(&sandbox.ledger.waiting().kept));
@@ -98,12 +98,12 @@ async fn what_is_merged_for_a_client_is_held_until_it_is_told() {
         last = Some(sandbox.put("shop", &format!("p{}", at % 500), &filler(SIZE)).await);
     }
     let last = last.unwrap().version().to_string();
-    // An entry for each key, at least.
+    // At least an entry for each key.
     let is_held = |found: &[pb::Watcher]| found[0].bytes_held > 500 * 64 && sandbox.ledger.waiting().kept > 500 * 64;
     let found = until(&sandbox, is_held).await;
     assert_eq!(found[0].state(), pb::WatcherState::Coalescing);
     let kept = sandbox.ledger.waiting().kept;
-    // Both states of all keys, what the queue held, and entries.
+    // Both states of all keys, the events of the queue, and entries.
     assert!((500 * 64..3 * 500 * (SIZE + 500)).contains(&kept), "{kept}");
 
     read_up_to(&mut slow, &last).await;
@@ -116,7 +116,7 @@ fn list_pods() -> pb::ListRequest {
     pb::ListRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
 }
 
-/// A client that reads all that comes after version 1, of which there is one event for each version.
+/// Starts a client that reads every event after version 1, one for each version.
 async fn reader(sandbox: &Sandbox, events: usize) -> tokio::task::JoinHandle<()> {
     let mut watch = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
     next(&mut watch).await;
@@ -127,7 +127,7 @@ async fn reader(sandbox: &Sandbox, events: usize) -> tokio::task::JoinHandle<()>
     })
 }
 
-/// Reads a stream to its end: its messages, and how it ended.
+/// Reads a stream to its end. Returns its messages and its result.
 async fn whole<T>(stream: &mut Streaming<T>) -> (Vec<T>, Result<(), Status>) {
     let mut messages = Vec::new();
     loop {
@@ -173,8 +173,8 @@ async fn above_the_limit_those_end_who_do_not_read_and_others_get_everything() {
     until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
 }
 
-/// What is merged for a watch is more than the limit. Its connection's window is shut by another stream, so that nothing of it waits
-/// in HTTP/2, and its end can be sent.
+/// Merges more for a watch than the limit. Another stream has filled the window of the connection, so that none of it waits in
+/// HTTP/2 and the server can send the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_ended_for_memory_is_sent_the_version_to_go_on_from() {
     const LIMIT: usize = 4 << 20;
@@ -212,7 +212,8 @@ async fn who_is_ended_for_memory_is_sent_the_version_to_go_on_from() {
     until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
 }
 
-/// Answers of one message wait for the window that a List has taken, and what they are made of is held until they are sent.
+/// Keeps unary answers waiting for a window that a List has used up, and checks that the objects behind them are held until they
+/// are sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_of_one_message_are_held_while_they_wait() {
     const OBJECTS: usize = 1_000;

@@ -1,4 +1,4 @@
-//! For operators: who watches what, and how a server with many watches ends.
+//! Views of the operator: the list of watchers, and the end of a server with many watches.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(crate) async fn watchers(sandbox: &Sandbox, request: pb::ListWatchersRequest
     admin.list_watchers(request).await.unwrap().into_inner()
 }
 
-/// Waits until the watchers are so.
+/// Waits until the watchers meet a condition.
 pub(crate) async fn until(sandbox: &Sandbox, is_so: impl Fn(&[pb::Watcher]) -> bool) -> Vec<pb::Watcher> {
     let waited = async {
         loop {
@@ -73,7 +73,7 @@ async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_l
     }
 }
 
-/// A thousand watches a second: few end at once, and many are spread over the period.
+/// Opens a thousand watches: a drain ends few of them at once, and spreads many over the period.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_spreads_the_ends_of_many_watches() {
     const WATCHES: usize = 300;
@@ -81,7 +81,7 @@ async fn a_drain_spreads_the_ends_of_many_watches() {
     let sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
     let mut watches = Vec::new();
     for at in 0..WATCHES {
-        // HTTP/2's own bound of streams on one connection is near.
+        // HTTP/2's own limit of streams on one connection is near.
         if at % 100 == 0 {
             watches.push((sandbox.client().await, Vec::new()));
         }

@@ -1,4 +1,4 @@
-//! The binary in a process of its own: where it listens, what it logs, and what the system tells of it.
+//! The binary in a process of its own: where it listens, what it logs, and its figures in /proc.
 
 use std::{
     fs,
@@ -17,20 +17,20 @@ use tokio::{
 
 use crate::sandbox::DEADLINE;
 
-/// A server, killed when it is dropped.
+/// Server in a process, killed when this is dropped.
 pub(crate) struct Process {
     child: Child,
     pub(crate) grpc: SocketAddr,
     pub(crate) admin: SocketAddr,
-    /// Until it is taken.
+    /// Standard input, until a test takes it.
     pub(crate) stdin: Option<ChildStdin>,
     log: Arc<Mutex<String>>,
 }
 
-/// The answer of `/metrics`.
+/// Answer of `/metrics`.
 pub(crate) struct Metrics(pub(crate) String);
 
-/// Gives this process, and those that it starts, as many open files as the system allows: some tests have many clients.
+/// Raises the limit of open files of this process and its children to the system's maximum: some tests have many clients.
 fn raise_open_files() {
     let limits = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits }).unwrap();
@@ -46,8 +46,8 @@ pub(crate) async fn connect_from(host: [u8; 4], server: SocketAddr) -> io::Resul
 // === impl Process ===
 
 impl Process {
-    /// Starts `informerd serve` with these arguments, on ports of its own, and waits until it listens. With a number of open
-    /// files, it may have no more.
+    /// Starts `informerd serve` with these arguments, on ports of its own, and waits until it listens. `open_files` limits its
+    /// open files.
     pub(crate) fn start(args: &[&str], open_files: Option<usize>) -> Self {
         raise_open_files();
         let limit = open_files.map_or_else(String::new, |open_files| format!("ulimit -n {open_files} && "));
@@ -72,27 +72,27 @@ impl Process {
         let (grpc, admin) = (listens("grpc listening"), listens("admin listening"));
         let log: Arc<Mutex<String>> = Arc::default();
         let rest = Arc::clone(&log);
-        // Its log is read, or it would wait for that.
+        // Reads the log, or the server would block when it writes to the pipe.
         std::thread::spawn(move || lines.for_each(|line| rest.lock().extend([&line, "\n"])));
         Self { stdin: child.stdin.take(), child, grpc, admin, log }
     }
 
-    /// Returns its address as clients write it.
+    /// Returns the address of the server as clients write it.
     pub(crate) fn address(&self) -> String {
         format!("http://{}", self.grpc)
     }
 
-    /// Returns its number for the system.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Returns what it has logged since it listened.
+    /// Returns the log since the server listens.
     pub(crate) fn log(&self) -> String {
         self.log.lock().clone()
     }
 
-    /// GET from the admin port over HTTP/1.0.
+    /// Sends a GET to the admin port over HTTP/1.0.
     pub(crate) async fn get(&self, path: &str) -> String {
         let got = async {
             let mut stream = TcpStream::connect(self.admin).await.unwrap();
@@ -108,7 +108,7 @@ impl Process {
         Metrics(self.get("/metrics").await)
     }
 
-    /// Returns what was refused for these reasons, once all of it is as much as is expected.
+    /// Returns the number of refusals for each of these reasons, once their sum is at least as expected.
     pub(crate) async fn refused<const N: usize>(&self, reasons: [&str; N], expected: u64) -> [u64; N] {
         let counted = async {
             loop {
@@ -122,19 +122,19 @@ impl Process {
         tokio::time::timeout(DEADLINE, counted).await.expect("it is counted")
     }
 
-    /// Returns the number of its open files.
+    /// Returns the number of open files of the server.
     pub(crate) fn open_files(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count()
     }
 
-    /// Returns its resident memory, in bytes.
+    /// Returns the resident memory of the server, in bytes.
     pub(crate) fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     }
 
-    /// Ends it in order; our connections are closed meanwhile.
+    /// Sends SIGTERM and waits for the exit; the test's connections are closed meanwhile.
     pub(crate) async fn terminate(mut self) -> ExitStatus {
         assert!(Command::new("kill").args(["-TERM", &self.id().to_string()]).status().unwrap().success());
         tokio::task::spawn_blocking(move || self.child.wait().unwrap()).await.unwrap()
@@ -151,14 +151,14 @@ impl Drop for Process {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Returns the sum of a metric over all labels that begin so, 0 if nothing was counted.
+    /// Returns the sum of a metric over all labels that begin with `name`, 0 if nothing was counted.
     pub(crate) fn sum(&self, name: &str) -> f64 {
         let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{', ',', '}']));
         let values = self.0.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap());
         values.map(|value| value.parse::<f64>().unwrap()).sum()
     }
 
-    /// Returns how often something was refused for a reason.
+    /// Returns the number of refusals for a reason.
     pub(crate) fn refused(&self, reason: &str) -> u64 {
         self.sum(&format!("informerd_refused_total{{reason=\"{reason}\"")) as u64
     }

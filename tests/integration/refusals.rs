@@ -1,4 +1,4 @@
-//! Bad requests of every kind: the code, the reason, one line that says what to do, and the server goes on.
+//! Invalid requests of every kind: the code, the reason, one line that says what to do, and a server that keeps serving.
 
 use informerd::proto::pb;
 use tonic::{Code, Status};
@@ -148,7 +148,7 @@ async fn a_peer_has_its_share_of_watches() {
     assert_eq!(sandbox.refused("peer_watchers"), 1);
 }
 
-/// However long the texts are that a client sends, its own buffer for headers takes the answer.
+/// Sends very long texts: the error must still fit into the client's header buffer.
 #[tokio::test]
 async fn errors_repeat_long_texts_in_part() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -189,7 +189,7 @@ async fn errors_repeat_long_texts_in_part() {
     }
 }
 
-/// The table of reasons is the API: every reason that the code has is in it, and the other way round.
+/// Compares the documented table of reasons, which is part of the API, with the reasons in the code, both ways.
 #[test]
 fn the_api_page_lists_every_reason() {
     let source = include_str!("../../src/grpc/status.rs").split("#[cfg(test)]").next().unwrap().to_owned()

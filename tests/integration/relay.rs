@@ -1,4 +1,4 @@
-//! Relays: what their clients are told is what clients of the origin are told, whatever happens in between.
+//! Relays: their clients receive what clients of the origin receive, whatever happens in between.
 
 mod open;
 mod restored;
@@ -52,14 +52,14 @@ async fn refused(server: &Sandbox, request: pb::WatchRequest) -> String {
     reason(&server.client().await.watch(request).await.unwrap_err())
 }
 
-/// The next so many messages but for bookmarks that tell nothing new.
+/// Returns the next `count` messages, except for bookmarks without news.
 async fn take(stream: &mut Stream, count: usize) -> Vec<pb::WatchResponse> {
     let mut taken: Vec<pb::WatchResponse> = Vec::new();
     let all = async {
         while taken.len() < count {
             let message = next(stream).await;
             if message.bookmark.is_none() || message.relisted {
-                // Which server it is from is its own affair.
+                // The name of the server differs at each hop.
                 taken.push(pb::WatchResponse { bookmark: None, ..message });
             }
         }
@@ -73,7 +73,7 @@ async fn take(stream: &mut Stream, count: usize) -> Vec<pb::WatchResponse> {
     taken
 }
 
-/// An origin that the test feeds, and two relays one behind the other.
+/// Starts an origin that the test feeds, and two relays, one behind the other.
 async fn chain(objects: Vec<Arc<Object>>) -> [Sandbox; 3] {
     let origin = Sandbox::start(objects).await;
     let near = Sandbox::relay(origin.address()).await;
@@ -96,7 +96,7 @@ async fn last_error(server: &Sandbox, part: &str) -> String {
     error()
 }
 
-/// RELIABILITY X3: versions, order, batches, causes, uids, labels, types and bytes, after no hop, one and two.
+/// Compares versions, order, batches, causes, uids, labels, types and bytes after no hop, one and two.
 #[tokio::test]
 async fn every_hop_tells_the_same() {
     let bytes = |name: &str, uid: &str, number| {
@@ -135,10 +135,10 @@ async fn every_hop_tells_the_same() {
         ]),
         Delta::event(gone(&at("c", "", 5), 6)),
         Delta::event(Event::Bookmark(version(8))),
-        // A relist, whose objects have versions of their own: one is gone, one is changed, one is new.
+        // A relist whose objects have versions of their own: one is removed, one is changed, one is new.
         Delta::Replace(List::new(vec![at("a", r#""x":3"#, 11), at("d", "", 9)], version(20))),
         Delta::event(Event::Added(at("e", "", 21))),
-        // A relist that nothing is told of, and an ordinary deletion.
+        // A relist without a difference, and an ordinary deletion.
         Delta::Replace(List::new(vec![at("a", r#""x":3"#, 11), at("d", "", 9), at("e", "", 21)], version(30))),
         Delta::event(gone(&at("e", "", 21), 31)),
     ] {
@@ -180,7 +180,7 @@ async fn every_hop_tells_the_same() {
     assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
 }
 
-/// An object that grows beyond what can be served still exists: live, in a transaction and at a relist.
+/// Checks that an object that grows too large to be served still exists: live, in a transaction and at a relist.
 #[tokio::test]
 async fn what_can_no_longer_be_served_is_not_deleted_at_any_hop() {
     let servers = chain(["a", "b", "c", "d"].map(|name| pod("shop", name, "")).to_vec()).await;
@@ -228,7 +228,7 @@ fn list() -> pb::ListRequest {
     pb::ListRequest { resource: "pods".to_owned(), ..pb::ListRequest::default() }
 }
 
-/// Invariant 5: what an object that came and went in a relist's gap was to a client of another server is not known here either.
+/// Checks that no hop invents what a relist's gap hid: an object created and deleted inside the gap is unknown to every server.
 #[tokio::test]
 async fn a_gap_is_a_gap_at_every_hop() {
     let servers = chain(vec![pod("shop", "a", "")]).await;
@@ -236,7 +236,7 @@ async fn a_gap_is_a_gap_at_every_hop() {
         server.reached(&version(1)).await;
     }
     let origin = &servers[0];
-    // Nothing has changed; one object has, at the very version of the list; and nothing again, before an event.
+    // No change; one object changed, at the very version of the list; and no change again before an event.
     origin.list(vec![pod("shop", "a", "")], 10).await;
     for server in &servers {
         server.reached(&version(10)).await;
@@ -254,12 +254,12 @@ async fn a_gap_is_a_gap_at_every_hop() {
             assert_eq!(told, ["MODIFIED a @20", "ADDED b @35"], "after {end}");
         }
     }
-    // Who comes back before a relist of which nothing is told is told of the relist.
+    // A client that resumes from before a relist without a difference receives the relist.
     origin.list(vec![at("a", r#""x":1"#, 20), at("b", "", 35)], 50).await;
     let mut stream = watch(origin, after("35")).await;
     let bookmark = take(&mut stream, 1).await.remove(0);
     assert_eq!((words(&bookmark).as_str(), bookmark.relisted), ("BOOKMARK @50", true));
-    // What others are told as well is not taken back for it: the next change says so once more, and only that.
+    // The relist is not withheld from clients that have received it: the next change repeats it once, and no later one does.
     for (number, is_told_again) in [(51, true), (52, false)] {
         origin.push(Event::Modified(at("a", r#""x":2"#, number))).await;
         let change = take(&mut stream, 1).await.remove(0);
@@ -268,7 +268,7 @@ async fn a_gap_is_a_gap_at_every_hop() {
     assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
 }
 
-/// One stream, taken up where it was: also in the middle of a batch, and after a silence.
+/// Resumes one stream, also in the middle of a batch and after a silence.
 #[tokio::test]
 async fn what_breaks_is_taken_up_without_a_list() {
     let mut origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -301,7 +301,7 @@ async fn what_breaks_is_taken_up_without_a_list() {
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
 }
 
-/// The whole servers: a directory, a relay of it, and a relay of that; then the first one is started again.
+/// Starts a directory server, a relay of it, and a relay of that; then restarts the first.
 #[tokio::test]
 async fn a_directory_is_told_on() {
     let directory = TempDir::new().unwrap();
@@ -353,7 +353,7 @@ async fn a_directory_is_told_on() {
     assert_eq!(far.get("/readyz").await.0, 200);
 }
 
-/// Who waits at the end of the chain for a version that only bookmarks lead to is not kept waiting for their interval.
+/// Checks that a client at the end of the chain gets a version that only bookmarks reach without a wait for their interval.
 #[tokio::test]
 async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -378,7 +378,7 @@ async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
     let answer = tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
     assert_eq!(answer.into_inner().resource_version, "7");
     assert_eq!([near.lists(), far.lists()], [1, 1]);
-    // A resume from the future as well.
+    // Also a resume from a version that the server has not reached yet.
     let client = far.client().await;
     let resumed = tokio::spawn(async move { resume(client, "9").await });
     origin.push(Event::Bookmark(version(9))).await;
@@ -456,7 +456,7 @@ async fn a_relay_of_itself_is_refused() {
     last_error(&first, "cannot follow itself").await;
     assert!(first.informer.snapshot().is_none());
 
-    // What a loop would come to that nobody finds.
+    // The number of hops that an undetected loop would reach.
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let names = |count: usize| (0..count).map(|at| format!("server {at}")).collect();
     origin.informer.health().provenance().set_upstream(names(15));
@@ -466,7 +466,7 @@ async fn a_relay_of_itself_is_refused() {
     relay.reached(&version(1)).await;
 }
 
-/// Before anything is served.
+/// Refuses the upstream before anything is served.
 #[tokio::test]
 async fn an_upstream_without_replay_is_refused() {
     let options = Options { allowed_policies: vec![FullChannelPolicy::Drop], ..Options::default() };

@@ -1,14 +1,14 @@
-//! Versions at which more may come, on the way through a relay (invariant 12).
+//! Open versions, at which more changes may follow, on the way through a relay.
 
 use super::{restored, *};
 
-/// The deletion of an object at version 9, at which more may come.
+/// Returns the deletion of an object at version 9, which stays open.
 fn gone(name: &str) -> Delta {
     let events = [Event::Deleted(pod_at("shop", name, "", &version(9)))].into_iter().collect();
     Delta::Changes { events, closes: false }
 }
 
-/// An origin at version 8, a relay of it that has one of the deletions at version 9, and a watch of the relay.
+/// Starts an origin at version 8, a relay that has one of the deletions at version 9, and a watch of the relay.
 async fn inside_an_open_version() -> (Sandbox, Wire, Sandbox, Stream) {
     let origin = restored::origin("a=1 b=1 c=1 d=1", 1, "2:d 8:@").await;
     let wire = Wire::to(origin.address()).await;
@@ -22,12 +22,12 @@ async fn inside_an_open_version() -> (Sandbox, Wire, Sandbox, Stream) {
     (origin, wire, relay, stream)
 }
 
-/// The same server, started again with the state that it had kept: that of the last complete version.
+/// Starts the same server again from its snapshot, which is at the last complete version.
 async fn started_again() -> Sandbox {
     restored::origin("a=1 b=1 c=1 d=2", 8, "").await
 }
 
-/// The relay has to list it, and is ahead of that list.
+/// Checks that the relay, which is ahead of the origin's list, still accepts its history.
 #[tokio::test]
 async fn an_origin_that_starts_again_before_an_open_version_has_the_same_history() {
     for (what, first, rest) in
@@ -60,7 +60,7 @@ async fn an_origin_that_starts_again_before_an_open_version_has_the_same_history
     }
 }
 
-/// It was complete already, which an origin that starts again does not know.
+/// Completes the version first; an origin that starts again does not know that.
 #[tokio::test]
 async fn an_origin_that_opens_a_complete_version_again_is_waited_for() {
     let going = started_again().await;
@@ -83,7 +83,7 @@ async fn an_origin_that_opens_a_complete_version_again_is_waited_for() {
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
 }
 
-/// A client of another replica has nothing of the open version yet.
+/// Resumes a client of another replica, which has no part of the open version yet.
 #[tokio::test]
 async fn a_relay_that_starts_inside_an_open_version_has_all_of_it_for_whoever_resumes() {
     let (origin, _wire, ..) = inside_an_open_version().await;
@@ -103,7 +103,7 @@ async fn a_relay_that_starts_inside_an_open_version_has_all_of_it_for_whoever_re
     }
 }
 
-/// Its upstream was restored to the version before, and has another change at the open one.
+/// Restores the upstream to the version before, so that it has another change at the open one.
 #[tokio::test]
 async fn an_origin_that_does_not_repeat_an_open_version_has_another_history() {
     for (what, first) in
@@ -124,7 +124,7 @@ async fn an_origin_that_does_not_repeat_an_open_version_has_another_history() {
     }
 }
 
-/// Invariant 12: several changes at one version, one by one. Each server applies them at once, and nobody resumes inside.
+/// Sends several changes at one version, one by one. Each server applies them at once, and no client resumes inside.
 #[tokio::test]
 async fn an_open_version_is_passed_on_as_it_is() {
     let origin = Sandbox::start(["a", "b", "c"].map(|name| pod("shop", name, "")).into()).await;
@@ -136,7 +136,7 @@ async fn an_open_version_is_passed_on_as_it_is() {
     relay.reached(&version(9)).await;
     let first = take(&mut stream, 1).await.remove(0);
     assert_eq!((words(&first).as_str(), first.open), ("DELETED a @8", true));
-    // The relay comes back inside the version, and so does a client of the relay.
+    // The relay resumes inside the version, and so does a client of the relay.
     wire.cut();
     origin.say(gone("b")).await;
     let second = take(&mut stream, 1).await.remove(0);
@@ -151,8 +151,8 @@ async fn an_open_version_is_passed_on_as_it_is() {
     assert_eq!((relay.lists(), relay.informer.snapshot().unwrap().len()), (1, 1));
 }
 
-/// Invariants 3 and 12: a change above the version that is safe to resume from, as several watches of the origin's source bring
-/// it. It is applied at once, and comes again for whoever resumes from below it, as long as anybody may.
+/// Sends a change above the version that is safe to resume from, as a source with several watches does. Each server applies it at
+/// once, and repeats it for every client that resumes from below it.
 #[tokio::test]
 async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
     let origin = Sandbox::start(["a", "b"].map(|name| pod("shop", name, "")).into()).await;
@@ -197,8 +197,8 @@ async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
     assert_eq!((relay.lists(), relay.informer.snapshot().unwrap().len()), (1, 3));
 }
 
-/// An object that was created ahead of the version, and is deleted by now, is in no state that a later start knows: a list expires
-/// every version from which a client could resume with it.
+/// Creates an object ahead of the version and deletes it: no later start has it in its state. A list therefore expires every
+/// version from which a client could resume with it.
 #[tokio::test]
 async fn a_later_start_of_a_relay_that_lists_expires_what_may_have_been_sent_ahead() {
     let at = |name: &str| pod_at("shop", name, "", &version(9));

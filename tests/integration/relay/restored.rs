@@ -1,8 +1,8 @@
-//! An upstream with another name: the same server started again, over an upstream that was restored; or another replica.
+//! An upstream under another name: the same server restarted over a restored upstream, or another replica.
 
 use super::*;
 
-/// One event of a script: `+a` adds, `a` modifies and `-a` deletes an object, `@` is a bookmark.
+/// Returns one event of a script: `+a` adds, `a` modifies and `-a` deletes an object, `@` is a bookmark.
 fn event(word: &str, number: u128) -> Event {
     let pod = |name: &str| at(name, &format!(r#""at":{number}"#), number);
     match word.split_at(1) {
@@ -13,7 +13,7 @@ fn event(word: &str, number: u128) -> Event {
     }
 }
 
-/// The batches of a script such as `2:a 3:+b,-c 9:@`.
+/// Returns the batches of a script such as `2:a 3:+b,-c 9:@`.
 fn batches(script: &str) -> Vec<(u128, Vec<Event>)> {
     let batch = |text: &str| {
         let (number, words) = text.split_once(':').unwrap();
@@ -27,7 +27,7 @@ fn last(script: &str) -> ResourceVersion {
     version(batches(script).last().unwrap().0)
 }
 
-/// An origin that has listed objects, such as `a=2 b=3`, at a version, and plays a script from there.
+/// Starts an origin that has listed objects, such as `a=2 b=3`, at a version, and plays a script from there.
 pub(super) async fn origin(listed: &str, at_version: u128, script: &str) -> Sandbox {
     let origin = Sandbox::start_unsynced(Options::default()).await;
     let object = |text: &str| {
@@ -48,14 +48,15 @@ async fn play(origin: &Sandbox, script: &str) {
     }
 }
 
-/// A relay that notices soon what it has to wait for.
+/// Starts a relay with short timeouts.
 async fn hasty_relay(address: &str) -> Sandbox {
     let short = Duration::from_millis(300);
     let config = RelayConfig { answer_timeout: short, resume_timeout: short, heartbeat: short, ..relay_of(address) };
     Sandbox::start_unsynced(Options { relay: Some(config), ..Options::default() }).await
 }
 
-/// An origin, and a relay of it with a watch, which have followed a script: `a` was changed last, and a bookmark leads beyond.
+/// Starts an origin, and a relay of it with a watch, which have followed a script: `a` was changed last, and a bookmark leads
+/// beyond.
 async fn followed_beyond_its_last_change() -> (Sandbox, Wire, Sandbox, Stream) {
     let going = origin(LISTED, 1, "").await;
     let wire = Wire::to(going.address()).await;
@@ -74,7 +75,7 @@ pub(super) async fn state(server: &Sandbox) -> BTreeMap<String, String> {
 
 const LISTED: &str = "a=1 b=1";
 
-/// Restored to version 3, and started again without a state.
+/// Restores the origin to version 3, and starts it without a snapshot file.
 #[tokio::test]
 async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_history() {
     let known = "2:a 3:b 4:a 5:+c";
@@ -102,7 +103,7 @@ async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_hi
     }
 }
 
-/// Behind one address there may be several servers, each of which answers some of the attempts.
+/// Puts several servers behind one address, each of which answers some of the attempts.
 #[tokio::test]
 async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
     let known = "2:a 3:b 4:a 5:+c";
@@ -127,11 +128,11 @@ async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
     until("listed", async || state(&relay).await == state(&coming[0]).await).await;
 }
 
-/// A list waits for the version that is known, but not at a server that has left the history of it.
+/// Checks that a list waits for the last known version, except at a server whose history does not contain it.
 #[tokio::test]
 async fn a_server_that_goes_back_while_another_one_is_listed_is_another_history() {
     let (going, wire, relay, mut stream) = followed_beyond_its_last_change().await;
-    // It has the last change, does not reach back to it, and is behind.
+    // It has the last change, its history does not reach back to it, and it is behind.
     let behind = origin("a=2 b=1", 6, "").await;
     wire.lead_to(behind.address());
     wire.cut();
@@ -145,7 +146,7 @@ async fn a_server_that_goes_back_while_another_one_is_listed_is_another_history(
     until("it is listed", async || state(&relay).await == state(&going).await).await;
 }
 
-/// What cannot be proved is listed, and compared: what was known has to be there.
+/// Lists and compares where no proof is possible: the last known change must be in the list.
 #[tokio::test]
 async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {
     for (what, restored, is_same) in [
@@ -168,7 +169,7 @@ async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {
     }
 }
 
-/// Neither a replica nor a server that was started again over the same history is listed again, wherever it is.
+/// Checks that the relay lists neither another replica nor a restarted server with the same history again, at any version.
 #[tokio::test]
 async fn another_server_with_the_same_history_is_followed_from_the_position() {
     for (what, known, further, rest, told) in [
@@ -201,7 +202,7 @@ async fn another_server_with_the_same_history_is_followed_from_the_position() {
     }
 }
 
-/// Its objects are those that are known, and its version is not there yet: that of a Kubernetes API may rest for a minute.
+/// Serves the known objects at a lower version, as a quiet Kubernetes API may for a minute.
 #[tokio::test]
 async fn a_replica_that_is_behind_with_its_version_only_is_followed_at_once() {
     let going = origin(LISTED, 1, "2:a").await;
@@ -219,7 +220,7 @@ async fn a_replica_that_is_behind_with_its_version_only_is_followed_at_once() {
     assert_eq!((found, relay.lists()), (vec!["MODIFIED b @10".to_owned()], 1));
 }
 
-/// What may not be known as its own by any of them: each has another name.
+/// Swaps servers with names of their own: none may take another's position for its own.
 #[tokio::test]
 async fn a_chain_may_be_put_in_another_order() {
     let origin = origin(LISTED, 1, "2:a").await;
@@ -238,7 +239,7 @@ async fn a_chain_may_be_put_in_another_order() {
     assert_eq!(far.lists(), 1);
 }
 
-/// The same of a relay that was itself started again.
+/// Repeats the check with a relay that was itself restarted.
 #[tokio::test]
 async fn a_later_start_of_a_relay_recognises_the_history() {
     let going = origin(LISTED, 1, "2:a").await;

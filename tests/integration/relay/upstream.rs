@@ -1,8 +1,8 @@
-//! An upstream that goes, forgets, changes or is behind.
+//! An upstream that drains, forgets, rewrites its history or is behind.
 
 use super::*;
 
-/// RELIABILITY X5: the hand-over from a replica that goes to one that stays.
+/// Hands the relay over from a replica that drains to one that stays.
 #[tokio::test]
 async fn an_upstream_that_drains_is_left_for_another() {
     let mut going = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -24,7 +24,7 @@ async fn an_upstream_that_drains_is_left_for_another() {
     assert_eq!(relay.lists(), 1);
 }
 
-/// What the upstream has forgotten meanwhile is compared once, and no client notices more than that.
+/// Checks that one list replaces the forgotten events, and that clients notice only the difference.
 #[tokio::test]
 async fn what_the_upstream_has_forgotten_is_compared() {
     let options = Options { history: short(), ..Options::default() };
@@ -46,7 +46,8 @@ async fn what_the_upstream_has_forgotten_is_compared() {
     assert_eq!(relay.lists(), 2);
 }
 
-/// Over a Kubernetes API, another replica, or the same after an upgrade, has other bytes for what has not changed.
+/// Checks that other bytes of an unchanged object are no rewritten history: another or an upgraded replica over a Kubernetes API
+/// has them.
 #[tokio::test]
 async fn other_bytes_at_the_same_version_are_no_other_history() {
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -99,7 +100,7 @@ async fn another_lineage_upstream_is_another_history() {
     assert_eq!(words(&next(&mut stream).await), "BOOKMARK @b.1");
 }
 
-/// Invariant 14, where the numbers go on and nobody was there to hear of it.
+/// Rewrites the history at versions that continue upwards, while no relay is connected.
 #[tokio::test]
 async fn a_history_that_changed_while_nobody_listened_is_told() {
     let mut origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -126,7 +127,7 @@ async fn a_history_that_changed_while_nobody_listened_is_told() {
     assert!(format!("{message:?}").contains("after"), "{message:?}");
 }
 
-/// Invariant 13, RELIABILITY X2: another replica may be behind, which proves nothing.
+/// Checks that an upstream that is behind, as another replica may be, proves no rewritten history.
 #[tokio::test]
 async fn an_upstream_that_is_behind_is_waited_for() {
     let mut ahead = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -153,7 +154,7 @@ async fn an_upstream_that_is_behind_is_waited_for() {
     assert_eq!(told, ["MODIFIED a @7", "MODIFIED a @8"], "what it had is not told again");
     assert_eq!(relay.lists(), 1);
 
-    // Nor is a list of it taken.
+    // Nor does the relay accept a list of it.
     let old = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let health = SourceHealth::new(Duration::MAX, Duration::MAX);
     let source = RelaySource::new(relay_of(wire.address()), health);
