@@ -40,7 +40,7 @@ async fn watch(client: &mut InformerServiceClient<Channel>) -> Streaming<pb::Wat
     watch
 }
 
-/// Returns the next event, after any bookmarks that a slow source lets through.
+/// Returns the next event, and skips bookmarks, which a slow source may let through.
 async fn next_event(watch: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
     loop {
         let response = next(watch).await;

@@ -259,7 +259,7 @@ async fn a_gap_is_a_gap_at_every_hop() {
     let mut stream = watch(origin, after("35")).await;
     let bookmark = take(&mut stream, 1).await.remove(0);
     assert_eq!((words(&bookmark).as_str(), bookmark.relisted), ("BOOKMARK @50", true));
-    // The relist is not withheld from clients that have received it: the next change repeats it once, and no later one does.
+    // The next change is shared with the other clients, so it reports the relist once more; no later one does.
     for (number, is_told_again) in [(51, true), (52, false)] {
         origin.push(Event::Modified(at("a", r#""x":2"#, number))).await;
         let change = take(&mut stream, 1).await.remove(0);

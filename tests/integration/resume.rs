@@ -1,4 +1,5 @@
-//! Watches that come back: from the history, across relists, from the future, and after being parked.
+//! Watches that resume: from the history, across relists, from a version that the server has not reached yet, and after being
+//! parked.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
@@ -47,7 +48,7 @@ async fn a_watch_resumes_after_any_version_and_gets_exactly_what_came_after() {
     }
 }
 
-/// They are served by one encoding, whoever comes first.
+/// Checks that watches with the same selection share one encoding, whichever of them resumes first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_many_watches_of_a_selection_have_missed_is_encoded_once() {
     const EVENTS: usize = 500;
@@ -70,7 +71,7 @@ async fn what_many_watches_of_a_selection_have_missed_is_encoded_once() {
     assert_eq!((replayed, sandbox.informer.backfill().encoded()), (50 * EVENTS as u64, EVENTS as u64));
 }
 
-/// Invariants 4 and 5.
+/// Resumes from both ends of a relist, and from the versions inside its gap, which have expired.
 #[tokio::test]
 async fn a_watch_resumes_across_a_relist_and_not_from_inside_it() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
@@ -88,7 +89,7 @@ async fn a_watch_resumes_across_a_relist_and_not_from_inside_it() {
     assert_eq!(take(&mut watch, 1).await, ["DELETED c @11"]);
 }
 
-/// Invariant 13: replicas are never equally far.
+/// Resumes from a version that this server has not reached yet, as another replica may have sent it: the watch waits for it.
 #[tokio::test]
 async fn a_version_of_the_future_is_awaited_and_what_came_before_it_is_never_sent() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -106,7 +107,8 @@ async fn a_version_of_the_future_is_awaited_and_what_came_before_it_is_never_sen
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"));
 }
 
-/// REPLAY beyond what is kept encoded: parked, told from the history, live again, and nothing is missing or repeated.
+/// Leaves a REPLAY client behind the encoded events: the watch is parked, reads from the history, becomes live again, and nothing
+/// is missing or repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parked_watch_is_told_everything_and_becomes_live_again() {
     const EVENTS: u64 = 20_000;
@@ -152,7 +154,7 @@ async fn a_parked_watch_is_told_everything_and_becomes_live_again() {
     assert!(stats.parked.load(Ordering::Relaxed) > 0 && stats.replayed.load(Ordering::Relaxed) > EVENTS / 2);
 }
 
-/// §5: what DROP lost can be had again from the version that it names.
+/// Resumes from the version that a DROPPED event names, which delivers the dropped events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hole_is_healed_by_a_resume_from_the_version_before_it() {
     const EVENTS: u64 = 5_000;
@@ -176,7 +178,7 @@ async fn a_hole_is_healed_by_a_resume_from_the_version_before_it() {
     }
 }
 
-/// However often a client comes back, what it holds is the state of the server.
+/// Cuts a client many times: its folded view is the state of the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_is_cut_again_and_again_folds_to_the_state() {
     const EVENTS: usize = 3_000;
@@ -212,7 +214,7 @@ async fn a_client_that_is_cut_again_and_again_folds_to_the_state() {
     assert!(cuts > 10, "{cuts}");
 }
 
-/// A bookmark comes at once when the source's state changes, and before any close.
+/// Checks for a bookmark at each change of the source's state, and before each close.
 #[tokio::test]
 async fn the_state_of_the_source_is_told_when_it_changes_and_the_position_before_the_end() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -227,14 +229,14 @@ async fn the_state_of_the_source_is_told_when_it_changes_and_the_position_before
     assert_eq!(end(&mut watch).await.code(), Code::Unavailable);
 }
 
-/// One step of a script, and what a client of everything is told of it.
+/// One step of a script, and the events that a client of everything receives for it.
 struct Step {
     before: u128,
     after: u128,
     told: Vec<String>,
 }
 
-/// A source that relists now and then, and knows what it did.
+/// Source that relists now and then, and records what it did.
 struct Script {
     held: BTreeMap<String, std::sync::Arc<informerd::model::Object>>,
     version: u128,
@@ -270,7 +272,7 @@ impl Script {
         Step { before, after: self.version, told: vec![format!("{event_type} {name} @{version}")] }
     }
 
-    /// A list of what has become of everything in the meantime.
+    /// Lists what has become of every object in the meantime.
     async fn relist(&mut self, sandbox: &Sandbox) -> Step {
         let before = self.version;
         self.version += 10;
@@ -301,7 +303,7 @@ impl Script {
     }
 }
 
-/// Nothing is lost, and nothing is repeated but a batch that the client left in the middle: that one comes whole.
+/// Checks that nothing is lost, and nothing repeated except for a batch that the client left in the middle: it is repeated whole.
 #[tokio::test]
 async fn two_thousand_rounds_of_disconnect_and_resume_across_fifty_relists_lose_and_repeat_nothing() {
     const ROUNDS: usize = 2_000;
@@ -309,7 +311,7 @@ async fn two_thousand_rounds_of_disconnect_and_resume_across_fifty_relists_lose_
     let sandbox = Sandbox::start(Vec::new()).await;
     let mut script = Script { held: BTreeMap::new(), version: 1, random: 42 };
     let mut steps: Vec<Step> = Vec::new();
-    // Where the client is: its version, and the step that it is told next.
+    // Position of the client: its version, and the next step that it receives.
     let (mut version, mut at) = (1_u128, 0_usize);
     let (mut events, mut repeated) = (0, 0);
     for round in 0..ROUNDS {
@@ -319,7 +321,7 @@ async fn two_thousand_rounds_of_disconnect_and_resume_across_fifty_relists_lose_
         };
         steps.push(step);
         sandbox.reached(&ResourceVersion::decimal(script.version)).await;
-        // A connection of its own: h2's client closes one on which it has cut a thousand streams under fire.
+        // A connection of its own: h2's client closes one on which it has cut a thousand busy streams.
         let mut watch = sandbox.client().await.watch(from(&version.to_string())).await.unwrap().into_inner();
         let available: Vec<&String> = steps[at..].iter().flat_map(|step| &step.told).collect();
         let count = script.draw(available.len() as u64 + 1) as usize;
@@ -331,7 +333,7 @@ async fn two_thousand_rounds_of_disconnect_and_resume_across_fifty_relists_lose_
             version = response.resource_version.parse().unwrap();
             events += 1;
         }
-        // Left inside a batch, the client's version is still the one before it.
+        // A client that left inside a batch still has the version before it.
         let reached = steps.iter().position(|step| step.after > version).unwrap_or(steps.len());
         let in_full: usize = steps[at..reached.max(at)].iter().map(|step| step.told.len()).sum();
         repeated += count.saturating_sub(in_full);

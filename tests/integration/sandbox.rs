@@ -1,4 +1,4 @@
-//! A server in this process, on port 0, fed by the test; and what its clients need.
+//! Server in this process, on port 0, whose upstream is the test; and helpers for its clients.
 
 use std::{
     collections::BTreeMap,
@@ -34,14 +34,14 @@ use tonic::{
 };
 use tower::{ServiceExt, util::BoxCloneService};
 
-/// Longer than anything here takes, and short enough to see what hangs.
+/// Deadline longer than any step here takes, and short enough to find one that hangs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// One resource, "pods", whose upstream is the test.
+/// Server with one resource, "pods", whose upstream is the test.
 pub(crate) struct Sandbox {
     pub(crate) informer: InformerHandle<WireFrame>,
     pub(crate) lifecycle: Lifecycle,
-    /// The memory that is held for its clients.
+    /// Memory held for the clients of the server.
     pub(crate) ledger: Arc<Ledger>,
     refused: Refused,
     routes: Routes,
@@ -54,25 +54,25 @@ pub(crate) struct Sandbox {
     _tasks: JoinSet<()>,
 }
 
-/// How the sandbox differs from the server's defaults.
+/// Options of the sandbox that differ from the server's defaults.
 pub(crate) struct Options {
     pub(crate) broadcaster: BroadcasterConfig,
     pub(crate) bookmark_interval: Duration,
     pub(crate) max_watchers: usize,
-    /// Of watches, compilations and page snapshots, in percent.
+    /// Share of one peer in watches, compilations and page snapshots, in percent.
     pub(crate) peer_share: u32,
-    /// Held for all clients together, in bytes.
+    /// Limit of the memory held for all clients together, in bytes.
     pub(crate) memory: usize,
     pub(crate) future_wait: Duration,
     pub(crate) drain_period: Duration,
     pub(crate) evicted_grace: Duration,
     pub(crate) history: Retention,
-    /// Besides `node` and `app`.
+    /// Indexes besides `node` and `app`.
     pub(crate) indexes: Vec<(String, IndexFunc)>,
-    /// Of the versions; none for decimals.
+    /// Lineage of the versions; none for decimals.
     pub(crate) lineage: Option<&'static str>,
     pub(crate) allowed_policies: Vec<FullChannelPolicy>,
-    /// What the upstream is instead of the test.
+    /// Upstream server to relay; none if the test is the upstream.
     pub(crate) relay: Option<RelayConfig>,
 }
 
@@ -97,7 +97,7 @@ impl Default for Options {
 }
 
 impl Sandbox {
-    /// A server whose first list has these objects, at version 1.
+    /// Starts a server whose first list has these objects, at version 1.
     pub(crate) async fn start(objects: Vec<Arc<Object>>) -> Self {
         let sandbox = Self::start_unsynced(Options::default()).await;
         sandbox.list(objects, 1).await;
@@ -204,43 +204,43 @@ impl Sandbox {
         }
     }
 
-    /// A server whose upstream is a resource "pods" somewhere else.
+    /// Starts a server whose upstream is the resource "pods" of another server.
     pub(crate) async fn relay(address: &str) -> Self {
         Self::start_unsynced(Options { relay: Some(relay_of(address)), ..Options::default() }).await
     }
 
-    /// Returns how often it has refused something for this reason.
+    /// Returns the number of refusals for this reason.
     pub(crate) fn refused(&self, reason: &'static str) -> u64 {
         self.refused.counted(reason)
     }
 
-    /// How often it has listed its upstream.
+    /// Returns how often the server has listed its upstream.
     pub(crate) fn lists(&self) -> u64 {
         self.reflector.lists.load(Ordering::Relaxed)
     }
 
-    /// Hands the informer what a source would.
+    /// Sends the informer a delta, as a source would.
     pub(crate) async fn say(&self, delta: Delta) {
         self.fifo.push(delta).await;
     }
 
-    /// Where the server is.
+    /// Returns the address of the server.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Returns the service that its connections lead to.
+    /// Returns the service behind its connections.
     pub(crate) fn routes(&self) -> Routes {
         self.routes.clone()
     }
 
-    /// A client on a connection of its own.
+    /// Returns a client on a connection of its own.
     pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {
         let channel = Endpoint::new(self.address.clone()).unwrap().connect().await.unwrap();
         InformerServiceClient::new(channel).max_decoding_message_size(64 << 20)
     }
 
-    /// A client without a connection: one that a server that drains would not let in any more.
+    /// Returns a client without a connection: a draining server accepts no new ones.
     pub(crate) fn in_process(
         &self,
     ) -> InformerServiceClient<BoxCloneService<http::Request<Body>, http::Response<Body>, Infallible>> {
@@ -251,21 +251,21 @@ impl Sandbox {
         InformerServiceClient::new(routes.boxed_clone())
     }
 
-    /// A client that can be slow: what it does not read stays with the server but for 64 KiB and the kernel's buffers.
+    /// Returns a client with small buffers: the server keeps the unread rest but for 64 KiB and the kernel's buffers.
     pub(crate) async fn slow_client(&self) -> InformerServiceClient<Channel> {
         let endpoint = Endpoint::new(self.address.clone()).unwrap();
         let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
         InformerServiceClient::new(endpoint.connect().await.unwrap())
     }
 
-    /// Lists at a version, and waits until it has been applied.
+    /// Sends a list at a version, and waits until the server has applied it.
     pub(crate) async fn list(&self, objects: Vec<Arc<Object>>, version: u128) {
         let version = self.numbered(version);
         self.fifo.push(Delta::Replace(List::new(objects, version.clone()))).await;
         self.reached(&version).await;
     }
 
-    /// The next version.
+    /// Returns the next version.
     pub(crate) fn version(&mut self) -> ResourceVersion {
         self.next += 1;
         self.numbered(self.next)
@@ -301,24 +301,24 @@ impl Sandbox {
         tokio::time::timeout(DEADLINE, wait).await.expect("the version is reached");
     }
 
-    /// The server has ended by itself, with all its connections.
+    /// Waits until the server has ended by itself, with all its connections.
     pub(crate) async fn server_ended(&mut self) {
         tokio::time::timeout(DEADLINE, &mut self.server).await.expect("an end in time").unwrap();
     }
 }
 
-/// "pods" of a server, with times for tests.
+/// Returns the configuration of a relay of "pods" of a server, with timeouts for tests.
 pub(crate) fn relay_of(address: &str) -> RelayConfig {
     let endpoint = format!("http://{}", address.trim_start_matches("http://"));
     RelayConfig { heartbeat: Duration::from_millis(500), ..RelayConfig::new(&endpoint, "pods") }
 }
 
-/// A pod at version 1.
+/// Returns a pod at version 1.
 pub(crate) fn pod(namespace: &str, name: &str, spec: &str) -> Arc<Object> {
     pod_at(namespace, name, spec, &ResourceVersion::decimal(1))
 }
 
-/// `spec` is the inside of a JSON map.
+/// Returns a pod at a version; `spec` is the inside of a JSON map.
 pub(crate) fn pod_at(namespace: &str, name: &str, spec: &str, version: &ResourceVersion) -> Arc<Object> {
     let json = format!(
         r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{name}"}}}},"spec":{{{spec}}}}}"#
@@ -326,28 +326,28 @@ pub(crate) fn pod_at(namespace: &str, name: &str, spec: &str, version: &Resource
     Arc::new(Object::from_json(Bytes::from(json), "unnamed", version.clone()).unwrap())
 }
 
-/// A request to watch pods, RAW.
+/// Returns a request to watch pods, RAW.
 pub(crate) fn watch_pods() -> pb::WatchRequest {
     pb::WatchRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
 }
 
-/// The same without initial events.
+/// Returns the same request without initial events.
 pub(crate) fn watch_from_now() -> pb::WatchRequest {
     pb::WatchRequest { initial_events: pb::InitialEvents::None.into(), ..watch_pods() }
 }
 
-/// With a policy and a queue.
+/// Returns a queue with a policy and a length.
 pub(crate) fn queue(policy: pb::FullChannelPolicy, length: u32) -> pb::QueueOptions {
     pb::QueueOptions { policy: policy.into(), length }
 }
 
-/// The next message of a stream, which must come.
+/// Returns the next message of a stream, which must arrive before the deadline.
 pub(crate) async fn next(stream: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
     let message = tokio::time::timeout(DEADLINE, stream.message()).await.expect("a message in time");
     message.expect("no status").expect("no end")
 }
 
-/// The status that a stream ends with, which must end now.
+/// Returns the status of a stream, which must end now.
 pub(crate) async fn end(stream: &mut Streaming<pb::WatchResponse>) -> tonic::Status {
     loop {
         match tokio::time::timeout(DEADLINE, stream.message()).await.expect("an end in time") {
@@ -358,7 +358,7 @@ pub(crate) async fn end(stream: &mut Streaming<pb::WatchResponse>) -> tonic::Sta
     }
 }
 
-/// What an event says, in words: type, cause, name, version.
+/// Returns an event in words: type, cause, name, version.
 pub(crate) fn words(response: &pb::WatchResponse) -> String {
     let event_type = response.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
     let cause = match response.cause() {
@@ -373,7 +373,7 @@ pub(crate) fn words(response: &pb::WatchResponse) -> String {
     format!("{event_type}{cause}{name}{version}")
 }
 
-/// Folds initial events and events into the state that the client now holds: name to body.
+/// Folds initial events and events into the state that the client then holds: name to body.
 pub(crate) fn fold(view: &mut BTreeMap<String, Bytes>, response: &pb::WatchResponse) {
     let Some(object) = &response.object else { return };
     match response.r#type() {
@@ -393,7 +393,7 @@ pub(crate) fn raw(object: &pb::Object) -> Bytes {
     }
 }
 
-/// The reason of a status.
+/// Returns the reason of a status.
 pub(crate) fn reason(status: &tonic::Status) -> String {
     use tonic_types::StatusExt;
     let details = status.get_error_details();

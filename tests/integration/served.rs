@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 
 use crate::sandbox::DEADLINE;
 
-/// A running server, and the directory that it reads.
+/// Running server, and the directory that it reads.
 pub(crate) struct Served {
     pub(crate) shutdown: CancellationToken,
     pub(crate) address: String,
@@ -28,7 +28,7 @@ pub(crate) struct Served {
     running: tokio::task::JoinHandle<()>,
 }
 
-/// Returns what the program has by default where nothing else matters to a checker, with bounds that none of them meets.
+/// Returns the program's defaults for checkers that set nothing else, with limits that none of them reaches.
 pub(crate) fn service_config() -> ServiceConfig {
     ServiceConfig {
         allowed_policies: vec![
@@ -56,7 +56,7 @@ pub(crate) fn service_config() -> ServiceConfig {
 }
 
 impl Served {
-    /// With these flags, on ports of its own.
+    /// Starts a server with these flags, on ports of its own.
     pub(crate) async fn start(directory: TempDir, flags: ServeFlags) -> Self {
         let flags = flags.with("listen", "127.0.0.1:0").with("admin.listen", "127.0.0.1:0");
         let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
@@ -76,7 +76,7 @@ impl Served {
         self.directory.path().join(name)
     }
 
-    /// GET from the admin port over HTTP/1.0, without a client of ours or anybody's.
+    /// Sends a GET to the admin port over HTTP/1.0, on a plain socket.
     pub(crate) async fn get(&self, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).await.unwrap();
         stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
@@ -86,7 +86,7 @@ impl Served {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
-    /// Waits until the resource says something of itself.
+    /// Waits until the status of the resource meets a condition.
     pub(crate) async fn until(&self, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
         until(&mut self.client().await, is_so).await
     }
@@ -97,7 +97,7 @@ impl Served {
     }
 }
 
-/// Waits until a resource of a server says something of itself.
+/// Waits until the status of a server's resource meets a condition.
 pub(crate) async fn until(
     client: &mut InformerServiceClient<Channel>,
     is_so: impl Fn(&pb::Resource) -> bool,

@@ -1,4 +1,4 @@
-//! Clients that do not read, under each policy: what they cost the others, and what they are told.
+//! Clients that do not read, under each policy: what they cost the others, and what they receive.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
@@ -11,8 +11,8 @@ use tonic::{Code, Streaming};
 
 use crate::sandbox::{DEADLINE, Options, Sandbox, end, fold, next, pod, queue, reason, watch_from_now};
 
-/// Each about 1 KiB, so that what lies in the buffers below the cursor is a small part of them, and more than a queue: under
-/// BLOCK nobody waits for a client before that.
+/// Number of events of about 1 KiB: the buffers below the cursor hold a small part of them, yet more than a queue, so that under
+/// BLOCK the server waits for no client earlier.
 const EVENTS: u64 = 8_000;
 const QUEUE: u32 = 16;
 
@@ -37,8 +37,8 @@ async fn join(sandbox: &Sandbox, policy: pb::FullChannelPolicy, is_slow: bool) -
     watch
 }
 
-/// Joins a client under BLOCK, which reads as many events as its queue is long, and none from then on: now the server waits for
-/// it. Returns the last version that it has read, too.
+/// Joins a client under BLOCK that reads as many events as its queue is long, and then none: from now on the server waits for it.
+/// Returns the last version that it has read, too.
 async fn join_blocking(sandbox: &mut Sandbox) -> (Streaming<pb::WatchResponse>, u64) {
     let mut watch = join(sandbox, pb::FullChannelPolicy::Block, true).await;
     let mut last = String::new();
@@ -49,7 +49,7 @@ async fn join_blocking(sandbox: &mut Sandbox) -> (Streaming<pb::WatchResponse>, 
     (watch, last.parse().unwrap())
 }
 
-/// Reads a fast client's events after a version, and gives the longest pause between two of them.
+/// Reads a fast client's events after a version. Returns the longest pause between two of them.
 fn read_all(mut watch: Streaming<pb::WatchResponse>, after: u64) -> tokio::task::JoinHandle<Duration> {
     tokio::spawn(async move {
         let (mut longest, mut last) = (Duration::ZERO, Instant::now());
@@ -67,7 +67,7 @@ fn stat(sandbox: &Sandbox, counter: impl Fn(&BroadcasterStats) -> u64) -> u64 {
     counter(&sandbox.informer.watch_stats().unwrap())
 }
 
-/// §5: the others are delayed by at most the budget, and the slow one is ended with its reason and its version.
+/// Checks that the others are delayed by at most the budget, and that the slow client's stream ends with its reason and version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_ended() {
     let block_timeout = Duration::from_millis(400);
@@ -80,7 +80,7 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
     let longest = fast.await.unwrap();
     assert_eq!(stat(&sandbox, |stats| stats.evicted.load(Ordering::Relaxed)), 1);
     let blocked = Duration::from_micros(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)));
-    // Not a timed test: the budget is the least that the writer must have waited, and the pause that others saw holds it.
+    // Not a timed test: the writer must have waited at least for the budget, and the pause of the others contains it.
     assert!(blocked >= block_timeout && longest >= block_timeout / 2, "blocked {blocked:?}, longest pause {longest:?}");
 
     let mut last = began_at.to_string();
@@ -102,7 +102,8 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
     assert!(last.parse::<u64>().unwrap() < began_at + EVENTS, "it was ended before the end");
 }
 
-/// The budget is that of the client's host: another watch of it, on another connection, is ended for what the first has spent.
+/// Checks that all watches of a host share its budget: the server ends another one, on another connection, for what the first has
+/// spent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_block_a_client_that_comes_back_has_what_its_host_has_left() {
     let block_timeout = Duration::from_secs(1);
@@ -124,12 +125,12 @@ async fn under_block_a_client_that_comes_back_has_what_its_host_has_left() {
         assert!(is_ended.is_ok(), "{:?}", sandbox.informer.watch_stats());
     }
     let blocked = Duration::from_micros(stat(&sandbox, |stats| stats.blocked_micros.load(Ordering::Relaxed)));
-    // A timer that comes late takes time too; each of three watches with a budget of its own would take a whole one.
+    // Late timers take time too; three watches with a budget each would take a whole budget more.
     assert!(blocked < 2 * block_timeout + began.elapsed() / 10, "{blocked:?} of {:?}", began.elapsed());
     assert_eq!(stat(&sandbox, |stats| stats.denied.load(Ordering::Relaxed)), 0, "nobody else has spent anything");
 }
 
-/// §5: nobody is delayed, the hole is told, and what was delivered and dropped is what was offered.
+/// Checks that no client is delayed, the hole is reported, and delivered and dropped events add up to those offered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_drop_a_client_that_does_not_read_is_told_exactly_what_it_missed() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -158,7 +159,7 @@ async fn under_drop_a_client_that_does_not_read_is_told_exactly_what_it_missed()
     assert_eq!(stat(&sandbox, |stats| stats.dropped.load(Ordering::Relaxed)), dropped);
 }
 
-/// §5, within what is retained: everything in order, and nobody waits.
+/// Reads late, within what is retained: everything arrives in order, and no client waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_replay_a_client_that_reads_late_gets_everything() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -170,7 +171,7 @@ async fn under_replay_a_client_that_reads_late_gets_everything() {
     read_all(slow, 1).await.unwrap();
 }
 
-/// Invariant 7: past what is retained, it is told.
+/// Reads later than what is retained: the stream ends with its reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_replay_a_client_that_is_later_than_what_is_retained_is_ended_with_its_reason() {
     let retention = Retention { events: 200, size: 1 << 30, age: Duration::from_secs(300) };
@@ -198,7 +199,7 @@ async fn under_replay_a_client_that_is_later_than_what_is_retained_is_ended_with
     assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"));
 }
 
-/// Invariant 2: the snapshot is pulled at the client's own pace, and does not count against its queue.
+/// Reads the snapshot at the client's own pace: it does not count against the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nobody() {
     let pods = (0..EVENTS).map(|at| pod("shop", &format!("initial{at:05}"), &filler(at))).collect();
@@ -228,7 +229,8 @@ async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nob
     }
 }
 
-/// §5: each key's last state exactly once for each generation, deletions and recreations true to what the client held.
+/// Checks that each generation has each key's last state exactly once, with deletions and recreations relative to what the client
+/// held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_coalesce_a_client_that_does_not_read_is_told_the_latest_states() {
     let few = Retention { events: 500, size: 1 << 30, age: Duration::from_secs(300) };
@@ -258,7 +260,7 @@ async fn under_coalesce_a_client_that_does_not_read_is_told_the_latest_states() 
     assert_eq!(view, held.collect());
 }
 
-/// A client whose window is shut can be told nothing: what it occupies is freed all the same.
+/// Shuts the window of a client, which can then receive nothing: its resources are freed all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_block_a_client_that_never_reads_again_is_reset() {
     let broadcaster = BroadcasterConfig { block_timeout: Duration::from_millis(50), ..BroadcasterConfig::default() };
@@ -275,6 +277,6 @@ async fn under_block_a_client_that_never_reads_again_is_reset() {
     };
     tokio::time::timeout(DEADLINE, freed).await.expect("its cursor is gone, though it has read nothing");
     assert_eq!(stat(&sandbox, |stats| stats.evicted.load(Ordering::Relaxed)), 1);
-    // What it has still to read of its window, and then the reset.
+    // The unread rest of its window, and then the reset.
     assert_eq!(end(&mut slow).await.code(), Code::Cancelled);
 }

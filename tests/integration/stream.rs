@@ -1,4 +1,4 @@
-//! The whole server over a stream of watch events: a file, a pipe with writers that come and go, standard input.
+//! The whole server over a stream of watch events: a file, a pipe whose writers change, standard input.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use crate::{
     served::{Served, until},
 };
 
-/// A server over a file with this text, or over a pipe.
+/// Starts a server over a file with this text, or over a pipe.
 async fn serve(text: Option<&str>, config: &str) -> Served {
     let directory = TempDir::new().unwrap();
     let events = directory.path().join("events");
@@ -58,7 +58,7 @@ impl Client {
         Self(InformerServiceClient::connect(address.to_owned()).await.unwrap())
     }
 
-    /// Waits until the resource says something of itself.
+    /// Waits until the status of the resource meets a condition.
     async fn until(&mut self, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
         until(&mut self.0, is_so).await
     }
@@ -68,7 +68,7 @@ impl Client {
         self.until(|resource| resource.state() == pb::SyncState::Stale && resource.objects == objects).await
     }
 
-    /// The objects, by name.
+    /// Returns the objects, by name.
     async fn list(&mut self) -> BTreeMap<String, String> {
         let request = pb::ListRequest {
             resource: "pods".to_owned(),
@@ -84,7 +84,7 @@ impl Client {
         objects
     }
 
-    /// A watch that has been given its initial events.
+    /// Opens a watch, and reads its initial events.
     async fn watch(&mut self) -> Streaming<pb::WatchResponse> {
         let mut watch = self.0.watch(watch_pods()).await.unwrap().into_inner();
         while !next(&mut watch).await.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
@@ -104,7 +104,7 @@ fn writer(path: &Path) -> File {
     File::options().write(true).open(path).unwrap()
 }
 
-/// The next event, without its version, whose lineage nobody knows.
+/// Returns the next event, without its version, whose lineage differs in each run.
 async fn next_event(watch: &mut Streaming<pb::WatchResponse>) -> String {
     loop {
         let response = next(watch).await;
@@ -177,7 +177,7 @@ async fn a_pipe_is_watched_while_its_writers_come_and_go() {
     served.stop().await;
 }
 
-/// As jq prints it; kubectl writes one event to a line.
+/// Writes events as jq prints them; kubectl writes one event to a line.
 #[tokio::test]
 async fn what_is_pretty_printed_over_many_lines_keeps_its_bytes() {
     let pretty = |name: &str| {
@@ -222,7 +222,7 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
     served.stop().await;
 }
 
-/// A client under BLOCK that reads nothing is felt by whoever writes to the pipe; and it gets everything in the end.
+/// Stops reading under BLOCK: the pressure reaches the writer of the pipe, and the client still gets everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() {
     const EVENTS: usize = 40_000;
@@ -254,7 +254,7 @@ async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() 
             }
         }
     });
-    // The writer stands still when it has written the same for a while, in which it could have written everything.
+    // The writer is blocked once its count stays the same for a time in which it could have written everything.
     let stood_still = async {
         let mut last = u64::MAX;
         loop {
@@ -266,14 +266,14 @@ async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() 
         }
     };
     let stood_at = tokio::time::timeout(DEADLINE, stood_still).await.expect("the writer is held back");
-    // The queues between pipe and client are bounded in events; below them lie HTTP/2's and the kernel's buffers.
+    // The queues between pipe and client are bounded in events; below them are the buffers of HTTP/2 and the kernel.
     assert!(stood_at < 16 << 20, "{stood_at} of {} bytes were taken", EVENTS as u64 * SIZE);
     assert!(!writing.is_finished());
 
     let (mut view, mut last) = (BTreeMap::new(), 1);
     while last <= EVENTS as u64 {
         let response = next(&mut watch).await;
-        // The end of the stream is told too.
+        // The bookmark reports the end of the stream, too.
         if response.bookmark.is_some() {
             continue;
         }
@@ -314,7 +314,7 @@ async fn standard_input_is_live_and_its_end_is_not_the_end_of_the_server() {
     drop((client, watch));
     assert_eq!(process.terminate().await.code(), Some(0));
 
-    // A read of standard input that is under way does not hold the end back.
+    // A pending read of standard input does not delay the end.
     let process = Process::start(&["--stream", "pods=-"], None);
     Client::connect(&process.address()).await.until(|resource| resource.state() == pb::SyncState::Synced).await;
     assert_eq!(process.terminate().await.code(), Some(0));

@@ -1,4 +1,4 @@
-//! Reads the sources and fails when a wall of the house is pierced.
+//! Reads the sources and fails where a module breaks the rules of the crate: layers, size, headers.
 
 mod cycles;
 
@@ -10,7 +10,7 @@ use std::{
 
 use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
 
-/// What each room may name of the crate (ARCHITECTURE.md §1); a room may always name itself.
+/// Modules at the top of the crate, each with the others that it may name; each may name itself.
 const ROOMS: &[(&str, &[&str])] = &[
     ("census", &[]),
     ("sync", &[]),
@@ -32,7 +32,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("lib", &[]),
 ];
 
-/// What the core never names.
+/// Modules of the core, which name no transport, command line or vendor (`NOT_IN_CORE`).
 const CORE: &[&str] = &["model", "watch", "cache"];
 const NOT_IN_CORE: &[&str] = &["tonic", "prost", "clap", "hyper", "axum", "kube", "notify", "http"];
 
@@ -45,7 +45,7 @@ struct Source {
     is_test: bool,
 }
 
-/// Every source, without comments and without the tests inside it.
+/// Returns every source file.
 fn sources() -> Vec<Source> {
     let mut paths = Vec::new();
     walk(Path::new("src"), "rs", &mut paths);
@@ -72,12 +72,12 @@ pub(crate) fn walk(directory: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code without its comments.
+/// Returns the code without its comments.
 fn code(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The rooms that a text names: `crate::room`, and every room of `crate::{…}`.
+/// Returns the top modules that a text names: `crate::module`, and every module of `crate::{…}`.
 fn named_rooms(code: &str) -> BTreeSet<String> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut rooms = BTreeSet::new();
@@ -124,7 +124,7 @@ fn imports_point_inward() {
     for Source { path, room, text, .. } in sources() {
         let (_, allowed) = ROOMS.iter().find(|(name, _)| *name == room).unwrap_or_else(|| panic!("{room} has no wall"));
         for named in named_rooms(&code(&text)) {
-            // A path into the crate may also name a macro's or test's own item; only rooms are walls.
+            // A path into the crate may also name an item of a macro or a test; the rule is for modules only.
             let is_room = ROOMS.iter().any(|(name, _)| *name == named);
             if is_room && named != room && !allowed.contains(&named.as_str()) {
                 pierced.push(format!("{}: {room} names {named}", path.display()));
@@ -198,7 +198,7 @@ fn doc_comments_begin_with_a_noun_or_a_verb() {
     assert!(refused.is_empty(), "{refused:#?}");
 }
 
-/// Otherwise its failures would be kept in a folder at the top.
+/// Checks for the crate's configuration: without it, proptest would keep failures in a folder at the top.
 #[test]
 fn every_property_test_has_the_configuration_of_the_crate() {
     let mut others = Vec::new();
@@ -213,7 +213,7 @@ fn every_property_test_has_the_configuration_of_the_crate() {
     assert!(others.is_empty(), "{others:#?}");
 }
 
-/// A file of failures is found by the path of the source that it belongs to.
+/// Checks that proptest finds each file of failures by the path of its source.
 #[test]
 fn kept_failures_of_property_tests_are_replayed() {
     let folder = "tests/proptest-regressions";

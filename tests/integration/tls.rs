@@ -1,4 +1,4 @@
-//! TLS: whom the server shows itself as, whom it lets in, and what both sides say when that fails.
+//! TLS: the certificates of server and client, the clients that the server accepts, and the errors of both sides.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{authority::Authority, sandbox::DEADLINE};
 
-/// A server of one pod under TLS.
+/// Server of one pod under TLS.
 struct Secured {
     address: ServerAddress,
     shutdown: CancellationToken,
@@ -50,7 +50,7 @@ impl Secured {
         Self { address, shutdown, running, _directory: directory }
     }
 
-    /// What a client gets that trusts this authority and shows this certificate.
+    /// Returns the result of a client that trusts this authority and presents this certificate.
     async fn names(
         &self,
         authority: &Authority,
@@ -101,7 +101,7 @@ async fn a_client_without_the_right_certificate_is_not_let_in() {
     server.stop().await;
 }
 
-/// A relay is a client like any other.
+/// Checks that a relay presents its certificate like any other client.
 #[tokio::test]
 async fn a_relay_shows_its_certificate() {
     let (authority, clients) = (Authority::new(), Authority::new());

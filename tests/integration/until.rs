@@ -25,7 +25,7 @@ async fn until(sandbox: &Sandbox, request: pb::UntilRequest) -> Met {
     Ok(answer.into_inner().event.expect("an event"))
 }
 
-/// Asks, and comes back when the server waits.
+/// Starts a request, and returns when the server waits.
 async fn waiting(sandbox: &Sandbox, request: pb::UntilRequest) -> JoinHandle<Met> {
     let (before, mut client) = (watchers(sandbox), sandbox.client().await);
     let call =
@@ -53,7 +53,7 @@ async fn no_watchers(sandbox: &Sandbox) {
     tokio::time::timeout(DEADLINE, gone).await.expect("nothing is left behind");
 }
 
-/// An object that can no longer be served still exists: it is not DELETED, and counts.
+/// Checks that an object too large to be served still exists: it is not DELETED, and counts.
 #[tokio::test]
 async fn what_can_no_longer_be_served_is_not_absent() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -104,7 +104,7 @@ async fn what_is_not_met_is_waited_for_until_the_deadline() {
     no_watchers(&sandbox).await;
 }
 
-/// apimachinery `TestUntilErrorCondition`, otherwise: here a failure is false.
+/// apimachinery `TestUntilErrorCondition`, with a difference: here a failure counts as false.
 #[tokio::test]
 async fn a_condition_that_fails_is_not_met_and_is_counted() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", r#""n":1"#)]).await;
@@ -118,7 +118,7 @@ async fn a_condition_that_fails_is_not_met_and_is_counted() {
     assert_eq!(sandbox.informer.stats().expression_errors.load(Ordering::Relaxed), 1);
 }
 
-/// What `kubectl wait --for=delete` is.
+/// Waits for absence, as `kubectl wait --for=delete` does.
 #[tokio::test]
 async fn absence_can_be_awaited() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
@@ -177,7 +177,7 @@ async fn a_wait_ends_as_its_watch_does() {
     let version = sandbox.version();
     sandbox.reached(&informerd::model::ResourceVersion::decimal(2)).await;
     drop(version);
-    // A list that is behind: the upstream went back in time.
+    // A list at a lower version: the history of the upstream was rewritten.
     sandbox.list(vec![pod("shop", "a", "")], 1).await;
     let status = end(changed).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "HISTORY_CHANGED"));
@@ -192,7 +192,7 @@ async fn a_wait_ends_as_its_watch_does() {
 async fn a_wait_counts_as_a_watcher_and_misses_nothing_however_much_happens() {
     let options = Options { max_watchers: 1, ..Options::default() };
     let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", r#""n":0"#)]).await;
-    // Each change is a condition of its own.
+    // Each change meets a condition of its own.
     let each: Vec<String> = (1..=31).map(|n| format!("object.spec.n == {n}")).collect();
     let each: Vec<&str> = each.iter().map(String::as_str).collect();
     let call = waiting(&sandbox, request(watch_pods(), &each)).await;

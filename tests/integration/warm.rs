@@ -1,4 +1,4 @@
-//! A start that begins with what an earlier one has kept, over an etcd that is not there, and as a relay.
+//! Warm starts from the snapshot of a previous run: over an unreachable etcd, and as a relay.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{
     served::Served,
 };
 
-/// Nobody listens there.
+/// Address without a listener.
 const NOWHERE: &str = "http://127.0.0.1:1";
 
 fn state_of(directory: &TempDir, prefix: &str) -> SnapshotFile {
@@ -29,7 +29,7 @@ fn state_of(directory: &TempDir, prefix: &str) -> SnapshotFile {
     state.file("settings", &format!("the keys of {prefix:?} in etcd at {NOWHERE}"))
 }
 
-/// What an earlier start had at version 10, an hour ago.
+/// Writes the snapshot of a previous run: version 10, an hour ago.
 fn kept() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let version = ResourceVersion::decimal;
@@ -67,7 +67,7 @@ async fn what_was_kept_is_served_at_once_as_stale() {
     let ago = seen_at.elapsed().unwrap().as_secs();
     assert!((3600..3660).contains(&ago), "seen by the earlier start: {ago} s ago");
 
-    // STALE counts as ready, and health says so.
+    // STALE counts as ready, and the health service reports SERVING.
     assert_eq!(served.get("/readyz").await, (200, "ok\n".to_owned()));
     let resource = served.until(|resource| !resource.last_error.is_empty()).await;
     assert!(resource.last_error.contains("127.0.0.1:1"), "{}", resource.last_error);
@@ -106,7 +106,7 @@ async fn what_was_kept_is_served_at_once_as_stale() {
             "{older}"
         );
     }
-    // A later one is awaited: the upstream may be there yet.
+    // The server waits for a later version: the upstream may reach it yet.
     let later =
         pb::ListRequest { min_resource_version: "11".into(), resource: "settings".into(), ..Default::default() };
     let mut later = tonic::Request::new(later);
@@ -131,7 +131,7 @@ async fn without_a_change_nothing_is_written_again() {
     assert_eq!(written(), before);
 }
 
-/// Whatever is wrong with it, the server starts, and waits for a list.
+/// Checks that the server starts without an unusable snapshot file, whatever is wrong with it, and waits for a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_used_is_ignored() {
     type Spoil = fn(&TempDir);
@@ -173,7 +173,7 @@ async fn what_cannot_be_used_is_ignored() {
     }
 }
 
-/// Nor does a directory keep anybody from being served. (What is wrong with it is told when etcd is there.)
+/// Checks that the server starts with an unusable directory too. (It reports the error once etcd is there.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_cannot_be_used_is_gone_without() {
     let directory = tempfile::tempdir().unwrap();
@@ -220,14 +220,14 @@ async fn a_relay_goes_on_where_its_earlier_start_was() {
     assert_eq!(words(&next(&mut resumed).await), "ADDED b @7");
     relay.stop().await;
 
-    // Another history, while nobody looked.
+    // A rewritten history, while no relay was connected.
     origin.list(vec![pod("shop", "c", "")], 3).await;
     let relay = start().await;
     relay.until(is_at("3")).await;
     relay.stop().await;
 }
 
-/// The state that is kept is that of a version that is complete. What came ahead of it is kept when it is complete too, though
+/// Checks that the snapshot is at a complete version. A change ahead of it is saved once its version is complete too, even if
 /// nothing else changes then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_ahead_is_kept_when_it_is_complete() {
@@ -265,7 +265,7 @@ async fn what_was_ahead_is_kept_when_it_is_complete() {
     served.stop().await;
 }
 
-/// A state is in plain text.
+/// Checks that a relay writes Secrets only on request: a snapshot is in plain text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn secrets_of_a_relay_are_written_only_where_it_is_requested() {
     let secret = r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"key"},"data":{"tls.key":"c2VjcmV0"}}"#;
@@ -288,7 +288,7 @@ async fn secrets_of_a_relay_are_written_only_where_it_is_requested() {
         assert!(!file.exists(), "{forbidden}");
         start(", snapshot: true").await.stop().await;
         assert!(file.exists(), "as requested");
-        // What an earlier configuration has left is neither used nor there any more.
+        // The snapshot file of an earlier configuration is neither used nor kept.
         let served = start(forbidden).await;
         assert!(!file.exists(), "{forbidden}");
         let (_, metrics) = served.get("/metrics").await;

@@ -8,7 +8,7 @@ use crate::sandbox::{
     DEADLINE, Options, Sandbox, end, fold, next, pod, queue, raw, reason, watch_from_now, watch_pods, words,
 };
 
-/// Invariant 2, and what every message of a short life looks like.
+/// Checks the state, each change, and every message of a short watch.
 #[tokio::test]
 async fn a_watch_begins_with_the_state_and_goes_on_with_every_change() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "b", ""), pod("shop", "a", "")]).await;
@@ -43,7 +43,7 @@ async fn a_watch_without_initial_events_begins_with_a_bookmark_where_it_joins() 
     assert_eq!(words(&next(&mut watch).await), "MODIFIED a @2");
 }
 
-/// Invariant 9: cacher `TestCacheWatcherHandlesFiltering`, over the wire.
+/// cacher `TestCacheWatcherHandlesFiltering`, over the wire.
 #[tokio::test]
 async fn objects_enter_and_leave_a_selection() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", r#""nodeName":"n1""#)]).await;
@@ -71,7 +71,7 @@ async fn objects_enter_and_leave_a_selection() {
     }
 }
 
-/// Invariants 3 and 4: a relist is one batch, and there is no point to resume from inside it.
+/// Checks that a relist is one batch, inside which no client can resume.
 #[tokio::test]
 async fn a_relist_is_one_batch_of_differences() {
     let before = vec![pod("shop", "gone", ""), pod("shop", "same", ""), pod("shop", "changed", "")];
@@ -89,7 +89,7 @@ async fn a_relist_is_one_batch_of_differences() {
     assert_eq!(seen, ["DELETED INFERRED gone @1", "MODIFIED changed @1", "ADDED new @10"]);
 }
 
-/// Invariant 14: proven by a list that is behind.
+/// Lists at a lower version, which proves that the history was rewritten.
 #[tokio::test]
 async fn an_upstream_that_goes_back_ends_every_watch_and_new_ones_go_on() {
     let sandbox = Sandbox::start_unsynced(Options::default()).await;
@@ -128,7 +128,7 @@ async fn a_silent_watch_gets_bookmarks_and_a_timeout_ends_it_well() {
     assert!((2..=7).contains(&bookmarks), "one to begin with, at intervals, and one before the end: {bookmarks}");
 }
 
-/// A bookmark of the upstream moves the version on; a watch hears of it at its own interval.
+/// Checks that a bookmark of the upstream advances the version, and that a watch receives it at its own interval.
 #[tokio::test]
 async fn a_bookmark_carries_the_version_that_everything_was_distributed_up_to() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
@@ -170,7 +170,7 @@ async fn draining_tells_every_watch_where_it_was() {
     sandbox.server_ended().await;
 }
 
-/// What a client reads is the state that it holds, whatever happens while it joins.
+/// Checks that a client that joins in a storm reads the state.
 #[tokio::test]
 async fn watches_that_join_during_a_storm_hold_the_state_at_its_end() {
     const CHANGES: usize = 3_000;
@@ -221,7 +221,7 @@ async fn watches_that_join_during_a_storm_hold_the_state_at_its_end() {
     assert_eq!(views, WATCHES);
 }
 
-/// A relist of the same state tells nobody anything.
+/// Checks that a relist of the same state yields no event.
 #[tokio::test]
 async fn a_relist_without_a_difference_produces_nothing() {
     let pods = vec![pod("shop", "a", ""), pod("shop", "b", "")];

@@ -1,4 +1,4 @@
-//! Clients whose windows are smaller than what they ask for: they cost the others nothing.
+//! Clients whose windows are smaller than what they request: they do not delay the others.
 
 use std::{future::poll_fn, task::Poll};
 
@@ -16,10 +16,10 @@ use tower::ServiceExt;
 
 use crate::sandbox::{Sandbox, pod};
 
-/// More than may wait for the windows of a connection.
+/// Size larger than what may wait for the windows of a connection.
 const LARGE: usize = 1 << 20;
 const OBJECTS: usize = 4;
-/// More than the sandbox serves at a time.
+/// Number of lists, larger than what the sandbox serves at a time.
 const LISTS: usize = 40;
 
 async fn sandbox() -> Sandbox {
@@ -31,7 +31,7 @@ fn list_pods() -> pb::ListRequest {
     pb::ListRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
 }
 
-/// The body of a List, as the connection of its client has it.
+/// Returns the body of a List, as the connection of its client has it.
 async fn list(sandbox: &Sandbox) -> grpc::Body {
     let message = list_pods().encode_to_vec();
     let mut framed = BytesMut::new();
@@ -43,7 +43,7 @@ async fn list(sandbox: &Sandbox) -> grpc::Body {
     sandbox.routes().oneshot(request).await.unwrap().into_body()
 }
 
-/// Asks for the next frame until there is an answer; how often it had to ask, and what it got.
+/// Polls for the next frame until there is an answer. Returns the number of polls and the answer.
 async fn ask(body: &mut grpc::Body, room: Room) -> (usize, Option<Supplied>) {
     let mut polls = 0;
     let supplied = poll_fn(|cx| {
@@ -67,7 +67,7 @@ async fn who_finds_no_room_keeps_its_turn_and_others_have_theirs() {
         let Some(Supplied::TooLarge(needed)) = supplied else { panic!("{supplied:?}") };
         assert!((LARGE..LARGE + (64 << 10)).contains(&needed) && polls <= 2, "{needed} after {polls} polls");
     }
-    // Another is sent all of it meanwhile, and waits once for each of its pieces.
+    // Meanwhile another client receives all of it, and waits once for each of its pieces.
     let mut other = list(&sandbox).await;
     let (mut polls, mut frames) = (0, 0);
     while let (more, Some(_)) = ask(&mut other, any).await {
@@ -75,7 +75,7 @@ async fn who_finds_no_room_keeps_its_turn_and_others_have_theirs() {
     }
     assert_eq!(frames, OBJECTS + 1, "and its status");
     assert!(polls <= 2 * (frames + 1), "{polls} polls");
-    // With room, those who had to wait for it go on at once.
+    // With room, those that waited for it continue at once.
     for body in &mut stuck {
         let supplied = poll_fn(|cx| Poll::Ready(body.poll_supply(cx, any))).await;
         assert!(matches!(supplied, Poll::Ready(Some(Ok(Supplied::Frame(_))))), "{supplied:?}");

@@ -1,4 +1,4 @@
-//! What lies between a client and its server, and what happens to it.
+//! TCP proxy between a client and its server, with faults on demand.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// A port of its own that leads to a server, or to another one later.
+/// Port of its own that leads to a server, which can be changed.
 pub(crate) struct Wire {
     address: String,
     state: Arc<Mutex<State>>,
@@ -17,18 +17,18 @@ pub(crate) struct Wire {
 }
 
 struct State {
-    /// Host and port; none when every connection is closed at once.
+    /// Host and port; none when every new connection is closed at once.
     target: Option<String>,
-    /// Closes the connections that were made under it.
+    /// Closes the connections that were opened under this token.
     cut: CancellationToken,
-    /// Makes the same forget what they are given.
+    /// Makes the same connections discard their bytes.
     silenced: CancellationToken,
 }
 
 // === impl Wire ===
 
 impl Wire {
-    /// A wire to a server, as `http://host:port`.
+    /// Opens a wire to a server, as `http://host:port`.
     pub(crate) async fn to(target: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -51,28 +51,28 @@ impl Wire {
         wire
     }
 
-    /// As a client writes it.
+    /// Returns the address as a client writes it.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// The next connection leads there.
+    /// Leads new connections to this server.
     pub(crate) fn lead_to(&self, target: &str) {
         self.state.lock().target = Some(target.trim_start_matches("http://").to_owned());
     }
 
-    /// The next connections are closed.
+    /// Closes new connections at once.
     pub(crate) fn lead_nowhere(&self) {
         self.state.lock().target = None;
     }
 
-    /// Closes every connection there is.
+    /// Closes every open connection.
     pub(crate) fn cut(&self) {
         let mut state = self.state.lock();
         std::mem::take(&mut state.cut).cancel();
     }
 
-    /// Nothing goes through any more on the connections that there are.
+    /// Discards all bytes of the open connections from now on.
     pub(crate) fn silence(&self) {
         let mut state = self.state.lock();
         std::mem::take(&mut state.silenced).cancel();

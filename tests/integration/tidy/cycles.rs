@@ -1,14 +1,14 @@
-//! Reads the imports of the files of a module and fails when some import each other in a circle. A module's own file counts as
-//! one of them: it may declare its children and export from them, and if it uses one of them, that one may not use it.
+//! Reads the imports of the files of a module and fails on import cycles. A module's own file counts as one of them: it may
+//! declare its children and export from them, and if it uses one of them, that one may not use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Source, code, sources};
 
-/// Modules without circles.
+/// Modules that must have no import cycles.
 const ACYCLIC: &[&str] = &["crate::grpc", "crate::source::kube", "crate::transport", "crate::proto", "crate::config"];
 
-/// A file of the crate by the path of its module, such as `crate::grpc::watch`.
+/// Files of the crate by the paths of their modules, such as `crate::grpc::watch`.
 type Files = BTreeMap<String, File>;
 
 /// Paths that a file names: in `use` declarations and elsewhere, and those that it exports.
@@ -41,13 +41,13 @@ impl File {
     }
 }
 
-/// Paths in an expression or a type.
+/// Returns the paths in an expression or a type.
 fn paths_in(line: &str) -> impl Iterator<Item = String> + '_ {
     let words = line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
     words.filter(|word| word.contains("::")).map(|word| word.trim_matches(':').to_owned())
 }
 
-/// The paths of a tree of a `use` declaration.
+/// Returns the paths of the tree of a `use` declaration.
 fn expand(tree: &str) -> Vec<String> {
     let tree = tree.trim();
     let Some((prefix, group)) = tree.split_once('{') else {
@@ -63,7 +63,7 @@ fn expand(tree: &str) -> Vec<String> {
     items.flat_map(|item| expand(item)).map(|path| format!("{prefix}{path}")).collect()
 }
 
-/// The module that a path leads to from another one, and what it names there.
+/// Returns the module that a path leads to from another one, and the item that the path names there.
 fn resolve(files: &Files, from: &str, path: &str) -> Option<(String, Option<String>)> {
     let mut module = from.to_owned();
     let mut names = path.split("::").peekable();
@@ -87,7 +87,7 @@ fn resolve(files: &Files, from: &str, path: &str) -> Option<(String, Option<Stri
     Some((module, names.next().map(str::to_owned)))
 }
 
-/// The file that has what a path names, through what others export.
+/// Returns the file that defines the item of a path, through the exports of others.
 fn owner(files: &Files, from: &str, path: &str) -> Option<String> {
     let (mut module, mut name) = resolve(files, from, path)?;
     while let Some(wanted) = &name {
@@ -99,7 +99,7 @@ fn owner(files: &Files, from: &str, path: &str) -> Option<String> {
     Some(module)
 }
 
-/// Imports within a module that are part of a circle, or lead from one circle to another.
+/// Returns the imports within a module that are part of a cycle, or lead from one cycle to another.
 fn circles(files: &Files, module: &str) -> Vec<(String, String)> {
     let is_inside = |path: &str| path == module || path.starts_with(&format!("{module}::"));
     let mut imports = BTreeSet::new();
