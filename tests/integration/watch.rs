@@ -170,7 +170,7 @@ async fn draining_tells_every_watch_where_it_was() {
     sandbox.server_ended().await;
 }
 
-/// Checks that a client that joins in a storm reads the state.
+/// Checks that a client folds what it reads into the server's state, at whatever moment of a storm it joins.
 #[tokio::test]
 async fn watches_that_join_during_a_storm_hold_the_state_at_its_end() {
     const CHANGES: usize = 3_000;

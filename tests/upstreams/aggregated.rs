@@ -1,5 +1,5 @@
-//! informerd over an aggregated API: that of another API server, with an etcd of its own, which the one that is asked stands
-//! before.
+//! informerd over an aggregated API: the API server in front proxies the requests to another API server, which has an etcd of its
+//! own.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ fn source() -> Value {
     json!({ "group": "aggregated.example.com", "version": "v1", "plural": "things" })
 }
 
-/// The one that is asked, and the one that has the objects; whom they trust is written in a directory.
+/// Starts the API server in front and the one with the objects; the directory gets the authority of the latter.
 async fn start(directory: &TempDir) -> (ApiServer, ApiServer) {
     let authority = Authority::new();
     let (certificate, key) = authority.sign(&[]);
@@ -30,7 +30,7 @@ async fn start(directory: &TempDir) -> (ApiServer, ApiServer) {
         format!("--{flag}={}", path.display())
     };
 
-    // It believes the other one who asks.
+    // It trusts the identity that the other one puts into its request headers.
     let believed = flag("requestheader-client-ca-file", "ca.crt", authority.pem());
     let headers = ["--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group"];
     let behind = ApiServer::with(&[&believed, headers[0], headers[1]]).await;
@@ -58,7 +58,7 @@ async fn start(directory: &TempDir) -> (ApiServer, ApiServer) {
     (front, behind)
 }
 
-/// Connections are cut, and either of the two is killed.
+/// Cuts connections, and kills either of the two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_client_is_told_what_another_api_server_has() {
     let directory = TempDir::new().unwrap();
@@ -80,7 +80,7 @@ async fn every_client_is_told_what_another_api_server_has() {
     }
     check(&front, &followers, &mut truth, AGGREGATED, true).await;
 
-    // The one that has the objects lives on, and has not forgotten.
+    // The one that has the objects runs on, with its watch cache.
     front.kill();
     behind.write(&mut truth, AGGREGATED).await;
     front.restart().await;

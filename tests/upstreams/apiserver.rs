@@ -1,4 +1,4 @@
-//! The API server of Kubernetes, on an etcd of its own, and what writes to it.
+//! The API server of Kubernetes, on an etcd of its own, and its writers.
 
 use std::{
     collections::BTreeMap,
@@ -24,10 +24,10 @@ use crate::{
     port::free_address,
 };
 
-/// An API server.
+/// API server in a process of its own.
 pub(crate) struct ApiServer {
     pub(crate) etcd: Etcd,
-    /// For when it is started again.
+    /// Flags, kept for a restart.
     pub(crate) flags: Vec<String>,
     directory: TempDir,
     address: SocketAddr,
@@ -35,19 +35,19 @@ pub(crate) struct ApiServer {
     pub(crate) client: Client,
 }
 
-/// A kind of object, and how a value stands in one.
+/// Kind of object, and the place of a value in its objects.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
-    /// Of the API, as in `/api/v1`.
+    /// Root of the API, as in `/api/v1`.
     pub(crate) root: &'static str,
     api_version: &'static str,
     name: &'static str,
     pub(crate) plural: &'static str,
-    /// What all its keys in etcd begin with.
+    /// Prefix of all its keys in etcd.
     pub(crate) stored: &'static str,
 }
 
-/// Of a custom resource.
+/// Kind of a custom resource.
 pub(crate) const THINGS: Kind = Kind {
     root: "/apis/example.com/v1",
     api_version: "example.com/v1",
@@ -55,14 +55,14 @@ pub(crate) const THINGS: Kind = Kind {
     plural: "things",
     stored: "/registry/example.com/things/",
 };
-/// Of an API server that is behind another one.
+/// Kind that an aggregated API server serves.
 pub(crate) const AGGREGATED: Kind = Kind {
     root: "/apis/aggregated.example.com/v1",
     api_version: "aggregated.example.com/v1",
     stored: "/registry/aggregated.example.com/things/",
     ..THINGS
 };
-/// Of Kubernetes itself.
+/// Kind of Kubernetes itself.
 pub(crate) const CONFIG_MAPS: Kind = Kind {
     root: "/api/v1",
     api_version: "v1",
@@ -71,7 +71,7 @@ pub(crate) const CONFIG_MAPS: Kind = Kind {
     stored: "/registry/configmaps/",
 };
 
-/// Everybody is root, but for one.
+/// Tokens: one of an administrator, and one without rights.
 const TOKENS: &str = "admin,admin,1,\"system:masters\"\nreader,reader,2\n";
 pub(crate) const ADMIN: &str = "admin";
 pub(crate) const READER: &str = "reader";
@@ -79,12 +79,12 @@ pub(crate) const READER: &str = "reader";
 // === impl ApiServer ===
 
 impl ApiServer {
-    /// With the namespaces a, b and c, and the kind Thing.
+    /// Starts one with the namespaces a, b and c, and the kind Thing.
     pub(crate) async fn start() -> Self {
         Self::with(&[]).await
     }
 
-    /// With flags of its own.
+    /// Starts one with these flags.
     pub(crate) async fn with(flags: &[&str]) -> Self {
         let flags = owned(flags);
         let etcd = Etcd::start(Version::Latest).await;
@@ -96,7 +96,7 @@ impl ApiServer {
         fs::write(path("public.pem"), key.public_key_pem()).unwrap();
         let address = free_address();
         let process = spawn(&directory, address, &etcd, &flags);
-        // It makes its certificate before it listens; the file is there before its content is.
+        // It creates its certificate before it listens; the file exists before its content does.
         let started = Instant::now();
         let certificate = || fs::read_to_string(path("certs/apiserver.crt")).unwrap_or_default();
         while !certificate().ends_with("-----END CERTIFICATE-----\n") {
@@ -114,7 +114,7 @@ impl ApiServer {
         this
     }
 
-    /// Makes it known, as a custom resource.
+    /// Defines a kind as a custom resource.
     pub(crate) async fn define(&self, kind: Kind) {
         let schema = json!({ "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
         let (group, version) = kind.api_version.split_once('/').unwrap();
@@ -130,24 +130,24 @@ impl ApiServer {
         self.address
     }
 
-    /// For who writes while it is killed, and would wait longer than it takes if he tried again.
+    /// Returns a client without retries, for a writer that must not wait while the server is killed.
     pub(crate) async fn impatient_client(&self) -> Client {
         let mut config = config(&self.directory.path().join("kubeconfig")).await;
         config.default_retry = false;
         Client::try_from(config).unwrap()
     }
 
-    /// Writes a file that leads here over a port of this machine.
+    /// Writes a kubeconfig that leads here through a port of this machine.
     pub(crate) fn kubeconfig(&self, path: &Path, port: u16, token: &str) {
         write_kubeconfig(&self.directory, path, port, token);
     }
 
-    /// Who has signed its certificate.
+    /// Returns the certificate of the authority that signed its own.
     pub(crate) fn authority(&self) -> String {
         fs::read_to_string(self.directory.path().join("certs/apiserver.crt")).unwrap()
     }
 
-    /// What kubectl prints, which has nothing to warn of.
+    /// Returns the output of kubectl, which must write no warning.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
         let Output { status, stdout, stderr } = self.try_kubectl(arguments);
         let stderr = String::from_utf8(stderr).unwrap();
@@ -162,7 +162,7 @@ impl ApiServer {
         command.args(arguments).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// What is in a `ConfigMap`.
+    /// Returns the data of a `ConfigMap`.
     pub(crate) fn data(&self, namespace: &str, name: &str) -> BTreeMap<String, String> {
         let found = self.kubectl(&["get", "configmap", name, "-n", namespace, "-o", "jsonpath={.data}"]);
         serde_json::from_str(&found).unwrap()
@@ -173,19 +173,19 @@ impl ApiServer {
         self.process.wait().unwrap();
     }
 
-    /// Stands still, or goes on.
+    /// Sends a signal, such as one that stops or continues the process.
     pub(crate) fn signal(&self, signal: &str) {
         run(Command::new("kill").args([signal, &self.process.id().to_string()]));
     }
 
-    /// Again, with what its etcd has.
+    /// Starts it again, with the data of its etcd.
     pub(crate) async fn restart(&mut self) {
         self.process = spawn(&self.directory, self.address, &self.etcd, &self.flags);
         self.wait().await;
         self.until(&THINGS.all()).await;
     }
 
-    /// What it counts.
+    /// Returns its metrics.
     pub(crate) async fn metrics(&self) -> String {
         self.client.request_text(Request::get("/metrics").body(Vec::new()).unwrap()).await.unwrap()
     }
@@ -195,7 +195,7 @@ impl ApiServer {
         answer.unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 
-    /// What `kubectl apply` would do with one new object in YAML.
+    /// Creates an object from YAML, as `kubectl apply` would.
     pub(crate) async fn create(&self, path: &str, yaml: &str) {
         let request = Request::post(path).header(header::CONTENT_TYPE, "application/yaml");
         let answer = self.client.send(request.body(Body::from(yaml.as_bytes().to_vec())).unwrap()).await.unwrap();
@@ -225,7 +225,7 @@ impl ApiServer {
         }
     }
 
-    /// Waits until there is an answer.
+    /// Waits until a path has an answer.
     pub(crate) async fn until(&self, path: &str) {
         let started = Instant::now();
         while let Err(error) = self.ask("GET", path, None).await {
@@ -243,12 +243,12 @@ impl Drop for ApiServer {
 }
 
 impl Kind {
-    /// Where all are.
+    /// Returns the path of all objects.
     pub(crate) fn all(self) -> String {
         format!("{}/{}", self.root, self.plural)
     }
 
-    /// Where all of one namespace are.
+    /// Returns the path of all objects of one namespace.
     pub(crate) fn path(self, namespace: &str) -> String {
         format!("{}/namespaces/{namespace}/{}", self.root, self.plural)
     }
@@ -257,7 +257,7 @@ impl Kind {
         json!({ "apiVersion": self.api_version, "kind": self.name, "metadata": metadata, "data": data })
     }
 
-    /// The value in a body.
+    /// Returns the value in a body.
     pub(crate) fn value(self, body: &str) -> String {
         let body: Value = serde_json::from_str(body).unwrap();
         assert_eq!((&body["kind"], &body["apiVersion"]), (&json!(self.name), &json!(self.api_version)));
@@ -266,12 +266,12 @@ impl Kind {
     }
 }
 
-/// As they are kept.
+/// Returns the flags as owned strings.
 pub(crate) fn owned(flags: &[&str]) -> Vec<String> {
     flags.iter().map(|flag| (*flag).to_owned()).collect()
 }
 
-/// The answer, or why there is none.
+/// Returns the answer, or the reason for its absence.
 pub(crate) async fn ask(client: &Client, method: &str, path: &str, object: Option<&Value>) -> Result<Value, String> {
     let media_type = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
     let body = object.map(|object| object.to_string().into_bytes()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the API server is asked, by its own count.
+//! Requests to the API server, by its own count.
 
 use std::time::Instant;
 
@@ -15,9 +15,8 @@ use crate::{
     served::Served,
 };
 
-/// What has been asked for one kind in all namespaces, or for one object of it by its name, which is nobody's but informerd's and
-/// these tests'. The uid of kube-system, which informerd gets before each list and each watch, the API server gets for itself,
-/// too: it is not counted.
+/// Requests for one kind in all namespaces, or for one object of it by name. Only informerd and these tests make them. Not
+/// counted: GETs of the uid of kube-system, which informerd sends before each list and watch, as the API server itself does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     /// Whole lists, as the initial events of a watch.
@@ -36,10 +35,10 @@ const CONNECTIONS: usize = 4;
 const CLIENTS: usize = 1_000;
 const LISTS: usize = 100;
 
-/// Invariant 6.
+/// Checks that the number of requests does not depend on the number of clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
-    // An API server that streams no initial events is asked for them before each list.
+    // Without streamed initial events, informerd requests them in vain before each list.
     for (flags, streamed) in [(&[][..], 1), (&["--feature-gates=WatchList=false"], 0)] {
         let apiserver = ApiServer::with(flags).await;
         for (kind, source) in [(THINGS, things()), (CONFIG_MAPS, config_maps())] {
@@ -66,7 +65,7 @@ async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
             }
             assert_eq!(asked(&apiserver, kind).await.since(before), once, "{CLIENTS} clients");
 
-            // A watch is opened again once the last change has been found as it was: one request for that one object.
+            // informerd opens a watch again once it has found the last change unchanged: one request for that one object.
             served.cut();
             let version = create(&apiserver, kind, "third").await;
             for follower in &followers {
@@ -92,7 +91,7 @@ async fn asked(apiserver: &ApiServer, kind: Kind) -> Asked {
     Asked {
         streamed: count("apiserver_watch_list_duration_seconds_count{", &[]),
         lists: count(total, &["verb=\"LIST\"", ok]),
-        // Of a custom resource the API server counts it as a GET of that object.
+        // The API server counts it as a GET of that object if the resource is a custom one.
         heads: count_of("scope=\"namespace\"", total, &["verb=\"LIST\"", ok])
             + count_of("scope=\"resource\"", total, &["verb=\"GET\"", ok]),
         watches: ended + count("apiserver_longrunning_requests{", &[watch]),
@@ -108,7 +107,7 @@ async fn until_watched(apiserver: &ApiServer, kind: Kind) {
     }
 }
 
-/// One object more, and its version.
+/// Creates one more object, and returns its version.
 async fn create(apiserver: &ApiServer, kind: Kind, name: &str) -> i64 {
     let metadata = json!({ "name": name, "labels": { "suite": "truth" } });
     let object = kind.object(&metadata, &json!({ "value": name }));

@@ -1,4 +1,4 @@
-//! Who signs certificates.
+//! Certificate authority of the tests.
 
 use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
 
@@ -22,7 +22,7 @@ impl Authority {
         self.certificate.pem().into_bytes()
     }
 
-    /// A certificate and its key.
+    /// Returns a certificate and its key.
     pub(crate) fn sign(&self, names: &[&str]) -> (Vec<u8>, Vec<u8>) {
         let key = KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();

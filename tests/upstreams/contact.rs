@@ -1,4 +1,4 @@
-//! An upstream that is silent without closing anything, and credentials that do not come.
+//! An upstream that is silent without closing anything, and credentials that do not arrive.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::{
     truth::Truth,
 };
 
-/// By when a resource has to be STALE.
+/// Time within which a resource has to be STALE.
 const BOUND: Duration = Duration::from_secs(25);
 
 // === impl Served ===
@@ -42,7 +42,7 @@ impl Served {
     }
 }
 
-/// Over HTTP/2, which the API server has: its connection is shared, and proves itself by PING.
+/// Uses HTTP/2, as the API server does: a PING checks the shared connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_api_server_is_noticed_and_what_it_has_missed_arrives() {
     let apiserver = ApiServer::start().await;
@@ -76,7 +76,7 @@ async fn a_frozen_etcd_is_noticed_and_what_it_has_missed_arrives() {
     assert_eq!(served.count("reflector_lists_total").await, 1);
 }
 
-/// A plugin that hangs is a matter of the resources that need it.
+/// Checks that a plugin that hangs affects only the resources that need it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_an_exec_plugin_hangs_every_other_resource_is_followed() {
     let apiserver = ApiServer::start().await;
@@ -98,7 +98,7 @@ async fn while_an_exec_plugin_hangs_every_other_resource_is_followed() {
         source["kubeconfig"] = json!(hanging);
         json!({ "source": { "kube": source }, "optional": true })
     };
-    // More of them than this process has threads.
+    // More resources than this process has threads.
     let others = [("a", hangs(things())), ("b", hangs(things())), ("c", hangs(things()))];
     let served = Served::kube_among(&apiserver, ADMIN, things(), &others).await;
     let followers = served.followers().await;

@@ -1,5 +1,5 @@
-//! A CRD that changes while replicas follow its objects, and while one does not run: other bytes at the same versions, and a
-//! version that is not served for a while. The truth is the API's own list.
+//! A CRD that changes while replicas follow its objects, and while one is down: other bytes at the same versions, and a version
+//! that is not served for a while. The API's own list is the reference.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -21,7 +21,7 @@ const OBJECTS: usize = 20;
 
 type Objects = BTreeMap<String, Value>;
 
-/// The versions of the CRD: the one that is followed, and the one that is stored.
+/// Returns the versions of the CRD: the one that is followed, and the one that is stored.
 fn versions(properties: &Value, is_served: bool) -> Value {
     let spec = json!({ "type": "object", "properties": properties });
     let schema = json!({ "openAPIV3Schema": { "type": "object", "properties": { "spec": spec } } });
@@ -56,11 +56,11 @@ async fn replicas_serve_what_the_api_does_whatever_happens_to_its_crd() {
     for replica in &replicas[..2] {
         followers.push(Follower::start(replica.client().await, "").await);
     }
-    // The third one resumes from the state of before.
+    // The third replica resumes from its earlier snapshot file.
     replicas[2].written().await;
     replicas[2].kill();
 
-    // Nothing is written.
+    // No object is written.
     let after = json!({ "n": { "type": "integer" }, "replicas": { "type": "integer", "default": 3 } });
     change(&apiserver, &versions(&after, true)).await;
     replicas[2].restart();
@@ -95,13 +95,13 @@ async fn replicas_serve_what_the_api_does_whatever_happens_to_its_crd() {
     }
 }
 
-/// What a client has been told up to where the replica is now. It has not been ended.
+/// Returns the events of a client up to the version of the replica. Its stream must not have ended.
 async fn told(replica: &Killable, follower: &Follower) -> Vec<Told> {
     let resource = replica.until("listed", |resource| !resource.resource_version.is_empty()).await;
     follower.reach(resource.resource_version.parse().unwrap()).await.told
 }
 
-/// Creates an object, of the stored version.
+/// Creates an object of the stored version.
 async fn put(apiserver: &ApiServer, n: usize) {
     let path = format!("{STORED}/namespaces/{}/widgets", ["a", "b"][n % 2]);
     let object = json!({
@@ -116,7 +116,7 @@ async fn change(apiserver: &ApiServer, versions: &Value) {
     apiserver.ask("PATCH", &format!("{CRD}/widgets.crd.example.com"), Some(&patch)).await.unwrap();
 }
 
-/// Waits until the API has every object in this form, and until each replica serves what the API does. Returns it.
+/// Waits until the API has every object in this form, and each replica serves the same. Returns the objects.
 async fn equal(apiserver: &ApiServer, replicas: &[Killable], has_form: fn(&Value) -> bool) -> Objects {
     let started = Instant::now();
     loop {
@@ -136,7 +136,7 @@ async fn equal(apiserver: &ApiServer, replicas: &[Killable], has_form: fn(&Value
     }
 }
 
-/// The API's own list.
+/// Returns the API's own list.
 async fn listed(apiserver: &ApiServer) -> Result<Objects, String> {
     let list = apiserver.ask("GET", &format!("{FOLLOWED}/widgets"), None).await?;
     let entry = |object: &Value| {

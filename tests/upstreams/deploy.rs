@@ -23,7 +23,7 @@ use crate::{
 
 const RESTRICTED: &str = "pod-security.kubernetes.io/enforce=restricted";
 
-/// As users do it: the version of each object then. The API server takes no field that it does not know.
+/// Applies a manifest as users do, and returns it with the versions of its objects. The API server rejects unknown fields.
 fn apply(apiserver: &ApiServer, manifest: &str) -> String {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("manifest.yaml");
@@ -37,13 +37,13 @@ fn apply(apiserver: &ApiServer, manifest: &str) -> String {
     versions
 }
 
-/// What the cluster's controllers do for every namespace.
+/// Publishes the authority of the cluster in a namespace, as its controllers do for each.
 fn publish_authority(apiserver: &ApiServer, namespace: &str) {
     let authority = format!("--from-literal=ca.crt={}", apiserver.authority());
     apiserver.kubectl(&["create", "configmap", "kube-root-ca.crt", "-n", namespace, &authority]);
 }
 
-/// What somebody may do in a namespace, and others may not.
+/// Returns the rights of a service account in a namespace that others do not have.
 fn rights(apiserver: &ApiServer, namespace: &str, account: &str) -> BTreeSet<Vec<String>> {
     let rights = |account: &str| -> BTreeSet<Vec<String>> {
         let listed = apiserver.kubectl(&["auth", "can-i", "--list", "--no-headers", "-n", namespace, "--as", account]);
@@ -80,7 +80,7 @@ async fn the_manifests_are_applied_and_allow_what_is_needed_and_nothing_else() {
             assert_eq!(rights(&apiserver, namespace, account), expected, "{file} in {namespace}");
         }
 
-        // The strictest standard for pods lets them in, and what is not so it does not.
+        // The strictest Pod Security Standard admits them, and rejects a pod that is not so.
         let mut pod = manifest.pod().clone();
         (pod["apiVersion"], pod["kind"]) = (json!("v1"), json!("Pod"));
         (pod["metadata"]["name"], pod["metadata"]["namespace"]) = (json!("p"), json!(namespace));
@@ -92,7 +92,7 @@ async fn the_manifests_are_applied_and_allow_what_is_needed_and_nothing_else() {
     }
 }
 
-/// As far as the API server does it.
+/// Creates an object as far as the API server alone does it.
 fn create(apiserver: &ApiServer, object: &Value) -> Result<(), String> {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("object.json");
@@ -101,7 +101,8 @@ fn create(apiserver: &ApiServer, object: &Value) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8(output.stderr).unwrap()) }
 }
 
-/// The application starts when the cache is complete, reads through it, and is told everything, across restarts of informerd.
+/// Checks that the application starts once the cache is complete, reads through it, and receives everything, across restarts of
+/// informerd.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     let apiserver = ApiServer::start().await;
@@ -120,7 +121,7 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     let mut application = pod.container(&apiserver, named(&template["spec"]["containers"], "application"));
     assert_eq!(template["spec"]["initContainers"][0]["restartPolicy"], "Always");
     sidecar.start().await;
-    // It is there, and says that it is not ready, and why; the kubelet waits, and starts nobody.
+    // It runs, and reports that it is not ready, and why; the kubelet waits, and starts no other container.
     until("the probe says why", async || {
         sidecar.probe("livenessProbe").await.is_ok()
             && sidecar.probe("startupProbe").await.is_err_and(|problem| {
@@ -133,7 +134,7 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     application.start().await;
     assert_eq!(sidecar.informerd(&["resources", "-o", "name"]), "configmaps\nendpointslices\n");
 
-    // What it is told first is everything, and so is what it is told then.
+    // The initial events have everything, and so have those after them.
     mark(&apiserver, &application, &mut marks).await;
     write(&apiserver, &mut truth, 20).await;
     mark(&apiserver, &application, &mut marks).await;
@@ -144,7 +145,7 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
             && first.told.iter().any(|told| told.cause != pb::Cause::Initial)
     );
 
-    // An API that is away makes nobody unready.
+    // An unreachable API makes no pod unready.
     gate.refuse(true);
     write(&apiserver, &mut truth, 5).await;
     sidecar.probe("readinessProbe").await.unwrap();
@@ -170,13 +171,13 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     let each: BTreeSet<_> = told.iter().map(|told| (&told.key, told.version)).collect();
     assert_eq!(each.len(), told.len(), "each change once");
 
-    // The application first, which the sidecar outlives.
+    // The application ends first; the sidecar ends after it.
     let ends_at = Instant::now() + pod.grace_period();
     assert_eq!(application.terminate(pod.grace_period()).await, Some(0));
     assert_eq!(sidecar.has_ended(), None);
     assert_eq!(sidecar.terminate(ends_at.duration_since(Instant::now())).await, Some(0));
     let log = sidecar.log("err");
-    // What waits for it speaks too when it is killed.
+    // The waiting command writes to the log too when it is killed.
     let log = log.lines().filter(|line| line.starts_with('{'));
     let log: Vec<Value> = log.map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(log.last().unwrap()["message"], "shut down");
@@ -184,7 +185,7 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     assert_eq!(error, None, "an API that is away is a warning, and one line");
 }
 
-/// Asked at the address of the pod; it says that it ends before it does.
+/// Calls the address of the pod, and checks that the pod fails /readyz before it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_standalone_pod_serves_other_pods_and_ends_in_order() {
     let apiserver = ApiServer::start().await;
@@ -203,7 +204,7 @@ async fn the_standalone_pod_serves_other_pods_and_ends_in_order() {
     );
     assert_eq!(server.informerd(&["resources", "-o", "name", "--server", &at]), "pods\nservices\n");
 
-    // For `drain.delay` it is left out and serves, so that nobody meets a closed door.
+    // For `drain.delay` the Service leaves it out while it still serves, so that no connection is refused.
     server.signal("-TERM");
     until("it says that it ends", async || {
         server.probe("readinessProbe").await.is_err_and(|problem| problem.contains("shutting down"))
@@ -219,7 +220,7 @@ async fn write(apiserver: &ApiServer, truth: &mut Truth, count: usize) {
     }
 }
 
-/// Writes one more object, and waits until the application has been told of it, and so of everything before.
+/// Writes one more object, and waits until the application has received it, and so everything before it.
 async fn mark(apiserver: &ApiServer, application: &Container, marks: &mut usize) {
     *marks += 1;
     let name = format!("mark-{marks}");
@@ -236,12 +237,12 @@ async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     }
 }
 
-/// What the application has printed of what was written.
+/// Returns the events of the written objects that the application has printed.
 fn told(application: &Container) -> Followed {
     let notes = application.log("err");
     let synced_at = notes.lines().find_map(|line| line.strip_prefix("# synced: ")?.rsplit(' ').next()?.parse().ok());
     let events = application.log("out");
-    // The last line may not be whole.
+    // The last line may be incomplete.
     let events = events.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let told = events.filter_map(|line| {
         let event: Value = serde_json::from_str(line).unwrap();
@@ -254,7 +255,7 @@ fn told(application: &Container) -> Followed {
         }
         let event_type = pb::EventType::from_str_name(&word(&event["type"], "EVENT_TYPE_")).unwrap();
         let resume = version(&event["resourceVersion"]);
-        // What is deleted is as it last was; its version may still be open.
+        // A deletion has the last state of the object; its version may still be open.
         let of_deletion = event.get("objectVersion").map_or(resume, version);
         let is_deletion = event_type == pb::EventType::Deleted;
         Some(Told {

@@ -1,4 +1,4 @@
-//! Processes of etcd, and what writes to them.
+//! Processes of etcd, and their writers.
 
 use std::{
     collections::BTreeMap,
@@ -16,30 +16,30 @@ use tempfile::TempDir;
 
 use crate::{DEADLINE, port::free_address};
 
-/// Which etcd.
+/// Release of etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Version {
     /// 3.6, of this folder's Go module.
     Latest,
-    /// Debian's 3.4.
+    /// 3.4 of Debian.
     Old,
 }
 
-/// A member of a cluster.
+/// Member of a cluster.
 pub(crate) struct Etcd {
     version: Version,
     name: String,
-    /// Every member, with the address that it is told things at by the others.
+    /// Every member, with its peer address.
     cluster: String,
     directory: TempDir,
-    /// How many data directories there have been.
+    /// Number of data directories so far.
     data: usize,
     client: SocketAddr,
     peer: SocketAddr,
     process: Child,
 }
 
-/// etcd's own client, which writes.
+/// Writer through etcd's own client.
 pub(crate) struct Driver {
     process: Child,
     commands: ChildStdin,
@@ -56,7 +56,7 @@ pub(crate) fn program(variable: &str) -> PathBuf {
 // === impl Etcd ===
 
 impl Etcd {
-    /// A cluster of one.
+    /// Starts a cluster of one member.
     pub(crate) async fn start(version: Version) -> Self {
         Self::cluster(version, 1).await.remove(0)
     }
@@ -91,7 +91,7 @@ impl Etcd {
         Driver::start(&[&self.url()])
     }
 
-    /// For a cluster that asks who writes.
+    /// Returns a writer for a cluster with authentication.
     pub(crate) fn driver_as(&self, user: &str, password: &str) -> Driver {
         Driver::start(&[&self.url(), user, password])
     }
@@ -101,14 +101,14 @@ impl Etcd {
         self.process.wait().unwrap();
     }
 
-    /// Again, with what it had.
+    /// Starts it again, with the data that it had.
     pub(crate) async fn restart(&mut self) {
         let data = self.directory.path().join(format!("data-{}", self.data));
         self.process = spawn(self.version, &data, &self.name, self.client, self.peer, &self.cluster);
         self.wait().await;
     }
 
-    /// Stands still, or goes on.
+    /// Sends a signal, such as one that stops or continues the process.
     pub(crate) fn signal(&self, signal: &str) {
         run(Command::new("kill").args([signal, &self.process.id().to_string()]));
     }
@@ -122,7 +122,7 @@ impl Etcd {
         path
     }
 
-    /// Kills it, and puts a snapshot in the place of what it had. It is started by `restart`.
+    /// Kills it, and replaces its data with a snapshot. `restart` starts it again.
     pub(crate) fn restore(&mut self, snapshot: &Path) {
         self.kill();
         self.data += 1;
@@ -212,7 +212,7 @@ impl Driver {
         Self { process, commands, answers }
     }
 
-    /// One transaction; its revision.
+    /// Writes one transaction, and returns its revision.
     pub(crate) fn write(&mut self, changes: &BTreeMap<String, Option<String>>) -> i64 {
         let put: BTreeMap<_, _> = changes.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))).collect();
         let delete: Vec<_> = changes.iter().filter(|(_, value)| value.is_none()).map(|(key, _)| key).collect();
@@ -223,12 +223,12 @@ impl Driver {
         self.ask(&json!({ "compact": revision }));
     }
 
-    /// Lets nobody in any more but root and a reader of a prefix.
+    /// Enables authentication, for root and a reader of a prefix only.
     pub(crate) fn protect(&mut self, reader: &str, password: &str, prefix: &str) {
         self.ask(&json!({ "reader": { "Name": reader, "Prefix": prefix, "Password": password } }));
     }
 
-    /// Waits until the cluster takes what is written, which may need an election.
+    /// Waits until the cluster accepts writes, which may need an election.
     pub(crate) fn settle(&mut self) {
         let started = Instant::now();
         while let Err(error) = self.try_ask(&json!({ "put": { "/settled": "x" } })) {

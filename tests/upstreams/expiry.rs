@@ -28,12 +28,12 @@ use crate::{
     truth::{Changes, Truth},
 };
 
-/// Namespace and name of an object, and its resourceVersion.
+/// Objects by namespace and name, with their resourceVersions.
 type State = BTreeMap<String, i64>;
-/// The names of the objects that were deleted at each resourceVersion.
+/// Names of the objects that were deleted at each resourceVersion.
 type Deletions = BTreeMap<i64, BTreeSet<String>>;
 
-/// A watch of the API itself, for the deletions that it reports.
+/// Watch of the API itself, for the deletions that it reports.
 struct Reported {
     expiry: Arc<Mutex<Expiry>>,
     reading: JoinHandle<()>,
@@ -42,39 +42,39 @@ struct Reported {
 #[derive(Debug, Default, Clone)]
 struct Expiry {
     deletions: Deletions,
-    /// Of the deletions at each version, as the API sends them.
+    /// Bytes of the deletions at each version, as the API sends them.
     bytes: BTreeMap<i64, usize>,
 }
 
-/// A client that resumes where its stream ended.
+/// Client that resumes from the end of its last stream.
 struct Resuming {
     folded: Arc<Mutex<Folded>>,
     running: JoinHandle<()>,
 }
 
-/// The sum of a client's streams.
+/// Sum of a client's streams.
 #[derive(Debug, Default, Clone)]
 struct Folded {
     state: State,
     deletions: Deletions,
-    /// Of the last message, to resume from.
+    /// Version of the last message, to resume from.
     version: String,
-    /// Of the last bookmark.
+    /// History of the last bookmark.
     history: String,
     leaves: usize,
-    /// The reasons of the streams that ended with a version that could not be resumed from.
+    /// Reasons of the streams that ended with a version that could not be resumed from.
     refused: Vec<String>,
 }
 
 const ALL: &str = "/api/v1/events";
 const EVENTS: usize = 600;
-/// The expiry of the others is waited for until here; these Events outlive the test.
+/// Time to wait for the expiry of the other Events; those of this length outlive the test.
 const KEPT_AFTER: Duration = Duration::from_secs(17);
 const KEPT: usize = 5;
-/// A version with fewer deletions would prove little. The API server takes a new lease once a second.
+/// Least number of deletions at one version that the test accepts. The API server takes a new lease once a second.
 const AT_ONE_VERSION: usize = 50;
-/// A version that nothing else completes is completed by a bookmark of the API server, once a minute, of which a watch that is
-/// silent is told after `watch.bookmark_interval`, 30 s.
+/// Time until a version that no other change completes is complete at a client: the API server sends a bookmark once a minute,
+/// and a silent watch receives it after `watch.bookmark_interval`, 30 s.
 const PASSED_ON: Duration = Duration::from_secs(120);
 /// Bytes of informerd to a relay, and of a relay to a client: within what informerd receives before its own first cut.
 const CUT_AFTER: usize = 2_000;
@@ -112,7 +112,7 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     everybody_agrees(&apiserver, &killed, Some(&relay_of_killed), &of_killed).await;
     killed.kept(truth.revision()).await;
 
-    // The connection stands while they expire; what it passes then is cut in the middle of the version with the most deletions.
+    // The connection is frozen while they expire; it is then cut in the middle of the version with the most deletions.
     gate.freeze(true);
     killed_gate.freeze(true);
     let Expiry { deletions: expired, bytes } = reported.of(EVENTS).await;
@@ -137,7 +137,7 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     }
     killed.kill();
     killed.restart();
-    // While the API server refuses it, what it serves is what was kept.
+    // While the API server refuses it, it serves its snapshot.
     let kept = killed.until("served", |resource| !resource.resource_version.is_empty()).await.resource_version;
     for (name, gate) in [("the relay", &relay.gates[0]), ("a client of the relay", &to_relay)] {
         until(&format!("{name} is cut"), || !gate.is_to_cut()).await;
@@ -165,7 +165,7 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
         assert_eq!((served.count(&counter).await, relay.count(&counter).await), (expected, expected), "{counter}");
     }
 
-    // Killed with all of a version that nothing has completed yet, too: it starts again before that, and its relay is ahead of it.
+    // Killed with all of a version that nothing has completed yet, too: it starts from before that, and its relay is ahead of it.
     // A client that is behind the snapshot could not resume.
     let reached: i64 = served.until("served", |_| true).await.resource_version.parse().unwrap();
     let has_reached =
@@ -189,9 +189,9 @@ async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
     println!("{leaves} leaves, {} connections to the API server, in {:?}", gate.accepted(), created.elapsed());
 }
 
-/// The relay of an informerd that was killed: its origin has the same history, which begins at what was kept. It resumes there
-/// if no deletion was complete and the last change is not before that; otherwise it lists, unless a bookmark has brought it as
-/// far as what was kept. A list that the origin does not answer in time, as it starts, counts as none.
+/// Checks the lists of a relay whose informerd was killed. The origin's history begins at its snapshot. The relay resumes there
+/// if no deletion was complete and the last change is not before that; otherwise it lists, unless a bookmark has advanced it to
+/// the version of the snapshot. A list that the starting origin does not answer in time does not count.
 async fn few_lists(relay: &Served, most: u64) {
     assert_eq!(relay.count("cache_rewinds_total").await, 0);
     let (asked, failed) =
@@ -266,7 +266,8 @@ impl Drop for Reported {
 // === impl Resuming ===
 
 impl Resuming {
-    /// Watches at a server; one that leaves does so after its second deletion, and later where that gets it no further.
+    /// Watches at a server; a client that leaves does so after its second deletion, and later where it makes no progress
+    /// otherwise.
     fn start(url: &str, selection: Selection, is_leaving: bool) -> Self {
         let folded = Arc::new(Mutex::new(Folded::default()));
         let running = tokio::spawn(resume(url.to_owned(), selection, is_leaving, Arc::clone(&folded)));
@@ -310,7 +311,7 @@ impl Folded {
         self.version = message.resource_version;
     }
 
-    /// Forgets everything where the server cannot resume.
+    /// Clears the state if the server cannot resume.
     fn note_end(&mut self, status: &Status) {
         if status.code() == Code::OutOfRange {
             self.refused.push(status.get_details_error_info().map(|info| info.reason).unwrap_or_default());
@@ -363,7 +364,7 @@ async fn stay(
     Ok(())
 }
 
-/// Waits until informerd, its relay and every client have the state that the API has.
+/// Waits until informerd, its relay and every client have the state of the API.
 async fn everybody_agrees(apiserver: &ApiServer, served: &Killable, relay: Option<&Served>, clients: &[Vec<Resuming>]) {
     let (started, clients) = (Instant::now(), clients.iter().flatten());
     loop {
@@ -388,7 +389,7 @@ async fn everybody_agrees(apiserver: &ApiServer, served: &Killable, relay: Optio
     }
 }
 
-/// Returns the numbers of objects that are beyond those expected, and that are missing or other ones.
+/// Returns the numbers of objects that are unexpected, and that are missing or different.
 fn difference(state: &State, expected: &State) -> String {
     let ghosts = state.keys().filter(|name| !expected.contains_key(*name)).count();
     let missing = expected.iter().filter(|(name, version)| state.get(*name) != Some(version)).count();

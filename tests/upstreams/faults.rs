@@ -1,4 +1,4 @@
-//! What goes wrong between etcd and informerd ends no client, and loses nothing.
+//! Faults between etcd and informerd: they end no client's stream, and lose nothing.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     truth::{PREFIX, Truth},
 };
 
-/// Connections that are cut, an etcd that stands still, one that is killed and started again.
+/// Cuts connections, stops etcd for a while, and kills and restarts it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cuts_and_restarts_end_nobody_and_lose_nothing() {
     for version in VERSIONS {
@@ -36,7 +36,7 @@ async fn cuts_and_restarts_end_nobody_and_lose_nothing() {
         for _ in 0..2 {
             etcd.kill();
             etcd.restart().await;
-            // Another one, since the first waits for what was killed.
+            // A new driver, since the first waits for the killed server.
             driver = etcd.driver();
             write(&mut truth, &mut driver, 20);
         }
@@ -46,7 +46,7 @@ async fn cuts_and_restarts_end_nobody_and_lose_nothing() {
     }
 }
 
-/// Of three members, the one that is followed stands still, until all have; the cluster goes on without it.
+/// Stops the followed one of three members until it has stopped each; the cluster continues without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_stands_still_is_left_for_the_next() {
     for version in VERSIONS {
@@ -75,7 +75,7 @@ async fn a_member_that_stands_still_is_left_for_the_next() {
     }
 }
 
-/// Everything older than the last revision is compacted ten times a second, while connections are cut.
+/// Compacts everything before the last revision ten times a second, while connections are cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compaction_ten_times_a_second_is_survived() {
     for version in VERSIONS {
@@ -112,7 +112,7 @@ async fn compaction_ten_times_a_second_is_survived() {
     }
 }
 
-/// Counted by etcd itself.
+/// Uses etcd's own counters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_is_asked_once_whatever_the_number_of_clients() {
     for version in VERSIONS {
@@ -132,7 +132,7 @@ async fn etcd_is_asked_once_whatever_the_number_of_clients() {
         for _ in 0..10 {
             followers.extend(served.followers().await);
         }
-        // An old etcd is asked for its head when it is quiet, which is no list.
+        // informerd asks an old etcd that is quiet for its head, which is no list.
         let (lists, streams, watches) = asked().await;
         assert_eq!((streams, watches), (1, 1), "{version:?}: {} clients", followers.len());
         assert!(lists == 1 || version == Version::Old, "{version:?}: {lists} ranges");
@@ -140,7 +140,7 @@ async fn etcd_is_asked_once_whatever_the_number_of_clients() {
     }
 }
 
-/// Invariant 13: a version that only other keys have reached.
+/// Waits for a version that only other keys have reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_version_of_other_keys_is_asked_for() {
     for version in VERSIONS {
@@ -193,7 +193,7 @@ pub(crate) fn write(truth: &mut Truth, driver: &mut Driver, transactions: usize)
     }
 }
 
-/// Waits until every client has been told everything, and holds it against the truth.
+/// Waits until every client has received everything, and compares it with the truth.
 pub(crate) async fn reach(followers: &[Follower], truth: &Truth, is_complete: bool) {
     for follower in followers {
         truth.check(&follower.reach(truth.revision()).await, is_complete);

@@ -1,4 +1,4 @@
-//! A client that notes everything that it is told, and how it ends.
+//! Client that records every event, and the end of its stream.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,23 +9,23 @@ use tonic::{Code, Status, transport::Channel};
 
 use crate::{DEADLINE, selection::Selection};
 
-/// What one stream has told.
+/// Record of one stream.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Followed {
     pub(crate) selection: Selection,
-    /// Where the initial events ended.
+    /// Version at which the initial events ended.
     pub(crate) synced_at: i64,
-    /// The source leaves the version of a deletion open, so that the initial events may have a part of the version after
-    /// `synced_at`; what they lack because of it may be told once more.
+    /// True if the source leaves the version of a deletion open: the initial events may then have a part of the version after
+    /// `synced_at`, and the server may repeat what they lack because of it.
     pub(crate) may_begin_open: bool,
     pub(crate) told: Vec<Told>,
-    /// Where events were dropped.
+    /// Holes, where events were dropped.
     pub(crate) holes: Vec<Hole>,
-    /// From which version to which the server has listed its upstream again, as it says to who watches everything.
+    /// Relists of the upstream, each from one version to another, as the server reports them to watches of everything.
     pub(crate) relists: Vec<(i64, i64)>,
-    /// A bookmark has told of the last relist, and the next event tells of it once more.
+    /// True if a bookmark has reported the last relist, which the next event reports once more.
     pub(crate) is_relist_told: bool,
-    /// Up to where nothing is missing.
+    /// Version up to which nothing is missing.
     pub(crate) reached: i64,
     pub(crate) ended: Option<(Code, String)>,
 }
@@ -36,43 +36,44 @@ pub(crate) struct Told {
     pub(crate) event_type: pb::EventType,
     pub(crate) cause: pb::Cause,
     pub(crate) key: String,
-    /// None where no bodies were asked for.
+    /// Value of the body; none where the client requested no bodies.
     pub(crate) value: Option<String>,
-    /// Of the change.
+    /// Version of the change.
     pub(crate) version: i64,
-    /// To resume from; 0 during the initial events.
+    /// Version to resume from; 0 during the initial events.
     pub(crate) resume: i64,
-    /// How many further events it stands for.
+    /// Number of further events that it stands for.
     pub(crate) coalesced: u32,
 }
 
-/// A DROPPED.
+/// DROPPED event.
 #[derive(Debug, Clone)]
 pub(crate) struct Hole {
-    /// So many events were told before it.
+    /// Number of events before it.
     pub(crate) at: usize,
     pub(crate) count: u64,
     pub(crate) after: i64,
 }
 
-/// A stream that is being followed.
+/// Task that follows a stream.
 pub(crate) struct Follower {
     followed: Arc<Mutex<Followed>>,
     task: JoinHandle<()>,
 }
 
-/// After an outage a Reflector pauses for up to a minute (`BackoffConfig`), and once more if what it has missed is gone.
+/// Longest pause of a Reflector after an outage: up to a minute (`BackoffConfig`), and once more if the missed events are
+/// compacted.
 const PAUSES: Duration = Duration::from_secs(2 * 60);
 
 // === impl Follower ===
 
 impl Follower {
-    /// Of one namespace, or of all.
+    /// Follows one namespace, or all.
     pub(crate) async fn start(client: InformerServiceClient<Channel>, namespace: &str) -> Self {
         Self::of(client, Selection::namespace(namespace)).await
     }
 
-    /// Of what is selected.
+    /// Follows a selection.
     pub(crate) async fn of(mut client: InformerServiceClient<Channel>, selection: Selection) -> Self {
         let mut request = selection.request.clone();
         request.set_initial_events(pb::InitialEvents::Send);
@@ -97,12 +98,12 @@ impl Follower {
         this
     }
 
-    /// What it has now.
+    /// Returns its record so far.
     pub(crate) fn followed(&self) -> Followed {
         self.followed.lock().clone()
     }
 
-    /// Waits until it has been told everything up to a revision; it must not end before.
+    /// Waits until it has everything up to a revision; it must not end before.
     pub(crate) async fn reach(&self, revision: i64) -> Followed {
         self.until(&format!("it has reached {revision}"), |followed| {
             assert_eq!(followed.ended, None, "no client is ended");

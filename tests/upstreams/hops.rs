@@ -1,4 +1,4 @@
-//! Clients that change between two replicas and a chain of three relays, over one etcd, and go on where they were.
+//! Clients that move between two replicas and a chain of three relays, over one etcd, and resume at each.
 
 use std::{
     env,
@@ -25,36 +25,36 @@ use crate::{
 };
 
 const CLIENTS: u64 = 200;
-/// As long as this; `INFORMERD_HOPS_SECONDS` in its place makes it minutes.
+/// Length of the test; `INFORMERD_HOPS_SECONDS` overrides it, for minutes.
 const SECONDS: u64 = 10;
-/// Between two transactions: some hundred events a second for each client.
+/// Pause between two transactions: some hundred events a second for each client.
 const PACE: Duration = Duration::from_millis(25);
 
-/// One client, and what the streams that it has had add up to.
+/// Client, and the sum of its streams.
 pub(crate) struct Hopper {
     servers: Vec<InformerServiceClient<Channel>>,
     shared: Arc<Shared>,
     followed: Followed,
-    /// Up to where nothing is missing; none before the initial events are complete.
+    /// Version up to which nothing is missing; none before the initial events are complete.
     position: Option<i64>,
-    /// The events of a batch that is open: forgotten by who leaves, and told again.
+    /// Events of an open batch: a client that leaves discards them, and receives them again.
     open: Vec<pb::WatchResponse>,
-    /// How many there were when it left.
+    /// Number of events in the open batch when the client left.
     cut: u64,
     random: u64,
 }
 
-/// What the test and its clients tell each other.
+/// State shared by the test and its clients.
 #[derive(Default)]
 pub(crate) struct Shared {
-    /// The last revision, once it has been written.
+    /// Last revision, once it has been written.
     pub(crate) last: AtomicI64,
     pub(crate) hops: AtomicU64,
     cut_batches: AtomicU64,
     broken: AtomicU64,
 }
 
-/// Issue 7: each client's streams, joined, are the history, each change once; etcd and every upstream are asked once.
+/// Checks that each client's joined streams are the history, each change once, and that etcd and every upstream serve one stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
     let seconds = env::var("INFORMERD_HOPS_SECONDS").map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
@@ -68,7 +68,7 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
     let (shared, mut clients) = (Arc::new(Shared::default()), JoinSet::new());
     let mut connections = Vec::new();
     for server in &servers {
-        // A history begins with the first list: nobody is to come with a version from before it.
+        // The history begins with the first list: no client may have a version from before it.
         Follower::start(server.client().await, "").await;
         connections.push(server.client().await);
     }
@@ -119,7 +119,7 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
         assert_eq!(server.count("reflector_lists_total").await, 1, "server {at}");
         assert_eq!(server.count("cache_rewinds_total").await, 0, "server {at}");
     }
-    // One stream from each relay, and nobody's besides.
+    // One stream from each relay, and no other.
     drop(connections);
     for (at, streams) in [0, 1, 1, 1, 0].into_iter().enumerate() {
         let waited = Instant::now();
@@ -130,7 +130,7 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
     }
 }
 
-/// The version of the change that it tells of.
+/// Returns the version of the change of a message.
 fn changed_at(message: &pb::WatchResponse) -> Option<i64> {
     Some(message.object.as_ref()?.resource_version.parse().unwrap())
 }
@@ -138,7 +138,7 @@ fn changed_at(message: &pb::WatchResponse) -> Option<i64> {
 // === impl Hopper ===
 
 impl Hopper {
-    /// Of one selection, at any of some servers.
+    /// Creates a client of one selection, which uses any of some servers.
     pub(crate) fn new(
         servers: &[InformerServiceClient<Channel>],
         shared: &Arc<Shared>,
@@ -150,7 +150,7 @@ impl Hopper {
         Self { servers, shared, followed, position: None, open: Vec::new(), cut: 0, random: seed }
     }
 
-    /// Until it has been told everything.
+    /// Runs until it has received everything.
     pub(crate) async fn run(mut self) -> Followed {
         let mut server = self.below(self.servers.len() as u64) as usize;
         loop {
@@ -159,7 +159,7 @@ impl Hopper {
                 return self.followed;
             }
             if let Err(status) = self.stay(server).await {
-                // Not by informerd: HTTP/2's own bounds on streams that were left end a connection now and then.
+                // Not by informerd: HTTP/2's own limits on streams that were reset end a connection now and then.
                 assert!(status.get_details_error_info().is_none(), "{status}");
                 self.shared.broken.fetch_add(1, Ordering::SeqCst);
             }
@@ -185,9 +185,9 @@ impl Hopper {
         let mut stream = tokio::time::timeout(DEADLINE, opening).await.expect("an answer")?.into_inner();
         let stay = Duration::from_millis(10 + self.below(700));
         let leaves_at = tokio::time::Instant::now() + stay;
-        // What was left open is told again; who never read more of it would never have all of a large batch.
+        // The server repeats an open batch: a client must read more than the last time to get all of a large one.
         let mut messages = 1 + self.below(60) + self.cut;
-        // Nobody leaves before the initial events are complete: there is one list.
+        // The client stays until the initial events are complete: there is one list.
         while self.position.is_none() || messages > 0 {
             let leaves = async {
                 match self.position {

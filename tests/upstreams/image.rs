@@ -1,4 +1,4 @@
-//! What the static program finds in the image, where there is no system around it: names, whom to trust, and whose it is.
+//! The static program in the image, without a system around it: name resolution, trusted authorities and its user.
 
 use std::{fs, net::SocketAddr, process::Output};
 
@@ -14,13 +14,13 @@ use crate::{
     root::{Root, is_root},
 };
 
-/// Where a resolver may listen, whatever else does on this machine.
+/// Address for a resolver that is free whatever else listens on this machine.
 const NAME_SERVER: &str = "127.53.0.1";
-/// As the kubelet writes it.
+/// Resolver configuration as the kubelet writes it.
 const RESOLV_CONF: &str =
     "search shop.svc.cluster.local svc.cluster.local cluster.local\nnameserver 127.53.0.1\noptions ndots:5\n";
 
-/// A server of one pod under TLS: where it is, and who has signed for both names.
+/// Starts a server of one pod under TLS. Returns its address, and the authority that signed for the names.
 async fn serve(names: &[&str]) -> (SocketAddr, String, TempDir) {
     let authority = Authority::new();
     let (certificate, key) = authority.sign(names);
@@ -41,7 +41,7 @@ async fn serve(names: &[&str]) -> (SocketAddr, String, TempDir) {
     (address, String::from_utf8(authority.pem()).unwrap(), directory)
 }
 
-/// Answers for one name with 127.0.0.1, and says of every other one that there is none.
+/// Answers for one name with 127.0.0.1, and reports every other one as unknown.
 async fn resolve(name: &'static str) -> std::io::Result<()> {
     let socket = UdpSocket::bind((NAME_SERVER, 53)).await?;
     let known: Vec<u8> =
@@ -50,7 +50,7 @@ async fn resolve(name: &'static str) -> std::io::Result<()> {
         let mut query = [0; 512];
         loop {
             let (length, from) = socket.recv_from(&mut query).await.unwrap();
-            // Its id, a question; what follows is the name, the type and the class.
+            // Skips its id and flags of one question; the name, the type and the class follow.
             let question = &query[12..length];
             let end = 12 + question.iter().position(|byte| *byte == 0).unwrap() + 5;
             let (asked, kind) = (&query[12..end - 4], query[end - 3]);
@@ -94,7 +94,7 @@ async fn names_are_resolved_and_authorities_are_trusted() {
     let (named, pinned) =
         (format!("https://informerd.cache:{}", address.port()), format!("https://pinned:{}", address.port()));
     root.write("etc/hosts", "127.0.0.1 localhost\n127.0.0.1 pinned\n");
-    // The image trusts whom the world trusts, and nobody else.
+    // The image trusts the public authorities, and no other.
     let unknown = list(&root, &pinned).await.unwrap_err();
     assert!(unknown.contains("UnknownIssuer"), "{unknown}");
     root.write("etc/ssl/certs/ca-certificates.crt", &authority);
@@ -113,7 +113,7 @@ async fn names_are_resolved_and_authorities_are_trusted() {
     }
 }
 
-/// A pod that mounts no token is not told of kubeconfigs.
+/// Checks that the error for a pod without a token does not mention kubeconfigs.
 #[test]
 fn a_pod_without_a_service_account_is_told_so() {
     let root = Root::of_image();

@@ -1,4 +1,4 @@
-//! What was written, whoever wrote it and whether or not he was told: by etcd's own watch of what an API server stores.
+//! Record of all writes, by any writer and whether or not it got an answer: etcd's own watch of the keys of an API server.
 
 use std::{sync::Arc, time::Instant};
 
@@ -11,7 +11,7 @@ use self::etcdserverpb::{
 };
 use crate::{DEADLINE, apiserver::Kind, etcd::Etcd, truth::Truth};
 
-/// Everything of one kind, from its beginning.
+/// Every change of one kind, from its beginning.
 pub(crate) struct Journal {
     written: Arc<Mutex<Truth>>,
     reading: JoinHandle<()>,
@@ -28,13 +28,13 @@ mod mvccpb {
     tonic::include_proto!("mvccpb");
 }
 
-/// Around a value, so that it is found in whatever an API server stores: JSON, or its protobuf.
+/// Mark on both sides of a value, which finds it in any stored form: JSON, or the API server's protobuf.
 pub(crate) const MARK: char = '#';
 
 // === impl Journal ===
 
 impl Journal {
-    /// Nothing of it must have been compacted yet.
+    /// Watches a kind, of which nothing may have been compacted yet.
     pub(crate) async fn of(etcd: &Etcd, kind: Kind) -> Self {
         let mut end = kind.stored.as_bytes().to_vec();
         *end.last_mut().unwrap() += 1;
@@ -59,7 +59,7 @@ impl Journal {
         Self { written, reading }
     }
 
-    /// All that there is, once it has come to a revision that was written.
+    /// Returns all changes, once the journal has reached a revision that was written.
     pub(crate) async fn up_to(&self, revision: i64) -> Truth {
         let started = Instant::now();
         while self.written.lock().revision() < revision {
@@ -69,7 +69,7 @@ impl Journal {
         self.written.lock().clone()
     }
 
-    /// The last revision that it knows of.
+    /// Returns its last revision.
     pub(crate) fn latest(&self) -> i64 {
         self.written.lock().revision()
     }
@@ -87,14 +87,14 @@ fn note(answer: WatchResponse, kind: Kind, written: &mut Truth) {
         let is_deletion = event.r#type() == mvccpb::event::EventType::Delete;
         let pair = event.kv.unwrap();
         let key = String::from_utf8(pair.key).unwrap();
-        // What Kubernetes keeps for itself has other names.
+        // Kubernetes' own objects have other names.
         let Some((namespace, name)) = key[kind.stored.len()..].split_once("/o-") else { continue };
         let value = (!is_deletion).then(|| marked(&pair.value));
         written.note(pair.mod_revision, [(format!("{namespace}/{name}"), value)].into());
     }
 }
 
-/// The value in what is stored.
+/// Returns the value in the stored bytes.
 fn marked(stored: &[u8]) -> String {
     let stored = String::from_utf8_lossy(stored);
     let value = stored.split(MARK).nth(1).unwrap_or_else(|| panic!("no value in {stored}"));

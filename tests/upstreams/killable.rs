@@ -1,4 +1,4 @@
-//! informerd as a process with a directory for its state, which is killed and started again.
+//! informerd as a process with a state directory, which is killed and started again.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ use crate::{
     truth::{PREFIX, Truth},
 };
 
-/// A server with a directory for its state; INFORMERD may name another program than that of the tests.
+/// Server with a state directory; INFORMERD may name another program than that of the tests.
 pub(crate) struct Killable {
     directory: TempDir,
     address: SocketAddr,
@@ -37,7 +37,7 @@ impl Killable {
         Self::over(TempDir::new().unwrap(), &json!({ "etcd": { "endpoints": endpoints, "prefix": PREFIX } }))
     }
 
-    /// Over the API server, with the token of somebody.
+    /// Starts one over the API server, with a user's token.
     pub(crate) fn kube(apiserver: &ApiServer, token: &str, source: Value) -> Self {
         Self::kube_through(apiserver.address().port(), apiserver, token, source)
     }
@@ -50,7 +50,7 @@ impl Killable {
         Self::over(directory, &json!({ "kube": source }))
     }
 
-    /// A relay of another one.
+    /// Starts a relay of another one.
     pub(crate) fn relay(upstream: &Self) -> Self {
         let endpoint = format!("http://{}", upstream.address);
         Self::over(TempDir::new().unwrap(), &json!({ "informerd": { "endpoint": endpoint } }))
@@ -78,7 +78,7 @@ impl Killable {
         self.process = spawn(&self.directory, self.address, self.admin);
     }
 
-    /// Ends in order.
+    /// Sends SIGTERM, and waits for a successful exit.
     pub(crate) fn terminate(&mut self) {
         let id = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
@@ -100,7 +100,7 @@ impl Killable {
         counter(self.admin, &format!("informerd_{name}")).await
     }
 
-    /// Waits until the resource says so of itself.
+    /// Waits until the status of the resource meets a condition.
     pub(crate) async fn until(&self, what: &str, is_so: impl Fn(&pb::Resource) -> bool) -> pb::Resource {
         let (mut client, started) = (self.client().await, Instant::now());
         loop {
@@ -122,7 +122,7 @@ impl Killable {
         self.directory.path().join("state/things.state")
     }
 
-    /// Waits until what has been written upstream up to a revision is in the file, by this start.
+    /// Waits until this run has saved everything that was written upstream up to a revision.
     pub(crate) async fn kept(&self, revision: i64) {
         let started = Instant::now();
         while self.count("state_writes_total").await == 0 || self.kept_version() < revision as u128 {
@@ -131,7 +131,7 @@ impl Killable {
         }
     }
 
-    /// Waits until there is a file of this start.
+    /// Waits until this run has written a snapshot file.
     pub(crate) async fn written(&self) {
         let started = Instant::now();
         while self.count("state_writes_total").await == 0 {
@@ -140,14 +140,14 @@ impl Killable {
         }
     }
 
-    /// The version of the state, as the header of the file has it.
+    /// Returns the version in the header of the snapshot file.
     fn kept_version(&self) -> u128 {
         let [header, _] = self.pieces().unwrap();
         header["version"].as_str().unwrap().parse().unwrap()
     }
 
-    /// Whether the next start over etcd cannot but list: there is no state, or it is of an empty list, or of one after whose newest
-    /// object something had been deleted (`source::etcd::proof`).
+    /// Returns true if the next start over etcd must list: there is no snapshot, or it is of an empty list, or of one after whose
+    /// newest object something had been deleted (`source::etcd::proof`).
     pub(crate) fn has_to_list(&self, truth: &Truth) -> bool {
         let Some([_, proof]) = self.pieces() else { return true };
         let mark = &proof["mark"];
@@ -157,10 +157,10 @@ impl Killable {
                 .is_some_and(|listed_at| truth.wrote(mark["revision"].as_i64().unwrap(), listed_at))
     }
 
-    /// Header and proof of the file, if there is one.
+    /// Returns the header and the proof of the snapshot file, if there is one.
     fn pieces(&self) -> Option<[Value; 2]> {
         let file = fs::read(self.state()).ok()?;
-        // What follows is the version of the format, and each piece behind its length.
+        // The version of the format follows, and each piece behind its length.
         let mut rest = &file.strip_prefix(b"informerd state\n").unwrap()[4..];
         Some([(); 2].map(|()| {
             let (len, from) = rest.split_first_chunk::<4>().unwrap();
@@ -178,14 +178,14 @@ impl Killable {
         followers
     }
 
-    /// A line of /proc/PID/status, in KiB.
+    /// Returns a line of /proc/PID/status, in KiB.
     pub(crate) fn memory(&self, line: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let value = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':')).unwrap();
         value.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// `VmHWM` begins anew.
+    /// Resets `VmHWM`.
     pub(crate) fn reset_peak(&self) {
         fs::write(format!("/proc/{}/clear_refs", self.process.id()), "5").unwrap();
     }

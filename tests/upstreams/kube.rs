@@ -1,4 +1,4 @@
-//! informerd over the API server of Kubernetes: a kind of Kubernetes itself and a custom one.
+//! informerd over the API server of Kubernetes: a built-in kind and a custom one.
 
 use std::process::Command;
 
@@ -27,7 +27,7 @@ pub(crate) fn config_maps() -> Value {
 // === impl ApiServer ===
 
 impl ApiServer {
-    /// Writes one object, or deletes it, and notes at which version.
+    /// Writes one object, or deletes it, and records the version.
     pub(crate) async fn write(&self, truth: &mut Truth, kind: Kind) -> i64 {
         let changes: Changes = truth.draw(1);
         let (key, value) = changes.first_key_value().map(|(key, value)| (key.clone(), value.clone())).unwrap();
@@ -58,13 +58,13 @@ impl ApiServer {
         }
     }
 
-    /// What is listed says where it is.
+    /// Returns the version of a list.
     async fn version(&self, kind: Kind) -> i64 {
         let list = self.ask("GET", &format!("{}?limit=1", kind.all()), None).await.unwrap();
         list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
     }
 
-    /// The version of the first event after another one.
+    /// Returns the version of the first event after another one.
     async fn first_after(&self, kind: Kind, version: i64) -> i64 {
         let target = format!("{}?watch=1&timeoutSeconds=30&resourceVersion={version}", kind.all());
         let mut body = self.client.send(Request::get(target).body(Body::empty()).unwrap()).await.unwrap().into_body();
@@ -77,7 +77,7 @@ impl ApiServer {
     }
 }
 
-/// Everything that was told, with values for bodies and names as they were drawn.
+/// Returns every event, with values for bodies and the drawn names.
 pub(crate) fn read(mut followed: Followed, kind: Kind) -> Followed {
     followed.may_begin_open = true;
     for told in &mut followed.told {
@@ -87,7 +87,7 @@ pub(crate) fn read(mut followed: Followed, kind: Kind) -> Followed {
     followed
 }
 
-/// Holds every stream against what was written, when no version is open any more.
+/// Compares every stream with the writes, when no version is open any more.
 pub(crate) async fn check(
     apiserver: &ApiServer,
     followers: &[Follower],
@@ -119,7 +119,7 @@ async fn every_client_is_told_everything_across_cuts_and_what_adds_up_across_a_r
         }
         check(&apiserver, &followers, &mut truth, kind, true).await;
         assert_eq!(served.count("reflector_lists_total").await, 1);
-        // What an API server has not seen itself it does not tell.
+        // An API server does not replay events from before its own start.
         apiserver.kill();
         apiserver.restart().await;
         for _ in 0..10 {
@@ -131,7 +131,7 @@ async fn every_client_is_told_everything_across_cuts_and_what_adds_up_across_a_r
     }
 }
 
-/// etcd has compacted what was missed, and the API server has not seen it either.
+/// Compacts the missed events in etcd, while the API server is down too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_missed_is_listed_once_and_compared() {
     let mut apiserver = ApiServer::start().await;
@@ -155,8 +155,8 @@ async fn what_was_missed_is_listed_once_and_compared() {
     assert_eq!(served.count("reflector_lists_total").await, 2);
 }
 
-/// Invariant 14: the cluster is what it was, and it has forgotten. It is restored while nobody is connected, and goes on behind
-/// what is known, or beyond it: by other writes of the kind, or by those of other kinds alone.
+/// Restores a cluster with the same identity and fewer writes while no client is connected. It continues behind the known
+/// version, or beyond it: by other writes of the kind, or by those of other kinds alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_from_a_backup_ends_every_watch() {
     join_all([restored(0, false), restored(40, false), restored(0, true)].map(tokio::spawn))
@@ -165,7 +165,7 @@ async fn a_cluster_from_a_backup_ends_every_watch() {
         .for_each(Result::unwrap);
 }
 
-/// Twenty writes are lost, and others are written, or those of another kind until the cluster is beyond what is known.
+/// Loses twenty writes, and makes others, or those of another kind until the cluster is beyond the known version.
 async fn restored(rewritten: usize, passes_by_others: bool) {
     let mut apiserver = ApiServer::start().await;
     let mut truth = Truth::new(13);
@@ -174,7 +174,7 @@ async fn restored(rewritten: usize, passes_by_others: bool) {
     }
     let (snapshot, kept) = (apiserver.etcd.snapshot(), truth.revision());
     let served = Served::kube(&apiserver, ADMIN, things()).await;
-    // That a deletion is missing shows only with the next bookmark, a minute later; the resource is STALE until then.
+    // A missing deletion shows only with the next bookmark, a minute later; the resource is STALE until then.
     for _ in 0..20 {
         apiserver.write(&mut truth, THINGS).await;
     }
@@ -209,7 +209,7 @@ async fn restored(rewritten: usize, passes_by_others: bool) {
     assert_eq!(served.count("cache_rewinds_total").await, 1, "{rewritten} rewritten, {other} others");
 }
 
-/// What `informerd rbac` prints is enough, and without it the error says so.
+/// Checks that the role of `informerd rbac` is enough, and that the error without it says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_least_role_is_enough() {
     let apiserver = ApiServer::start().await;

@@ -42,5 +42,5 @@ mod warm_kube;
 
 use std::time::Duration;
 
-/// Longer than anything here takes, and short enough to see what hangs.
+/// Deadline longer than any step here takes, and short enough to find one that hangs.
 const DEADLINE: Duration = Duration::from_secs(60);

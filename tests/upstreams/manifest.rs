@@ -1,4 +1,4 @@
-//! A file of `deploy/`, as kubectl and the kubelet read it.
+//! File of `deploy/`, as kubectl and the kubelet read it.
 
 use std::{fs, path::Path};
 
@@ -20,7 +20,7 @@ impl Manifest {
         Self { objects: serde_saphyr::from_multiple(text).unwrap() }
     }
 
-    /// The only one of a kind.
+    /// Returns the only object of a kind.
     pub(crate) fn object(&self, kind: &str) -> &Value {
         let mut found = self.objects.iter().filter(|object| object["kind"] == kind);
         let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
@@ -28,23 +28,23 @@ impl Manifest {
         object
     }
 
-    /// What every pod of the Deployment is.
+    /// Returns the pod template of the Deployment.
     pub(crate) fn pod(&self) -> &Value {
         &self.object("Deployment")["spec"]["template"]
     }
 }
 
-/// What is written in a file of `deploy/`.
+/// Returns the text of a file of `deploy/`.
 pub(crate) fn text(name: &str) -> String {
     fs::read_to_string(Path::new("deploy").join(name)).unwrap()
 }
 
-/// The elements of an array; none where there is no array.
+/// Returns the elements of an array; none where there is no array.
 pub(crate) fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// One that is called so.
+/// Returns the element with this name.
 pub(crate) fn named<'a>(values: &'a Value, name: &str) -> &'a Value {
     items(values).iter().find(|value| value["name"] == name).unwrap_or_else(|| panic!("no {name} in {values}"))
 }

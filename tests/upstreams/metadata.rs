@@ -34,7 +34,7 @@ async fn secrets_are_served_without_their_data_and_followed() {
         let follower = Follower::start(served.client().await, "").await;
         assert_eq!(follower.followed().told.len(), 3);
 
-        // A change of the data alone is a change of the metadata's version.
+        // A change of the data alone changes the version in the metadata.
         let change = json!({ "stringData": { "password": "other" } });
         apiserver.ask("PATCH", &format!("{SECRETS}/a"), Some(&change)).await.unwrap();
         served.cut();
@@ -74,7 +74,7 @@ fn version(body: &str) -> i64 {
     body["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
 }
 
-/// The API server's own list of metadata.
+/// Returns the API server's own list of metadata.
 async fn listed(apiserver: &ApiServer) -> BTreeMap<String, String> {
     #[derive(serde::Deserialize)]
     struct List<'a> {

@@ -1,5 +1,5 @@
-//! Several namespaces in one resource over a real API server: writes in some, silence in others, cuts, and clients that come
-//! back at any version.
+//! Several namespaces in one resource over a real API server: writes in some, silence in others, cuts, and clients that resume
+//! from any version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 type Client = InformerServiceClient<Channel>;
-/// Key to version.
+/// Versions by key.
 type State = BTreeMap<String, String>;
 
 fn source(namespaces: &Value) -> Value {
@@ -43,7 +43,7 @@ async fn delete(apiserver: &ApiServer, key: &str) {
     apiserver.ask("DELETE", &format!("{}/{name}", CONFIG_MAPS.path(namespace)), None).await.unwrap();
 }
 
-/// What the API has in these namespaces, now or at a version.
+/// Returns the objects of these namespaces in the API, now or at a version.
 async fn truth(apiserver: &ApiServer, namespaces: &[&str], at: Option<&str>) -> State {
     let query = at.map_or(String::new(), |at| format!("?resourceVersion={at}&resourceVersionMatch=Exact"));
     let mut state = State::new();
@@ -66,7 +66,7 @@ async fn served_state(client: &Client) -> State {
     bodies(client.clone(), "things").await.iter().map(|(key, body)| (key.clone(), version(body))).collect()
 }
 
-/// Waits until the same is served as the API has.
+/// Waits until the server has the same objects as the API.
 async fn equal(apiserver: &ApiServer, client: &Client, namespaces: &[&str]) {
     let started = Instant::now();
     loop {
@@ -90,7 +90,7 @@ async fn watch(client: &Client, after: &str) -> tonic::Streaming<pb::WatchRespon
     client.clone().watch(request).await.unwrap().into_inner()
 }
 
-/// Folds a watch after a version until it is at another one, and returns the versions that it could be resumed from.
+/// Folds a watch from one version to another, and returns the versions that it could be resumed from.
 async fn follow(client: &Client, after: &str, state: &mut State, until: &str) -> BTreeSet<u64> {
     let mut stream = watch(client, after).await;
     let (mut versions, mut last) = (BTreeSet::new(), 0);
@@ -125,7 +125,7 @@ async fn list_at(client: &Client, version: &str) -> Duration {
     started.elapsed()
 }
 
-/// As in any cluster something happens all the time, in another kind.
+/// Writes objects of another kind all the time, as any cluster does.
 fn live(apiserver: &ApiServer) -> JoinHandle<()> {
     let client = apiserver.client.clone();
     tokio::spawn(async move {
@@ -152,7 +152,8 @@ async fn several_namespaces_are_one_resource() {
     assert_eq!(problems, [("NAMESPACE_NOT_FOUND", "late")]);
 
     let life = live(&apiserver);
-    // At once, though the others are quiet; and once all have reached it, which is asked for.
+    // An event arrives at once, though the other namespaces are quiet; the version once all have reached it, for which the server
+    // asks.
     let mut stream = watch(&client, "").await;
     while !stream.message().await.unwrap().unwrap().bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
     put(&apiserver, "c/x", "1").await;
@@ -170,7 +171,7 @@ async fn several_namespaces_are_one_resource() {
     assert!(waited < Duration::from_secs(10), "{waited:?}");
     println!("an event of one namespace takes {latency:?}, and a list at its version {waited:?}");
 
-    // Cuts, and a namespace that exists from now on.
+    // Cuts, and a namespace that is created now.
     let mut versions = BTreeSet::new();
     for round in 0..5 {
         served.cut();
@@ -197,7 +198,7 @@ async fn several_namespaces_are_one_resource() {
     }
     assert_eq!((served.count("reflector_lists_total").await, served.count("cache_rewinds_total").await), (1, 0));
 
-    // Whoever was at any of these versions, at whatever server, gets the rest.
+    // A client at any of these versions, at any server, gets the rest.
     let end = put(&apiserver, "late/x", "2").await;
     list_at(&client, &end).await;
     let (first, last) = (versions.first().unwrap(), end.parse::<u64>().unwrap());
@@ -211,7 +212,7 @@ async fn several_namespaces_are_one_resource() {
     life.abort();
 }
 
-/// It goes on in each namespace, also in one where nothing has happened for long, and clients go on where they were.
+/// Checks that the server resumes in each namespace, also in a quiet one, and that its clients resume.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_several_namespaces_that_is_killed_goes_on_where_it_was() {
     let apiserver = ApiServer::start().await;
@@ -235,7 +236,7 @@ async fn a_server_of_several_namespaces_that_is_killed_goes_on_where_it_was() {
         list_at(&client, &end).await;
         follow(&client, &last, &mut state, &end).await;
         assert_eq!(state, truth(&apiserver, &all, None).await, "round {round}");
-        // A namespace that is ahead when the state is written is recognised by its last change, unless that was a deletion.
+        // The last change proves the history of a namespace that was ahead when the state was written, unless it was a deletion.
         let is_recognised = round % 2 == 0;
         if is_recognised {
             served.kept(end.parse().unwrap()).await;
@@ -244,7 +245,7 @@ async fn a_server_of_several_namespaces_that_is_killed_goes_on_where_it_was() {
         }
         last = end;
         served.kill();
-        // Deleted at last, in one namespace or in none.
+        // A final deletion, in one namespace or in none.
         put(&apiserver, "b/z", &format!("{round}")).await;
         put(&apiserver, "a/3", &format!("{round}")).await;
         if round > 1 {
@@ -259,7 +260,7 @@ async fn a_server_of_several_namespaces_that_is_killed_goes_on_where_it_was() {
     life.abort();
 }
 
-/// Namespaces gain and lose the label, and are created and deleted.
+/// Adds the label to namespaces and removes it, and creates and deletes namespaces.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_selector_of_namespaces_is_followed() {
     let apiserver = ApiServer::start().await;
@@ -292,7 +293,7 @@ async fn a_selector_of_namespaces_is_followed() {
     assert_eq!(served.count("cache_rewinds_total").await, 0);
 }
 
-/// A Role in each namespace is enough.
+/// Checks that a Role in each namespace is enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_in_each_namespace_is_enough() {
     let apiserver = ApiServer::start().await;
@@ -314,7 +315,7 @@ async fn a_role_in_each_namespace_is_enough() {
     let client = served.client().await;
     equal(&apiserver, &client, &["a", "b"]).await;
     put(&apiserver, "b/x", "0").await;
-    // A namespace that was empty until the connection broke has nothing to be recognised by, and is listed again.
+    // A namespace that was empty until the connection broke has no last change, and is listed again.
     equal(&apiserver, &client, &["a", "b"]).await;
     served.cut();
     put(&apiserver, "a/x", "1").await;
@@ -323,7 +324,7 @@ async fn a_role_in_each_namespace_is_enough() {
     assert_eq!(served.count("reflector_lists_total").await, 1);
 }
 
-/// Waits until the API server's authorizer knows that the reader may list: it learns of Roles by a watch of its own.
+/// Waits until the API server's authorizer lets the reader list: it receives Roles through a watch of its own.
 async fn may_list(apiserver: &ApiServer, namespace: &str) {
     let attributes = json!({ "namespace": namespace, "verb": "list", "resource": "configmaps" });
     let review = json!({ "spec": { "user": READER, "resourceAttributes": attributes } });

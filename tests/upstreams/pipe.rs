@@ -20,7 +20,7 @@ use crate::{
     port::free_address,
 };
 
-/// A process that does not outlive the test.
+/// Process that is killed at the end of the test.
 struct Running(Child);
 
 const PODS: &str = "/api/v1/namespaces/a/pods";
@@ -55,7 +55,7 @@ async fn what_kubectl_tells_is_served_and_outlives_it() {
     ask(&api, "PATCH", &format!("{PODS}/second/status"), Some(&running)).await.unwrap();
     assert_eq!(next(&mut watch).await, (EventType::Modified, "second".to_owned(), json!("Running")));
     ask(&api, "DELETE", &format!("{PODS}/first"), None).await.unwrap();
-    // It is marked first.
+    // Marked before it is evicted or deleted.
     assert_eq!(next(&mut watch).await, (EventType::Modified, "first".to_owned(), json!("Pending")));
     assert_eq!(next(&mut watch).await, (EventType::Deleted, "first".to_owned(), json!("Pending")));
 
@@ -65,13 +65,13 @@ async fn what_kubectl_tells_is_served_and_outlives_it() {
     let request = pb::GetRequest { resource, namespace, name, ..pb::GetRequest::default() };
     let kept = client.get(request).await.unwrap().into_inner();
     assert_eq!(kept.source(), pb::SyncState::Stale);
-    // Nothing was told of it either, and nobody was ended.
+    // Clients received nothing of it either, and no stream ended.
     let told = tokio::time::timeout(Duration::ZERO, next(&mut watch)).await;
     assert!(told.is_err(), "{told:?}");
 }
 
 /// `while :; do kubectl get pods -A -w --output-watch-events -o json >pods.pipe; done`: kubectl ends with each restart of an API
-/// server, and begins again with all that there is. What was deleted meanwhile, it does not write.
+/// server, and begins again with the full state. It does not write deletions from the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_was_deleted_while_kubectl_was_away_is_deleted_once_the_next_one_has_listed() {
     let apiserver = ApiServer::start().await;
@@ -92,7 +92,7 @@ async fn a_pod_that_was_deleted_while_kubectl_was_away_is_deleted_once_the_next_
     let _informerd = Running(informerd.unwrap());
     let mut client = connect(&address).await;
     until(&mut client, pb::SyncState::Synced).await;
-    // Opened here, so that the end of kubectl is the end of the writer: a shell does it in a process of its own.
+    // Opened here, so that the end of kubectl is the end of the writer: a shell opens it in a process of its own.
     let writer = || Stdio::from(File::options().write(true).open(&pipe).unwrap());
     let first = kubectl(&apiserver, directory.path(), writer());
     let request = pb::WatchRequest {
@@ -123,7 +123,7 @@ async fn a_pod_that_was_deleted_while_kubectl_was_away_is_deleted_once_the_next_
     assert_eq!(next(&mut watch).await, (EventType::Modified, "second".to_owned(), json!("Running")));
 }
 
-/// kubectl, which writes the pods of all namespaces and their changes.
+/// Starts kubectl, which writes the pods of all namespaces and their changes.
 fn kubectl(apiserver: &ApiServer, directory: &Path, stdout: Stdio) -> Running {
     let kubeconfig = directory.join("kubeconfig");
     apiserver.kubeconfig(&kubeconfig, apiserver.address().port(), ADMIN);
@@ -153,7 +153,7 @@ async fn connect(address: &str) -> InformerServiceClient<Channel> {
     }
 }
 
-/// The next event: which pod, and its phase.
+/// Returns the next event: its type, the pod, and its phase.
 async fn next(watch: &mut Streaming<pb::WatchResponse>) -> (EventType, String, Value) {
     loop {
         let message = tokio::time::timeout(DEADLINE, watch.message()).await.expect("an event in time");

@@ -1,5 +1,5 @@
-//! A pod of a manifest, run as the kubelet would run it, on this machine: containers with roots of their own, volumes with what
-//! the API server has, and probes from outside.
+//! Pod of a manifest, run as the kubelet would run it, on this machine: containers with roots of their own, volumes with data of
+//! the API server, and probes from outside.
 
 use std::{
     fs::File,
@@ -24,18 +24,18 @@ use crate::{
     root::{First, Image, Root},
 };
 
-/// What the containers of one pod share.
+/// State that the containers of one pod share.
 pub(crate) struct Pod {
     namespace: String,
     spec: Value,
-    /// Where containers find the API server.
+    /// Port of the API server for the containers.
     api: u16,
     logs: TempDir,
-    /// The ports are those of the manifest, and this machine has them once.
+    /// Permit for the ports of the manifest, which this machine has only once.
     _ports: SemaphorePermit<'static>,
 }
 
-/// A container of a pod.
+/// Container of a pod.
 pub(crate) struct Container {
     spec: Value,
     root: Root,
@@ -47,7 +47,7 @@ pub(crate) struct Container {
     process: Option<First>,
 }
 
-/// What is asked is the address of the pod, and not its loopback: 0.0.0.0 listens here, and 127.0.0.1 does not.
+/// Address of the pod that probes use, and not its loopback: 0.0.0.0 listens here, and 127.0.0.1 does not.
 pub(crate) const ADDRESS: &str = "127.0.0.2";
 
 static PORTS: Semaphore = Semaphore::const_new(1);
@@ -55,18 +55,18 @@ static PORTS: Semaphore = Semaphore::const_new(1);
 // === impl Pod ===
 
 impl Pod {
-    /// One of a Deployment's, by its template; the API server is behind a port of this machine.
+    /// Creates a pod from the template of a Deployment; the API server is behind a port of this machine.
     pub(crate) async fn new(namespace: &str, template: &Value, api: u16) -> Self {
         let (spec, logs) = (template["spec"].clone(), TempDir::new().unwrap());
         Self { namespace: namespace.to_owned(), spec, api, logs, _ports: PORTS.acquire().await.unwrap() }
     }
 
-    /// How long it may take to end.
+    /// Returns the time that it may take to end.
     pub(crate) fn grace_period(&self) -> Duration {
         Duration::from_secs(self.spec["terminationGracePeriodSeconds"].as_u64().unwrap())
     }
 
-    /// A container of `initContainers` or of `containers`, with its volumes. It is not started.
+    /// Creates a container of `initContainers` or of `containers`, with its volumes, without starting it.
     pub(crate) fn container(&self, apiserver: &ApiServer, spec: &Value) -> Container {
         let (image, root) = (Image::read(), Root::of_image());
         for mount in items(&spec["volumeMounts"]) {
@@ -91,7 +91,7 @@ impl Pod {
         }
     }
 
-    /// What every container has unless the pod says otherwise.
+    /// Mounts the files that every container has unless the pod says otherwise.
     pub(crate) fn mount_service_account(&self, apiserver: &ApiServer, container: &Container) {
         let path = "/var/run/secrets/kubernetes.io/serviceaccount";
         let mounted = [("token", self.token(apiserver)), ("ca.crt", apiserver.authority())];
@@ -133,7 +133,7 @@ impl Pod {
         }
     }
 
-    /// Of its service account, as the API server signs it.
+    /// Returns the token of its service account, signed by the API server.
     fn token(&self, apiserver: &ApiServer) -> String {
         let account = self.spec["serviceAccountName"].as_str().unwrap();
         let token = apiserver.kubectl(&["create", "token", account, "-n", &self.namespace]);
@@ -151,7 +151,7 @@ impl Container {
         self.starts += 1;
     }
 
-    /// Another program in it, as `kubectl exec` would start it.
+    /// Runs informerd in the container, as `kubectl exec` would.
     pub(crate) fn informerd(&self, arguments: &[&str]) -> String {
         let words = [&self.command[..1], &arguments.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()].concat();
         let output = self.command(&words).output().unwrap();
@@ -165,7 +165,7 @@ impl Container {
         command
     }
 
-    /// Asks once; if it fails, the reason.
+    /// Runs a probe once. Returns the reason if it fails.
     pub(crate) async fn probe(&self, name: &str) -> Result<(), String> {
         let (probe, ask) = (&self.spec[name], &self.spec[name]["httpGet"]);
         let port = named(&self.spec["ports"], ask["port"].as_str().unwrap())["containerPort"].as_u64().unwrap() as u16;
@@ -185,7 +185,7 @@ impl Container {
         }
     }
 
-    /// Probes in the periods of the manifest until it succeeds, and starts again what has ended, as a sidecar is.
+    /// Probes in the periods of the manifest until it succeeds, and restarts the container if it ends, as a sidecar is.
     pub(crate) async fn started(&mut self) {
         let probe = &self.spec["startupProbe"];
         let period = Duration::from_secs(probe["periodSeconds"].as_u64().unwrap());
@@ -208,13 +208,13 @@ impl Container {
         self.process.as_ref().unwrap().pid()
     }
 
-    /// Without a warning.
+    /// Sends SIGKILL.
     pub(crate) async fn kill(&mut self) {
         self.signal("-KILL");
         assert_ne!(self.ended(DEADLINE).await, Some(0));
     }
 
-    /// In order: the exit code.
+    /// Sends SIGTERM, and returns the exit code.
     pub(crate) async fn terminate(&mut self, within: Duration) -> Option<i32> {
         self.signal("-TERM");
         self.ended(within).await
@@ -229,7 +229,7 @@ impl Container {
         ended.unwrap_or_else(|error| panic!("it does not end: {error}\n{}", self.log("err"))).code()
     }
 
-    /// What it has written to `out` or to `err`.
+    /// Returns what it has written to `out` or to `err`.
     pub(crate) fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.log.with_extension(name)).unwrap_or_default()
     }

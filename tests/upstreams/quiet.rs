@@ -1,4 +1,4 @@
-//! A prefix of etcd where nothing happens: one list, SYNCED throughout, and the first put arrives over the same watch.
+//! A quiet prefix of etcd: one list, SYNCED throughout, and the first put arrives over the same watch.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,8 @@ use crate::{
     truth::PREFIX,
 };
 
-/// Longer than a source waits for an answer (10 s) after its first question (5 s); `INFORMERD_QUIET_SECONDS` makes it minutes.
+/// Length of the test: more than the source's first interval (5 s) and its timeout (10 s); `INFORMERD_QUIET_SECONDS` makes it
+/// minutes.
 const SECONDS: u64 = 20;
 
 /// Changes to the prefix before it is listed.
@@ -52,7 +53,7 @@ async fn a_quiet_prefix_stays_synced_with_one_list_and_its_first_put_arrives() {
     }
 }
 
-/// Follows a prefix for this time. Returns how long the first put then takes to arrive.
+/// Follows a prefix for this time. Returns the time that the first put then takes to arrive.
 async fn quiet(version: Version, name: &str, before: Before, time: Duration) -> Duration {
     let etcd = Etcd::start(version).await;
     let mut driver = etcd.driver();

@@ -1,4 +1,4 @@
-//! An etcd that is restored from a snapshot: history has changed, and everybody is told.
+//! An etcd that is restored from a snapshot: its history is rewritten, and every client receives that.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::{
     truth::Truth,
 };
 
-/// The restored cluster is behind informerd, at the same revision, or ahead; its id and raft term are those of the old one.
+/// Restores a cluster behind informerd, at the same revision, or ahead, with the old id and raft term.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_that_loses_writes_is_told_wherever_it_goes_on() {
     for version in VERSIONS {
@@ -25,7 +25,7 @@ async fn a_restore_that_loses_writes_is_told_wherever_it_goes_on() {
     }
 }
 
-/// Thirty transactions are lost, and others are written, and perhaps compacted, before informerd can see it.
+/// Loses thirty transactions, writes others, and perhaps compacts them before informerd can see it.
 async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
     let mut etcd = Etcd::start(version).await;
     let (mut driver, mut truth) = (etcd.driver(), Truth::new(6));
@@ -84,8 +84,8 @@ async fn rewound(version: Version, rewritten: usize, is_compacted: bool) {
     }
 }
 
-/// The origin of two relays is started again without its state, perhaps over an etcd that was restored meanwhile and is beyond
-/// what was known. One relay runs on; the other one was killed, too, and resumes from its state.
+/// Starts the origin of two relays again without its snapshot, perhaps over an etcd that was restored meanwhile and is beyond the
+/// known version. One relay runs on; the other one was killed, too, and resumes from its snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn relays_notice_that_the_etcd_of_their_origin_was_restored() {
     for is_restored in [true, false] {
@@ -132,7 +132,8 @@ async fn relays_notice_that_the_etcd_of_their_origin_was_restored() {
     }
 }
 
-/// A restart is no restore, and a restore that loses nothing of the prefix is told only if it cannot be known.
+/// Checks that a restart is not reported as a restore, and a restore that loses nothing of the prefix only if informerd cannot
+/// prove that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_of_everything_goes_on_as_before() {
     for version in VERSIONS {

@@ -1,5 +1,5 @@
-//! The files of the image in a root of their own, and informerd in it, as in a container: nothing else is there, it is the
-//! first process of its own, and not root.
+//! Root directory with only the files of the image, and informerd in it, as in a container: the first process of its own, and not
+//! root.
 
 use std::{
     env, fs, io,
@@ -14,20 +14,20 @@ use tempfile::TempDir;
 
 use crate::{DEADLINE, etcd::program, manifest::text};
 
-/// The file system of one container.
+/// File system of one container.
 pub(crate) struct Root(TempDir);
 
-/// The first process of a container, under the one that waits for it.
+/// First process of a container, with the outer process that waits for it.
 pub(crate) struct First {
     outer: Child,
     pid: u32,
 }
 
-/// How, for the user of these tests.
+/// Means of confinement that the user of these tests has.
 enum Confined {
-    /// As the first process of a namespace; who is not root can be another user only by another name for itself.
+    /// Process namespace; a user other than root becomes another one only by a mapping of its own id.
     Namespace { as_user: &'static str, as_group: &'static str },
-    /// Among all processes, as in a container that may make no other.
+    /// Among all processes, for root in a container that may create no namespace.
     RootOnly,
 }
 
@@ -42,7 +42,7 @@ static CONFINED: LazyLock<Confined> = LazyLock::new(|| {
     }
 });
 
-/// As in the Dockerfile, so that what it says is what is run.
+/// User and entrypoint of the image, read from the Dockerfile, so that the tests run what it says.
 pub(crate) struct Image {
     pub(crate) user: u32,
     pub(crate) group: u32,
@@ -70,10 +70,10 @@ impl Image {
 // === impl Root ===
 
 impl Root {
-    /// What `deploy/image` has made.
+    /// Creates a root with the files of `deploy/image`.
     pub(crate) fn of_image() -> Self {
         let directory = TempDir::new().unwrap();
-        // Others have to be let in, and own nothing.
+        // Other users need access, and own nothing.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         copy(&program("INFORMERD_IMAGE"), directory.path());
         Self(directory)
@@ -86,19 +86,19 @@ impl Root {
     pub(crate) fn write(&self, path: &str, bytes: impl AsRef<[u8]>) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // What the image has is a link to it.
+        // The file of the image may be a link to that of the system.
         drop(fs::remove_file(&path));
         fs::write(path, bytes).unwrap();
     }
 
-    /// For everybody to write in.
+    /// Creates a directory that every user may write to.
     pub(crate) fn directory(&self, path: &str) {
         let path = self.path(path);
         fs::create_dir_all(&path).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
     }
 
-    /// A program of the root, with nothing in its environment.
+    /// Returns a command of the root, with an empty environment.
     pub(crate) fn command(&self, user: u32, group: u32, words: &[String]) -> Command {
         let mut command = match &*CONFINED {
             Confined::Namespace { as_user, as_group } => {
@@ -117,7 +117,7 @@ impl Root {
         command
     }
 
-    /// The entrypoint of the image, as its user.
+    /// Returns the entrypoint of the image, as its user.
     pub(crate) fn informerd(&self, arguments: &[&str]) -> Command {
         let Image { user, group, entrypoint } = Image::read();
         let arguments = arguments.iter().map(|argument| (*argument).to_owned());
@@ -125,7 +125,7 @@ impl Root {
     }
 }
 
-/// Where it is, for an environment that does not say so.
+/// Returns the path of a tool, for a command whose environment has no PATH.
 fn tool(name: &str) -> PathBuf {
     let path = env::var_os("PATH").unwrap();
     let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.exists());
@@ -158,7 +158,7 @@ impl First {
         if matches!(*CONFINED, Confined::Namespace { .. }) {
             let children = format!("/proc/{pid}/task/{pid}/children");
             let child = || fs::read_to_string(&children).ok()?.trim().parse().ok();
-            // Without a child it may have ended; that is for others to find out.
+            // Without a child it may have ended; the callers notice that.
             while outer.try_wait().unwrap().is_none() {
                 if let Some(child) = child() {
                     pid = child;

@@ -1,23 +1,23 @@
-//! What a client asks for, and what that selects.
+//! Request of a client, and the objects that it selects.
 
 use std::time::Duration;
 
 use informerd::proto::pb::{self, FullChannelPolicy};
 
-/// What is asked for, how fast the answer is read, and which objects it is about.
+/// Request, speed of the reader, and selected objects.
 #[derive(Debug, Clone)]
 pub(crate) struct Selection {
     pub(crate) request: pb::WatchRequest,
-    /// By their values, besides the namespace of the request.
+    /// Selects objects by their values, besides the namespace of the request.
     selects: fn(&str) -> bool,
-    /// Between two messages.
+    /// Pause between two messages.
     pub(crate) pace: Duration,
 }
 
 // === impl Selection ===
 
 impl Selection {
-    /// Everything in one namespace, or in all, as it comes.
+    /// Selects everything in one namespace, or in all, read without pauses.
     pub(crate) fn namespace(namespace: &str) -> Self {
         let request = pb::WatchRequest {
             resource: "things".to_owned(),
@@ -29,7 +29,7 @@ impl Selection {
         Self { request, selects: |_| true, pace: Duration::ZERO }
     }
 
-    /// The same of another resource.
+    /// Selects the same of another resource.
     pub(crate) fn resource(mut self, name: &str) -> Self {
         name.clone_into(&mut self.request.resource);
         self
@@ -50,13 +50,13 @@ impl Selection {
         Self { selects, ..self }
     }
 
-    /// Without bodies.
+    /// Requests no bodies.
     pub(crate) fn metadata(mut self) -> Self {
         self.request.set_format(pb::PayloadFormat::Metadata);
         self
     }
 
-    /// One that reads slowly, and what happens to it.
+    /// Makes the client read slowly, under a policy and with a queue.
     pub(crate) fn slow(mut self, policy: FullChannelPolicy, length: u32, pace: Duration) -> Self {
         self.request.queue = Some(pb::QueueOptions { policy: policy.into(), length });
         Self { pace, ..self }

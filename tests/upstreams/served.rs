@@ -1,4 +1,4 @@
-//! informerd itself, in this process, over one prefix of one etcd, one kind of one API, or another informerd.
+//! informerd in this process, over one prefix of one etcd, one kind of one API, or another informerd.
 
 use std::{collections::BTreeMap, fs, net::SocketAddr};
 
@@ -17,7 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{apiserver::ApiServer, etcd::Etcd, follow::Follower, gate::Gate, truth::PREFIX};
 
-/// A server, and what stands between it and each member.
+/// Server, and the proxy before each member of its upstream.
 pub(crate) struct Served {
     pub(crate) gates: Vec<Gate>,
     _directory: TempDir,
@@ -33,7 +33,7 @@ impl Served {
         Self::over(std::slice::from_ref(etcd), credentials).await
     }
 
-    /// With a user and a password, if it is asked for them.
+    /// Starts one over members of etcd, with a user and a password where they need them.
     pub(crate) async fn over(members: &[Etcd], credentials: Option<(&str, &str)>) -> Self {
         let mut gates = Vec::new();
         for member in members {
@@ -48,24 +48,24 @@ impl Served {
         Self::serve(directory, gates, &json!({ "etcd": etcd })).await
     }
 
-    /// A relay of another one, with what stands between them.
+    /// Starts a relay of another one, with a proxy between them.
     pub(crate) async fn relay(upstream: &Self) -> Self {
         Self::relay_of(upstream.address()).await
     }
 
-    /// A relay of a process.
+    /// Starts a relay of a process.
     pub(crate) async fn relay_of(upstream: SocketAddr) -> Self {
         let gate = Gate::to(upstream).await;
         let source = json!({ "informerd": { "endpoint": gate.url() } });
         Self::serve(TempDir::new().unwrap(), vec![gate], &source).await
     }
 
-    /// Over the API server, with the token of somebody.
+    /// Starts one over the API server, with a user's token.
     pub(crate) async fn kube(apiserver: &ApiServer, token: &str, source: Value) -> Self {
         Self::kube_among(apiserver, token, source, &[]).await
     }
 
-    /// Among other resources.
+    /// Starts one over the API server, among other resources.
     pub(crate) async fn kube_among(
         apiserver: &ApiServer,
         token: &str,
@@ -109,7 +109,7 @@ impl Served {
         self.gates.iter().for_each(Gate::cut);
     }
 
-    /// Closes them, and those that are tried.
+    /// Closes the connections to the upstream, and refuses new ones.
     pub(crate) fn refuse(&self, is_refusing: bool) {
         self.gates.iter().for_each(|gate| gate.refuse(is_refusing));
     }
@@ -118,13 +118,13 @@ impl Served {
         InformerServiceClient::connect(self.address.clone()).await.unwrap()
     }
 
-    /// One that takes little at a time, so that what it does not read stays with the server.
+    /// Returns a client with small buffers: the server keeps what the client does not read.
     pub(crate) async fn narrow_client(&self) -> InformerServiceClient<Channel> {
         let endpoint = Endpoint::from_shared(self.address.clone()).unwrap().initial_stream_window_size(16 << 10);
         InformerServiceClient::new(endpoint.connect().await.unwrap())
     }
 
-    /// Some of everything, and some of one namespace.
+    /// Starts some followers of everything, and some of one namespace.
     pub(crate) async fn followers(&self) -> Vec<Follower> {
         let mut followers = Vec::new();
         for namespace in ["", "a", "", "b", ""] {
@@ -133,14 +133,14 @@ impl Served {
         followers
     }
 
-    /// What the source says is wrong.
+    /// Returns the last error of the source.
     pub(crate) async fn last_error(&self) -> String {
         let answer =
             self.client().await.list_resources(pb::ListResourcesRequest::default()).await.unwrap().into_inner();
         answer.resources.into_iter().map(|resource| resource.last_error).collect()
     }
 
-    /// The last error of one of several resources.
+    /// Returns the last error of one of several resources.
     pub(crate) async fn last_error_of(&self, name: &str) -> String {
         self.resource(name).await.last_error
     }
@@ -154,7 +154,7 @@ impl Served {
         answer.into_inner().resources.into_iter().find(|resource| resource.name == name).unwrap()
     }
 
-    /// Whether the process calls itself alive.
+    /// Returns true if /livez succeeds.
     pub(crate) async fn is_live(&self) -> bool {
         let mut stream = TcpStream::connect(self.admin).await.unwrap();
         stream.write_all(b"GET /livez HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
@@ -163,7 +163,7 @@ impl Served {
         answer.contains(" 200 ")
     }
 
-    /// A counter of ours.
+    /// Returns the value of a counter of informerd.
     pub(crate) async fn count(&self, name: &str) -> u64 {
         counter(self.admin, &format!("informerd_{name}")).await
     }
@@ -175,7 +175,7 @@ impl Drop for Served {
     }
 }
 
-/// The bodies of a List.
+/// Returns the bodies of a List.
 pub(crate) async fn bodies(mut client: InformerServiceClient<Channel>, resource: &str) -> BTreeMap<String, String> {
     let request = pb::ListRequest {
         resource: resource.to_owned(),
@@ -196,12 +196,12 @@ pub(crate) async fn bodies(mut client: InformerServiceClient<Channel>, resource:
     bodies
 }
 
-/// The sum of what `/metrics` says of a name, or of a name with some labels.
+/// Returns the sum of a counter in `/metrics`, over all labels or some.
 pub(crate) async fn counter(address: SocketAddr, name: &str) -> u64 {
     gauge(address, name).await as u64
 }
 
-/// The same of what is no whole number.
+/// Returns the sum of a gauge, which may be a fraction.
 pub(crate) async fn gauge(address: SocketAddr, name: &str) -> f64 {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();

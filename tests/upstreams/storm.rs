@@ -1,4 +1,4 @@
-//! Many who write at once, and clients of every selection that follow, while what lies between them breaks.
+//! Many concurrent writers, and clients of every selection that follow them across faults.
 
 use std::{
     sync::{
@@ -25,24 +25,24 @@ use crate::{
     truth::Truth,
 };
 
-/// Of each kind.
+/// Number of writers of each kind.
 const WRITERS: u64 = 3;
-/// At least, in each storm, of both kinds.
+/// Least number of writes in each storm, of both kinds.
 const WRITES: u64 = 1_000;
 const CUTS: u32 = 10;
-/// Between two things that go wrong.
+/// Pause between two faults.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Of a client that cannot keep up.
+/// Pause of a client that cannot keep up.
 const SLOW: Duration = Duration::from_millis(50);
 
-/// Everybody who writes.
+/// All writers.
 struct Storm {
     is_over: Arc<AtomicBool>,
     written: Arc<AtomicU64>,
     writers: JoinSet<()>,
 }
 
-/// One of them. It does not mind what fails: what was written is in the journal.
+/// One writer. It ignores failures: the journal has the writes.
 struct Writer {
     client: Client,
     kind: Kind,
@@ -51,18 +51,18 @@ struct Writer {
     random: u64,
 }
 
-/// One kind, and all who follow it.
+/// One kind, and all its followers.
 struct Watched {
     kind: Kind,
     journal: Journal,
     served: Served,
     followers: Vec<Follower>,
-    /// These leave and come back all the time.
+    /// Clients that leave and resume all the time.
     hoppers: JoinSet<Followed>,
     shared: Arc<Shared>,
 }
 
-/// Connections are cut, which loses nothing, and the API server is killed.
+/// Cuts connections, which loses nothing, and kills the API server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_selection_is_told_all_of_a_storm_across_cuts_and_a_kill() {
     let mut apiserver = ApiServer::start().await;
@@ -97,7 +97,7 @@ async fn every_selection_is_told_all_of_a_storm_across_cuts_and_a_kill() {
     }
 }
 
-/// Nobody has what was missed any more.
+/// Compacts the missed events everywhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_selection_is_told_what_a_storm_adds_up_to_where_it_was_compacted() {
     let mut apiserver = ApiServer::start().await;
@@ -124,13 +124,13 @@ async fn every_selection_is_told_what_a_storm_adds_up_to_where_it_was_compacted(
     }
 }
 
-/// Of everything, by every kind of selection, and in every format and way of reading.
+/// Returns selections of everything, by every kind of selector, in every format and way of reading.
 fn selections() -> Vec<Selection> {
     let (all, a, b) = (Selection::default, || Selection::namespace("a"), || Selection::namespace("b"));
     let is_gold = |value: &str| tier(value) == "gold";
     let is_rare = "object.metadata.labels.tier == 'silver' && int(object.data.weight) > 4";
     vec![
-        // The first one tells of relists.
+        // The first one receives the relists.
         all(),
         a(),
         all().labels("tier=gold", is_gold),
@@ -145,7 +145,7 @@ fn selections() -> Vec<Selection> {
     ]
 }
 
-/// A value is a number that no other has, and what the object is selected by.
+/// Returns the part of a value that selects the object; the rest is a unique number.
 fn tier(value: &str) -> &str {
     value.split(' ').nth(1).unwrap()
 }
@@ -161,7 +161,7 @@ fn weight(value: &str) -> u64 {
 // === impl Watched ===
 
 impl Watched {
-    /// A kind of Kubernetes and a custom one, of which there is something already.
+    /// Starts a built-in kind and a custom one, each with some objects.
     async fn both(apiserver: &ApiServer) -> [Self; 2] {
         Storm::start(apiserver, 0).await.end(100).await;
         [Self::start(apiserver, THINGS, things()).await, Self::start(apiserver, CONFIG_MAPS, config_maps()).await]
@@ -176,7 +176,7 @@ impl Watched {
         this
     }
 
-    /// One client more of each selection that stays, and one that does not.
+    /// Adds one client of each selection that stays, and one that does not.
     async fn join(&mut self) {
         let mut joining = Vec::new();
         for (seed, selection) in (1..).zip(selections()) {
@@ -193,20 +193,20 @@ impl Watched {
         self.followers.extend(futures_util::future::join_all(joining).await);
     }
 
-    /// All that was written, now that nobody writes any more but this, and its last version.
+    /// Returns every write and its last version, now that no other writer runs.
     async fn truth(&self, apiserver: &ApiServer) -> (Truth, i64) {
         let id = self.journal.latest() as u64;
         let last = Writer::new(apiserver.impatient_client().await, self.kind, id).last().await;
         (self.journal.up_to(last).await, last)
     }
 
-    /// Holds every client that stayed against what was written; the number of relists.
+    /// Compares every client that stayed with the writes. Returns the number of relists.
     async fn check(&self, apiserver: &ApiServer) -> usize {
         let (truth, last) = self.truth(apiserver).await;
         let relists = self.followers[0].reach(last).await.relists;
         for follower in &self.followers {
             let followed = follower.reach(last).await;
-            // What was dropped of a relist is not known here.
+            // The test does not know the dropped part of a relist.
             if followed.selection.policy() != FullChannelPolicy::Drop || relists.is_empty() {
                 truth.check_but(&read(followed, self.kind), &relists);
             }
@@ -216,7 +216,7 @@ impl Watched {
         relists.len()
     }
 
-    /// The same of those that did not, and what it was about.
+    /// Compares those that did not stay, too. Returns a summary.
     async fn end(mut self, apiserver: &ApiServer) -> String {
         let (truth, last) = self.truth(apiserver).await;
         let relists = self.followers[0].reach(last).await.relists;
@@ -256,7 +256,7 @@ impl Storm {
         Self { is_over, written, writers }
     }
 
-    /// Once so much has been written.
+    /// Ends the storm once so much has been written.
     async fn end(self, writes: u64) {
         let enough = async {
             while self.written.load(Ordering::SeqCst) < writes {
@@ -281,13 +281,13 @@ impl Writer {
         let (namespace, name) = (["a", "b", "c"][self.below(3)], self.below(12));
         if self.below(4) == 0 {
             let answer = ask(&self.client, "DELETE", &format!("{}/o-{name}", self.kind.path(namespace)), None).await;
-            // There may be none.
+            // The object may not exist.
             return answer.or_else(|error| if error.contains("not found") { Ok(Value::Null) } else { Err(error) });
         }
         self.put(namespace, &name.to_string()).await
     }
 
-    /// The version of something that is written when the storm is over.
+    /// Writes once more after the storm, and returns the version.
     async fn last(mut self) -> i64 {
         let written = self.put("a", "last").await.unwrap();
         written["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()

@@ -1,4 +1,4 @@
-//! What was written, and by that whether what a client was told is so.
+//! Record of the writes, against which the events of a client are checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,13 +21,13 @@ pub(crate) struct Truth {
     random: u64,
 }
 
-/// What it comes to for one selection.
+/// Events and objects expected for one selection.
 struct Account<'a> {
     events: Vec<Expected<'a>>,
     state: BTreeMap<&'a str, i64>,
 }
 
-/// An event without its body.
+/// Event without its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Expected<'a> {
     version: i64,
@@ -41,7 +41,7 @@ pub(crate) const PREFIX: &str = "/things/";
 // === impl Truth ===
 
 impl Truth {
-    /// With a seed for what is written.
+    /// Creates a record; the seed determines the writes.
     pub(crate) fn new(seed: u64) -> Self {
         Self { random: seed.wrapping_mul(2) + 1, ..Self::default() }
     }
@@ -56,7 +56,7 @@ impl Truth {
         revision
     }
 
-    /// What could be written next.
+    /// Draws the next changes, at most so many.
     pub(crate) fn draw(&mut self, most: usize) -> Changes {
         let mut changes = Changes::new();
         for _ in 0..most {
@@ -67,7 +67,7 @@ impl Truth {
         changes
     }
 
-    /// It has been.
+    /// Records changes that have been written.
     pub(crate) fn note(&mut self, revision: i64, changes: Changes) {
         for (key, value) in &changes {
             match value {
@@ -78,38 +78,38 @@ impl Truth {
         self.transactions.push((revision, changes));
     }
 
-    /// The last revision.
+    /// Returns the last revision.
     pub(crate) fn revision(&self) -> i64 {
         self.transactions.last().map_or(0, |(revision, _)| *revision)
     }
 
-    /// The last revision that nothing can be added to, over an API server without a bookmark.
+    /// Returns the last revision that is complete over an API server without a bookmark.
     pub(crate) fn safe(&self) -> i64 {
         self.revision() - i64::from(self.ends_with_deletion())
     }
 
-    /// Whether there was any transaction after one version, up to another.
+    /// Returns true if there was a transaction after one version, up to another.
     pub(crate) fn wrote(&self, after: i64, up_to: i64) -> bool {
         self.transactions.iter().any(|(at, _)| (after + 1..=up_to).contains(at))
     }
 
-    /// How many transactions.
+    /// Returns the number of transactions.
     pub(crate) fn len(&self) -> usize {
         self.transactions.len()
     }
 
-    /// Whether the last transaction has deleted something.
+    /// Returns true if the last transaction has deleted something.
     pub(crate) fn ends_with_deletion(&self) -> bool {
         self.transactions.last().is_some_and(|(_, changes)| changes.values().any(Option::is_none))
     }
 
-    /// Namespace and name of something that is there.
+    /// Returns the namespace and the name of an existing object.
     pub(crate) fn any_key(&self) -> (String, String) {
         let (namespace, name) = self.state.keys().next().unwrap().split_once('/').unwrap();
         (namespace.to_owned(), name.to_owned())
     }
 
-    /// Forgets what came after a revision, and goes on in another way.
+    /// Drops the transactions after a revision, and continues in another way.
     pub(crate) fn rewind(&mut self, revision: i64) {
         self.transactions.retain(|(at, _)| *at <= revision);
         self.state.clear();
@@ -122,22 +122,22 @@ impl Truth {
         self.random = self.random.wrapping_add(0x1234_5678);
     }
 
-    /// Holds a stream against what was written. With `is_complete` it has every change after its initial events; without,
-    /// relists may have left changes out, and what it has is true nonetheless.
+    /// Checks a stream against the writes. With `is_complete` it has every change after its initial events; without, relists may
+    /// have left changes out, and what it has is true nonetheless.
     pub(crate) fn check(&self, followed: &Followed, is_complete: bool) {
         self.check_but(followed, if is_complete { &[] } else { &[(0, i64::MAX)] });
     }
 
-    /// The same where it is known from which versions to which there was a relist: what changed there adds up, and every other
-    /// change has been told, once, in order, and as what it is to the selection. Under COALESCE everything adds up; what is
-    /// said to be dropped is what is missing.
+    /// Checks a stream with known relists: the changes within them add up, and every other change has been reported once, in
+    /// order, with its type for the selection. Under COALESCE everything adds up; exactly the events reported as dropped are
+    /// missing.
     pub(crate) fn check_but(&self, followed: &Followed, relists: &[(i64, i64)]) {
         let selection = &followed.selection;
         let is_relisted = |at: i64| relists.iter().any(|(from, to)| (from + 1..=*to).contains(&at));
         let Account { events, state } = self.account(selection);
         let is_initial = |told: &&Told| told.cause == pb::Cause::Initial;
         let at_first: BTreeSet<&str> = followed.told.iter().filter(is_initial).map(|told| &*told.key).collect();
-        // Initial events without the object, though it was there at their version.
+        // Initial events without the object, though it existed at their version.
         let is_deleted_at_first = |event: &Expected<'_>| {
             followed.may_begin_open
                 && (event.event_type, event.cause) == (pb::EventType::Deleted, pb::Cause::Unspecified)
@@ -155,7 +155,7 @@ impl Truth {
                 pb::EventType::Added | pb::EventType::Modified => known.insert(key, told),
                 other => panic!("{other:?}"),
             };
-            // Who has missed something may take anything for new.
+            // A client with holes may take any object for new.
             if followed.holes.is_empty() {
                 let is_new = *event_type == pb::EventType::Added || is_deleted_at_first(&Expected::told(told));
                 assert_eq!(before.is_none(), is_new, "{told:?} after {before:?}");
@@ -191,12 +191,12 @@ impl Truth {
             assert!(!relists.is_empty() || stands_for <= expected.len(), "{stands_for} of {}", expected.len());
             return;
         }
-        // From the last, so that what was told before each hole stays where it is.
+        // From the last, so that the indexes before each hole stay valid.
         let initial = followed.told.len() - seen.len();
         let dropped_before = |at: usize| followed.holes[..at].iter().map(|hole| hole.count as usize).sum::<usize>();
         for (at, Hole { at: told, count, after }) in followed.holes.iter().enumerate().rev() {
             let from = told - initial + dropped_before(at);
-            // What was told at an open version is told again to who resumes before it.
+            // A client that resumes before an open version receives its changes again.
             let is_open = *told > 0 && followed.told[told - 1].resume == *after;
             let is_after = is_open || from == 0 || expected[from - 1].version <= *after;
             assert!(is_after, "{after} comes after what was told");
@@ -213,7 +213,7 @@ impl Truth {
         assert_eq!(seen, expected, "every change, and each once; the first that differs is number {same}");
     }
 
-    /// What a selection is to be told, and what there is of it at last, with its versions.
+    /// Returns the events expected for a selection, and its objects at the end, with their versions.
     fn account(&self, selection: &Selection) -> Account<'_> {
         let (mut state, mut events) = (BTreeMap::<&str, (i64, &str)>::new(), Vec::new());
         for (version, key, value) in
@@ -239,7 +239,7 @@ impl Truth {
         Account { events, state: state.into_iter().map(|(key, (version, _))| (key, version)).collect() }
     }
 
-    /// What a revision did to a key: gave it a value, or deleted it.
+    /// Returns the change of a key at a revision: a value, or a deletion.
     fn written(&self, revision: i64, key: &str) -> Option<&Option<String>> {
         let at = self.transactions.binary_search_by_key(&revision, |(at, _)| *at).ok()?;
         self.transactions[at].1.get(key)

@@ -1,4 +1,4 @@
-//! informerd as a process that is killed, and goes on where it was.
+//! informerd as a process that is killed, and resumes from its snapshot.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
     truth::{PREFIX, Truth},
 };
 
-/// The versions of what a watch that was resumed is told, up to one of them.
+/// Returns the versions of the events of a resumed watch, up to one of them.
 async fn told(mut stream: tonic::Streaming<pb::WatchResponse>, up_to: i64) -> Vec<i64> {
     let mut versions = Vec::new();
     let telling = async {
@@ -32,7 +32,7 @@ async fn told(mut stream: tonic::Streaming<pb::WatchResponse>, up_to: i64) -> Ve
     versions
 }
 
-/// It is served before etcd is there, and nothing is listed: a client that was killed with the server misses nothing.
+/// Checks that it serves before etcd is there, and lists nothing: a client that was killed with the server misses nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_killed_goes_on_where_it_was() {
     for version in VERSIONS {
@@ -66,14 +66,14 @@ async fn a_server_that_is_killed_goes_on_where_it_was() {
         missed.retain(|revision| *revision > oldest);
         let told = told(resumed, *missed.last().unwrap()).await;
         assert_eq!(told, missed, "{version:?}: what a client of before the kill has missed, and nothing else");
-        // The last that a client can have been told before the kill is later than the state.
+        // The last version that a client can have received before the kill is later than the snapshot.
         assert!(served.watch(missed[10]).await.is_ok());
         assert_eq!(served.count("reflector_lists_total").await, 0, "{version:?}");
         assert_eq!(served.count("reflector_listed_objects_total").await, 0, "{version:?}");
         assert_eq!(served.count("cache_rewinds_total").await, 0, "{version:?}");
         reach(&served.followers(1).await, &truth, true).await;
 
-        // And in order: then the last revision is in the file.
+        // With SIGTERM too: the last revision is then in the file.
         let before = truth.revision();
         served.terminate();
         served.restart();
@@ -82,7 +82,7 @@ async fn a_server_that_is_killed_goes_on_where_it_was() {
     }
 }
 
-/// What was compacted meanwhile is listed once, and told as a difference.
+/// Compacts the missed events: the server lists once, and sends the difference.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_compacted_while_it_was_dead_is_a_difference() {
     for version in VERSIONS {
@@ -112,7 +112,7 @@ async fn what_was_compacted_while_it_was_dead_is_a_difference() {
     }
 }
 
-/// Restored while it was dead: behind, at the same revision, or ahead.
+/// Restores etcd while the server is down: behind, at the same revision, or ahead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_while_it_was_dead_is_told() {
     for version in VERSIONS {
@@ -131,7 +131,7 @@ async fn a_restore_while_it_was_dead_is_told() {
             let early = served.followers(3).await;
             etcd.restart().await;
             truth.rewind(restored_to);
-            // It may look before they are written, after them or in between.
+            // The server may look before the writes, after them or in between.
             let mut driver = etcd.driver();
             write(&mut truth, &mut driver, rewritten);
             for follower in &early {
@@ -143,7 +143,7 @@ async fn a_restore_while_it_was_dead_is_told() {
             write(&mut truth, &mut driver, 5);
             reach(&served.followers(2).await, &truth, true).await;
 
-            // What is kept then is of the history as it is now.
+            // The next snapshot is of the new history.
             served.kept(truth.revision()).await;
             served.kill();
             served.restart();
@@ -157,8 +157,7 @@ async fn a_restore_while_it_was_dead_is_told() {
     }
 }
 
-/// Again and again, at any moment, while there are writes: what is served is what was written, and nothing is listed that need
-/// not be.
+/// Kills it repeatedly, at any moment, during writes: it serves what was written, and lists only where it must.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_at_any_moment_leave_nothing_wrong() {
     for version in VERSIONS {
@@ -199,7 +198,7 @@ async fn kills_at_any_moment_leave_nothing_wrong() {
     }
 }
 
-/// Something is in the way of the file, then it is not any more.
+/// Blocks the path of the snapshot file, then frees it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_that_cannot_be_written_is_reported_until_it_can() {
     let etcd = Etcd::start(VERSIONS[0]).await;
@@ -221,8 +220,8 @@ async fn a_state_that_cannot_be_written_is_reported_until_it_can() {
     served.until("mended", |resource| resource.last_error.is_empty()).await;
 }
 
-/// What a warm start gains over a list, of 100,000 objects of 1 KiB. Takes a minute, and prints its figures; INFORMERD names the
-/// program of a release.
+/// Measures the gain of a warm start over a list, of 100,000 objects of 1 KiB. Takes a minute, and prints its figures; INFORMERD
+/// names the program of a release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn measure_a_kill_with_100_000_objects() {

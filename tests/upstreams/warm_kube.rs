@@ -1,4 +1,4 @@
-//! informerd over an API server as a process that is killed, and goes on where it was.
+//! informerd over an API server as a process that is killed, and resumes from its snapshot.
 
 use informerd::proto::pb;
 use tonic::Code;
@@ -16,7 +16,7 @@ async fn write(apiserver: &ApiServer, truth: &mut Truth, changes: usize) {
     }
 }
 
-/// It is served before the API server is there, and nothing is listed.
+/// Checks that it serves before the API server is there, and lists nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_killed_goes_on_where_it_was_over_an_api_server() {
     let (apiserver, mut truth) = (ApiServer::start().await, Truth::new(21));
@@ -25,7 +25,7 @@ async fn a_server_that_is_killed_goes_on_where_it_was_over_an_api_server() {
     for round in 0..4 {
         served.synced().await;
         write(&apiserver, &mut truth, 10).await;
-        // What was changed last may have been deleted last, at a version that is still open, or known by a list only.
+        // The last change may be a deletion, at a version that is still open, or known by a list only.
         served.kept(truth.safe()).await;
         served.kill();
         write(&apiserver, &mut truth, round * 5).await;
@@ -43,7 +43,7 @@ async fn a_server_that_is_killed_goes_on_where_it_was_over_an_api_server() {
     }
 }
 
-/// An API server that was started meanwhile has not seen what is known: one list, and the difference.
+/// Starts the API server meanwhile, so that its watch cache lacks the known version: one list, and the difference.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_api_server_has_not_seen_while_it_was_dead_is_a_difference() {
     let (mut apiserver, mut truth) = (ApiServer::start().await, Truth::new(22));
@@ -65,7 +65,7 @@ async fn what_the_api_server_has_not_seen_while_it_was_dead_is_a_difference() {
     assert_eq!(served.count("cache_rewinds_total").await, 0);
 }
 
-/// Restored while it was dead, and perhaps beyond what was known again.
+/// Restores the cluster while the server is down, perhaps until it is beyond the known version again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_from_a_backup_while_it_was_dead_ends_every_watch() {
     for rewritten in [0, 60] {
@@ -83,7 +83,7 @@ async fn a_cluster_from_a_backup_while_it_was_dead_ends_every_watch() {
         apiserver.restart().await;
         truth.rewind(restored_to);
         write(&apiserver, &mut truth, rewritten).await;
-        // The early clients are there before the API is asked.
+        // The early clients connect before the API is reachable.
         apiserver.signal("-STOP");
         served.restart();
         let early = served.followers(3).await;

@@ -324,7 +324,7 @@ fn numbers(changes: &[Change]) -> Vec<u128> {
     changes.iter().map(|change| change.version.number()).collect()
 }
 
-/// Of the watches that make up a resource together, one of them may be ahead of the version that all have reached.
+/// Records a change ahead of the version that all watches of a resource have reached, as one of several watches may send it.
 #[tokio::test]
 async fn a_change_that_came_ahead_comes_again_for_who_resumes_from_below_it() {
     let now = Instant::now();

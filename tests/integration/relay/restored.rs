@@ -146,7 +146,7 @@ async fn a_server_that_goes_back_while_another_one_is_listed_is_another_history(
     until("it is listed", async || state(&relay).await == state(&going).await).await;
 }
 
-/// Lists and compares where no proof is possible: the last known change must be in the list.
+/// Starts an origin whose history does not reach back: the relay lists it, and the last known change must be in the list.
 #[tokio::test]
 async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {
     for (what, restored, is_same) in [
@@ -202,7 +202,7 @@ async fn another_server_with_the_same_history_is_followed_from_the_position() {
     }
 }
 
-/// Serves the known objects at a lower version, as a quiet Kubernetes API may for a minute.
+/// Starts a replica with the known changes at a lower version, as a quiet Kubernetes API may be for a minute.
 #[tokio::test]
 async fn a_replica_that_is_behind_with_its_version_only_is_followed_at_once() {
     let going = origin(LISTED, 1, "2:a").await;
