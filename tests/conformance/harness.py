@@ -1,4 +1,4 @@
-"""What every client needs: the checks themselves, the manifests to count, the server to start and stop."""
+"""Common part of all clients: the checks, the manifests to count, and the server to start and stop."""
 
 import collections
 import json
@@ -16,7 +16,7 @@ START_SECONDS = 30
 
 
 class Failed(Exception):
-    """A check that did not hold."""
+    """Failed check."""
 
 
 def ok(what):
@@ -36,17 +36,17 @@ def equal(found, wanted, what):
 
 
 def key(metadata):
-    """The key of an object, from its metadata."""
+    """Returns the key of an object, from its metadata."""
     return f"{metadata['namespace']}/{metadata['name']}"
 
 
 def is_files_version(version):
-    """Whether it is a version of the files source: a lineage, and a number in it."""
+    """Returns true for a version of the files source: a lineage, and a number in it."""
     return re.fullmatch(r"[a-z0-9]+\.[0-9]+", version) is not None
 
 
 def json_documents(text):
-    """The JSON documents of a text that holds one after the other, as grpcurl and buf print a stream."""
+    """Yields the JSON documents of a text that holds one after the other, as grpcurl and buf print a stream."""
     decoder, position, documents = json.JSONDecoder(), 0, []
     while text[position:].strip():
         position += len(text[position:]) - len(text[position:].lstrip())
@@ -61,12 +61,12 @@ def run_client(arguments, seconds=30):
 
 
 def image_names(body):
-    """The values that an object has for the index `image` of the pods."""
+    """Returns the values of an object for the index `image` of the pods."""
     return {container["image"] for container in body["spec"]["containers"]}
 
 
 class Manifests:
-    """The objects in a directory of manifests, read without the server."""
+    """Objects in a directory of manifests, read without the server."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -79,24 +79,24 @@ class Manifests:
                     self.files[body["kind"], key(body["metadata"])] = path
 
     def keys(self, kind, where=lambda body: True):
-        """The keys of the objects that a condition keeps, in the order of a List."""
+        """Returns the keys of the objects that meet a condition, in the order of a List."""
         kept = (body["metadata"] for body in self.objects[kind].values() if where(body))
         return [key(metadata) for metadata in sorted(kept, key=lambda m: (m["namespace"], m["name"]))]
 
     def counts(self, kind, values):
-        """How many objects there are under each value; `values` gives those of one object."""
+        """Counts the objects under each value; `values` returns those of one object."""
         return dict(collections.Counter(value for body in self.objects[kind].values() for value in set(values(body))))
 
 
 class Server:
-    """The server's process, on ports that it chose."""
+    """Process of the server, on ports that it chose."""
 
     def __init__(self, binary, config, log):
         self.binary, self.config, self.log = binary, config, log
         self.process = self.address = self.admin = None
 
     def start(self):
-        # Nothing of the caller's shell may change what the file and the flags say.
+        # The caller's environment must not change the configuration.
         ours = ("INFORMERD", "RUST_LOG")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         command = [self.binary, "serve", "--config", str(self.config)]
@@ -118,7 +118,7 @@ class Server:
         check(own, "/metrics has informerd's own", metrics[:300])
 
     def get(self, path):
-        """The status and the body of an answer of the admin port."""
+        """Returns the status and the body of a response of the admin port."""
         try:
             with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=5) as response:
                 return response.status, response.read().decode()

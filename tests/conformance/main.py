@@ -1,4 +1,4 @@
-"""Starts the server on a copy of the examples and runs every check against it; `run` prepares what it needs."""
+"""Starts the server on a copy of the examples and runs every check against it; `run` prepares its arguments."""
 
 import argparse
 import pathlib

@@ -1,4 +1,4 @@
-"""What a user of buf curl sees: another implementation of gRPC (connect-go) and of reflection."""
+"""Checks with buf curl: another implementation of gRPC (connect-go) and of reflection."""
 
 from harness import check, equal, is_files_version, json_documents, key, run_client
 

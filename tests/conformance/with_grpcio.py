@@ -1,4 +1,4 @@
-"""What a Python program sees through grpcio, with messages made from reflection: no generated stub anywhere."""
+"""Checks with a Python program over grpcio, whose messages come from reflection, without generated stubs."""
 
 import json
 import os
@@ -22,14 +22,14 @@ EXIT_SECONDS = 10
 
 
 class Client:
-    """The services of a server, called by the names of their methods."""
+    """Services of a server, called by the names of their methods."""
 
     def __init__(self, address):
         self.channel = grpc.insecure_channel(address)
         self.pool = descriptor_pool.DescriptorPool(ProtoReflectionDescriptorDatabase(self.channel))
 
     def call(self, method, /, _service="informerd.v1.InformerService", **request):
-        """Starts a call; its request is given in the JSON form of the message. Gives an iterator or a message."""
+        """Starts a call; its request is the JSON form of the message. Returns an iterator or a message."""
         descriptor = self.pool.FindServiceByName(_service).methods_by_name[method]
         request_class = message_factory.GetMessageClass(descriptor.input_type)
         response_class = message_factory.GetMessageClass(descriptor.output_type)
@@ -47,7 +47,7 @@ def as_dict(message):
 
 
 class Watching:
-    """An open Watch, read by a thread, so that waiting for its next message can have a deadline."""
+    """Open Watch, read by a thread, so that waiting for its next message can have a deadline."""
 
     def __init__(self, client, **request):
         self.call = client.call("Watch", **request)
@@ -63,14 +63,14 @@ class Watching:
             self.messages.put((time.monotonic(), error))
 
     def next(self, seconds=EVENT_SECONDS):
-        """The next message and when it came; for a message, the error that ended the stream, or None at a good end."""
+        """Returns the next message and its time; at the end of the stream, its error, or None if it ended well."""
         try:
             return self.messages.get(timeout=seconds)
         except queue.Empty:
             raise Failed(f"nothing came on a Watch within {seconds:.0f} s") from None
 
     def event(self):
-        """When the next change arrived, and the change: whatever else may come, bookmarks apart, is an error."""
+        """Returns the time of the next change, and the change: any other message but a bookmark is an error."""
         while True:
             at, message = self.next()
             if not isinstance(message, dict):
@@ -83,7 +83,7 @@ class Watching:
 
 
 def error_info(error):
-    """The ErrorInfo among the details of a status."""
+    """Returns the ErrorInfo among the details of a status."""
     for detail in rpc_status.from_call(error).details:
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
@@ -93,7 +93,7 @@ def error_info(error):
 
 
 def describe(event):
-    """What a change says, in one tuple, for comparison."""
+    """Returns a change as one tuple, for comparison."""
     body = event["object"]
     return event["type"].removeprefix("EVENT_TYPE_"), event.get("cause", ""), key(body), body["struct"]
 
@@ -144,7 +144,7 @@ def errors(client):
 
 
 def changes(client, manifests):
-    """Edits manifests under open watches; gives the last version that was seen."""
+    """Edits manifests under open watches; returns the last version that it has seen."""
     pods = manifests.objects["Pod"]
     every = Watching(client, resource="pods")
     initial = [every.next()[1] for _ in pods]
@@ -175,7 +175,7 @@ def changes(client, manifests):
     policies = [each.get("policy") for each in answer.get("watchers", [])]
     equal(policies, ["FULL_CHANNEL_POLICY_REPLAY"] * 2, "grpcio: ListWatchers has the two, of the default policy")
 
-    # One pod of a file that has several objects; sed writes another file and renames it over the first.
+    # One pod of a file with several objects; sed writes another file and renames it over the first.
     pod = next(name for name in manifests.keys("Pod") if pods[name]["metadata"]["labels"]["app"] == "checkout")
     path, before, address = manifests.files["Pod", pod], pods[pod], pods[pod]["status"]["podIP"]
     expression = rf"s/phase: Running, podIP: {re.escape(address)} /phase: Failed, podIP: {address} /"
@@ -249,7 +249,7 @@ def changes(client, manifests):
 
 
 def refused(client, method, code, reason, **request):
-    """A call that is answered with a status, and nothing else."""
+    """Checks that a call returns a status, and nothing else."""
     try:
         answer = client.call(method, **request)
         messages = [as_dict(each) for each in answer] if hasattr(answer, "__iter__") else [as_dict(answer)]
@@ -262,7 +262,7 @@ def refused(client, method, code, reason, **request):
 
 
 def shutdown(server, client):
-    """SIGTERM under open watches: each is told, and ends; the process ends well."""
+    """Sends SIGTERM under open watches: each gets a message, and ends; the process exits with 0."""
     watches = [Watching(client, resource=name, initial_events="INITIAL_EVENTS_NONE") for name in ("pods", "services")]
     for watch in watches:
         watch.next()
@@ -288,14 +288,14 @@ def shutdown(server, client):
 
 
 def after_restart(server, directory, version):
-    """The same directory after a restart: what it holds now, and versions of another lineage."""
+    """Serves the same directory after a restart: its current objects, and versions of another lineage."""
     server.start()
     client = Client(server.address)
     wanted = Manifests(directory).objects["Pod"]
     chunks = client.call("List", resource="pods")
     found = {key(each): each["struct"] for chunk in chunks for each in as_dict(chunk).get("objects", [])}
     equal(found, wanted, f"grpcio: after a restart List has the {len(wanted)} pods of the edited manifests")
-    # A version of before the restart is of another lineage.
+    # A version from before the restart has another lineage.
     info = refused(client, "Watch", "OUT_OF_RANGE", "RESOURCE_VERSION_EXPIRED", resource="pods", resource_version=version)
     check(is_files_version(info.metadata["current"]), f"  and the current version: {info.metadata['current']}")
     client.channel.close()
@@ -304,7 +304,7 @@ def after_restart(server, directory, version):
 
 
 def rename_over(path, text):
-    """Saves a file as an editor does: another file, under a name that does not count, renamed over it."""
+    """Saves a file as an editor does: another file, under an ignored name, renamed over it."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)

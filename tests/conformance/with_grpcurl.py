@@ -1,4 +1,4 @@
-"""What a person with grpcurl sees, who has no .proto file at hand."""
+"""Checks with grpcurl, as a person uses it without a .proto file."""
 
 import json
 import re
@@ -25,7 +25,7 @@ class Grpcurl:
         return result.stdout
 
     def call(self, method, /, **data):
-        """The messages of an answer that is OK."""
+        """Returns the messages of a response that is OK."""
         result = self.run(method if "/" in method else f"{SERVICE}/{method}", data=data)
         if result.returncode != 0:
             raise Failed(f"grpcurl {method} {data} ended with {result.returncode}: {result.stderr}")
@@ -35,7 +35,7 @@ class Grpcurl:
         return [each for message in self.call(method, **data) for each in message.get("objects", [])]
 
     def refused(self, method, code, name, /, *words, **data):
-        """Checks that a call ends with a status, and that its printed details have the words."""
+        """Checks that a call ends with a status, and that its printed details contain the words."""
         result = self.run(method if "/" in method else f"{SERVICE}/{method}", data=data)
         what = f"grpcurl: {method} {json.dumps(data)} is {name}"
         equal(result.returncode, code, f"{what}  {result.stderr}" if result.returncode != code else what)
@@ -61,11 +61,11 @@ def reflection(grpcurl, proto):
     found = {line.rsplit(".", 1)[1] for line in grpcurl.text("list", SERVICE).split()}
     check(methods and methods == found, f"grpcurl: list {SERVICE} has its {len(methods)} methods", found)
 
-    # The comments of the .proto file must have survived: they are the manual of a person with grpcurl.
+    # Reflection must keep the comments of the .proto file: they are the manual of a person with grpcurl.
     comment = re.search(r"//\s*(.+)\n\s*rpc Watch\(", proto.read_text()).group(1)
     found = grpcurl.text("describe", f"{SERVICE}.Watch")
     check(comment in found, f"grpcurl: describe {SERVICE}.Watch shows «{comment}»", found)
-    # (grpcurl shows what stands above a field, not what stands behind it.)
+    # (grpcurl shows the comments above a field, not those behind it.)
     message = proto.read_text().split("\nmessage WatchRequest {")[1]
     comment = re.search(r"^\s*// (.+)\n(?:\s*//.*\n)*\s*string resource_version = 2;", message, re.M).group(1)
     found = grpcurl.text("describe", "informerd.v1.WatchRequest")
@@ -126,7 +126,7 @@ def reads(grpcurl, manifests):
 
 
 def envoy(manifests):
-    """The image of the proxies, which several pods run beside something else."""
+    """Returns the image of the proxies, which several pods run beside another one."""
     return next(i for body in manifests.objects["Pod"].values() for i in sorted(image_names(body)) if "envoy" in i)
 
 
@@ -172,7 +172,7 @@ def discovery(grpcurl, manifests):
 
 
 def errors(grpcurl):
-    # Printed as JSON, under its type: grpcurl has resolved the detail, by reflection.
+    # Printed as JSON, under its type: grpcurl has resolved the detail by reflection.
     unknown = ("google.rpc.ErrorInfo", '"RESOURCE_NOT_FOUND"', '"informerd"')
     grpcurl.refused("List", NOT_FOUND, "NOT_FOUND", *unknown, resource="unicorns")
     grpcurl.refused("Watch", NOT_FOUND, "NOT_FOUND", *unknown, resource="unicorns")

@@ -1,7 +1,8 @@
-# What `run` and `drawn` work with: $copy, a copy of the working tree that may be changed, and the part that a shard has of a list.
+# Common part of `run` and `drawn`: $copy, a copy of the working tree that may be changed, and the part of a list that a shard
+# has.
 
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/informerd/mutants}"
-# Nobody debugs a mutant; without it a build takes less time.
+# Mutants are not debugged; a build without debug information is faster.
 export CARGO_PROFILE_DEV_DEBUG=none
 work="$CARGO_TARGET_DIR/mutants" copy="$CARGO_TARGET_DIR/mutants/tree"
 
@@ -10,7 +11,7 @@ die() {
   exit 1
 }
 
-# of_shard: the lines of the standard input that belong to INFORMERD_MUTANTS_SHARD.
+# of_shard: prints the lines of the standard input that belong to INFORMERD_MUTANTS_SHARD.
 of_shard() {
   local shard="${INFORMERD_MUTANTS_SHARD:-1/1}"
   [[ "$shard" =~ ^([1-9][0-9]*)/([1-9][0-9]*)$ && ${BASH_REMATCH[1]} -le ${BASH_REMATCH[2]} ]] ||
@@ -18,20 +19,20 @@ of_shard() {
   awk -v part="${BASH_REMATCH[1]}" -v parts="${BASH_REMATCH[2]}" 'NR % parts == part % parts'
 }
 
-# make_copy: only one run at a time has it.
+# make_copy: creates the copy; only one run at a time can use it.
 make_copy() {
   mkdir -p "$work"
   exec 9>"$work/lock"
   flock -n 9 || die "$work is in use by another run: set another CARGO_TARGET_DIR"
   rm -rf "$copy"
   mkdir "$copy"
-  # With the time of now: a file of the last run may have been built with a bug.
+  # With new modification times: the last run may have built a file with a bug.
   git ls-files -z --cached --others --exclude-standard |
     xargs -0 sh -c 'for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done' - |
     tar --null --files-from - --create | tar --extract --touch --directory "$copy"
 }
 
-# in_copy COMMAND...: there it is in no repository, whatever is around it.
+# in_copy COMMAND...: runs a command in the copy, which is in no repository, whatever directory is above it.
 in_copy() {
   (cd "$copy" && GIT_CEILING_DIRECTORIES="$work" "$@")
 }

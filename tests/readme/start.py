@@ -1,4 +1,4 @@
-"""Carries out the code blocks of the README's start section in a clone, and checks what they print."""
+"""Runs the code blocks of the README's start section in a clone, and checks their output."""
 
 import atexit
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 BUILD_SECONDS = 1800
 SECONDS = 30
-# A client's connection that has been closed keeps its port for a minute, and it may be one of the README's.
+# A closed connection of a client keeps its port for a minute, and it may be one of the README's.
 PORT_SECONDS = 90
 
 
@@ -28,7 +28,7 @@ def ok(message):
 
 
 def until(what, condition, seconds=SECONDS, of=None):
-    """Waits until something is so, and gives what it was. Of a command in the background that has failed its text is shown."""
+    """Waits until a condition returns a value, and returns it. Shows the output of a background command that has failed."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and (of is None or of.process.poll() is None):
         found = condition()
@@ -39,7 +39,7 @@ def until(what, condition, seconds=SECONDS, of=None):
 
 
 class Background:
-    """A command of the README that goes on until it is told to end."""
+    """Command of the README that runs until it gets a signal."""
 
     def __init__(self, command, clone):
         self.command, self.clone = command, clone
@@ -48,14 +48,14 @@ class Background:
             self.process = subprocess.Popen(
                 ["bash", "-c", command], cwd=clone, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        # After a failure too.
+        # After a failure, too.
         atexit.register(self.signal, signal.SIGKILL)
 
     def text(self):
         return self.log.read_text(encoding="utf-8")
 
     def servers(self):
-        """The informerd processes of this command's session, without cargo and the shell."""
+        """Returns the informerd processes of this command's session, without cargo and the shell."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -80,7 +80,7 @@ def blocks(readme):
 
 
 def await_port(port):
-    """Waits until a server can listen there."""
+    """Waits until a server can listen on the port."""
 
     def is_free():
         with socket.socket() as listener:

@@ -20,7 +20,7 @@ fn source() -> Value {
     json!({ "group": "aggregated.example.com", "version": "v1", "plural": "things" })
 }
 
-/// Starts the API server in front and the one with the objects; the directory gets the authority of the latter.
+/// Starts the API server in front and the one with the objects; the directory gets the certificates of the former as a proxy.
 async fn start(directory: &TempDir) -> (ApiServer, ApiServer) {
     let authority = Authority::new();
     let (certificate, key) = authority.sign(&[]);

@@ -15,8 +15,8 @@ use crate::{
     served::Served,
 };
 
-/// Requests for one kind in all namespaces, or for one object of it by name. Only informerd and these tests make them. Not
-/// counted: GETs of the uid of kube-system, which informerd sends before each list and watch, as the API server itself does.
+/// Requests for one kind in all namespaces, or for one object of it by name. Only informerd and these tests make them. GETs of
+/// kube-system for its uid, which informerd sends before each list and watch, are not counted: the API server makes some, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     /// Whole lists, as the initial events of a watch.

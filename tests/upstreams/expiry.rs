@@ -68,7 +68,7 @@ struct Folded {
 
 const ALL: &str = "/api/v1/events";
 const EVENTS: usize = 600;
-/// Time to wait for the expiry of the other Events; those of this length outlive the test.
+/// Age of the other Events, which expire first, at which the last ones are created: these outlive the test.
 const KEPT_AFTER: Duration = Duration::from_secs(17);
 const KEPT: usize = 5;
 /// Least number of deletions at one version that the test accepts. The API server takes a new lease once a second.

@@ -55,7 +55,7 @@ async fn what_kubectl_tells_is_served_and_outlives_it() {
     ask(&api, "PATCH", &format!("{PODS}/second/status"), Some(&running)).await.unwrap();
     assert_eq!(next(&mut watch).await, (EventType::Modified, "second".to_owned(), json!("Running")));
     ask(&api, "DELETE", &format!("{PODS}/first"), None).await.unwrap();
-    // Marked before it is evicted or deleted.
+    // The API server sets its deletionTimestamp first.
     assert_eq!(next(&mut watch).await, (EventType::Modified, "first".to_owned(), json!("Pending")));
     assert_eq!(next(&mut watch).await, (EventType::Deleted, "first".to_owned(), json!("Pending")));
 

@@ -86,7 +86,7 @@ impl Root {
     pub(crate) fn write(&self, path: &str, bytes: impl AsRef<[u8]>) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // The file of the image may be a link to that of the system.
+        // This root has a hard link to the image's file, which must stay as it is.
         drop(fs::remove_file(&path));
         fs::write(path, bytes).unwrap();
     }

@@ -145,7 +145,7 @@ fn selections() -> Vec<Selection> {
     ]
 }
 
-/// Returns the part of a value that selects the object; the rest is a unique number.
+/// Returns the tier of a value, which is a unique number and the properties that selections match.
 fn tier(value: &str) -> &str {
     value.split(' ').nth(1).unwrap()
 }
