@@ -47,7 +47,7 @@ impl Unrepeated {
         }
         let mut changes: HashMap<ObjectKey, Kept> = HashMap::new();
         let mut listed = HashSet::new();
-        // Of two objects with one key the last wins.
+        // The last of two objects with one key wins.
         for object in list.objects.iter().rev() {
             if let Some((key, change)) = latest.get_key_value(object.key())
                 && listed.insert(*key)

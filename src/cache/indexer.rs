@@ -187,7 +187,7 @@ impl Indexer {
             existing.iter().map(|object| (object.key(), object)).collect();
         let mut listed: HashSet<ObjectKey, foldhash::fast::RandomState> =
             HashSet::with_capacity_and_hasher(objects.len(), foldhash::fast::RandomState::default());
-        // Of two objects with one key the last wins, so the list is read from its end.
+        // The last of two objects with one key wins, so the list is read from its end.
         let mut objects: Vec<Arc<Object>> =
             objects.into_iter().rev().filter(|object| listed.insert(object.key().clone())).collect();
         objects.reverse();

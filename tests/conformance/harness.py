@@ -46,7 +46,7 @@ def is_files_version(version):
 
 
 def json_documents(text):
-    """Yields the JSON documents of a text that holds one after the other, as grpcurl and buf print a stream."""
+    """Returns the JSON documents of a text that holds one after the other, as grpcurl and buf print a stream."""
     decoder, position, documents = json.JSONDecoder(), 0, []
     while text[position:].strip():
         position += len(text[position:]) - len(text[position:].lstrip())

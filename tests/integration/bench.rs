@@ -82,8 +82,7 @@ fn idle_watchers_are_weighed() {
 #[test]
 fn a_stopped_client_is_told_what_its_policy_promises() {
     let stopped = |policy: &str| {
-        // Under BLOCK, long enough for the clients that read: once the stopped one has spent the budget of their host, none is
-        // left.
+        // Under BLOCK, long enough for the clients that read: the stopped one spends the whole budget of their host.
         let queue = if policy == "block" { 400 } else { 16 };
         let arguments =
             "stopped --local --watchers 4 --size 4000 --rate 2000 --seconds 1 --reps 1 --block-timeout 100ms";

@@ -61,7 +61,7 @@ fn check(file: &SnapshotFile, bytes: &[u8]) {
     let written = file
         .encode(Vec::new(), &Checkpoint { snapshot, proof: proof.clone(), is_whole: true }, seen_at)
         .expect("what was read is written");
-    // Of two objects with one key the last is kept.
+    // The last of two objects with one key is kept.
     let by_key: BTreeMap<_, _> = list.objects.iter().map(|object| (object.key(), Arc::clone(object))).collect();
     let kept = List::new(by_key.into_values().collect(), list.version.clone());
     let again = file.decode(&*written).expect("what was written is read");

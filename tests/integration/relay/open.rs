@@ -83,7 +83,7 @@ async fn an_origin_that_opens_a_complete_version_again_is_waited_for() {
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
 }
 
-/// Resumes a client of another replica, which has no part of the open version yet.
+/// Starts relays inside an open version: a client of another replica, which has no part of it yet, receives all of it.
 #[tokio::test]
 async fn a_relay_that_starts_inside_an_open_version_has_all_of_it_for_whoever_resumes() {
     let (origin, _wire, ..) = inside_an_open_version().await;

@@ -220,7 +220,7 @@ async fn a_replica_that_is_behind_with_its_version_only_is_followed_at_once() {
     assert_eq!((found, relay.lists()), (vec!["MODIFIED b @10".to_owned()], 1));
 }
 
-/// Swaps servers with names of their own: none may take another's position for its own.
+/// Leads a relay to the origin, to another relay and back: servers with different names serve the same history.
 #[tokio::test]
 async fn a_chain_may_be_put_in_another_order() {
     let origin = origin(LISTED, 1, "2:a").await;
