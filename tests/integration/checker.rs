@@ -1,40 +1,39 @@
-//! The checker: random histories, random clients, and a model of the truth that shares no code with the server.
+//! Checker: random histories, random clients, and a model of the correct result that shares no code with the server.
 //!
 //! ```text
 //!   script, scenes ──▶ harness ──▶ Informer, Service, Routes (the real ones, in process; up to two servers)
 //!     │                  │                        │
 //!     │                  ├──▶ client ◀── pieces ──┤ streams
-//!     ▼                  └──▶ call ◀─── answers ──┘ calls that are answered once
+//!     ▼                  └──▶ call ◀─── answers ──┘ unary calls
 //!   truth                      │
 //!     └──▶ expect ──▶ follow ◀─┤ record            verify: all connections of one client
 //!                    answers ◀─┘                   untils: waits; blocking: all connections of one server
 //! ```
 //!
-//! What is verified (ARCHITECTURE.md §4, RELIABILITY.md §1) of every stream, with all reconnects of one client joined:
+//! The checker verifies of every stream, with all reconnects of one client joined:
 //!
-//! - ordered, unique, complete or told: a hole is announced with its exact count and the version before it; what was merged
-//!   under COALESCE is exactly the difference between what the client held and what there is, and every event is counted;
+//! - ordered, unique, complete or announced: a gap is announced with its exact count and the version before it. Events merged
+//!   under COALESCE are exactly the difference between what the client held and the current state, and every event is counted;
 //! - atomic: no version, bookmark or snapshot inside a batch or a generation;
-//! - resumable: after a version comes the first matching event after it, at this server or at another over the same upstream;
-//!   EXPIRED exactly where it has to be;
-//! - bookmark-true: never ahead of an event, never behind what is known, never going back; a server that drains says where
-//!   each client is;
-//! - selection-exact: entering and leaving with their cause and the last matching state, objects with the right version;
-//! - prompt and converged: whoever waits has been told everything, and when writes stop, every client that reads holds the
-//!   truth, and was woken for it;
-//! - explained: an ERROR equals the trailers' status, and its reason is true.
+//! - resumable: a resume continues with the first matching event after the version, at this server or at another over the same
+//!   upstream; EXPIRED is returned exactly where it must be;
+//! - true bookmarks: never ahead of an event, never behind what the server has sent, never decreasing; a draining server sends
+//!   each client its position;
+//! - exact selection: objects enter and leave it with their cause and the last matching state, at the right version;
+//! - prompt and converged: a client that has read everything has received all events; when writes stop, every client that reads
+//!   holds the current state, and the server has woken it for that;
+//! - explained: an ERROR equals the status in the trailers, and its reason is true.
 //!
-//! And of every call that is answered once: that the pages of a list are one snapshot and their tokens are honoured as long
-//! as promised, that no state is older than was asked for, that a wait ends with the event that met its last condition; and
-//! that the answer comes as soon as it can be given.
+//! Of every unary call: the pages of a list are one snapshot and their tokens are honoured as long as promised; no state is older
+//! than requested; a wait ends with the event that met its last condition; and the answer comes as soon as it is possible.
 //!
-//! And of every resource of every server that it waits for clients under BLOCK no longer than it may, and as long, and ends none
-//! for what others spent. A server has one resource or two: the objects, histories, sources and page tokens of one are never those
-//! of the other, and what happens to one is no reason for anything that happens to clients of the other.
+//! Of every resource of every server: it waits for clients under BLOCK exactly as long as the budget allows, and ends no client
+//! for time that others spent. A server has one or two resources: objects, histories, sources and page tokens of one never appear
+//! in the other, and nothing that happens to one affects clients of the other.
 //!
-//! `truth`, `pod`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` name nothing of the
-//! server but the generated messages, and a test reads them to see that they do not. What is deliberately not here: sockets and flow
-//! control (the other stories).
+//! `truth`, `pod`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` use nothing of
+//! the server but the generated messages; a test checks their imports. Sockets and flow control are not covered here, but in the
+//! other tests.
 
 mod answers;
 mod ask;
@@ -73,24 +72,24 @@ use self::{
     verify::Violation,
 };
 
-/// What all runs together have seen.
+/// Counts over all runs.
 #[derive(Debug, Default)]
 struct Totals {
     servers: u64,
     clients: u64,
-    /// Of another resource than the first, and of one that no server has.
+    /// Calls of another resource than the first, and of one that no server has.
     others: u64,
     unknown: u64,
     connections: u64,
     resumes: u64,
-    /// At another server than the last connection.
+    /// Connections to another server than the previous one.
     moves: u64,
-    /// Of those, after the end of a server that drained.
+    /// Those moves that followed the end of a draining server.
     drained: u64,
     relists: u64,
     relist_gaps: u64,
     transactions: u64,
-    /// Changes after the first at a version at which more may come, those that came late, and converted objects.
+    /// Changes after the first at a version that may still get more; changes that came late; and converted objects.
     open_changes: u64,
     late_changes: u64,
     parked: u64,
@@ -101,9 +100,9 @@ struct Totals {
     future_versions: u64,
     settled: u64,
     rewinds: u64,
-    /// Clients that came back with a version that they had said to be of a history that was given up.
+    /// Clients that resumed with a version and named a history that had been rewritten.
     other_histories: u64,
-    /// Objects that could no longer be served, live and at a relist.
+    /// Objects that became too large to be served, in a watch and at a relist.
     not_served: u64,
     not_listed: u64,
     told: Tally,
@@ -160,7 +159,7 @@ impl Totals {
         self.settled += count(&|segment| segment.settled.is_some());
     }
 
-    /// What did not happen, and has to in a run that is worth its name.
+    /// Returns the situations that did not occur, and must occur in a full run.
     fn missing(&self) -> Vec<&'static str> {
         let Self {
             others,
@@ -233,7 +232,7 @@ impl Totals {
     }
 }
 
-/// Runs a script and checks what came of it.
+/// Runs a script and checks the recorded results.
 fn check(script: &Script, totals: &mut Totals) -> Result<(), Violation> {
     let run = harness::run(script);
     totals.add(&run);
@@ -252,28 +251,28 @@ fn check(script: &Script, totals: &mut Totals) -> Result<(), Violation> {
     answers::verify(&run.truths, &run.calls, &mut totals.answers).map_err(Violation::of)
 }
 
-/// A script, a line for each step.
+/// Formats a script, with a line for each step.
 fn words(script: &Script) -> String {
     let Script { config, first, steps, settles } = script;
     let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
     format!("a script that settles: {settles}, {config:?}, first {first:?}\n{}", steps.join("\n"))
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
 fn runner(cases: u64, seed: u64) -> TestRunner {
-    // A generator that is cheap in a debug build. It must not begin with nothing but zeros.
+    // A generator that is cheap in a debug build. Its seed must not begin with zeros only.
     let mut bytes = [1; 16];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { cases: u32::try_from(cases).unwrap(), failure_persistence: None, ..Config::default() };
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::XorShift, &bytes))
 }
 
-/// 1,200 runs, or `INFORMERD_CHECKER_CASES`; always the same, or those of `INFORMERD_CHECKER_SEED`.
+/// 1,200 runs, or `INFORMERD_CHECKER_CASES`; the seed is fixed, or `INFORMERD_CHECKER_SEED`.
 #[test]
 fn every_stream_of_every_history_is_true() {
     let (cases, seed) = (setting("INFORMERD_CHECKER_CASES", 1200), setting("INFORMERD_CHECKER_SEED", 1));
@@ -298,7 +297,7 @@ fn every_stream_of_every_history_is_true() {
     assert!(totals.missing().is_empty(), "a run without any {:?}", totals.missing());
 }
 
-/// Bounds that no script meets.
+/// Returns bounds that no script reaches.
 fn wide_config() -> ScriptConfig {
     let (age, events) = (Duration::from_secs(1000), 10_000);
     let bounds = Bounds { age, events, bytes: Bounds::ANY_BYTES };
@@ -330,11 +329,11 @@ fn plain_plan() -> Plan {
     }
 }
 
-/// One client under COALESCE that does not read, for whose group threads come too late when much is written at once. Before it reads
-/// there are so many more writes.
+/// Returns a script with one client under COALESCE that does not read. Its group's threads fall behind when much is written at
+/// once, and `more` writes follow before the client reads.
 fn outlives_its_group(more: usize) -> Script {
     let few = |events| Bounds { events, ..wide_config().history };
-    // Of large bodies each cycle of the writer has two.
+    // With large bodies each cycle of the writer takes two.
     let config = ScriptConfig { has_time: false, padding: 33_000, history: few(3), retention: few(1), ..wide_config() };
     let (policy, selection) = (pb::FullChannelPolicy::Coalesce, Selection::Expression);
     let plan = Plan { policy, selection, length: 1, sends_initial_events: false, ..plain_plan() };
@@ -343,7 +342,7 @@ fn outlives_its_group(more: usize) -> Script {
     Script { config, first: Vec::new(), steps: steps.into(), settles: true }
 }
 
-/// Under COALESCE a client merges without its group, and goes on when threads have not kept that up with the history.
+/// Under COALESCE a client merges without its group, and continues when the threads have fallen behind the history.
 #[test]
 fn a_client_that_merges_goes_on_without_its_group() {
     let script = outlives_its_group(1);
@@ -353,7 +352,7 @@ fn a_client_that_merges_goes_on_without_its_group() {
     assert!(matches!(&segment.end, End::Status(status, _) if status.reason == "DRAINING"), "{:?}", segment.end);
 }
 
-/// The history goes on when nothing is published any more, because the only group has ended.
+/// The history advances without being published, because the only group has ended.
 #[test]
 fn threads_that_merge_rest_when_all_groups_have_ended() {
     for more in 2..20 {
@@ -361,7 +360,8 @@ fn threads_that_merge_rest_when_all_groups_have_ended() {
     }
 }
 
-/// A late change is told again at a server that saw it come, and not at one that began with it, whether the client has it or not.
+/// A server replays a late change if it received it as a change, and not if its first list contained it, even if the client lacks
+/// it.
 #[test]
 fn a_server_owes_what_came_late_after_it_began() {
     let (config, plan) = (wide_config(), plain_plan());
@@ -391,7 +391,7 @@ fn put(key: Key) -> Write {
     Write::Put(key, Some("web"), None)
 }
 
-/// A checker that asks the server what is right finds nothing.
+/// A checker that took its expectations from the server would find nothing.
 #[test]
 fn the_checker_knows_nothing_of_the_server() {
     let sources = [

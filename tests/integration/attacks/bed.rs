@@ -1,4 +1,4 @@
-//! The server under attack: it is fed without end, and others watch and list what the attacks must not touch.
+//! Server under attack: the test feeds it events all the time, and clients that do not attack watch and list its objects.
 
 use std::{
     fs,
@@ -25,23 +25,23 @@ use crate::{
     served::until,
 };
 
-/// A server with one resource, "s".
+/// Server with one resource, "s".
 pub(super) struct Bed {
     pub(super) process: Process,
-    /// The number of the last event that was fed.
+    /// Number of the last event that the test has written to the server.
     fed: Arc<AtomicU64>,
-    /// The number of the last event that the watch of another client has read, in order and without a gap.
+    /// Number of the last event that the other client's watch has read, in order and without a gap.
     read: watch::Receiver<u64>,
     reader: JoinHandle<()>,
     base: Counts,
-    /// Bytes of its memory before the attacks.
+    /// Resident memory of the server before the attacks, in bytes.
     resident: usize,
     /// Stops the feed when it is dropped.
     _stop: mpsc::Sender<()>,
     _directory: TempDir,
 }
 
-/// What a server holds for its clients.
+/// Resources that the server holds for its clients, from its metrics.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counts {
     pub(super) open_files: usize,
@@ -49,35 +49,35 @@ pub(super) struct Counts {
     pub(super) groups: u64,
     /// Calls that have begun and not ended.
     pub(super) calls: u64,
-    /// Bytes that wait for clients.
+    /// Bytes queued for clients.
     pub(super) waiting: u64,
     /// Bytes of events that watches still have to read.
     pub(super) retained: u64,
 }
 
-/// How a server differs from the defaults.
+/// Settings of a server that differ from the defaults.
 #[derive(Debug, Default)]
 pub(super) struct Setup {
     /// Lines of its configuration.
     pub(super) config: &'static str,
     pub(super) open_files: Option<usize>,
-    /// Bytes of each of [`LARGE`] objects that never change, and are the first of all.
+    /// Size in bytes of each of the [`LARGE`] objects, which are written first and never change.
     pub(super) large: usize,
 }
 
-/// Objects of which one changes at a time.
+/// Returns the number of objects that change in turn.
 pub(super) fn keys() -> u64 {
     number(50, 200)
 }
 
 /// Time between two batches of events.
 const PERIOD: Duration = Duration::from_millis(10);
-/// Values of the label of the objects that change.
+/// Number of label values of the changing objects.
 const LABELS: u64 = 10;
-/// Objects that are large, if there are any.
+/// Number of large objects, if there are any.
 pub(super) const LARGE: usize = 5;
-/// More memory than any attack takes beside what waits for clients, which is counted: some 15 KiB for each connection, and what
-/// the allocator does not give back.
+/// Returns the memory in bytes that an attack may take at most, beside the queued bytes, which are counted: about 15 KiB per
+/// connection, and memory that the allocator does not return to the kernel.
 fn resident() -> usize {
     number(96 << 20, 512 << 20) as usize
 }
@@ -118,8 +118,8 @@ impl Bed {
         bed
     }
 
-    /// Checks that the server is as good as without the attack, for others: their watch has every event in order, the list of
-    /// a new client is whole, and probes are answered. It has not panicked, and takes no more memory than it may.
+    /// Checks that other clients notice nothing of the attack: their watch has every event in order, the list of a new client is
+    /// complete, and probes are answered. The server has not panicked and is within its memory limit.
     pub(super) async fn serves(&self, attack: &str) {
         self.reads(attack, 1).await;
         let listed = within(attack, self.list(pb::ListRequest::default())).await;
@@ -131,7 +131,7 @@ impl Bed {
         assert!(more < resident() + waiting, "{attack}: {} MiB more, {} MiB wait", more >> 20, waiting >> 20);
     }
 
-    /// Waits until the watch has read everything, and so many events more.
+    /// Waits until the watch has read all events fed so far, and `events` more.
     pub(super) async fn reads(&self, attack: &str, events: u64) {
         let expected = self.fed.load(Ordering::Relaxed) + events;
         let mut read = self.read.clone();
@@ -139,7 +139,7 @@ impl Bed {
         assert!(reached.is_ok(), "{attack}: the watch of others has ended, or missed something");
     }
 
-    /// Lists the objects of one label as a new client, and returns their number.
+    /// Lists the selected objects as a new client, and returns their number.
     pub(super) async fn list(&self, request: pb::ListRequest) -> u64 {
         let mut client = self.client().await;
         let request = pb::ListRequest { resource: "s".to_owned(), label_selector: "app=a0".to_owned(), ..request };
@@ -151,7 +151,7 @@ impl Bed {
         objects
     }
 
-    /// Connects a client that is none of those who attack.
+    /// Connects a client that does not attack.
     pub(super) async fn client(&self) -> InformerServiceClient<Channel> {
         InformerServiceClient::connect(self.process.address()).await.unwrap()
     }
@@ -160,7 +160,7 @@ impl Bed {
         Counts::of(&self.process, &self.process.metrics().await)
     }
 
-    /// Waits until the server holds so much.
+    /// Waits until the resources held by the server satisfy `is_so`.
     pub(super) async fn until(&self, attack: &str, is_so: impl Fn(&Counts) -> bool) -> Counts {
         let mut last = self.base;
         let waited = async {
@@ -177,7 +177,7 @@ impl Bed {
         last
     }
 
-    /// Waits until nothing is left of an attack.
+    /// Waits until the server has released everything that the attack held.
     pub(super) async fn recovers(&self, attack: &str) {
         let base = self.base;
         self.until(attack, |counts| {
@@ -196,7 +196,7 @@ impl Drop for Bed {
     }
 }
 
-/// A request to watch everything that happens from now on, RAW.
+/// Returns a request to watch all changes from now on, RAW.
 pub(super) fn watch() -> pb::WatchRequest {
     pb::WatchRequest {
         resource: "s".to_owned(),
@@ -206,7 +206,7 @@ pub(super) fn watch() -> pb::WatchRequest {
     }
 }
 
-/// Waits for what must come.
+/// Waits for a result, and fails the test when it takes too long.
 pub(super) async fn within<T>(attack: &str, wait: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, wait)
         .await
@@ -219,12 +219,12 @@ fn event(event_type: &str, name: &str, label: &str, number: u64, bytes: usize) -
     format!("{{\"type\":\"{event_type}\",\"object\":{{\"metadata\":{metadata},\"seq\":{number},\"pad\":\"{pad}\"}}}}\n")
 }
 
-/// Each object in turn, of about 1 KiB.
+/// Returns the next change; the objects change in turn and have about 1 KiB each.
 fn changed(event_type: &str, at: u64, number: u64) -> String {
     event(event_type, &format!("k{at}"), &format!("a{}", at % LABELS), number, 900)
 }
 
-/// Writes events, each with its number, until it is stopped.
+/// Writes numbered events to the server until it is stopped.
 fn feed(mut stdin: ChildStdin, fed: &AtomicU64, stopped: &mpsc::Receiver<()>) {
     let (batch, keys) = (number(5, 20), keys());
     for from in (0..).step_by(batch as usize) {
@@ -240,7 +240,7 @@ fn feed(mut stdin: ChildStdin, fed: &AtomicU64, stopped: &mpsc::Receiver<()>) {
     }
 }
 
-/// Reads a watch, which has every event once and in order.
+/// Reads a watch, and checks that every event comes once and in order.
 async fn follow(mut watch: Streaming<pb::WatchResponse>, read: watch::Sender<u64>) {
     loop {
         let response = watch.message().await.expect("no error").expect("no end");

@@ -1,4 +1,4 @@
-//! Connections of those who attack. They come from an address of their own, so that a share of what peers may have is theirs.
+//! Connections of the attackers. They use their own source address, so that limits per peer apply to them alone.
 
 use std::{io, net::SocketAddr};
 
@@ -12,14 +12,14 @@ use tokio::{
 use super::frames::{FrameReader, opening};
 use crate::process::connect_from;
 
-/// Addresses of those who attack; the others have 127.0.0.1.
+/// Source address of the attackers; other clients use 127.0.0.1.
 pub(super) const ATTACKER: [u8; 4] = [127, 0, 0, 2];
-/// The receive buffer of those who do not read, so that the kernel takes little for them.
+/// Size in bytes of the receive buffer of clients that do not read, so that the kernel buffers little for them.
 const SMALL_BUFFER: u32 = 4096;
-/// Writes that may wait for the socket.
+/// Number of writes that may wait for the socket.
 const UNSENT: usize = 100;
 
-/// A connection that answers PING and SETTINGS as it should, reads all that comes, and opens no window again.
+/// Connection that answers PING and SETTINGS, reads everything, and sends no WINDOW_UPDATE.
 #[derive(Debug)]
 pub(super) struct Raw {
     sends: mpsc::Sender<Vec<u8>>,
@@ -31,7 +31,7 @@ pub(super) async fn connect(server: SocketAddr) -> io::Result<TcpStream> {
     connect_from(ATTACKER, server).await
 }
 
-/// A connection whose client reads nothing by itself, and has little room.
+/// Connects a client that reads nothing by itself and has a small receive buffer.
 pub(super) async fn connect_small(server: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(SMALL_BUFFER)?;
@@ -61,7 +61,7 @@ impl Raw {
         self.next - 2
     }
 
-    /// Waits until the server has closed it.
+    /// Waits until the server has closed the connection.
     pub(super) async fn closed(&mut self) {
         (&mut self.task).await.unwrap();
     }
@@ -73,7 +73,7 @@ impl Drop for Raw {
     }
 }
 
-/// Writes what is to be sent and answers what has to be answered, until the server closes the connection.
+/// Writes the queued bytes and answers PING and SETTINGS, until the server closes the connection.
 async fn drive(mut stream: TcpStream, mut sent: mpsc::Receiver<Vec<u8>>) {
     let (mut frames, mut buffer) = (FrameReader::default(), vec![0; 64 << 10]);
     loop {

@@ -1,13 +1,13 @@
-//! Twenty floods of HTTP/2 frames, each as fast as one client can send it, again and again.
+//! Twenty floods of HTTP/2 frames, each repeated as fast as one client can send it.
 //!
 //! | flood | its end |
 //! |---|---|
 //! | rapid reset of Watches, of Lists, of HEADERS alone | GOAWAY 11: too many resets |
 //! | calls with a WINDOW_UPDATE of 0 ("MadeYouReset") | GOAWAY 1 |
-//! | streams beyond the limit | GOAWAY 11: too many resets of the server's |
+//! | streams beyond the limit | GOAWAY 11: too many resets by the server |
 //! | CONTINUATION without end; empty CONTINUATION | GOAWAY 11 |
 //! | headers of 1 MB; headers that decompress to 60 MB | GOAWAY 9; GOAWAY 11 |
-//! | SETTINGS, PING; the same, and answers are not read | none: answers are bounded, and nothing is read meanwhile |
+//! | SETTINGS, PING; the same, and the client does not read the answers | none: answers are bounded, and the server reads nothing meanwhile |
 //! | DATA of 0 bytes, of 1 byte with padding | GOAWAY 11, or 3 when the padding has used up the window |
 //! | PRIORITY, WINDOW_UPDATE of 1, unknown frames, RST_STREAM of a closed stream | none |
 //! | a window of more than 2^31 - 1 | GOAWAY 3 |
@@ -34,30 +34,30 @@ use crate::sandbox::DEADLINE;
 
 struct Flood {
     name: &'static str,
-    /// Sent once, at the beginning of each connection.
+    /// Bytes sent once, at the beginning of each connection.
     first: Vec<u8>,
     block: Block,
-    /// What the server sends is read.
+    /// True if the client reads what the server sends.
     is_read: bool,
-    /// Codes of the GOAWAY by which the server ends it, if it does.
+    /// Codes of the GOAWAY with which the server closes the connection; empty if it does not.
     ends: &'static [u32],
 }
 
-/// What is sent again and again.
+/// Bytes that the client sends repeatedly.
 enum Block {
-    /// The same bytes.
+    /// The same bytes each time.
     Same(Vec<u8>),
-    /// Bytes of one stream, by its number; so many streams in one write.
+    /// Bytes for a new stream, made from its number; the count is the number of streams per write.
     Streams(u32, Box<dyn Fn(u32) -> Vec<u8> + Send + Sync>),
 }
 
-/// How a connection ended.
+/// End of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
     GoAway(u32),
-    /// Closed without a GOAWAY, or it was lost with the connection.
+    /// Closed without a GOAWAY, or the GOAWAY was lost with the connection.
     Closed,
-    /// It was open when the time was over.
+    /// Still open when the time was over.
     Open,
 }
 
@@ -65,10 +65,10 @@ const PROTOCOL_ERROR: &[u32] = &[1];
 const FLOW_CONTROL_ERROR: &[u32] = &[3];
 const COMPRESSION_ERROR: &[u32] = &[9];
 const ENHANCE_YOUR_CALM: &[u32] = &[11];
-/// What is reached first: padding counts in the window.
+/// Codes of floods that reach one of two limits first: padding counts against the window.
 const CALM_OR_FLOW_CONTROL: &[u32] = &[11, 3];
 
-/// Frames in one write.
+/// Number of frames in one write.
 const FRAMES: usize = 1000;
 
 fn streams(per_write: u32, of: impl Fn(u32) -> Vec<u8> + Send + Sync + 'static) -> Block {
@@ -79,17 +79,17 @@ fn repeated(bytes: &[u8]) -> Block {
     Block::Same(bytes.repeat(FRAMES))
 }
 
-/// Flood that the server ends with one of these codes.
+/// Returns a flood that the server ends with one of these codes.
 fn ended(name: &'static str, ends: &'static [u32], first: Vec<u8>, block: Block) -> Flood {
     Flood { name, first, block, is_read: true, ends }
 }
 
-/// Flood that the server bears.
+/// Returns a flood that the server tolerates.
 fn borne(name: &'static str, first: Vec<u8>, block: Block) -> Flood {
     Flood { name, first, block, is_read: true, ends: &[] }
 }
 
-/// Headers of about 1 MB, in as many frames as it takes.
+/// Returns headers of about 1 MB, in as many frames as they need.
 fn large_heads(stream: u32) -> Vec<u8> {
     let fields = (0..250).flat_map(|at| literal(&format!("x-a{at}"), &"v".repeat(4000)));
     let block: Vec<u8> = heads(WATCH).into_iter().chain(fields).collect();
@@ -101,7 +101,7 @@ fn large_heads(stream: u32) -> Vec<u8> {
     frames.collect()
 }
 
-/// HEADERS of 16 KiB, of which nearly every byte is a field of 4 KiB.
+/// Returns HEADERS of 16 KiB, of which nearly every byte stands for a field of 4 KiB.
 fn bomb(stream: u32) -> Vec<u8> {
     const NEWEST_FIELD: u8 = 0x80 | 0x3e;
     let mut block = heads(WATCH);
@@ -146,7 +146,7 @@ fn floods() -> Vec<Flood> {
     floods
 }
 
-/// Sends a flood over one connection until the server ends it, or until a time.
+/// Sends a flood over one connection until the server ends it, or until a point in time.
 async fn send(flood: &Flood, server: SocketAddr, until: Instant) -> End {
     let Ok(stream) = connect(server).await else { return End::Closed };
     let (mut reads, mut writes) = stream.into_split();
@@ -186,7 +186,7 @@ async fn send(flood: &Flood, server: SocketAddr, until: Instant) -> End {
     }
 }
 
-/// Floods the server for a time, and until one connection has ended as it should.
+/// Repeats a flood for some time, and until one connection has ended as expected.
 async fn pour(flood: &Flood, server: SocketAddr, time: Duration) -> BTreeMap<End, usize> {
     let (until, deadline) = (Instant::now() + time, Instant::now() + DEADLINE);
     let mut ends = BTreeMap::new();
@@ -223,7 +223,7 @@ async fn floods_of_frames_are_borne_or_ended_and_touch_nobody_else() {
 // === impl Flood ===
 
 impl Flood {
-    /// Returns whether a connection should end so.
+    /// Returns true if a connection may end so.
     fn ends_with(&self, end: End) -> bool {
         match end {
             End::GoAway(code) => self.ends.contains(&code),

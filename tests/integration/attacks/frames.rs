@@ -1,8 +1,8 @@
-//! HTTP/2 and gRPC as bytes: nothing is checked on the way out, so that it can be wrong.
+//! HTTP/2 and gRPC encoder whose output is not checked, so that tests can send malformed frames.
 
 use prost::Message;
 
-/// A frame that was received.
+/// Frame that the server has sent.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) kind: u8,
@@ -10,7 +10,7 @@ pub(super) struct Frame {
     pub(super) payload: Vec<u8>,
 }
 
-/// Cuts frames out of what was received.
+/// Splits the received bytes into frames.
 #[derive(Debug, Default)]
 pub(super) struct FrameReader(Vec<u8>);
 
@@ -23,10 +23,10 @@ pub(super) const PING: u8 = 6;
 pub(super) const GOAWAY: u8 = 7;
 pub(super) const WINDOW_UPDATE: u8 = 8;
 pub(super) const CONTINUATION: u8 = 9;
-/// A kind that HTTP/2 does not have.
+/// Frame type that HTTP/2 does not define.
 pub(super) const UNKNOWN: u8 = 200;
 
-/// On SETTINGS and PING.
+/// ACK flag of SETTINGS and PING.
 pub(super) const ACK: u8 = 1;
 pub(super) const END_STREAM: u8 = 1;
 pub(super) const END_HEADERS: u8 = 4;
@@ -34,12 +34,12 @@ pub(super) const PADDED: u8 = 8;
 
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub(super) const MAX_WINDOW: u32 = (1 << 31) - 1;
-/// The largest payload of a frame, and the window of a connection, if nothing else is agreed.
+/// Largest payload of a frame, in bytes. This and the window of a connection are the defaults of HTTP/2.
 pub(super) const MAX_PAYLOAD: usize = 16_384;
 const DEFAULT_WINDOW: u32 = 65_535;
 const HEADER_BYTES: usize = 9;
 
-/// The error code CANCEL.
+/// Error code CANCEL.
 pub(super) const CANCEL: u32 = 8;
 
 pub(super) const WATCH: &str = "/informerd.v1.InformerService/Watch";
@@ -54,12 +54,12 @@ pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     bytes
 }
 
-/// The beginning of a connection: any number of bytes may be sent on it, and so many on each stream.
+/// Returns the beginning of a connection, with the largest window for the connection and the given one for each stream.
 pub(super) fn opening(window: u32) -> Vec<u8> {
     [PREFACE, &settings(window), &window_update(0, MAX_WINDOW - DEFAULT_WINDOW)].concat()
 }
 
-/// SETTINGS with the window of each stream.
+/// Returns SETTINGS with the window of each stream.
 pub(super) fn settings(window: u32) -> Vec<u8> {
     const INITIAL_WINDOW_SIZE: u16 = 4;
     frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &window.to_be_bytes()].concat())
@@ -73,17 +73,17 @@ pub(super) fn reset(stream: u32, code: u32) -> Vec<u8> {
     frame(RST_STREAM, 0, stream, &code.to_be_bytes())
 }
 
-/// A header as a literal that is not indexed.
+/// Encodes a header as a literal without indexing.
 pub(super) fn literal(name: &str, value: &str) -> Vec<u8> {
     [vec![0], string(name), string(value)].concat()
 }
 
-/// A header as a literal that enters the table of the connection.
+/// Encodes a header as a literal that enters the dynamic table of the connection.
 pub(super) fn indexed_literal(name: &str, value: &str) -> Vec<u8> {
     [vec![0x40], string(name), string(value)].concat()
 }
 
-/// A string that is not compressed, after its length in an integer with a prefix of 7 bits (RFC 7541, 5.1).
+/// Encodes a string without compression, after its length in an integer with a prefix of 7 bits (RFC 7541, 5.1).
 fn string(text: &str) -> Vec<u8> {
     const PREFIX: usize = 127;
     let mut bytes = Vec::new();
@@ -101,7 +101,7 @@ fn string(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The headers of a call.
+/// Returns the headers of a call.
 pub(super) fn heads(path: &str) -> Vec<u8> {
     let heads = [
         (":method", "POST"),
@@ -114,12 +114,12 @@ pub(super) fn heads(path: &str) -> Vec<u8> {
     heads.map(|(name, value)| literal(name, value)).concat()
 }
 
-/// The HEADERS of a call, whose message is still to come.
+/// Returns the HEADERS of a call whose message follows later.
 pub(super) fn half_call(stream: u32, path: &str) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &heads(path))
 }
 
-/// A call with its one message.
+/// Returns a call with its one message.
 pub(super) fn call(stream: u32, path: &str, message: &[u8]) -> Vec<u8> {
     let mut body = vec![0];
     body.extend((message.len() as u32).to_be_bytes());
@@ -133,7 +133,7 @@ pub(super) fn call(stream: u32, path: &str, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A call with a message of the proto.
+/// Returns a call with a message of the proto.
 pub(super) fn call_with(stream: u32, path: &str, message: &impl Message) -> Vec<u8> {
     call(stream, path, &message.encode_to_vec())
 }
@@ -165,7 +165,7 @@ impl Frame {
         Some(u32::from_be_bytes(code.try_into().unwrap()))
     }
 
-    /// Returns the answer that HTTP/2 wants, if it wants one.
+    /// Returns the acknowledgement that HTTP/2 requires for this frame, if any.
     pub(super) fn acknowledgement(&self) -> Option<Vec<u8>> {
         match self.kind {
             SETTINGS if self.flags & ACK == 0 => Some(frame(SETTINGS, ACK, 0, &[])),

@@ -1,5 +1,5 @@
-//! Connections that say nothing, stop in the middle, or go on too slowly, at the gRPC and the admin port and from two addresses;
-//! connections that come and go; and what happens when there are no file descriptors left.
+//! Connections that send nothing, stop in the middle, or continue too slowly, at the gRPC and the admin port and from two
+//! addresses; connections that are opened and closed in quick succession; and exhausted file descriptors.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,19 +18,19 @@ use super::{
 };
 use crate::process::connect_from;
 
-/// A way to keep a connection without using it.
+/// Connection that stays open without being used.
 struct Idle {
     name: &'static str,
-    /// Sent at once.
+    /// Bytes sent at once.
     first: Vec<u8>,
-    /// Sent again and again, with a pause before each.
+    /// Bytes sent repeatedly, each after a pause.
     slowly: &'static [u8],
-    /// Reason for which it is counted.
+    /// Reason under which the server counts the closed connection.
     reason: &'static str,
     is_admin: bool,
 }
 
-/// Between two bytes of a slow connection.
+/// Pause between two bytes of a slow connection.
 const PAUSE: Duration = Duration::from_millis(50);
 const ADDRESSES: [[u8; 4]; 2] = [[127, 0, 0, 1], ATTACKER];
 
@@ -90,7 +90,7 @@ async fn keep(mut stream: TcpStream, first: Vec<u8>, slowly: &'static [u8]) {
 async fn connections_that_are_silent_or_slow_are_closed_and_counted() {
     let bed = Bed::start(Setup { config: "limits: { request_timeout: 1s }", ..Setup::default() }).await;
     let each = number(2, 500) as usize;
-    // More of them at the admin port close the oldest.
+    // The admin port closes its oldest connections when more are opened.
     let at_admin = 2;
     let mut kept = JoinSet::new();
     let mut expected = std::collections::BTreeMap::new();
@@ -135,7 +135,7 @@ async fn connections_that_come_and_go_leave_nothing() {
     }
 }
 
-/// Connects so often from an address, and sends nothing.
+/// Opens this many connections from an address, and sends nothing on them.
 async fn silent(server: SocketAddr, host: [u8; 4], connections: usize) -> Vec<TcpStream> {
     let mut silent = Vec::new();
     for _ in 0..connections {
@@ -144,8 +144,8 @@ async fn silent(server: SocketAddr, host: [u8; 4], connections: usize) -> Vec<Tc
     silent
 }
 
-/// More connections than the process may have open files, from many addresses and at both ports: what is kept free is enough
-/// for probes, for what is there, and for everything that is not a connection.
+/// More connections than the process may have open files, from many addresses and at both ports: the reserved descriptors are
+/// enough for probes, existing connections, and files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_the_bound_of_connections_there_are_descriptors_left() {
     const OPEN_FILES: usize = 256;
@@ -166,7 +166,7 @@ async fn at_the_bound_of_connections_there_are_descriptors_left() {
     bed.recovers("every connection was taken").await;
 }
 
-/// Takes away the descriptors that a server does not use yet, but for a few, and connects more clients than that to one port.
+/// Takes the server's unused descriptors away but for a few, and connects more clients than that to one port.
 async fn exhaust(at_admin: bool) {
     const LEFT: usize = 6;
     const CONNECTIONS: usize = 20;
@@ -180,7 +180,7 @@ async fn exhaust(at_admin: bool) {
     for stream in silent(server, ATTACKER, CONNECTIONS).await {
         kept.spawn(keep(stream, Vec::new(), b""));
     }
-    // Those who have a connection notice nothing; each of the silent has its turn, and its end.
+    // Connected clients notice nothing; the server accepts each silent connection in turn, and closes it.
     bed.reads("no descriptors", 20).await;
     within("no descriptors", kept.join_all()).await;
     bed.serves("no descriptors").await;

@@ -1,4 +1,5 @@
-//! Calls of one client, many of one kind at the same time: those that it does not read, and those that cost the server most.
+//! Many calls of one kind by one client at the same time: calls that the client does not read, and the calls that cost the server
+//! most.
 
 use informerd::proto::pb::{self, FullChannelPolicy};
 use prost::Message;
@@ -11,34 +12,34 @@ use super::{
 };
 use crate::sandbox::queue;
 
-/// Calls of one kind, on as few connections as have room for them.
+/// Calls of one kind, on as few connections as possible.
 struct Calls {
     name: &'static str,
     number: u64,
-    /// Window of each stream.
+    /// Window of each stream, in bytes.
     window: u32,
     path: &'static str,
     request: fn(u64) -> Vec<u8>,
 }
 
-/// Calls of one connection: the server takes 1,024.
+/// Number of calls per connection; the server accepts 1,024.
 const PER_CONNECTION: u64 = 1000;
-/// Kept for clients that still have to read it, at most.
+/// Limit of the bytes that the server retains for clients that lag.
 const WINDOW_BYTES: u64 = 1 << 20;
-/// What lies in a log when it is looked at, and could not be thrown away yet.
+/// Bytes of a log that the server has not been able to discard when the test reads the metric.
 const SLACK_BYTES: u64 = 256 << 10;
 
 fn calls(name: &'static str, number: u64, path: &'static str, request: fn(u64) -> Vec<u8>) -> Calls {
     Calls { name, number, window: MAX_WINDOW, path, request }
 }
 
-/// Calls that are given a window, which never opens again.
+/// Returns the calls with this window, which never opens again.
 fn stuck(window: u32, mut calls: Calls) -> Calls {
     calls.window = window;
     calls
 }
 
-/// An expression that takes all the steps that it may, of which none is the same as another.
+/// Returns an expression that takes all the steps that it may; each one is different.
 fn costly(at: u64) -> String {
     let list = format!("[{}]", (0..40).map(|number| number.to_string()).collect::<Vec<_>>().join(","));
     format!("{list}.all(a, {list}.all(b, {list}.all(c, a + b + c + {at} >= 0)))")
@@ -48,7 +49,7 @@ fn list() -> pb::ListRequest {
     pb::ListRequest { resource: "s".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() }
 }
 
-/// Runs calls until others have read so many events meanwhile, and cancels them by closing their connections.
+/// Runs calls until another client has read so many events, and cancels them by closing their connections.
 async fn attack(bed: &Bed, calls: &Calls) {
     let attack = calls.name;
     let started = bed.process.metrics().await.sum("grpc_server_started_total") as u64;
@@ -68,7 +69,7 @@ async fn attack(bed: &Bed, calls: &Calls) {
     };
     within(attack, is_begun).await;
     bed.serves(attack).await;
-    // A list by an expression that nobody has used.
+    // List by an expression that no earlier call has used.
     let expression = format!("object.seq >= 0 && '{attack}' != ''");
     let listed = within(attack, bed.list(pb::ListRequest { expression, ..Default::default() })).await;
     assert_eq!(listed, keys() / 10, "{attack}");
@@ -109,7 +110,7 @@ async fn many_calls_of_one_client_cost_the_others_nothing() {
     }
 }
 
-/// More than the memory for clients would have room for, if each call had its own.
+/// Objects larger in total than the memory for clients, if each call had its own copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_objects_wait_for_windows_of_one_byte_one_after_the_other() {
     let large = number(1 << 20, 2900 << 10);
@@ -129,14 +130,15 @@ async fn large_objects_wait_for_windows_of_one_byte_one_after_the_other() {
         bed.reads(name, number(50, 10_000)).await;
         bed.serves(name).await;
         let waiting = bed.counts().await.waiting;
-        // One object, and 1 MiB of what fits.
+        // One object, and 1 MiB of objects that fit.
         assert!(waiting <= large + (1 << 20) + SLACK_BYTES, "{name}: {waiting}");
         drop(connection);
         bed.recovers(name).await;
     }
 }
 
-/// One more List again and again, on one connection whose other streams hold it open: each is reset, with the state that it keeps.
+/// Opens one more List again and again, on one connection whose other streams hold it open: the server resets each List, and
+/// releases its snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stuck_lists_are_reset_though_their_connection_stays() {
     let config = "history: { events: 100 }\nwatch: { progress_timeout: 1s }";
@@ -144,7 +146,7 @@ async fn stuck_lists_are_reset_though_their_connection_stays() {
     let attack = "one more stuck List again and again";
     let mut connection = Raw::open(bed.process.grpc, 0).await;
     let lists = number(10, 60);
-    // It has room for all that it is to be sent, which are bookmarks, so that it is never reset.
+    // The window of this stream is large enough for all its bookmarks, so the server never resets it.
     let idle = connection.next_stream();
     let nothing = pb::WatchRequest { name: "none".to_owned(), namespace: "d".to_owned(), ..watch() };
     connection.send([call(idle, WATCH, &nothing.encode_to_vec()), window_update(idle, 10_000)].concat()).await;
@@ -152,7 +154,7 @@ async fn stuck_lists_are_reset_though_their_connection_stays() {
     for _ in 0..lists {
         let stream = connection.next_stream();
         connection.send(call(stream, LIST, &list().encode_to_vec())).await;
-        // All that it has seen has changed.
+        // By now all objects that its snapshot holds have changed.
         bed.reads(attack, keys()).await;
     }
     let is_reset = async {

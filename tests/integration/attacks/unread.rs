@@ -1,4 +1,4 @@
-//! Clients that never read, under each policy: they are closed, and give back what they have while their sockets stay open.
+//! Clients that never read, under each policy: the server closes them and releases their memory while their sockets stay open.
 
 use std::time::Duration;
 
@@ -17,20 +17,20 @@ use super::{
 };
 use crate::sandbox::queue;
 
-/// How a client does not read.
+/// Way in which a client does not read.
 #[derive(Debug, Clone, Copy)]
 enum Mode {
-    /// Its socket.
+    /// The client never reads its socket.
     Socket,
-    /// All but a byte now and then, which does not open the window of TCP.
+    /// The client reads a byte now and then, which does not open the TCP window.
     Trickle,
-    /// The window of HTTP/2 is shut.
+    /// The client reads its socket, but keeps the HTTP/2 window closed.
     Window,
 }
 
 const POLICIES: [FullChannelPolicy; 4] =
     [FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay, FullChannelPolicy::Coalesce];
-/// Time between two bytes.
+/// Pause between two bytes.
 const TRICKLE: Duration = Duration::from_millis(200);
 const BLOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -38,13 +38,13 @@ fn request(policy: FullChannelPolicy, length: u32) -> pb::WatchRequest {
     pb::WatchRequest { queue: Some(queue(policy, length)), ..watch() }
 }
 
-/// Returns the number of Watches that were ever opened.
+/// Returns the number of Watches ever opened.
 async fn watches(bed: &Bed) -> u64 {
     let name = "grpc_server_started_total{grpc_service=\"informerd.v1.InformerService\",grpc_method=\"Watch\"";
     bed.process.metrics().await.sum(name) as u64
 }
 
-/// Opens connections with a Watch each, which do not read what they are sent as long as the set is there.
+/// Opens connections with a Watch each, and keeps them unread until the set is dropped.
 async fn open(bed: &Bed, mode: Mode, policy: FullChannelPolicy, clients: u64) -> JoinSet<()> {
     let mut open = JoinSet::new();
     let call = call_with(1, WATCH, &request(policy, 16));
@@ -64,7 +64,7 @@ async fn open(bed: &Bed, mode: Mode, policy: FullChannelPolicy, clients: u64) ->
                     tokio::time::sleep(TRICKLE).await;
                 }
             }
-            // It stays open.
+            // The socket stays open.
             std::future::pending::<()>().await;
             drop(stream);
         });
@@ -79,7 +79,7 @@ async fn clients_that_never_read_are_closed_under_every_policy() {
     let bed = Bed::start(Setup { config, ..Setup::default() }).await;
     let clients = number(3, 1000);
     for mode in [Mode::Socket, Mode::Trickle, Mode::Window] {
-        // In the nightly one policy after the other.
+        // The nightly runs one policy after the other.
         let rounds: Vec<&[FullChannelPolicy]> =
             if clients > 3 { POLICIES.chunks(1).collect() } else { vec![&POLICIES] };
         for policies in rounds {
@@ -97,21 +97,21 @@ async fn clients_that_never_read_are_closed_under_every_policy() {
             within(&attack, is_begun).await;
             bed.serves(&attack).await;
             bed.recovers(&attack).await;
-            // Only now.
+            // The sockets stay open until here.
             drop(held);
         }
     }
 }
 
-/// Each reads as many events as its queue is long, so that it may hold the resource up, and then no more; it is cancelled, and
-/// others are there instead.
+/// Each client reads as many events as its queue holds, so that it may block the resource, and then no more. The server cancels
+/// it, and the next client takes its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_under_block_that_come_again_and_again_hold_the_resource_for_their_budget() {
     let attack = "BLOCK again and again";
     let config = "watch: { block_timeout: 500ms }\nhistory: { events: 10000 }";
     let bed = Bed::start(Setup { config, ..Setup::default() }).await;
     let began = Instant::now();
-    // Room for a bookmark and an event, and not for a second one.
+    // Window for a bookmark and one event, but not for a second event.
     let mut connection = Raw::open(bed.process.grpc, 1500).await;
     let mut open = std::collections::VecDeque::new();
     for _ in 0..number(40, 1200) {
@@ -125,7 +125,7 @@ async fn clients_under_block_that_come_again_and_again_hold_the_resource_for_the
     }
     let blocked = Duration::from_secs_f64(bed.process.metrics().await.sum("informerd_watch_blocked_seconds_total"));
     assert!(blocked > Duration::ZERO, "they were waited for");
-    // A timer that comes late takes time too.
+    // A timer that fires late adds to the time.
     assert!(blocked < 2 * BLOCK_TIMEOUT + began.elapsed() / 10, "{blocked:?} of {:?}", began.elapsed());
     bed.serves(attack).await;
     drop(connection);

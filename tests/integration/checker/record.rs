@@ -1,6 +1,6 @@
-//! What clients saw, message by message, and when.
+//! Record of what clients saw, message by message, with the moment of each.
 //!
-//! Written by the harness, read by the verifier. One [`Record`] is one logical client: all its reconnects, in order.
+//! The harness writes it and the verifier reads it. One [`Record`] is one logical client: all its connections, in order.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,40 +15,40 @@ use super::{
     selection::Selection,
 };
 
-/// No client is sent bookmarks more often.
+/// Shortest interval between bookmarks that the server allows.
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Everything that one run of a script left behind.
+/// Result of one client in a run of a script.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) plan: Plan,
-    /// The index of its resource in [`RESOURCES`](super::ask::RESOURCES).
+    /// Index of its resource in [`RESOURCES`](super::ask::RESOURCES).
     pub(crate) resource: usize,
     pub(crate) segments: Vec<Segment>,
 }
 
-/// What a client asks for, at each of its connections.
+/// Request of a client, the same at each of its connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) selection: Selection,
     pub(crate) format: PayloadFormat,
     pub(crate) policy: pb::FullChannelPolicy,
     pub(crate) length: u32,
-    /// The host that it connects from.
+    /// Host that it connects from.
     pub(crate) peer: u8,
-    /// Where it begins when it has no version.
+    /// True if a client without a version begins with the state.
     pub(crate) sends_initial_events: bool,
-    /// None for the server's default.
+    /// Requested interval; None for the server's default.
     pub(crate) bookmark_interval: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
-    /// When it comes back, it says of which history its version is.
+    /// True if a client that resumes names the history of its version.
     pub(crate) tells_history: bool,
-    /// From which state on, at each of its connections.
+    /// State that it requires at least, at each of its connections.
     pub(crate) min: Option<Min>,
 }
 
 impl Plan {
-    /// The interval at which it is sent a bookmark while there is nothing else.
+    /// Returns the interval at which an idle client receives a bookmark.
     pub(crate) fn bookmark_interval(&self) -> Duration {
         self.bookmark_interval.unwrap_or(DEFAULT_BOOKMARK_INTERVAL).max(MIN_BOOKMARK_INTERVAL)
     }
@@ -58,30 +58,30 @@ impl Plan {
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) start: Start,
-    /// Not before this.
+    /// Minimum resource version that it requests.
     pub(crate) min: Option<String>,
-    /// The history that it names with its version.
+    /// History that it names with its version.
     pub(crate) history: Option<History>,
     pub(crate) asked: Moment,
-    /// When it was seen, last, that there is no answer yet.
+    /// Last moment at which there was no answer yet.
     pub(crate) waited: Option<Moment>,
-    /// When it was joined or refused; nothing while a version of the future is awaited.
+    /// Moment at which it was joined or rejected; None while it waits for a version that the server has not reached yet.
     pub(crate) answered: Option<Moment>,
-    /// Answered with a status and no stream.
+    /// True if the server answered with a status and no stream.
     pub(crate) is_refused: bool,
     pub(crate) messages: Vec<Received>,
-    /// Messages that were on their way when the client left.
+    /// Messages that were in flight when the client left.
     pub(crate) lost: Vec<Received>,
-    /// When the client left.
+    /// Moment at which the client left.
     pub(crate) left: Option<Moment>,
-    /// When the client had read everything and waited, and how many messages had come by then.
+    /// Moments at which the client had read everything and waited, each with the number of messages up to then.
     pub(crate) waits: Vec<(usize, Moment)>,
     pub(crate) end: End,
-    /// How many messages had come when writes had stopped and everything had been read.
+    /// Number of messages received when writes had stopped and everything had been read, and the moment.
     pub(crate) settled: Option<(usize, Moment)>,
 }
 
-/// A history, as a server has named it.
+/// History, as a server has named it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct History {
     pub(crate) name: String,
@@ -96,17 +96,17 @@ pub(crate) enum Start {
     After(String),
 }
 
-/// A call that is answered once, and its answer.
+/// Unary call and its answer.
 #[derive(Debug)]
 pub(crate) struct CallRecord {
     pub(crate) ask: Ask,
     pub(crate) asked: Moment,
-    /// When it was seen that there is no answer yet.
+    /// Moments at which there was no answer yet.
     pub(crate) waits: Vec<Moment>,
     pub(crate) answered: Option<Moment>,
-    /// Of a client that waited: whether it was told that there is something.
+    /// True if the waiting client was woken.
     pub(crate) was_woken: bool,
-    /// As they came.
+    /// Messages in order of arrival.
     pub(crate) messages: Vec<(Bytes, Moment)>,
     pub(crate) end: End,
 }
@@ -118,7 +118,7 @@ pub(crate) struct Served {
     pub(crate) resource: usize,
 }
 
-/// The state of a resource that a server had applied at one time. Nothing happens while a client reads, so this is exact.
+/// State of a resource that a server had applied at one time. Nothing changes while a client reads, so this is exact.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     pub(crate) at: Duration,
@@ -126,22 +126,22 @@ pub(crate) struct Moment {
     pub(crate) resource: usize,
     pub(crate) epoch: usize,
     pub(crate) applied: u64,
-    /// How many batches of its history, and the last version that is complete.
+    /// Number of applied batches of its history, and the last complete version.
     pub(crate) batches: usize,
     pub(crate) safe: u64,
     pub(crate) is_draining: bool,
-    /// How long the upstream has said nothing; none when it is gone for certain.
+    /// Time since the last contact with the upstream; None if the upstream is known to be lost.
     pub(crate) silence: Option<Duration>,
-    /// When the upstream was seen last, by the clock on the wall.
+    /// Wall-clock time of the last contact.
     pub(crate) seen_at: Option<Timestamp>,
-    /// It drains, and gives nobody any time.
+    /// True if the drain period is over.
     pub(crate) is_drained: bool,
-    /// Counts the times at which everything was at rest.
+    /// Count of the times at which all tasks were idle.
     pub(crate) turn: u64,
 }
 
 impl Moment {
-    /// What is to be said of the upstream.
+    /// Returns the sync state that the server must report.
     pub(crate) fn source(&self) -> pb::SyncState {
         match self.silence {
             Some(silence) if silence < SILENCE[0] + SILENCE[1] => pb::SyncState::Synced,
@@ -149,7 +149,7 @@ impl Moment {
         }
     }
 
-    /// The time since an earlier one.
+    /// Returns the time since an earlier moment.
     pub(crate) fn since(&self, earlier: &Self) -> Duration {
         self.at.saturating_sub(earlier.at)
     }
@@ -159,23 +159,23 @@ impl Moment {
 pub(crate) struct Received {
     pub(crate) message: pb::WatchResponse,
     pub(crate) moment: Moment,
-    /// Of a client that waited: whether it was told that there is something.
+    /// True if the waiting client was woken.
     pub(crate) was_woken: bool,
 }
 
 #[derive(Debug)]
 pub(crate) enum End {
-    /// Still open.
+    /// The connection is still open.
     Open,
     /// The client left.
     Left,
-    /// The trailers, or the refusal.
+    /// The trailers, or the status of a rejected request.
     Status(Status, Moment),
     /// The stream ended without a status, or with bytes that are no message.
     Broken(String),
 }
 
-/// A status, and what its details say.
+/// Status with its details decoded.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Status {
     pub(crate) code: i32,
@@ -186,7 +186,7 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// A status as a message, with its details read.
+    /// Decodes a status and its details.
     pub(crate) fn of(status: &tonic_types::pb::Status) -> Self {
         let detail = |name: &str| status.details.iter().find(|any| any.type_url.ends_with(name));
         let info = detail("/google.rpc.ErrorInfo").and_then(|any| tonic_types::pb::ErrorInfo::decode(&*any.value).ok());

@@ -1,4 +1,4 @@
-//! What may happen: a configuration, a first state, and any sequence of upstream messages, clients and time.
+//! Script of a run: a configuration, a first state, and any sequence of upstream messages, clients and time.
 
 use std::time::Duration;
 
@@ -25,82 +25,83 @@ pub(crate) struct Script {
     pub(crate) config: Config,
     pub(crate) first: Vec<Write>,
     pub(crate) steps: Vec<Step>,
-    /// Whether everybody reads everything before the server is drained.
+    /// True if all clients read everything before the server drains.
     pub(crate) settles: bool,
 }
 
-/// Small bounds, so that all of them are met.
+/// Bounds that are small enough to be reached in a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// The number of resources of a server.
+    /// Number of resources of a server.
     pub(crate) resources: usize,
     pub(crate) has_lineage: bool,
-    /// Of the upstream: an object has the same bytes at each list.
+    /// True if the upstream serves the same bytes of an object at each list.
     pub(crate) has_stable_bodies: bool,
     pub(crate) history: Bounds,
     pub(crate) retention: Bounds,
     pub(crate) block_timeout: Duration,
     pub(crate) drain_period: Duration,
-    /// The writer has time for selections that nothing leads to; otherwise threads fill their groups.
+    /// True if the writer itself has time for selections without an index; otherwise threads fill their groups.
     pub(crate) has_time: bool,
-    /// Of each body: of large ones a piece of what is sent has two.
+    /// Padding of each body in bytes; with large bodies a piece of a stream has two.
     pub(crate) padding: usize,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
-    /// Said in one go.
+    /// Sends writes in one go.
     Say(Vec<(Write, u64)>),
-    /// Said as one transaction.
+    /// Sends writes as one transaction.
     SayAtOnce(Vec<Write>, u64),
-    /// Said one by one at one version, at which more may come.
+    /// Sends writes one by one at one version, which may still get more.
     SayOpen(Vec<Write>, u64),
-    /// What was said at a version at which more may come is said again, as to a Reflector that reconnects.
+    /// Replays the changes at a version that may still get more, as a Reflector that reconnects receives them.
     Reconnect(Reconnected),
-    /// A list, after what nobody was told of.
+    /// Sends a list, after writes that no watch reported.
     Relist(Vec<(Write, u64)>, u64),
     Rewind(u64, u8),
-    /// A list of the upstream's own, after what nobody was told of, as a relay is told it.
+    /// Sends the result of the upstream's own relist, as a relay receives it, after writes that no watch reported.
     Relisted(Vec<(Write, u64)>, u64),
-    /// Another history, so many versions ahead: with which objects, and whether the upstream says so or its list shows it.
+    /// Rewrites the history, with a version offset; the other fields select the objects that stay, and whether the upstream
+    /// reports the rewrite or only its list shows it.
     Rewrite(i64, u8, bool),
-    /// It is gone for certain, until it says something.
+    /// Reports the upstream as lost, until it sends something.
     Lose,
-    /// A new client, in the place of another.
+    /// Opens a new client, and replaces the one in this place.
     Open(usize, Plan),
-    /// So many pieces of what there is for it.
+    /// Reads up to so many pieces in a place.
     Read(usize, usize),
-    /// Without so many of its last messages, which were on their way.
+    /// Ends the connection of a client and loses so many of its last messages, which were in flight.
     Leave(usize, usize),
     Resume(usize, Whence),
     Wait(u64),
-    /// A call that is answered once, in the place of another.
+    /// Makes a unary call, and replaces the one in this place.
     Ask(usize, Question),
-    /// The page after the one that was read in a place.
+    /// Requests the page after the one that was read in a place.
     NextPage {
         place: usize,
         twist: Twist,
         page_size: u32,
         is_slow: bool,
     },
-    /// The next piece of an answer that is read slowly.
+    /// Reads the next piece of an answer that is read slowly.
     Poll(usize),
-    /// From now on clients go to the other server; at first it is started.
+    /// Directs clients to the other server from now on; the first time it starts that server.
     Elsewhere,
-    /// From now on upstream messages, clients and calls are of this resource; of the first, where there is no second.
+    /// Directs upstream messages, clients and calls to this resource from now on; to the first if there is no second.
     Use(usize),
-    /// From now on clients and calls are of a resource that no server has.
+    /// Directs clients and calls to a resource that no server has.
     UseUnknown,
-    /// Said of the other resource, if there is one.
+    /// Sends writes of the other resource, if there is one.
     Beside(Vec<(Write, u64)>),
-    /// From now on clients go to the other server, and the one where they were drains.
+    /// Directs clients to the other server from now on, and drains the previous one.
     Drain,
 }
 
-/// What comes first after a reconnection.
+/// First message after a reconnection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Reconnected {
-    /// What was said.
+    /// The same changes again.
     Again,
     /// A bookmark at the version before.
     Bookmark,
@@ -108,14 +109,14 @@ pub(crate) enum Reconnected {
     List,
 }
 
-/// What is asked, apart from versions that are not known yet.
+/// Request of a unary call, without versions that are not yet known.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
     pub(crate) asked: Asked,
     pub(crate) format: PayloadFormat,
     pub(crate) min: Option<Min>,
     pub(crate) deadline: Option<Duration>,
-    /// Whether its answer is looked at only now and then.
+    /// True if its answer is read only in [`Step::Poll`].
     pub(crate) is_slow: bool,
 }
 
@@ -127,15 +128,15 @@ pub(crate) enum Asked {
     Values { index: ask::Index, page_size: u32 },
 }
 
-/// Where a client goes on.
+/// Version from which a client resumes.
 #[derive(Debug, Clone)]
 pub(crate) enum Whence {
     Last,
-    /// For the last hole.
+    /// The version before the last gap.
     Hole,
-    /// So many back from the newest.
+    /// So many versions before the newest.
     Old(u64),
-    /// In a relist or another batch of several events, or at its ends.
+    /// A version inside a relist or another batch of several events, or at its ends.
     Batch(usize),
     Future(u64),
     Foreign,
@@ -145,9 +146,9 @@ pub(crate) const FORMATS: [PayloadFormat; 4] =
     [PayloadFormat::Unspecified, PayloadFormat::Struct, PayloadFormat::Raw, PayloadFormat::Metadata];
 pub(super) const KEYS: [Key; 6] =
     [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a"), ("ship", "b"), ("ship", "d")];
-/// Clients at one time.
+/// Number of clients at one time.
 pub(crate) const PLACES: usize = 4;
-/// Calls at one time that are answered once.
+/// Number of unary calls at one time.
 pub(crate) const CALLS: usize = 3;
 
 pub(crate) fn any_script() -> impl Strategy<Value = Script> {
@@ -167,7 +168,7 @@ pub(crate) fn any_script() -> impl Strategy<Value = Script> {
     })
 }
 
-/// Steps of the other resource meanwhile, somewhere in a scene; or the steps that follow are of one of the two.
+/// Returns steps of the other resource at a place in a scene, or of a switch to one of the two.
 fn any_write_beside() -> impl Strategy<Value = (Index, Vec<Step>)> {
     let say = vec(any_write(), 1..4).prop_map(Step::Beside);
     let step = prop_oneof![2 => say, 3 => (0_usize..2).prop_map(Step::Use)];
@@ -179,7 +180,7 @@ fn any_config() -> impl Strategy<Value = Config> {
     let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
     let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
     let bytes = || weighted(0.2, 1_000_usize..8_000);
-    // Of large bodies there are as many within a bound as of small ones.
+    // The event bounds are the same for large bodies as for small ones.
     let bounds = |(age, events), bytes: Option<usize>, padding| {
         let bytes = bytes.map_or(Bounds::ANY_BYTES, |bytes| bytes * (1 + padding / 400));
         Bounds { age, events, bytes }
@@ -194,7 +195,7 @@ fn any_config() -> impl Strategy<Value = Config> {
                 has_lineage: lineage.is_some(),
                 has_stable_bodies,
                 history: bounds(history, bytes.0, padding),
-                // A bound of bytes comes with the history's others, as in the configuration.
+                // A bound in bytes comes with the other bounds of the history, as in the configuration.
                 retention: bounds(if bytes.1.is_some() { history } else { retention }, bytes.1, padding),
                 block_timeout: Duration::from_millis(block_ms),
                 drain_period,
@@ -228,7 +229,7 @@ pub(super) fn any_write() -> impl Strategy<Value = (Write, u64)> {
     (write, select(vec![1_u64, 1, 1, 3]))
 }
 
-/// Its version may be more than one past the last.
+/// Returns a transaction whose version may be more than one past the last.
 pub(super) fn any_transaction() -> impl Strategy<Value = Step> {
     (vec(any_write(), 2..6), select(vec![1_u64, 3])).prop_map(|(writes, step)| {
         let writes = writes.into_iter().map(|(write, _)| write);
@@ -236,7 +237,7 @@ pub(super) fn any_transaction() -> impl Strategy<Value = Step> {
     })
 }
 
-/// Some of what an upstream does at one version, one by one.
+/// Returns some of the changes of an upstream at one version, one by one.
 pub(super) fn any_open() -> impl Strategy<Value = Step> {
     (vec(any_write(), 1..4), select(vec![1_u64, 1, 3])).prop_map(|(writes, step)| {
         let writes = writes.into_iter().map(|(write, _)| write);
@@ -254,7 +255,7 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     let timeout = weighted(0.1, 500_u64..5000);
     let is_min = weighted(0.1, any_min());
     let queue = (select(policies), 1_u32..6, 1_u8..4);
-    // The shortest is less than a server allows.
+    // The shortest interval is below the minimum of the server.
     let interval = (30_u64..=MAX_BOOKMARK_INTERVAL.as_millis() as u64).prop_map(Duration::from_millis);
     let times = (timeout, weighted(0.3, interval));
     (any_selection(), any_format(), queue, weighted(0.6, Just(())), times, is_min).prop_map(
@@ -273,7 +274,7 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     )
 }
 
-/// RAW, which is the cheapest, the most often.
+/// Returns a format; RAW, the cheapest, the most often.
 fn any_format() -> impl Strategy<Value = PayloadFormat> {
     prop_oneof![3 => Just(PayloadFormat::Raw), 2 => select(&FORMATS[..])]
 }
@@ -336,9 +337,10 @@ pub(super) fn any_next_page(place: usize) -> impl Strategy<Value = Step> {
     })
 }
 
-/// A resource whose upstream has said nothing for as long is STALE: that is its heartbeat, and how late it may be.
+/// Heartbeat interval of the upstream, and the time by which it may be late; a resource is STALE when it has been silent for
+/// their sum.
 pub(crate) const SILENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(3)];
-/// Of the server, and the longest that a client asks for.
+/// Default of the server, and the longest interval that a client requests.
 pub(crate) const DEFAULT_BOOKMARK_INTERVAL: Duration = Duration::from_millis(700);
 pub(crate) const MAX_BOOKMARK_INTERVAL: Duration = Duration::from_millis(1500);
 
