@@ -1,7 +1,8 @@
-//! Answers that come once: whether they are the state of one version, not older than was asked for, and in time.
+//! Verifier of unary calls: each answer must be the state of one version, not older than requested, and in time.
 //!
-//! The pages of a list are one snapshot: what they say together is the state at the version that the first one announced,
-//! sorted, each object once. A token that is not honoured has to be of another query, or its snapshot has to be gone.
+//! The pages of a list are one snapshot: together they are the state at the version that the first one announced, sorted, with
+//! each object once. When the server rejects a page token, the token must be of another query, or its snapshot must have been
+//! removed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,54 +24,54 @@ use super::{
     untils,
 };
 
-/// What was seen of what can happen, over all calls.
+/// Counts over all calls.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     pub(crate) lists: u64,
     pub(crate) gets: u64,
     pub(crate) values: u64,
-    /// After the first, and those of a state that has changed since.
+    /// Pages after the first, and those whose snapshot is older than the current state.
     pub(crate) pages: u64,
     pub(crate) past_pages: u64,
     pub(crate) expired_pages: u64,
     pub(crate) foreign_pages: u64,
     pub(crate) twisted_pages: u64,
-    /// Of those the ones whose tokens are of another resource.
+    /// Rejected tokens that are of another resource.
     pub(crate) other_resources: u64,
-    /// Answers that had to wait for a version, and those that did not come in time.
+    /// Answers that had to wait for a version, and those that missed their deadline.
     pub(crate) awaited: u64,
     pub(crate) not_reached: u64,
-    /// Waits that were met: by what happened after they joined, inside a batch, and when more had happened since.
+    /// Waits that were met: by events after they joined, inside a batch, and with newer events at the time of the answer.
     pub(crate) untils: u64,
     pub(crate) met_later: u64,
     pub(crate) met_in_a_batch: u64,
     pub(crate) met_slowly: u64,
-    /// Those that ended with an error.
+    /// Waits that ended with an error.
     pub(crate) ended_untils: u64,
-    /// For a resource that no server has.
+    /// Calls for a resource that no server has.
     pub(crate) unknown: u64,
 }
 
-/// A page that was read to its end.
+/// Page that the client read to its end.
 #[derive(Debug, Clone, Copy)]
 struct Page {
     resource: usize,
     epoch: usize,
-    /// How many of its batches the snapshot has.
+    /// Number of batches in the snapshot.
     batches: usize,
-    /// Objects up to its end.
+    /// Number of objects up to the end of the page.
     sent: usize,
-    /// When a token was given out, if there is more.
+    /// Moment at which its token was issued, if there is a next page.
     issued: Option<Moment>,
 }
 
-/// Of one server.
+/// Number of snapshots that a server keeps.
 const KEPT_SNAPSHOTS: usize = 16;
 const KEPT_FOR: Duration = Duration::from_secs(300);
-/// For which a state is awaited when the deadline is later or none.
+/// Longest wait for a state, if the deadline is later or not set.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// Checks all answers of one run.
+/// Verifies all answers of one run.
 pub(crate) fn verify(truths: &[Truth], calls: &[CallRecord], tally: &mut Answers) -> Result<(), String> {
     let mut pages: Vec<Option<Page>> = Vec::new();
     for call in calls {
@@ -86,7 +87,7 @@ pub(crate) fn verify(truths: &[Truth], calls: &[CallRecord], tally: &mut Answers
     Ok(())
 }
 
-/// A call for a resource that no server has.
+/// Verifies a call for a resource that no server has.
 fn unknown(call: &CallRecord, tally: &mut Answers) -> Result<(), String> {
     tally.unknown += 1;
     match &call.end {
@@ -175,12 +176,12 @@ fn answer(
     }
 }
 
-/// Whether it is past the deadline that the client gave it.
+/// Returns true if the call is past the client's deadline.
 pub(super) fn is_late(call: &CallRecord, moment: &Moment) -> bool {
     call.ask.deadline.is_some_and(|deadline| moment.since(&call.asked) >= deadline)
 }
 
-/// Whether the client has not read it to its end, or not before its deadline.
+/// Returns true if the client has not read it to its end, or not before its deadline.
 fn has_left(call: &CallRecord) -> bool {
     match &call.end {
         End::Left => true,
@@ -189,7 +190,7 @@ fn has_left(call: &CallRecord) -> bool {
     }
 }
 
-/// One page. How many objects were sent up to its end, and when a token was given out; nothing if it was not read to its
+/// Verifies one page. Returns its end and the moment at which its token was issued; None if the client did not read it to its
 /// end.
 fn list(
     truth: &Truth,
@@ -230,7 +231,7 @@ fn list(
     Ok(Some((end, Some(at).filter(|_| has_token))))
 }
 
-/// The values of an index, from its first on; as a page of what there is.
+/// Verifies the values of an index, from its first one, as a page of all values.
 fn values(
     truth: &Truth,
     call: &CallRecord,
@@ -283,13 +284,13 @@ fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, format:
     }
 }
 
-/// Whether the state was as new as was asked for; nothing if it can never be.
+/// Returns true if the state has reached the requested version; None if it never can.
 pub(super) fn reached(truth: &Truth, call: &CallRecord, moment: &Moment) -> Option<bool> {
     let Some(min) = &call.ask.min else { return Some(true) };
     Some(moment.applied >= truth.number(moment.epoch, min)?)
 }
 
-/// Whether nothing had to be awaited any more.
+/// Returns true if there was nothing left to wait for.
 pub(super) fn may_be_answered(truth: &Truth, call: &CallRecord, moment: &Moment) -> bool {
     let has_timed_out = moment.since(&call.asked) >= call.ask.deadline.unwrap_or(MAX_WAIT).min(MAX_WAIT);
     moment.is_draining || has_timed_out || reached(truth, call, moment) != Some(false)
@@ -311,12 +312,12 @@ pub(super) fn refusal(
             tally.other_resources += u64::from(twist == Some(Twist::OtherQuery(2)));
             matches!(twist, Some(Twist::OtherQuery(_) | Twist::Garbage))
         }
-        // Whether it is gone, the tokens of all calls show.
+        // The tokens of all calls together show later if the snapshot was removed.
         ("PAGE_TOKEN_EXPIRED", 11) => twist == Some(Twist::None),
         ("RESOURCE_VERSION_INVALID", 3) => reached.is_none(),
         ("RESOURCE_VERSION_TOO_LARGE", 14) => {
             tally.not_reached += 1;
-            // The client has to hear of it before its deadline.
+            // The client must receive the error before its deadline.
             let wait = call.ask.deadline.map_or(MAX_WAIT, |deadline| (deadline / 10 * 9).min(MAX_WAIT));
             let current = status.metadata.get("current");
             reached == Some(false)
@@ -334,7 +335,7 @@ pub(super) fn refusal(
     if is_right { Ok(()) } else { Err("it was refused".to_owned()) }
 }
 
-/// Whether the token of a page was rightly honoured or not.
+/// Verifies that the server rightly accepted or rejected the token of a page.
 fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Result<(), String> {
     let What::List { page: Some(PageOf { twist: Twist::None, previous, .. }), .. } = &call.ask.what else {
         return Ok(());
@@ -355,7 +356,7 @@ fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Res
             Err("it was honoured by a server that did not give it out".to_owned())
         };
     }
-    // A snapshot is as new as its last token; which of one version are the same is not known.
+    // A snapshot is as new as its last token. At one version the checker cannot tell which pages share a snapshot.
     let later = |than: Moment| issued.iter().filter(move |(issued, _)| issued.turn > than.turn);
     let newest = later(token).filter(|(_, other)| *other == snapshot(&of)).map(|(issued, _)| *issued);
     let newest = newest.max_by_key(|issued| issued.turn).unwrap_or(token);

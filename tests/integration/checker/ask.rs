@@ -1,4 +1,4 @@
-//! What clients ask that is answered once, as a request says it.
+//! Unary calls of clients, and their requests.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use super::{
     selection::Selection,
 };
 
-/// Resources: a server has the first, or the first two.
+/// Names of resources; a server has the first, or the first two.
 pub(crate) const RESOURCES: [&str; 3] = ["pods", "jobs", "nodes"];
 
 /// One call.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
-    /// The index of its resource.
+    /// Index of its resource.
     pub(crate) resource: usize,
     pub(crate) what: What,
     pub(crate) format: PayloadFormat,
-    /// Not older than this.
+    /// Minimum version of the state.
     pub(crate) min: Option<String>,
-    /// Of the call.
+    /// Deadline of the call.
     pub(crate) deadline: Option<Duration>,
 }
 
@@ -38,14 +38,14 @@ pub(crate) enum What {
         selection: Selection,
         conditions: Vec<Condition>,
     },
-    /// The values of an index.
+    /// Request for the values of an index.
     Values {
         index: Index,
         page_size: u32,
     },
 }
 
-/// What the objects are found by.
+/// Index by which objects are found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Index {
     App,
@@ -53,7 +53,7 @@ pub(crate) enum Index {
     Namespace,
 }
 
-/// Something to wait for.
+/// Condition of a wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Condition {
     Added,
@@ -65,49 +65,49 @@ pub(crate) enum Condition {
     Named(&'static str),
     DeletedNamed(&'static str),
     App(&'static str),
-    /// A node, and another one.
+    /// Met by an object that has a node, but not this one.
     NotNode(&'static str),
 }
 
-/// Which objects.
+/// Selection of a list.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Query {
     pub(crate) selection: Selection,
-    /// By ByIndex, if the selection can be had by it.
+    /// True if the request uses ByIndex, where the selection permits it.
     pub(crate) is_by_index: bool,
 }
 
-/// A page after the first.
+/// Page after the first.
 #[derive(Debug, Clone)]
 pub(crate) struct PageOf {
-    /// The call that was answered with the page before.
+    /// Index of the call that returned the page before.
     pub(crate) previous: usize,
-    /// As it was given out, or something else.
+    /// Token as issued, or a wrong one.
     pub(crate) token: String,
     pub(crate) twist: Twist,
 }
 
-/// Which version a state has to have reached.
+/// Minimum version of a state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Min {
-    /// As far from the newest.
+    /// Version at this distance from the newest.
     Near(i64),
-    /// One of another source.
+    /// Version of another source.
     Foreign,
 }
 
-/// What is wrong about a page token.
+/// Error of a page token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Twist {
     None,
-    /// It is used with another format (0), another `min_resource_version` (1), another resource (2), or another selection.
+    /// Used with another format (0), another `min_resource_version` (1), another resource (2), or another selection.
     OtherQuery(u8),
-    /// It is no token.
+    /// Not a token.
     Garbage,
 }
 
 impl Ask {
-    /// Its path, and the request.
+    /// Returns the path and the encoded request.
     pub(crate) fn encode(&self) -> (&'static str, Vec<u8>) {
         let (format, resource) = (self.format.into(), RESOURCES[self.resource].to_owned());
         let min_resource_version = self.min.clone().unwrap_or_default();
@@ -167,7 +167,7 @@ impl Ask {
 }
 
 impl Ask {
-    /// Its selection, if its expression has to be compiled, and its conditions.
+    /// Returns its selection, if its expression must be compiled, and its conditions.
     pub(crate) fn compiled(&self) -> (Option<Selection>, &[Condition]) {
         match &self.what {
             What::List { query, .. } => (Some(query.selection), &[]),
@@ -178,7 +178,7 @@ impl Ask {
 }
 
 impl Query {
-    /// Index, value and namespace.
+    /// Returns index, value and namespace.
     fn by_index(self) -> Option<(&'static str, &'static str, &'static str)> {
         match self.selection {
             _ if !self.is_by_index => None,
@@ -200,7 +200,7 @@ impl Index {
         }
     }
 
-    /// Returns the value that an object is found by.
+    /// Returns the value by which an object is found.
     pub(crate) fn value(self, pod: &Pod) -> Option<&'static str> {
         match self {
             Self::App => pod.app,
@@ -226,7 +226,7 @@ impl Condition {
         }
     }
 
-    /// Whether it is met: by what is missing, never.
+    /// Returns true if the condition is met; a missing object, label, node or count never meets one.
     pub(crate) fn is_met(self, event_type: &str, pod: Option<&Pod>, count: Option<usize>) -> bool {
         let named = |name: &str| pod.is_some_and(|pod| pod.key.1 == name);
         match self {

@@ -1,23 +1,25 @@
-//! BLOCK over all clients of a resource of a server: for whom it may wait, for how long, and who may be ended for it.
+//! Verifier of BLOCK over all clients of a resource of a server: the clients for which the server may wait, for how long, and
+//! those that it may end for it.
 //!
-//! A server that is at rest and has not applied what was said is held back. What is verified of that:
+//! A server that is idle and has not applied all messages is blocked. The verifier checks that:
 //!
-//! - It waits only for a client that has read its queue, and whose queue is full and was not half empty since.
-//! - Of any time it waits for no more than `block_timeout` and a tenth.
-//! - It goes on without a client that holds it back only when that is spent.
-//! - A client is ended only when all its watches together have had it wait for as long: what others spent does not count.
+//! - The server waits only for a client that has read its queue, and whose queue is full and was not half empty since.
+//! - It waits for no more than `block_timeout` and a tenth of any period.
+//! - It continues without a client that blocks it only when that time is used up.
+//! - It ends a client only when all watches of that client together have blocked it for as long: time that others used does not
+//!   count.
 //!
-//! Clients do not see for whom the server waits, so that is bounded from above: where it may wait for a client.
+//! Clients do not see for whom the server waits, so the verifier uses an upper bound: the time in which it may wait for a client.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{record::Moment, truth::Truth};
 
-/// Progress of a server at one time at which everything was at rest.
+/// Progress of a server at one time at which all tasks were idle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     pub(crate) moment: Moment,
-    /// More was said than it has applied.
+    /// True if it has not applied all messages.
     pub(crate) is_behind: bool,
 }
 
@@ -29,13 +31,13 @@ pub(crate) struct Trace {
     pub(crate) peer: u8,
     pub(crate) length: usize,
     pub(crate) epoch: usize,
-    /// In turns: from when on it was there, and when it was last.
+    /// Turn at which it was joined, and the last turn at which it was open.
     pub(crate) joined: u64,
     pub(crate) left: Option<u64>,
-    /// For each of its events the number of batches applied with it.
+    /// Number of batches applied up to each of its events.
     pub(crate) due: Vec<usize>,
     pub(crate) reads: Vec<Read>,
-    /// When it was told that it was too slow.
+    /// Turn at which the server ended it as too slow.
     pub(crate) is_slow: Option<u64>,
 }
 
@@ -44,29 +46,29 @@ pub(crate) struct Trace {
 pub(crate) struct Read {
     pub(crate) turn: u64,
     pub(crate) events: usize,
-    /// The number of those that are due, if it began behind some of them.
+    /// Number of due events before the next one, if it began after some of them.
     pub(crate) next: usize,
 }
 
-/// The bounds of BLOCK.
+/// Limits of BLOCK.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) block_timeout: Duration,
 }
 
-/// A token bucket of time, in nanoseconds.
+/// Token bucket of time, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     capacity: i128,
     level: i128,
 }
 
-/// At each pace of a connection's server whether that may wait for it.
+/// Pace of a connection's server: true at each index at which the server may wait for the connection.
 struct Course {
     may: Vec<bool>,
 }
 
-/// The resolution of timers, and what divisions lose.
+/// Resolution of timers, and rounding errors of divisions, in nanoseconds.
 const TOLERANCE: i128 = 2_000_000;
 
 impl Bucket {
@@ -89,7 +91,7 @@ impl Pace {
     }
 }
 
-/// Checks what all connections of a run under BLOCK have seen together. No resource waits for the clients of another.
+/// Verifies all connections of a run under BLOCK together. A resource never waits for clients of another.
 pub(crate) fn verify(truths: &[Truth], paces: &[Pace], traces: &[Trace], limits: &Limits) -> Result<(), String> {
     let served: BTreeSet<_> = paces.iter().map(|pace| (pace.moment.server, pace.moment.resource)).collect();
     for (server, resource) in served {
@@ -109,9 +111,9 @@ pub(crate) fn verify(truths: &[Truth], paces: &[Pace], traces: &[Trace], limits:
     Ok(())
 }
 
-/// For whom a server waits, and for how long.
+/// Verifies for whom a server waits, and for how long.
 fn waits(paces: &[Pace], courses: &[(&Trace, Course)], limits: &Limits) -> Result<(), String> {
-    // What it has left at most, and at least.
+    // Upper and lower bound of the time that is left.
     let [mut bucket, mut least] = [Bucket::new(limits.block_timeout); 2];
     for (at, pace) in paces.iter().enumerate() {
         if pace.is_behind && !courses.iter().any(|(_, course)| course.may[at]) {
@@ -127,7 +129,7 @@ fn waits(paces: &[Pace], courses: &[(&Trace, Course)], limits: &Limits) -> Resul
         let time = next.moment.since(&pace.moment);
         let is_charged = pace.is_behind || courses.iter().any(|(_, course)| course.may[at]);
         least.pass(time, is_charged, !is_charged);
-        // While time passes no client does anything.
+        // While time passes no client reads or leaves.
         let goes_on = !next.is_behind || next.batches() > pace.batches();
         if pace.is_behind && goes_on && !time.is_zero() && least.level > TOLERANCE {
             return Err(format!("it might have waited {} ns longer, and goes on: {:?}", least.level, next.moment));
@@ -136,7 +138,7 @@ fn waits(paces: &[Pace], courses: &[(&Trace, Course)], limits: &Limits) -> Resul
     Ok(())
 }
 
-/// Returns whether a connection could be ended for what its client spent.
+/// Verifies that the server could end a connection for the time that its client has used.
 fn is_slow(paces: &[Pace], trace: &Trace, courses: &[(&Trace, Course)], limits: &Limits) -> Result<(), String> {
     let mut bucket = Bucket::new(limits.block_timeout);
     let (mut could_be, mut least) = (false, bucket.level);
@@ -165,14 +167,15 @@ impl Trace {
         let mut reads = self.reads.iter().peekable();
         let length = self.length.max(1);
         let (mut next, mut events, mut told) = (None, 0, 0);
-        // Whether it may be waited for when its queue becomes full, and whether it is.
+        // True if the server may wait for it once its queue is full, and true if the queue is full.
         let (mut has_right, mut is_full) = (false, false);
-        // Whether it has read since its queue became full: what the server had not to wait for then, it may wait for now.
+        // True if the client has read since its queue became full: the server may wait again for a queue for which it did not
+        // have to wait before.
         let mut has_read_since = false;
         for (at, pace) in paces.iter().enumerate() {
             let Moment { turn, epoch, batches, .. } = pace.moment;
             let is_there = turn >= self.joined && self.left.is_none_or(|left| turn <= left) && epoch == self.epoch;
-            // What was read since the pace before: all at once, as a piece comes.
+            // True if the client has read since the previous pace; a piece arrives at once.
             let mut has_read = false;
             while let Some(read) = reads.next_if(|read| read.turn < turn) {
                 (next, events, has_read) = (Some(read.next), read.events, true);
@@ -183,13 +186,14 @@ impl Trace {
                 has_read_since |= is_full;
                 is_full &= unread > self.length / 2;
             }
-            // One without changes, at the version that is there, may count as applied before it is.
+            // A batch without changes, at the current version, may count as applied before it is.
             let applied = paces[..at].last().filter(|last| last.moment.epoch == epoch).map_or(batches, Pace::batches);
             let has_advanced = truth.epochs[epoch].batches[applied.min(batches)..batches]
                 .iter()
                 .any(|batch| !batch.changes.is_empty());
             if has_advanced && is_full {
-                // It goes on: it has given this client up, or never had to wait. Once it reads, that may change.
+                // The server continues: it has given this client up, or never had to wait for it. The client's next read may
+                // change that.
                 (has_right, is_full) = (has_read_since, false);
             }
             let due = self.due.partition_point(|batch| *batch <= batches);

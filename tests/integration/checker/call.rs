@@ -1,4 +1,4 @@
-//! One call that is answered once: it is asked, waited for, and read frame by frame.
+//! Unary call: request, wait, and answer, read frame by frame.
 
 use std::{
     pin::Pin,
@@ -18,7 +18,7 @@ use super::{
 
 pub(crate) struct Call {
     pub(crate) record: CallRecord,
-    /// It is read only when the script says so.
+    /// True if the answer is read only when the script says so.
     pub(crate) is_slow: bool,
     connection: Connection,
     flag: Arc<Flag>,
@@ -56,12 +56,12 @@ impl Call {
         matches!(self.connection, Connection::None)
     }
 
-    /// Whether there may be something since it was looked at last.
+    /// Returns true if the call was woken since the last poll.
     pub(crate) fn is_woken(&self) -> bool {
         self.flag.is_raised()
     }
 
-    /// The client no longer waits for it.
+    /// Cancels the call, if there is no answer yet.
     pub(crate) fn leave(&mut self) {
         if !self.is_over() {
             self.connection = Connection::None;
@@ -69,13 +69,13 @@ impl Call {
         }
     }
 
-    /// There is nothing yet, and it was not woken either.
+    /// Records that there is no answer yet, and that the call was not woken.
     pub(crate) fn waits(&mut self, moment: Moment) {
         self.waits = true;
         self.record.waits.push(moment);
     }
 
-    /// Looks once. Whether there was something.
+    /// Polls once. Returns true if there was something to read.
     pub(crate) fn poll(&mut self, moment: Moment) -> bool {
         let was_woken = !self.waits || self.flag.is_raised();
         self.flag.lower();

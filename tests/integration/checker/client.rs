@@ -1,4 +1,4 @@
-//! One logical client: it asks, reads piece by piece, leaves and comes back; and writes down everything that it is told.
+//! One logical client: it connects, reads piece by piece, leaves and resumes, and records everything that it receives.
 
 use std::{
     pin::Pin,
@@ -29,9 +29,9 @@ pub(crate) struct Client {
     pub(crate) record: Record,
     connection: Connection,
     flag: Arc<Flag>,
-    /// It has seen that there is nothing, and waits.
+    /// True if it has found nothing to read, and waits.
     waits: bool,
-    /// Messages of the last piece.
+    /// Number of messages in the last piece.
     last_piece: usize,
 }
 
@@ -43,7 +43,7 @@ enum Connection {
 
 pub(crate) type Answer = <Routes as Service<http::Request<Body>>>::Future;
 
-/// Whether it was woken.
+/// Set once the client is woken.
 #[derive(Default)]
 pub(crate) struct Flag(AtomicBool);
 
@@ -99,13 +99,13 @@ impl Client {
         });
     }
 
-    /// Which server it asked last, and for what.
+    /// Returns the server and the resource of its last connection.
     pub(crate) fn served(&self) -> Served {
         let server = self.record.segments.last().map_or(0, |segment| segment.asked.server);
         Served { server, resource: self.record.resource }
     }
 
-    /// The version that a client keeps.
+    /// Returns the version from which the client can resume.
     pub(crate) fn last_version(&self) -> Option<String> {
         let last = self.record.segments.last()?;
         let told = last.messages.iter().rev().map(|received| &received.message.resource_version);
@@ -119,7 +119,7 @@ impl Client {
         }
     }
 
-    /// The history that its last connection was told of.
+    /// Returns the history that the server named on the last connection.
     fn last_history(&self) -> Option<History> {
         let last = self.record.segments.last()?;
         let Moment { server, epoch, .. } = last.answered?;
@@ -135,7 +135,7 @@ impl Client {
             .next()
     }
 
-    /// Leaves, without the last messages, but for those that came with an end.
+    /// Leaves and loses the last messages, except those that came with the end of the stream.
     pub(crate) fn leave(&mut self, lost: usize, moment: Moment) {
         if let (Connection::None, _) | (_, None) = (&self.connection, self.record.segments.last()) {
             return;
@@ -147,7 +147,7 @@ impl Client {
         segment.waits.retain(|(count, _)| *count <= segment.messages.len());
     }
 
-    /// Takes the answer if it is there. Whether it is still waited for.
+    /// Polls for the answer. Returns true if there is none yet.
     pub(crate) fn poll_answer(&mut self, moment: Moment) -> bool {
         let (Connection::Asked(answer), Some(segment)) = (&mut self.connection, self.record.segments.last_mut()) else {
             return false;
@@ -171,12 +171,12 @@ impl Client {
         matches!(self.connection, Connection::Open(_))
     }
 
-    /// Whether there may be something since it looked last.
+    /// Returns true if the client was woken since the last poll.
     pub(crate) fn is_woken(&self) -> bool {
         self.flag.is_raised()
     }
 
-    /// Reads one piece. Whether there was one.
+    /// Reads one piece. Returns true if there was one.
     pub(crate) fn poll_piece(&mut self, moment: Moment) -> bool {
         let (Connection::Open(body), Some(segment)) = (&mut self.connection, self.record.segments.last_mut()) else {
             return false;
@@ -222,7 +222,7 @@ impl Client {
         true
     }
 
-    /// There is nothing for it, and it was not woken either.
+    /// Records that there is nothing to read, and that the client was not woken.
     pub(crate) fn waits(&mut self, moment: Moment) {
         let Some(segment) = self.record.segments.last_mut() else { return };
         match self.connection {
@@ -232,7 +232,7 @@ impl Client {
         }
     }
 
-    /// Everything has been read.
+    /// Records that everything has been read.
     pub(crate) fn settled(&mut self, moment: Moment) {
         if let (Connection::Open(_), Some(segment)) = (&self.connection, self.record.segments.last_mut()) {
             segment.settled = Some((segment.messages.len(), moment));
@@ -267,7 +267,7 @@ fn messages(data: Chunk) -> Result<Vec<pb::WatchResponse>, String> {
     pieces(data)?.into_iter().map(decode).collect()
 }
 
-/// One message as gRPC frames it.
+/// Frames one message as gRPC does.
 pub(crate) fn framed(message: &[u8]) -> Body {
     let mut framed = BytesMut::new();
     framed.put_u8(0);
@@ -276,7 +276,7 @@ pub(crate) fn framed(message: &[u8]) -> Body {
     Body::new(http_body_util::Full::new(framed.freeze()))
 }
 
-/// gRPC's messages, each behind a flag and its length.
+/// Splits gRPC's length-prefixed messages.
 pub(crate) fn pieces(mut data: Chunk) -> Result<Vec<Bytes>, String> {
     let mut pieces = Vec::new();
     while data.has_remaining() {
@@ -292,7 +292,7 @@ pub(crate) fn pieces(mut data: Chunk) -> Result<Vec<Bytes>, String> {
     Ok(pieces)
 }
 
-/// The status in headers or trailers.
+/// Reads the status from headers or trailers.
 pub(crate) fn status(headers: &http::HeaderMap) -> Option<Status> {
     let status = tonic::Status::from_header_map(headers)?;
     let details = tonic_types::pb::Status::decode(status.details()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The events that a selection is to be told: a history, seen through it.
+//! Events that a selection must receive, derived from a history.
 
 use std::{collections::BTreeMap, rc::Rc};
 
@@ -10,32 +10,32 @@ use super::{
     truth::{Epoch, State},
 };
 
-/// One event, as it has to be told.
+/// Event that a client must receive.
 #[derive(Debug)]
 pub(crate) struct Expected {
     event_type: EventType,
     cause: Cause,
     held: Rc<Held>,
-    /// Of the object; for a deletion, of the deletion.
+    /// Version of the object; for a deletion, that of the deletion.
     object_version: u64,
-    /// The bounds of its batch.
+    /// Versions before and after its batch.
     pub(crate) before: u64,
     pub(crate) after: u64,
-    /// Where one resumes who has seen all of its batch.
+    /// Version from which a client resumes that has the whole batch.
     pub(crate) safe: u64,
-    /// How many batches have been applied with its own.
+    /// Number of batches applied, including its own.
     pub(crate) batch: usize,
-    /// The first and the last of its batch in the selection.
+    /// True if it is the first of its batch in the selection, and true if it is the last.
     pub(crate) opens: bool,
     pub(crate) ends: bool,
-    /// More may come at its version.
+    /// True if more changes may come at its version.
     is_open: bool,
-    /// How many further events it stands for.
+    /// Number of further events that it replaces.
     coalesced: u32,
 }
 
 impl Expected {
-    /// Everything that comes after so many batches.
+    /// Returns all events after so many batches.
     pub(crate) fn after(epoch: &Epoch, selection: Selection, batches: usize) -> Vec<Self> {
         let mut all = Vec::new();
         for (at, batch) in epoch.batches.iter().enumerate().skip(batches) {
@@ -50,7 +50,7 @@ impl Expected {
                     (Some(true), None) => (EventType::Deleted, change.cause),
                     (None | Some(false), None | Some(false)) => continue,
                 };
-                // What is gone is told in the last state that the client has.
+                // A DELETED carries the last state that the client has.
                 let held = if event_type == EventType::Deleted { &change.old } else { &change.new };
                 all.push(Self {
                     event_type,
@@ -74,9 +74,9 @@ impl Expected {
         all
     }
 
-    /// What is left of events for a client that lags under COALESCE and holds `had`: each key's difference between that and
-    /// what there is at last, by its last change. The last of them reaches the end of the last batch, and stands for the events
-    /// of what has come and gone as well.
+    /// Merges events for a client that lags under COALESCE and holds `had`: the result has for each key the difference between
+    /// that and the final state, at its last change. Its last event is at the end of the last batch, and also counts the events
+    /// of objects that were created and deleted in between.
     pub(crate) fn merged(had: &State, events: &[Self]) -> Vec<Self> {
         let (mut now, mut of_keys) = (had.clone(), BTreeMap::<_, (usize, Vec<&Self>)>::new());
         let mut vanished: u32 = 0;
@@ -142,27 +142,27 @@ impl Expected {
         all
     }
 
-    /// The version that it carries for a client that has been given one.
+    /// Returns the version that the event carries for a client that was given `position`.
     pub(crate) fn version_after(&self, position: u64) -> u64 {
         if self.ends { self.safe.max(position) } else { self.before.max(position) }
     }
 
-    /// Whether it came at a version that was complete before.
+    /// Returns true if it came at a version that was already complete.
     pub(crate) fn is_late(&self) -> bool {
         self.before == self.after
     }
 
-    /// Whether its object exists and can no longer be served.
+    /// Returns true if its object exists and can no longer be served.
     pub(crate) fn is_not_served(&self) -> bool {
         self.cause == Cause::NotServed
     }
 
-    /// What it tells.
+    /// Returns the type of the event and the object that it carries.
     pub(crate) fn told(&self) -> (EventType, &Rc<Held>) {
         (self.event_type, &self.held)
     }
 
-    /// What a client holds once it was told.
+    /// Applies the event to the state of a client.
     pub(crate) fn apply(&self, state: &mut State) {
         match self.event_type {
             EventType::Deleted => drop(state.remove(&self.held.pod.key)),
@@ -170,7 +170,7 @@ impl Expected {
         }
     }
 
-    /// What is wrong with a message that should tell this; `text` writes a version.
+    /// Returns the fields in which a message differs from this event; `text` formats a version.
     pub(crate) fn differences(
         &self,
         message: &pb::WatchResponse,
@@ -196,7 +196,7 @@ impl Expected {
         wrong
     }
 
-    /// Whether a message tells of the same change, rightly or not.
+    /// Returns true if a message is about the same change, correct or not.
     pub(crate) fn is_meant_by(&self, message: &pb::WatchResponse, text: impl Fn(u64) -> String) -> bool {
         let Some(object) = &message.object else { return false };
         (&*object.namespace, &*object.name) == self.held.pod.key && object.resource_version == text(self.object_version)
@@ -215,7 +215,7 @@ impl Expected {
     }
 }
 
-/// Each field of an object as it is and as it should be.
+/// Returns each field of an object as it is and as it should be.
 pub(crate) fn object_fields(
     object: &pb::Object,
     held: &Held,

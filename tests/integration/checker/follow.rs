@@ -1,9 +1,9 @@
-//! One connection, followed message by message: whether it is ordered, unique, complete or told, atomic, exact.
+//! Verifier of one connection, message by message: ordered, unique, complete or announced, atomic, exact.
 //!
-//! What a client is told after a version is a sequence, and nothing else may come: [`Follower::next`] only moves on by the
-//! event that is due, or over a hole that is announced with its exact size. The versions of messages are as exact as their
-//! contents, so every one of them is a point to resume from; that it is honoured is seen where clients come back. Under
-//! COALESCE all that a full queue holds is told as what is left of it ([`Expected::merged`]).
+//! After a version exactly one sequence of events is correct: [`Follower::next`] advances only by the event that is due, or over
+//! a gap that is announced with its exact size. Versions in messages are checked as exactly as contents, so each is a version to
+//! resume from; the next connection shows that the server honours it. Under COALESCE a full queue is sent merged
+//! ([`Expected::merged`]).
 
 mod bookmarks;
 mod merging;
@@ -19,7 +19,7 @@ use super::{
     truth::{Epoch, State, Truth},
 };
 
-/// What was seen of what can happen, over all streams.
+/// Counts over all streams.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tally {
     pub(crate) events: u64,
@@ -31,8 +31,8 @@ pub(crate) struct Tally {
     pub(crate) rewinds: u64,
     pub(crate) drains: u64,
     pub(crate) timeouts: u64,
-    /// Under COALESCE: generations, those of several messages, those that were not read to their end, what they left out, and
-    /// those that left nothing.
+    /// Under COALESCE: generations, those of several messages, those that were not read to their end, the events that they
+    /// merged, and those that merged to nothing.
     pub(crate) generations: u64,
     pub(crate) long_generations: u64,
     pub(crate) cut_generations: u64,
@@ -48,27 +48,27 @@ pub(crate) struct Follower<'a> {
     epoch: &'a Epoch,
     expected: Vec<Expected>,
     next: usize,
-    /// The last version that the client was given; none while initial events are not complete.
+    /// Last version that the client was given; None while initial events are not complete.
     pub(crate) position: Option<u64>,
-    /// What was told up to [`Follower::next`] leads to this.
+    /// State after all events before [`Follower::next`].
     held: State,
-    /// Under COALESCE: what is left to be told of a generation.
+    /// Under COALESCE: the events of a generation that are still to be sent.
     generation: VecDeque<Expected>,
-    /// Under COALESCE: whether changes merge since the client was told everything.
+    /// Under COALESCE: true if changes merge, until the client has received everything.
     merges: bool,
-    /// Whether it has been told everything once.
+    /// Set once the client has received everything.
     has_had_all: bool,
-    /// Whether a queue of the client's length would have been full, and not half empty since.
+    /// True if a queue of the client's length would have been full, and not half empty since.
     is_full: bool,
-    /// The state of the upstream that the client was told last.
+    /// State of the upstream that the client received last.
     told_source: pb::SyncState,
-    /// While there is nothing else: when the next bookmark may come, and when the client has it.
+    /// Time in which the next bookmark is due while there is nothing else: the earliest, and the one by which the client has it.
     bookmarks: Range<Duration>,
     stage: Stage,
 }
 
 enum Stage {
-    /// What is still missing of the state at which it joined.
+    /// Objects that are still missing of the state at which it joined.
     InitialEvents(State),
     FirstBookmark,
     Live,
@@ -79,7 +79,7 @@ enum Stage {
 type Verdict = Result<(), String>;
 
 impl<'a> Follower<'a> {
-    /// Of a connection that was joined.
+    /// Returns the follower of a connection that was joined.
     pub(crate) fn new(truth: &'a Truth, plan: &'a Plan, segment: &'a Segment, joined: Moment) -> Self {
         let epoch = &truth.epochs[joined.epoch];
         let (position, stage) = match &segment.start {
@@ -121,7 +121,7 @@ impl<'a> Follower<'a> {
         self.is_full |= self.untold(moment).len() >= length;
         let before = self.position;
         let verdict = self.tells(at, tally).and_then(|()| self.relisted(at, before));
-        // A queue that was full makes the writer wait until it is half empty.
+        // A full queue blocks the writer until it is half empty.
         self.is_full &= self.untold(moment).len() > length / 2;
         verdict
     }
@@ -177,7 +177,8 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// A relay is told of every relist on its way, or others would resume there from what was never told.
+    /// Verifies that a relay receives every relist in its range; otherwise its clients would resume inside a relist from versions
+    /// that it never sent.
     fn relisted(&self, at: usize, before: Option<u64>) -> Verdict {
         let is_relay = self.plan.selection == Selection::All && self.plan.policy == pb::FullChannelPolicy::Replay;
         let (Some(before), Some(after)) = (before, self.position) else { return Ok(()) };
@@ -191,17 +192,17 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// For each event of the selection, with how many batches it has happened.
+    /// Returns for each event of the selection the number of batches up to it.
     pub(crate) fn due(&self) -> Vec<usize> {
         self.expected.iter().map(|expected| expected.batch).collect()
     }
 
-    /// The number of them that were told.
+    /// Returns the number of events that were sent.
     pub(crate) fn told(&self) -> usize {
         self.next
     }
 
-    /// What has happened and was not told.
+    /// Returns the events that have happened and were not sent.
     fn untold(&self, moment: &Moment) -> &[Expected] {
         let is_past = self.epoch_at != moment.epoch;
         let rest = self.expected.get(self.next..).unwrap_or_default();
@@ -255,7 +256,7 @@ impl<'a> Follower<'a> {
         if !last.ends {
             return Err(format!("the stream goes on inside a batch; the last event of the hole is {}", last.words()));
         }
-        // A client that came back may have joined later than where it was, with nothing in between.
+        // A client that resumed may have joined at a later version than its own, with no events in between.
         let begins = self.truth.number(self.epoch_at, &dropped.after_resource_version);
         let is_between = |begins| hole[0].opens && self.position < Some(begins) && begins <= hole[0].before;
         if begins.is_none() || begins != self.position && !begins.is_some_and(is_between) {
@@ -298,7 +299,7 @@ impl<'a> Follower<'a> {
         Err(format!("its version is not {:?}, {what}", self.text(version)))
     }
 
-    /// After the last message: whether the end is explained.
+    /// Verifies the end of the connection, after its last message.
     pub(crate) fn end(&self, tally: &mut Tally) -> Verdict {
         let is_cut = self.next > 0 && self.expected.get(self.next).is_some_and(|expected| !expected.opens);
         tally.cut_batches += u64::from(is_cut);
@@ -360,7 +361,7 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    /// Writes have stopped, and everything was read: nothing may be left.
+    /// Verifies that nothing is left to send: writes have stopped, and the client has read everything.
     pub(crate) fn settled(&self, moment: &Moment) -> Verdict {
         if let Some(due) = self.expected.get(self.next).filter(|due| due.batch <= moment.batches) {
             return Err(format!("the client waits, and was never told: {}", due.words()));
@@ -373,7 +374,7 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    /// What is due here, and a little around it.
+    /// Formats the event that is due, and those around it.
     pub(crate) fn around(&self) -> String {
         let first = self.next.saturating_sub(3);
         let lines =

@@ -1,6 +1,6 @@
-//! Carries out a script on the real service, without sockets: a Watch is a call of `Routes`, and its body is polled piece
-//! by piece. The clock is paused and moved by the script alone; between two steps the server comes to rest. So how fast a
-//! client reads, when it leaves and what the server had applied by then are exactly known.
+//! Harness: executes a script on the real service, without sockets. A Watch is a call of `Routes`, and its body is polled piece
+//! by piece. The clock is paused and only the script advances it; between two steps all tasks become idle. So the harness knows
+//! exactly how fast a client reads, when it leaves, and what the server had applied by then.
 
 mod calls;
 mod delta;
@@ -28,55 +28,55 @@ use super::{
     truth::{SERVERS, Truth, Upstream, Write},
 };
 
-/// What a run leaves behind.
+/// Result of a run.
 pub(crate) struct Run {
-    /// Of each resource.
+    /// Truth of each resource.
     pub(crate) truths: Vec<Truth>,
     pub(crate) records: Vec<Record>,
     pub(crate) calls: Vec<CallRecord>,
     pub(crate) paces: Vec<Pace>,
     pub(crate) limits: Limits,
     pub(crate) servers: u64,
-    /// Full queues under BLOCK that nobody waited for.
+    /// Number of full queues under BLOCK for which the server did not wait.
     pub(crate) denied: u64,
     pub(crate) deferrals: u64,
     pub(crate) parked: u64,
     pub(crate) replayed: u64,
-    /// What the server did not do in time.
+    /// Description of what the server did not do in time.
     pub(crate) stuck: Option<String>,
 }
 
 struct Harness {
-    /// Of each resource.
+    /// Truth of each resource.
     truths: Vec<Truth>,
     config: Config,
-    /// All over the same upstreams.
+    /// Servers, all over the same upstreams.
     servers: Vec<Server>,
-    /// The resource that is written, watched and asked for: from [`Config::resources`] on one that no server has.
+    /// Resource of upstream messages, watches and calls; from [`Config::resources`] on it is one that no server has.
     resource: usize,
-    /// Where new calls go.
+    /// Index of the server for new calls.
     current: usize,
     began: Instant,
     waited: Duration,
     places: Vec<Option<Client>>,
     records: Vec<Record>,
     paces: Vec<Pace>,
-    /// In the order in which they were asked, and which of them are in which place.
+    /// Calls in the order of their requests, and the index of the call in each place.
     calls: Vec<Call>,
     asking: [Option<usize>; CALLS],
     turn: u64,
     before: Rc<Before>,
-    /// What the servers retained that they should not.
+    /// Description of what the servers retained and should not have.
     leaked: Option<String>,
 }
 
-/// How long a version of the future is awaited.
+/// Longest wait for a version that the server has not reached yet.
 pub(crate) const FUTURE_WAIT: Duration = Duration::from_secs(5);
-/// Turns in which every task comes to rest.
+/// Rounds after which every task is idle.
 const TURNS: usize = 3;
-/// In such steps time passes while a server is held back.
+/// Step by which time advances while a server waits for clients.
 const SLICE: Duration = Duration::from_millis(20);
-/// More than any backlog has pieces.
+/// Number larger than the pieces of any backlog.
 const MANY: usize = 1000;
 
 /// Runs a script.
@@ -123,13 +123,13 @@ impl Harness {
         harness
     }
 
-    /// Starts one more server: it knows the present, and is told what comes.
+    /// Starts one more server, which lists the current state and receives later messages.
     async fn start_server(&mut self) {
         let written = self.resource;
         for at in 0..self.truths.len() {
             self.resource = at;
             if self.truth().is_open() {
-                // A list is of a version that is complete.
+                // A list needs a version that is complete.
                 let closed = self.truth_mut().say(&Write::Close, 0);
                 self.push(closed).await;
             }
@@ -145,7 +145,7 @@ impl Harness {
         self.rest().await;
     }
 
-    /// The next calls go to another server, if there is one that goes on.
+    /// Directs the next calls to another server, if there is one that does not drain.
     async fn go_elsewhere(&mut self) -> bool {
         if self.servers.len() < SERVERS {
             self.start_server().await;
@@ -254,7 +254,8 @@ impl Harness {
         self.answer().await;
     }
 
-    /// Where a client goes on: from where it asks to, if it has such a version; without any version it begins anew.
+    /// Returns the start of a connection: the requested version, if the client has such a one; without any version the client
+    /// begins anew.
     fn resume_at(&self, client: &Client, from: &Whence) -> Start {
         let resource = client.record.resource;
         let truth = self.truth_of(resource);
@@ -287,7 +288,7 @@ impl Harness {
         self.answer().await;
     }
 
-    /// Takes the answers to calls that wait for one.
+    /// Polls the calls that wait for an answer.
     async fn answer(&mut self) {
         self.poll_calls(false).await;
         for place in 0..PLACES {
@@ -316,7 +317,7 @@ impl Harness {
             let Some(client) = self.places[place].as_mut().filter(reads) else { return };
             let was_piece = client.poll_piece(moment);
             left -= usize::from(was_piece);
-            // What it made room for goes on at once.
+            // A client that was waited for has read, so the server continues at once.
             self.rest().await;
             if !was_piece && !self.is_woken(place) {
                 if let Some(client) = &mut self.places[place] {
@@ -338,9 +339,9 @@ impl Harness {
         }
     }
 
-    /// Everybody reads, until nobody is told anything but that nothing is missing.
+    /// Lets all clients read, until the servers send nothing but that nothing is missing.
     async fn settle(&mut self) -> Option<String> {
-        // Long enough for whoever awaits the future, and at last for a bookmark.
+        // Long enough for clients that wait for a version not reached yet, and then for a bookmark.
         for time in [FUTURE_WAIT / 2, FUTURE_WAIT / 2, MAX_BOOKMARK_INTERVAL] {
             for _ in 0..3 {
                 for place in 0..PLACES {
@@ -374,7 +375,7 @@ impl Harness {
         for server in &self.servers {
             server.lifecycle.draining.cancel();
         }
-        // Who reads learns when it is to end.
+        // A client that reads learns when its stream will end.
         for time in [Duration::ZERO, self.config.drain_period] {
             self.wait(time).await;
             self.answer().await;
@@ -404,7 +405,7 @@ impl Harness {
         }
     }
 
-    /// Says it to all servers.
+    /// Sends a message to all servers.
     async fn push(&mut self, upstream: Upstream) {
         let (delta, written) = (delta::delta(self.truth(), upstream), self.written());
         for server in &mut self.servers {
@@ -412,7 +413,7 @@ impl Harness {
         }
     }
 
-    /// The resource that upstream messages are of.
+    /// Returns the resource of upstream messages.
     fn written(&self) -> usize {
         if self.resource < self.truths.len() { self.resource } else { 0 }
     }
@@ -421,7 +422,7 @@ impl Harness {
         &self.truths[self.written()]
     }
 
-    /// Writes of which the upstream says nothing.
+    /// Applies writes that the upstream does not report.
     fn write_unseen(&mut self, unseen: &[(Write, u64)]) {
         for (write, step) in unseen {
             self.truth_mut().write(write, *step);

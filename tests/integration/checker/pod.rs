@@ -1,4 +1,4 @@
-//! The objects of the checker's world, and how each payload format writes them.
+//! Objects of the checker, and their encoding in each payload format.
 
 use informerd::proto::pb::{PayloadFormat, object::Body};
 use prost_types::{ListValue, Struct, value::Kind};
@@ -7,14 +7,14 @@ use serde_json::Value;
 /// Namespace and name.
 pub(crate) type Key = (&'static str, &'static str);
 
-/// What the script says of one object.
+/// Object as the script has written it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pod {
     pub(crate) key: Key,
     pub(crate) uid: u32,
     pub(crate) app: Option<&'static str>,
     pub(crate) node: Option<&'static str>,
-    /// No two writes have the same body.
+    /// Number of the write, so that no two writes have the same body.
     pub(crate) serial: u32,
     pub(crate) padding: usize,
 }
@@ -25,12 +25,12 @@ pub(crate) struct Held {
     pub(crate) pod: Pod,
     pub(crate) version: u64,
     pub(crate) body: String,
-    /// Whether it is within the bounds of what can be served.
+    /// True if it is small enough to be served.
     pub(crate) is_served: bool,
 }
 
 impl Pod {
-    /// As the upstream writes it.
+    /// Returns the body as the upstream writes it.
     pub(crate) fn body(&self) -> String {
         let (namespace, name) = self.key;
         let quoted = |key: &str, value: Option<&str>| value.map(|value| format!(r#""{key}":"{value}""#));
@@ -46,7 +46,7 @@ impl Pod {
 }
 
 impl Held {
-    /// Its body in a format.
+    /// Returns the body in a format.
     pub(crate) fn body(&self, format: PayloadFormat) -> Option<Body> {
         match format {
             PayloadFormat::Raw => Some(Body::Raw(self.body.clone().into())),
@@ -60,7 +60,7 @@ impl Held {
     }
 }
 
-/// A value as `google.protobuf.Value` has it.
+/// Converts a value to `google.protobuf.Value`.
 fn structured(value: &Value) -> prost_types::Value {
     let kind = match value {
         Value::Null => Kind::NullValue(0),

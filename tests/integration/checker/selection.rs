@@ -1,10 +1,10 @@
-//! What clients of the checker select, as a request says it and as it is meant.
+//! Selections of the checker's clients: the request, and the meaning.
 
 use informerd::proto::pb;
 
 use super::pod::Pod;
 
-/// One of those below.
+/// One of the selections of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     All,
@@ -45,7 +45,7 @@ impl Selection {
         Self::LabelAndExpression,
     ];
 
-    /// Those that a List can have: all but a name.
+    /// Selections that a List can have: all but a name.
     pub(crate) const LISTED: [Self; 14] = [
         Self::All,
         Self::Namespace,
@@ -63,14 +63,14 @@ impl Selection {
         Self::LabelAndExpression,
     ];
 
-    /// Its expression; empty for none.
+    /// Returns its expression; empty if it has none.
     pub(crate) fn expression(self) -> String {
         let mut request = pb::WatchRequest::default();
         self.ask(&mut request);
         request.expression
     }
 
-    /// Asks for it.
+    /// Sets it in a request.
     pub(crate) fn ask(self, request: &mut pb::WatchRequest) {
         let index = |name: &str, values: &[&str]| {
             let values = values.iter().map(|value| (*value).to_owned()).collect();
@@ -98,7 +98,7 @@ impl Selection {
                 "shop".clone_into(&mut request.namespace);
                 "a".clone_into(&mut request.name);
             }
-            // One of them twice, and one that no object has.
+            // One value twice, and one that no object has.
             Self::IndexOfSeveral => {
                 request.index = index("node", &["n3", "n1", "nowhere", "n3"]);
                 "app".clone_into(&mut request.label_selector);
@@ -112,8 +112,8 @@ impl Selection {
         }
     }
 
-    /// Whether it chooses the object. What is missing is the empty string to a field selector, is in no index, and meets no
-    /// expression.
+    /// Returns true if it selects the object. A missing value is the empty string to a field selector, is in no index, and
+    /// matches no expression.
     pub(crate) fn matches(self, pod: &Pod) -> bool {
         let (namespace, name) = pod.key;
         match self {

@@ -1,8 +1,8 @@
-//! What really happened: the script's own world, and what of it a server that makes no mistake shows.
+//! Model of the truth: the upstream's own state, and the part of it that a correct server shows.
 //!
-//! Written by the harness, one upstream message at a time; read by the verifier. It is a second, naive implementation of
-//! what the contract says about changes, batches, relists and selections, and shares no code with the server's. It knows no
-//! queue, no group and no cursor: a history is a list of batches from one state on.
+//! The harness writes it, one upstream message at a time; the verifier reads it. It is a second, naive implementation of the
+//! contract on changes, batches, relists and selections, and shares no code with the server's. It has no queue, group or cursor:
+//! a history is a list of batches that begins with one state.
 
 mod epoch;
 mod lists;
@@ -23,7 +23,7 @@ use super::{
     selection::Selection,
 };
 
-/// A resource at one moment.
+/// State of a resource at one moment.
 pub(crate) type State = BTreeMap<Key, Rc<Held>>;
 
 /// One change of one object.
@@ -31,26 +31,26 @@ pub(crate) type State = BTreeMap<Key, Rc<Held>>;
 pub(crate) struct Change {
     pub(crate) old: Option<Rc<Held>>,
     pub(crate) new: Option<Rc<Held>>,
-    /// For a deletion: of the deletion.
+    /// Version of the change; of a deletion, that of the deletion itself.
     pub(crate) version: u64,
-    /// Of a deletion.
+    /// Cause of a deletion.
     pub(crate) cause: Cause,
 }
 
-/// Changes without a point to resume from in between.
+/// Changes between which no version can be resumed from.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) before: u64,
     pub(crate) after: u64,
     pub(crate) changes: Vec<Change>,
     pub(crate) is_relist: bool,
-    /// More may come at its version, or it came at one that was complete before.
+    /// True if more changes may come at its version, or if it came at a version that was already complete.
     pub(crate) is_open: bool,
-    /// When each server was seen to have applied it.
+    /// Time at which each server was first seen to have applied it.
     applied_at: [Option<Duration>; SERVERS],
 }
 
-/// One unbroken history. A list that is behind begins the next.
+/// One continuous history. A list with an older version begins the next.
 #[derive(Debug)]
 pub(crate) struct Epoch {
     pub(crate) start: u64,
@@ -58,49 +58,49 @@ pub(crate) struct Epoch {
     pub(crate) batches: Vec<Batch>,
 }
 
-/// What the upstream says to the server.
+/// Message of the upstream to the server.
 #[derive(Debug, Clone)]
 pub(crate) enum Upstream {
     Put(Rc<Held>),
-    /// The last state, at the version of the deletion.
+    /// Deletion, with the last state and the version of the deletion.
     Deleted(Rc<Held>, u64),
-    /// It exists, and cannot be served.
+    /// Object that exists and is too large to be served.
     NotServed(Rc<Held>),
     Bookmark(u64),
-    /// All at one version.
+    /// Changes that are all at one version.
     Transaction(Vec<Self>),
-    /// More may come at its version.
+    /// Change at a version that may still get more.
     Open(Box<Self>),
-    /// What can be served, what cannot, and the version.
+    /// Objects that can be served, objects that cannot, and the version of the list.
     List(Vec<Rc<Held>>, Vec<Rc<Held>>, u64),
-    /// The same, after a proof that the history is another one.
+    /// The same list, after a proof that the history was rewritten.
     Rewritten(Vec<Rc<Held>>, Vec<Rc<Held>>, u64),
-    /// The result of a list of the upstream's own, one by one: what else happened up to the last version is not known.
+    /// Result of the upstream's own relist, change by change; other changes up to the last version are unknown.
     Relisted(Vec<Self>),
 }
 
 /// One write of the script.
 #[derive(Debug, Clone)]
 pub(crate) enum Write {
-    /// Creates or updates.
+    /// Creates or updates an object.
     Put(Key, Option<&'static str>, Option<&'static str>),
-    /// Deletes, whether it exists or not.
+    /// Deletes an object, even if it does not exist.
     Delete(Key),
-    /// Another object under the same key; the deletion in between is not seen.
+    /// Replaces an object under the same key; the deletion in between is not visible.
     Recreate(Key),
-    /// Other bytes at the version that the object has, as an upgraded upstream serves them. A watch does not report them.
+    /// Changes the bytes at the object's version, as an upgraded upstream serves them. A watch does not report this.
     Convert(Key),
-    /// Creates or updates, with more than can be served.
+    /// Creates or updates an object with more bytes than can be served.
     Outgrow(Key),
-    /// Nothing but a version.
+    /// Advances the version only.
     Bookmark,
-    /// A bookmark at the last version: all of it has been said.
+    /// Sends a bookmark at the last version, which completes it.
     Close,
-    /// Says the last thing once more.
+    /// Sends the last message once more.
     Repeat,
 }
 
-/// How far a history can be resumed from is configured: by age, by events and by bytes.
+/// Configured bounds of a history: age, events and bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) age: Duration,
@@ -110,42 +110,42 @@ pub(crate) struct Bounds {
 
 #[derive(Debug)]
 pub(crate) struct Truth {
-    /// Whether versions are `<lineage>.<n>`, with a lineage for each epoch.
+    /// True if versions are `<lineage>.<n>`, with a lineage for each epoch.
     has_lineage: bool,
     pub(crate) bounds: Bounds,
-    /// What servers keep for clients that lag, beside their histories.
+    /// Bounds of what servers retain for clients that lag, beside their histories.
     window: Bounds,
-    /// The writers of the servers have time for every selection.
+    /// True if the servers' writers have time for every selection, so that no group is filled by threads.
     pub(crate) has_time: bool,
     pub(crate) epochs: Vec<Epoch>,
-    /// In which history, at which version and after how many of its batches each server began.
+    /// Start of each server: its history, its version, and the number of batches up to then.
     servers: Vec<(usize, u64, usize)>,
-    /// The upstream's own state; ahead of what it has said while a relist is due.
+    /// State of the upstream; newer than `seen` while a relist is due.
     world: State,
     version: u64,
-    /// What it has said.
+    /// State that the upstream has reported.
     seen: State,
     last: Upstream,
-    /// What was said at the last version, as long as more may come at it.
+    /// Messages at the last version, as long as more may come at it.
     open: Vec<Upstream>,
     serial: u32,
     uid: u32,
     padding: usize,
-    /// Whether the upstream is known to serve the same bytes for ever, so that nothing is converted.
+    /// True if the upstream always serves the same bytes at one version, so that nothing is converted.
     has_stable_bodies: bool,
 }
 
-/// Over the same upstream.
+/// Largest number of servers, all over the same upstream.
 pub(crate) const SERVERS: usize = 2;
-/// Where the first history begins: there is room to go back.
+/// Version at which the first history begins; older ones are left for rewinds.
 const FIRST_VERSION: u64 = 40;
-/// No run is so long.
+/// Duration longer than any run.
 const LONG: Duration = Duration::from_secs(1000);
-/// How long an age may be exceeded: expiry is looked for at intervals.
+/// Time by which an age may be exceeded: servers remove expired events at intervals.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Truth {
-    /// A history of a resource that begins with these objects.
+    /// Returns the truth of a resource that begins with these objects.
     pub(crate) fn new(config: &Config, first: &[Write], resource: usize) -> Self {
         let Config { has_lineage, has_stable_bodies, history: bounds, retention: window, has_time, padding, .. } =
             *config;
@@ -175,7 +175,7 @@ impl Truth {
         truth
     }
 
-    /// The current history.
+    /// Returns the current history.
     pub(crate) fn current(&self) -> &Epoch {
         self.epochs.last().expect("there is always a history")
     }
@@ -184,18 +184,18 @@ impl Truth {
         Upstream::List(self.seen.values().cloned().collect(), self.not_served(), self.version)
     }
 
-    /// A version as it is written.
+    /// Formats a version.
     pub(crate) fn text(&self, epoch: usize, version: u64) -> String {
         if self.has_lineage { format!("life{epoch}.{version}") } else { version.to_string() }
     }
 
-    /// A version of an epoch; none for what is not one.
+    /// Parses a version of an epoch; None if it is not one.
     pub(crate) fn number(&self, epoch: usize, text: &str) -> Option<u64> {
         let digits = if self.has_lineage { text.strip_prefix(&format!("life{epoch}."))? } else { text };
         digits.parse().ok()
     }
 
-    /// Writes, and says so. Versions have holes of their own: each is `step` past the one before.
+    /// Writes, and reports the write. Versions are not contiguous: each is `step` past the one before.
     pub(crate) fn say(&mut self, write: &Write, step: u64) -> Upstream {
         match write {
             Write::Repeat => return self.last.clone(),
@@ -209,7 +209,7 @@ impl Truth {
         self.tell(before, changes, upstream)
     }
 
-    /// Writes all of it at one version, and says so; of two writes to one object only the first.
+    /// Writes all at one version, and reports it; of two writes to one object only the first.
     pub(crate) fn say_at_once(&mut self, writes: &[Write], step: u64) -> Upstream {
         let before = self.seen_version();
         let (mut keys, mut told, mut changes) = (BTreeSet::new(), Vec::new(), Vec::new());
@@ -229,8 +229,8 @@ impl Truth {
         self.tell(before, changes, Upstream::Transaction(told))
     }
 
-    /// Writes, and says so at a version at which more may come: at that which is open, or else at the next. Nothing for an
-    /// object that was written at it before.
+    /// Writes, and reports it at a version that may still get more: at the open one, or else at the next. Returns None if the
+    /// object was written at that version before.
     pub(crate) fn say_open(&mut self, write: &Write, step: u64) -> Option<Upstream> {
         let (Write::Put(key, ..) | Write::Delete(key) | Write::Recreate(key)) = write else { return None };
         let key_of = |said: &Upstream| match said {
@@ -253,7 +253,8 @@ impl Truth {
         Some(said)
     }
 
-    /// What a Reflector that reconnects at an open version is told once more: all of it, from the version before.
+    /// Returns the messages that a Reflector receives when it reconnects at an open version: all changes since the version
+    /// before.
     pub(crate) fn say_again(&self, first: Reconnected) -> Vec<Upstream> {
         let (epoch, version) = (self.current(), self.safe_version());
         let complete = epoch.batches.iter().take_while(|batch| batch.after <= version).count();
@@ -267,12 +268,12 @@ impl Truth {
         first.into_iter().chain(self.open.iter().cloned()).collect()
     }
 
-    /// Whether more may come at the last version.
+    /// Returns true if more changes may come at the last version.
     pub(crate) fn is_open(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// Says that there is nothing more at the last version.
+    /// Reports that the last version is complete.
     fn close(&mut self) -> Upstream {
         let before = self.safe_version();
         self.tell(before, Vec::new(), Upstream::Bookmark(self.seen_version()))
@@ -285,7 +286,7 @@ impl Truth {
         upstream
     }
 
-    /// What a write that was said changes.
+    /// Applies a reported write to `seen`, and returns its changes.
     fn see(&mut self, upstream: &Upstream) -> Vec<Change> {
         let change = |old, new, version| Change { old, new, version, cause: Cause::Unspecified };
         match upstream {
@@ -309,14 +310,14 @@ impl Truth {
         }
     }
 
-    /// What exists and cannot be served.
+    /// Returns the objects that exist and cannot be served.
     fn not_served(&self) -> Vec<Rc<Held>> {
         self.world.values().filter(|held| !held.is_served).cloned().collect()
     }
 
-    /// Writes what nobody is told of.
+    /// Writes without a report.
     pub(crate) fn write(&mut self, write: &Write, step: u64) -> Upstream {
-        // Who converts writes nothing.
+        // A conversion does not change the version.
         self.version += if matches!(write, Write::Convert(_)) { 0 } else { step };
         self.serial += 1;
         match write {
@@ -354,24 +355,24 @@ impl Truth {
         }
     }
 
-    /// The version that was said last.
+    /// Returns the last version that was reported.
     pub(crate) fn seen_version(&self) -> u64 {
         let epoch = self.current();
         epoch.batches.last().map_or(epoch.start, |batch| batch.after)
     }
 
-    /// The last version that all has been said of.
+    /// Returns the last version that is complete.
     pub(crate) fn safe_version(&self) -> u64 {
         self.current().safe_at(self.current().batches.len())
     }
 
-    /// One more server begins here.
+    /// Adds a server that begins at the current state.
     pub(crate) fn begin_server(&mut self) {
         self.servers.push((self.epochs.len() - 1, self.seen_version(), self.current().batches.len()));
     }
 
-    /// How many batches a server has applied that is at a version, with so many changes in all, and would have others resume
-    /// from `safe`. Of one version, only the changes show how many.
+    /// Returns the number of batches that a server has applied, from its version, the version from which its clients resume
+    /// (`safe`), and its number of changes. Batches at the same version differ only in the number of changes.
     pub(crate) fn batches_at(&self, server: usize, epoch: usize, (version, safe, changes): (u64, u64, u64)) -> usize {
         let (began, _, first) = self.servers[server];
         let count = |batches: &[Batch]| batches.iter().map(|batch| batch.changes.len() as u64).sum::<u64>();
@@ -393,14 +394,14 @@ impl Truth {
         applied
     }
 
-    /// Takes note of how far a server has got.
+    /// Records how far a server has got.
     pub(crate) fn applied(&mut self, server: usize, epoch: usize, batches: usize, now: Duration) {
         for batch in &mut self.epochs[epoch].batches[..batches] {
             batch.applied_at[server].get_or_insert(now);
         }
     }
 
-    /// Whether somebody who was told everything up to `version` may be told that it is expired, and whether it must be.
+    /// Returns for a client that has everything up to `version`: true if the server may expire it, and true if it must.
     pub(crate) fn expiry(&self, version: u64, moment: &Moment) -> (bool, bool) {
         let epoch = &self.epochs[moment.epoch];
         let (start, first) = match self.servers[moment.server] {
@@ -413,22 +414,22 @@ impl Truth {
         let tight = Bounds { bytes: bytes - bytes / 10, ..self.bounds };
         let lazy = Bounds { age: age + SWEEP_INTERVAL, bytes: bytes + bytes / 10, ..self.bounds };
         let (mut may_be, mut must_be) = (is_in_gap || is_before(tight), is_in_gap || is_before(lazy));
-        // What came late keeps what it came after, if that was still there.
+        // A late batch keeps the batches before it, if they were still there.
         if epoch.batches[first.min(moment.batches)..moment.batches].iter().any(Batch::is_late) {
             (may_be, must_be) = (true, is_in_gap);
         }
         (may_be, must_be)
     }
 
-    /// Whether there is a bound to the bytes that servers keep for clients that lag.
+    /// Returns true if the bytes that servers retain for lagging clients are bounded.
     pub(crate) fn keeps_few_bytes(&self) -> bool {
         self.window.bytes < Bounds::ANY_BYTES
     }
 
-    /// Whether a server may forget, or be about to, what came after so many batches: a client that merges and has not taken it
-    /// is not told it one by one then.
+    /// Returns true if a server may discard the changes after so many batches, now or soon. A merging client that has not read
+    /// them does not receive them one by one then.
     pub(crate) fn may_be_forgotten(&self, epoch: usize, batches: usize) -> bool {
-        // What is gathered into one step of the server is kept or forgotten together.
+        // The server keeps or discards together the changes that it gathers in one step.
         const GATHERED: usize = 64;
         let since: usize = self.epochs[epoch].batches.iter().skip(batches).map(|batch| batch.changes.len()).sum();
         let is_kept = |Bounds { age, events, bytes }: Bounds| {
@@ -437,15 +438,15 @@ impl Truth {
         !(is_kept(self.bounds) && is_kept(self.window))
     }
 
-    /// Returns the number of batches after which a client that was told everything up to a version goes on at a server. Late
-    /// changes come again, but for those that the server began with.
+    /// Returns the number of batches after which a client that has everything up to a version resumes at a server. The server
+    /// replays late changes, except those that it began with.
     pub(crate) fn passed(&self, version: u64, moment: &Moment) -> usize {
         self.never_told(version, moment).end
     }
 
-    /// The batches that came late, and that a server does not tell after a version because it began with them: they are in its
-    /// first list, which does not show them as changes. Whoever resumes from the version of that list may have it from there, with
-    /// nothing to be told, or from elsewhere, from before them or after them: all send the same request, and all are joined.
+    /// Returns the late batches that a server does not replay after a version because its first list contained them, so that it
+    /// has them not as changes. A client that resumes from the version of that list may have them or not: the request is the
+    /// same, and the server accepts it.
     pub(crate) fn never_told(&self, version: u64, moment: &Moment) -> Range<usize> {
         let passed = self.epochs[moment.epoch].passed(version);
         match self.servers[moment.server] {
@@ -461,7 +462,7 @@ impl Truth {
         self.epochs.push(Epoch { start: self.version, state: self.seen.clone(), batches: Vec::new() });
     }
 
-    /// What exists and can be served.
+    /// Returns the objects that exist and can be served.
     fn served(&self) -> State {
         self.world.iter().filter(|(_, held)| held.is_served).map(|(key, held)| (*key, Rc::clone(held))).collect()
     }
@@ -487,6 +488,6 @@ impl Truth {
 }
 
 impl Bounds {
-    /// No bound of bytes.
+    /// Bound that is never reached.
     pub(crate) const ANY_BYTES: usize = 1 << 40;
 }

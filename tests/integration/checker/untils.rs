@@ -1,7 +1,7 @@
-//! Waits: whether each ended with the event that met its last condition, and as soon as that had happened.
+//! Verifier of waits: each must end with the event that met its last condition, and as soon as that has happened.
 //!
-//! The events are those of a watch that begins with the initial events where the wait joined. Conditions are met one after
-//! the other, and each is first tested on the event that met the one before.
+//! The events are those of a watch that begins with the initial events at the version where the wait joined. Conditions are met
+//! one after the other; each is first tested on the event that met the one before.
 
 use std::{collections::BTreeSet, rc::Rc};
 
@@ -18,14 +18,14 @@ use super::{
     truth::Truth,
 };
 
-/// What conditions are tested on.
+/// Event on which conditions are tested.
 enum Seen<'a> {
     Initial(&'a Rc<Held>),
     Synced,
     Event(&'a Expected),
 }
 
-/// Checks one wait.
+/// Verifies one wait.
 pub(super) fn verify(
     truth: &Truth,
     call: &CallRecord,
@@ -75,7 +75,7 @@ pub(super) fn verify(
             ("DRAINING", 14) => moment.is_draining,
             ("HISTORY_CHANGED", 11) => moment.epoch != joined.epoch,
             ("", 4) => answers::is_late(call, moment),
-            // At best it was told of nothing since it joined.
+            // At best it has received no event since it joined.
             ("RESOURCE_VERSION_EXPIRED", 11) => moment.epoch == joined.epoch && truth.expiry(joined.safe, moment).0,
             _ => false,
         };
@@ -101,10 +101,10 @@ pub(super) fn verify(
     }
 }
 
-/// What meets the last condition.
+/// Returns the event that meets the last condition.
 fn met<'a>(conditions: &[Condition], state_len: usize, all: impl Iterator<Item = Seen<'a>>) -> Option<Seen<'a>> {
     let (mut left, mut count) = (conditions, None);
-    // They still exist, and count.
+    // These objects still exist, and count.
     let mut not_served = BTreeSet::new();
     for seen in all {
         let (event_type, held) = match &seen {

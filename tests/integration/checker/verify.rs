@@ -1,4 +1,4 @@
-//! One logical client: whether each of its connections begins where it should, and whether all of them together add up.
+//! Verifier of one logical client: each connection must begin at the right place, and all of them together must add up.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,20 +20,20 @@ use super::{
     truth::{State, Truth},
 };
 
-/// What the client holds: uid, version and body by key. None while it cannot know.
+/// Objects that the client holds: uid, version and body by key. None while the client cannot know them.
 type View = Option<BTreeMap<Key, Content>>;
 
-/// What one client holds after all of its connections up to now.
+/// State of a client after all of its connections up to now.
 #[derive(Default)]
 struct Joined {
     view: View,
     epoch: usize,
     position: Option<u64>,
-    /// The first hole that it has not gone back for.
+    /// Version before the first gap from which the client has not resumed.
     hole_after: Option<u64>,
 }
 
-/// Where and how a record contradicts the truth.
+/// Contradiction between a record and the truth.
 pub(crate) struct Violation(String);
 
 impl fmt::Debug for Violation {
@@ -48,7 +48,7 @@ impl Violation {
     }
 }
 
-/// Checks everything that one client saw.
+/// Verifies everything that one client saw.
 pub(crate) fn verify(
     truth: &Truth,
     record: &Record,
@@ -77,7 +77,7 @@ pub(crate) fn verify(
     Ok(())
 }
 
-/// Checks a client of a resource that no server has.
+/// Verifies a client of a resource that no server has.
 pub(crate) fn unknown(record: &Record) -> Result<(), Violation> {
     for segment in &record.segments {
         let is_right = match &segment.end {
@@ -91,7 +91,7 @@ pub(crate) fn unknown(record: &Record) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Makes the trace of a connection under BLOCK, to be judged beside others.
+/// Returns the trace of a connection under BLOCK, to be verified together with others.
 fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower<'_>, mut reads: Vec<Read>) -> Trace {
     let (mut events, mut next) = reads.last().map_or((0, 0), |read| (read.events, read.next));
     for received in segment.lost.iter().filter(|received| is_event(&received.message)) {
@@ -118,12 +118,12 @@ fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower
     }
 }
 
-/// Returns whether it comes of a change after the watch joined.
+/// Returns true for an event of a change after the watch joined.
 fn is_event(message: &pb::WatchResponse) -> bool {
     message.object.is_some() && message.cause() != pb::Cause::Initial
 }
 
-/// Follows the messages, up to the first one that is wrong.
+/// Follows the messages, up to the first wrong one.
 fn follow(
     truth: &Truth,
     segment: &Segment,
@@ -156,7 +156,7 @@ fn follow(
     follower.end(tally).map_err(|what| (count, what))
 }
 
-/// Whether a connection was rightly joined or refused; when it was joined, where.
+/// Verifies that a connection was rightly joined or rejected. Returns the moment at which it was joined.
 fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Option<Moment>, String> {
     if let Some(waited) = segment.waited.filter(|waited| may_be_answered(truth, segment, *waited, future_wait)) {
         return Err(format!("it waits for an answer, and could be answered: {waited:?}"));
@@ -203,16 +203,16 @@ fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Opt
     if is_right { Ok(None) } else { Err(format!("it was refused: {refusal:?}, {moment:?}, after {waited:?}")) }
 }
 
-/// Returns whether the server has told the client itself that its version is of a history that has been given up.
+/// Returns true if the server itself has reported to the client that its version is of a history that was rewritten.
 fn is_of_another_history(segment: &Segment, moment: Moment) -> bool {
     let is_another = |history: &History| history.server == moment.server && history.epoch != moment.epoch;
     segment.history.as_ref().is_some_and(is_another)
 }
 
-/// How long the state that a watch is not to start before is awaited.
+/// Longest wait for the minimum version of a watch.
 const MIN_WAIT: Duration = Duration::from_secs(10);
 
-/// Whether the state is as new as was asked for; if not, why it is refused at last.
+/// Verifies that the state has reached the requested minimum; the error is the reason of the final rejection.
 fn min_reached(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &'static str> {
     let Some(min) = &segment.min else { return Ok(()) };
     match truth.number(moment.epoch, min) {
@@ -222,9 +222,9 @@ fn min_reached(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &
     }
 }
 
-/// Whether nothing has to be awaited any more.
+/// Returns true if there is nothing left to wait for.
 fn may_be_answered(truth: &Truth, segment: &Segment, moment: Moment, future_wait: Duration) -> bool {
-    // A rewrite in the time for which a version is awaited is noticed when that ends.
+    // When the history is rewritten while a version is awaited, the server notices it at the end of the wait.
     if is_of_another_history(segment, segment.asked) {
         return true;
     }
@@ -237,7 +237,7 @@ fn may_be_answered(truth: &Truth, segment: &Segment, moment: Moment, future_wait
     moment.is_draining || waited >= longest || should_begin(truth, segment, moment) != too_large
 }
 
-/// Whether the server must join it; if not, why.
+/// Verifies that the server must join the connection; the error is the reason of the rejection.
 fn should_begin(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &'static str> {
     let Start::After(version) = &segment.start else { return Ok(()) };
     let Some(version) = truth.number(moment.epoch, version) else { return Err("RESOURCE_VERSION_EXPIRED") };
@@ -255,7 +255,7 @@ fn may_be_expired(truth: &Truth, segment: &Segment, moment: Moment) -> bool {
     truth.expiry(version, &moment).0
 }
 
-/// What an expired client is told to do next has to be true.
+/// Verifies the details of an EXPIRED status, from which the client decides what to do next.
 fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<(), String> {
     let number = |key: &str| refusal.metadata.get(key).and_then(|text| truth.number(moment.epoch, text));
     let is_kept = |oldest| !truth.expiry(oldest, &moment).1;
@@ -265,7 +265,7 @@ fn expired_details(truth: &Truth, refusal: &Status, moment: Moment) -> Result<()
     Ok(())
 }
 
-/// Verifies that every history of every resource of every server has one name, and no other has it.
+/// Verifies that every history of every resource of every server has one name, which no other history has.
 pub(crate) fn histories(records: &[Record], calls: &[CallRecord]) -> Result<(), String> {
     let of_watch = |segment: &Segment| {
         let bookmarks = segment.messages.iter().filter_map(|received| received.message.bookmark.as_ref());
@@ -303,7 +303,7 @@ impl Joined {
                 self.hole_after = None;
                 None
             }
-            // Whoever does not want the state has it.
+            // A client that requests no initial events counts as having the state.
             Start::Bookmark => {
                 let state = truth.epochs[moment.epoch].state_at(moment.batches, record.plan.selection);
                 self.view = Some(view_of(truth, moment.epoch, &state, record.plan.format));
@@ -322,7 +322,7 @@ impl Joined {
         self.epoch = moment.epoch;
     }
 
-    /// Passes batches that the client is never told of, and perhaps had where it was before.
+    /// Skips batches that the server does not send to the client; the client may have had them from another server.
     fn skip(&mut self, truth: &Truth, batches: Range<usize>, epoch: usize, plan: &Plan) {
         let Some(view) = &mut self.view else { return };
         let skipped = Expected::after(&truth.epochs[epoch], plan.selection, batches.start);
@@ -336,7 +336,7 @@ impl Joined {
         }
     }
 
-    /// After a resume ADDED and MODIFIED are upserts, and DELETED is idempotent.
+    /// Applies a message. After a resume ADDED and MODIFIED are upserts, and DELETED is idempotent.
     fn fold(&mut self, truth: &Truth, message: &pb::WatchResponse) {
         if let Some(dropped) = &message.dropped {
             let after = truth.number(self.epoch, &dropped.after_resource_version);
@@ -374,7 +374,7 @@ fn entry(truth: &Truth, epoch: usize, held: &Held, format: PayloadFormat) -> (Ke
     ((namespace.to_owned(), name.to_owned()), content)
 }
 
-/// The messages around one, in words.
+/// Formats the messages around a wrong one.
 fn around(segment: &Segment, wrong: usize) -> String {
     let first = wrong.saturating_sub(6);
     let lines = segment.messages.iter().enumerate().skip(first).take(9).map(|(at, received)| {

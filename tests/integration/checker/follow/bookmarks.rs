@@ -1,7 +1,7 @@
-//! Bookmarks: what each of them may say, and when it comes.
+//! Verifier of bookmarks: the content and the time of each.
 //!
-//! While there is nothing else to send, one comes at each interval that the client asked for, and a further one only with news of
-//! the upstream, at the end of the stream, or over a relist that nothing else tells of.
+//! While there is nothing else to send, the server sends one at each interval that the client requested. Others come only with a
+//! changed state of the upstream, at the end of the stream, or for a relist that no event shows.
 
 use std::{ops::Range, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::checker::{
     truth::Batch,
 };
 
-/// The resolution of timers.
+/// Resolution of timers.
 const RESOLUTION: Duration = Duration::from_millis(1);
 
-/// When the bookmark after one at this time may come, and when it has come.
+/// Returns the earliest and the latest time of the bookmark after one at this time.
 pub(super) fn due(plan: &Plan, after: Duration) -> Range<Duration> {
     let due = after + plan.bookmark_interval();
     due..due + RESOLUTION
@@ -29,7 +29,7 @@ impl Follower<'_> {
         if bookmark.draining && !moment.is_draining {
             return Err("it says draining, and the server is not".to_owned());
         }
-        // The first one was made when it was answered.
+        // The server made the first bookmark when it answered the call.
         let first = self.segment.answered.as_ref().filter(|_| matches!(self.stage, Stage::FirstBookmark));
         if ![Some(moment), first].into_iter().flatten().any(|moment| bookmark.source() == moment.source()) {
             return Err(format!("the upstream is {:?}, and it says {:?}", moment.source(), bookmark.source()));
@@ -75,7 +75,7 @@ impl Follower<'_> {
         }
     }
 
-    /// A bookmark in the middle of a stream, or at its end: nothing up to it may be missing.
+    /// Verifies a bookmark in the middle of a stream, or at its end: no event up to its version may be missing.
     fn progress(
         &mut self,
         message: &pb::WatchResponse,
@@ -97,7 +97,7 @@ impl Follower<'_> {
         if !self.generation.is_empty() && version != position {
             return Err("it lies inside a generation".to_owned());
         }
-        // One that tells of a relist comes wherever that was.
+        // A bookmark for a relist comes at any time.
         if is_closing || message.relisted {
             self.closes(version, tally);
         } else {
@@ -127,14 +127,14 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// Returns whether the bookmark may be the one before an end.
+    /// Returns true if the bookmark may be the one before an end.
     pub(super) fn is_closing(&self, at: usize, moment: &Moment) -> bool {
         let next = self.segment.messages.get(at + 1).map(|next| next.message.r#type());
         let has_timed_out = self.plan.timeout.is_some_and(|timeout| moment.at >= self.segment.asked.at + timeout);
         next == Some(EventType::Error) || has_timed_out
     }
 
-    /// Verifies that a bookmark in the middle of the stream does not come before its time.
+    /// Verifies that a bookmark in the middle of the stream does not come too early.
     fn is_in_time(&mut self, message: &pb::WatchResponse, moment: &Moment, is_closing: bool) -> Verdict {
         let next = due(self.plan, moment.at);
         let source = message.bookmark.as_ref().map(pb::Bookmark::source);
@@ -149,7 +149,7 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// Verifies that a client that waits was sent a bookmark in time.
+    /// Verifies that a waiting client received its bookmark in time.
     pub(crate) fn is_told_in_time(&self, moment: &Moment) -> Verdict {
         if moment.at < self.bookmarks.end {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Under COALESCE: when a generation may be told instead of everything, and what it has to say.
+//! Verifier of COALESCE: when the server may send a generation instead of all events, and its content.
 
 use informerd::proto::pb;
 
@@ -9,8 +9,8 @@ use crate::checker::{
 };
 
 impl Follower<'_> {
-    /// What may be told instead of everything that was not told: nothing, unless the queue is full, or merges since then, or may
-    /// be forgotten before it is.
+    /// Returns the events that the server may send merged, instead of all unsent ones; None unless the queue is full, has merged
+    /// since, or the server may discard events first.
     pub(super) fn merged(&self, moment: &Moment) -> Option<Vec<Expected>> {
         let untold = self.untold(moment);
         self.may_merge(untold, moment).then(|| self.merged_of(untold)).flatten()
@@ -35,8 +35,8 @@ impl Follower<'_> {
         self.merged(moment).unwrap_or_default().iter().map(Expected::words).collect()
     }
 
-    /// An event may be told one by one: all that a full queue holds has to merge, once the client has had everything. Until then
-    /// its policy does not act.
+    /// Verifies that an event may be sent one by one: once the client has received everything, a full queue must merge. Until
+    /// then its policy does not apply.
     pub(super) fn one_by_one(&self, moment: &Moment) -> Verdict {
         let is_full = self.untold(moment).len() > self.plan.length.max(1) as usize;
         if self.is_coalescing() && self.has_had_all && is_full {
@@ -46,8 +46,8 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// A stream may expire: where it merges nothing is lost, unless threads come too late for a selection, or what the history has
-    /// forgotten takes more bytes than may be kept of it.
+    /// Verifies that a stream may expire: a merging stream loses nothing, unless threads are too late for its selection, or the
+    /// discarded events take more bytes than may be retained.
     pub(super) fn expires(&self) -> Verdict {
         if self.is_coalescing() && self.has_had_all && self.truth.has_time && !self.truth.keeps_few_bytes() {
             return Err("under COALESCE nothing is lost, however long a client lags".to_owned());
@@ -55,7 +55,7 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// A stream that ends says how far it was taken, and that may be past what has left no trace.
+    /// Accepts the version at the end of a stream, which may be past events that merged to nothing.
     pub(super) fn closes(&mut self, version: u64, tally: &mut Tally) {
         let untold = &self.expected[self.next..];
         let passed = untold.partition_point(|event| event.after <= version);
@@ -65,9 +65,9 @@ impl Follower<'_> {
         }
     }
 
-    /// A generation begins here if this and the following messages are one, as far as the client has read them. It holds
-    /// what had happened when its first message was taken, or less, to the end of a batch, when threads that fill its group come too
-    /// late for the rest: the stream expires then, its history changes, or it is told the rest from the history.
+    /// Begins a generation if this and the following messages are one, as far as the client has read them. It holds all events up
+    /// to its first message, or fewer, up to the end of a batch, when the threads that fill its group are too late: then the
+    /// stream expires, its history is rewritten, or it receives the rest from the history.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
         let untold = self.untold(moment);
         if !self.may_merge(untold, moment) {
@@ -84,7 +84,7 @@ impl Follower<'_> {
         let told = ends.map(|end| (end, self.merged_of(&untold[..end]).unwrap_or_default()));
         let told = told.filter(|(_, merged)| !merged.is_empty()).find(|(_, merged)| self.is_told(at, merged));
         if let Some((end, merged)) = told {
-            // From the history all is told one by one.
+            // From the history events come one by one.
             self.has_had_all &= end == untold.len();
             tally.generations += 1;
             tally.long_generations += u64::from(merged.len() > 1);
@@ -103,7 +103,7 @@ impl Follower<'_> {
         })
     }
 
-    /// Everything that has happened counts as told.
+    /// Counts all events as sent.
     pub(super) fn tell_all(&mut self, moment: &Moment) {
         self.tell(self.untold(moment).len());
     }
@@ -117,7 +117,7 @@ impl Follower<'_> {
     }
 
     pub(super) fn version_in_generation(&self, due: &Expected, is_last: bool) -> u64 {
-        // Those before the last one lead to where the first event that has merged begins.
+        // Events before the last one have the version at which the first merged event begins.
         if is_last { due.safe } else { due.before }.max(self.position.unwrap_or_default())
     }
 
@@ -132,7 +132,7 @@ impl Follower<'_> {
         Err(format!("{}. Due is {}", differences.join("; "), due.words()))
     }
 
-    /// There is nothing for the client: everything has been told, or has left no trace.
+    /// Verifies that there is nothing for the client: all events have been sent, or have merged to nothing.
     pub(crate) fn waits(&mut self, moment: &Moment, tally: &mut Tally) -> Verdict {
         if self.epoch_at != moment.epoch {
             return Err("the history has changed, and the client waits".to_owned());
@@ -150,7 +150,7 @@ impl Follower<'_> {
         if let Some(due) = self.untold(moment).first() {
             return Err(format!("the client waits, and was never told: {}", due.words()));
         }
-        // Who resumes from an open version has caught up only with what comes after it.
+        // A client that resumes from an open version has caught up only with the events after it.
         self.has_had_all |= self.next > 0 || !matches!(self.segment.start, Start::After(_));
         self.merges = false;
         Ok(())

@@ -1,4 +1,4 @@
-//! Calls that are answered once: who asks what, and when their answers are looked at.
+//! Unary calls: requests, and the polls of their answers.
 
 use informerd::proto::pb;
 use prost::Message;
@@ -13,7 +13,7 @@ use crate::checker::{
 };
 
 impl Harness {
-    /// Asks, in the place of another call.
+    /// Makes a call, and replaces the one in this place.
     pub(super) async fn ask(&mut self, place: usize, question: &Question) {
         let Question { asked, format, min, deadline, is_slow } = question.clone();
         let what = match asked {
@@ -22,13 +22,13 @@ impl Harness {
             Asked::Values { index, page_size } => What::Values { index, page_size },
             Asked::Until { selection, conditions } => What::Until { selection, conditions },
         };
-        // Values are those of now.
+        // The values are those of this moment.
         let served = Served { server: self.current, resource: self.resource };
         let min = min.filter(|_| !matches!(what, What::Values { .. })).map(|min| self.min_version(served, min));
         self.call(place, Ask { resource: self.resource, what, format, min, deadline }, is_slow).await;
     }
 
-    /// Asks for the page after the one that was read in a place, if there is one.
+    /// Requests the page after the one that was read in a place, if there is one.
     pub(super) async fn next_page(&mut self, place: usize, twist: Twist, next_size: u32, is_slow: bool) {
         let Some(previous) = self.asking[place] else { return };
         let record = &self.calls[previous].record;
@@ -73,21 +73,21 @@ impl Harness {
         self.poll_call(at, if is_slow { 1 } else { MANY }).await;
     }
 
-    /// Leaves the call in a place, if it is still waited for.
+    /// Cancels the call in a place, if it has no answer yet.
     fn give_up(&mut self, place: usize) {
         if let Some(at) = self.asking[place].take() {
             self.calls[at].leave();
         }
     }
 
-    /// Looks at a call that is only looked at now and then.
+    /// Polls a slow call.
     pub(super) async fn poll_place(&mut self, place: usize) {
         if let Some(at) = self.asking[place] {
             self.poll_call(at, 1).await;
         }
     }
 
-    /// Looks at all calls; at those that are slow when everything is to end.
+    /// Polls all calls; the slow ones only at the end of the run.
     pub(super) async fn poll_calls(&mut self, is_end: bool) {
         for place in 0..self.asking.len() {
             let Some(at) = self.asking[place] else { continue };
@@ -115,7 +115,7 @@ impl Harness {
         }
     }
 
-    /// A version that a state is to be as new as.
+    /// Returns the minimum version for a request.
     pub(super) fn min_version(&self, served: Served, min: Min) -> String {
         match min {
             Min::Near(distance) => {
@@ -128,7 +128,7 @@ impl Harness {
     }
 }
 
-/// Where a list goes on that was read to its end. Both kinds of list are answered with the same fields.
+/// Returns the page token of a list that was read to its end. Both kinds of list have the same fields.
 fn next_page_token(record: &CallRecord) -> Option<String> {
     let (last, _) =
         record.messages.last().filter(|_| matches!(&record.end, End::Status(status, _) if status.code == 0))?;

@@ -12,7 +12,7 @@ use crate::checker::{
     truth::{Truth, Upstream},
 };
 
-/// Returns a message of the upstream as a source says it.
+/// Converts a message of the upstream as a source does.
 pub(super) fn delta(truth: &Truth, upstream: Upstream) -> Delta {
     let epoch = truth.epochs.len() - 1;
     let version = |number| truth.text(epoch, number).parse::<ResourceVersion>().unwrap();

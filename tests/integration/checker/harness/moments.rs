@@ -1,4 +1,4 @@
-//! Time, and how far each server has got by then.
+//! Time, and the progress of each server at each moment.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::checker::{
 };
 
 impl Harness {
-    /// Lets time pass.
+    /// Advances the clock.
     pub(super) async fn wait(&mut self, time: Duration) {
         self.rest().await;
         let mut left = time;
         loop {
-            // Of one that is held back it is seen for how long.
+            // For a blocked server the duration matters, so time advances in steps.
             let is_behind = self.all().into_iter().any(|served| self.is_behind(served));
             let step = if is_behind { left.min(SLICE) } else { left };
             tokio::time::advance(step).await;
@@ -32,18 +32,18 @@ impl Harness {
         }
     }
 
-    /// Every resource of every server.
+    /// Returns every resource of every server.
     pub(super) fn all(&self) -> Vec<Served> {
         let of = |server| (0..self.truths.len()).map(move |resource| Served { server, resource });
         (0..self.servers.len()).flat_map(of).collect()
     }
 
-    /// The truth of a resource; for one that no server has, of another.
+    /// Returns the truth of a resource; for one that no server has, that of another.
     pub(super) fn truth_of(&self, resource: usize) -> &Truth {
         self.truths.get(resource).unwrap_or(&self.truths[0])
     }
 
-    /// The history and the versions of a resource that servers get to at last.
+    /// Returns the history and the versions of a resource that servers finally reach.
     pub(super) fn said(&self, resource: usize) -> (usize, u64, u64) {
         let truth = &self.truths[resource];
         (truth.epochs.len() - 1, truth.seen_version(), truth.safe_version())
@@ -57,7 +57,7 @@ impl Harness {
         &self.servers[server].resources[resource]
     }
 
-    /// Lets every task come to rest, and takes note of how far the server has got.
+    /// Waits until all tasks are idle, and records the progress of each server.
     pub(super) async fn rest(&mut self) {
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
@@ -76,7 +76,8 @@ impl Harness {
         self.look(Before::verify_charges);
     }
 
-    /// The history and the versions that a server has got to. One that never was is found by what clients are told of it.
+    /// Returns the history and the versions that a server has reached. If it has not published a version, they are derived from
+    /// what its clients receive.
     pub(super) fn applied(&self, served: Served) -> (usize, u64, u64) {
         let (epoch, applied, safe) = self.resource_of(served).applied();
         (epoch.min(self.truths[served.resource].epochs.len() - 1), applied, safe)
@@ -89,7 +90,7 @@ impl Harness {
         self.truths[served.resource].batches_at(served.server, epoch, (applied, safe, changes))
     }
 
-    /// Returns the state of a resource that a server has applied by now; of one that it does not have, of another.
+    /// Returns the state of a resource that a server has applied by now; for a resource that it does not have, that of another.
     pub(super) fn moment(&self, served: Served) -> Moment {
         let has_it = served.resource < self.truths.len();
         let served = if has_it { served } else { Served { resource: 0, ..served } };

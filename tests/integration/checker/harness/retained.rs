@@ -1,8 +1,8 @@
-//! What servers retain: their gauges and what is alive, compared with each other and with what is to be left.
+//! Verifier of what servers retain: their gauges and the live objects, compared with each other and with what should be left.
 //!
-//! - The histories hold what they are charged with, and the logs no more, whenever everything is at rest.
-//! - A quiet resource keeps nothing for clients that have read everything.
-//! - When the clients have gone, nothing is left of them; when the servers have gone, nothing at all.
+//! - The histories hold what they are charged for, and the logs no more, whenever all tasks are idle.
+//! - A quiet resource retains nothing for clients that have read everything.
+//! - When the clients are closed, the server retains nothing of them; when the servers are dropped, nothing at all is left.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -18,11 +18,11 @@ use informerd::{
 
 use super::{Harness, MANY, PLACES, Server};
 
-/// What was alive on this thread before a run.
+/// Counts of live objects on this thread before a run.
 #[derive(Debug)]
 pub(super) struct Before([Count; KINDS.len()]);
 
-/// Servers have looked for what is too old, and for groups without clients.
+/// Time after which servers have removed expired events, and groups without clients.
 const SWEPT: Duration = Duration::from_secs(3);
 const KINDS: [Kind; 3] = [Kind::Run, Kind::Merging, Kind::Record];
 
@@ -31,7 +31,7 @@ impl Before {
         Self(KINDS.map(alive))
     }
 
-    /// Returns what is alive of each kind since then.
+    /// Returns the counts of live objects of each kind since then.
     fn since(&self) -> [Count; KINDS.len()] {
         let mut counts = KINDS.map(alive);
         for (count, before) in counts.iter_mut().zip(self.0) {
@@ -40,7 +40,7 @@ impl Before {
         counts
     }
 
-    /// Compares what the servers are charged with and what they hold.
+    /// Compares what the servers are charged for with what they hold.
     pub(super) fn verify_charges(&self, servers: &[Server]) -> Result<(), String> {
         let charged = informers(servers).map(|informer| informer.stats().history_bytes.load(Ordering::Relaxed));
         let (charged, [runs, _, records]) = (charged.sum::<u64>(), self.since());
@@ -54,7 +54,7 @@ impl Before {
         Ok(())
     }
 
-    /// Verifies that nothing is retained for clients, which have read everything long ago.
+    /// Verifies that servers retain nothing for clients that read everything long ago.
     pub(super) fn verify_quiet(&self, servers: &[Server]) -> Result<(), String> {
         let charged = sum(servers, |stats| &stats.retained_size);
         let [runs, merging, _] = self.since();
@@ -65,7 +65,7 @@ impl Before {
         Ok(())
     }
 
-    /// Verifies that nothing is left of clients that have gone.
+    /// Verifies that servers retain nothing of closed clients.
     pub(super) fn verify_left(&self, servers: &[Server]) -> Result<(), String> {
         let (watchers, groups) = (sum(servers, |stats| &stats.watchers), sum(servers, |stats| &stats.groups));
         let deferred = sum(servers, |stats| &stats.deferred);
@@ -77,7 +77,7 @@ impl Before {
         Ok(())
     }
 
-    /// Verifies that nothing is left of servers that have gone.
+    /// Verifies that nothing is left of dropped servers.
     pub(super) fn verify_dropped(&self) -> Result<(), String> {
         let left = self.since();
         if left.iter().any(|count| count.values != 0) {
@@ -88,7 +88,7 @@ impl Before {
 }
 
 impl Harness {
-    /// Lets everything become too old that clients have read.
+    /// Waits until all events that clients have read are expired.
     pub(super) async fn quiet(&mut self) {
         self.poll_calls(true).await;
         self.wait(self.config.history.age.max(self.config.retention.age) + SWEPT).await;
@@ -99,13 +99,13 @@ impl Harness {
         self.look(Before::verify_quiet);
     }
 
-    /// Looks at what the servers retain.
+    /// Verifies what the servers retain, and keeps the first error.
     pub(super) fn look(&mut self, verify: impl FnOnce(&Before, &[Server]) -> Result<(), String>) {
         let leaked = verify(&self.before, &self.servers).err();
         self.leaked = self.leaked.take().or(leaked);
     }
 
-    /// Lets the servers forget what the clients have left, who have all gone.
+    /// Waits until the servers have discarded what the closed clients have left.
     pub(super) async fn leave_behind(&mut self) {
         self.wait(SWEPT).await;
         self.look(Before::verify_left);

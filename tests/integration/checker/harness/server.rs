@@ -34,32 +34,32 @@ use crate::{
     served::service_config,
 };
 
-/// More pieces of work than there ever are at one time.
+/// Number larger than the jobs that ever wait at one time.
 const MANY_PIECES: usize = 100_000;
 
 pub(super) struct Server {
     pub(super) resources: Vec<Resource>,
     pub(super) lifecycle: Lifecycle,
     pub(super) routes: Routes,
-    /// Threads for what its writers have no time for; the harness does their work.
+    /// Threads for jobs for which its writers have no time; the harness runs these jobs.
     threads: Arc<BulkThreads>,
-    /// The expressions and conditions that it has compiled.
+    /// Expressions and conditions that it has compiled.
     compiled: HashSet<(&'static str, String)>,
 }
 
 /// One resource of a server.
 pub(super) struct Resource {
     informer: InformerHandle<WireFrame>,
-    /// The history in which it began.
+    /// History in which it began.
     first_epoch: usize,
     fifo: Arc<RealFifo>,
     health: SourceHealth,
-    /// When it was last told anything; none when its upstream is gone for certain.
+    /// Time of the last message; None if its upstream is known to be lost.
     heard_at: Option<Instant>,
 }
 
 impl Server {
-    /// One that has not been told anything yet. Each of its resources begins in a history.
+    /// Starts a server that has not received any message. Each of its resources begins in a history.
     pub(super) fn start(config: &Config, first_epochs: &[usize]) -> Self {
         let threads = Arc::new(BulkThreads::start(0).unwrap());
         let start = |first_epoch: &usize| Resource::start(config, *first_epoch, &threads);
@@ -88,8 +88,8 @@ impl Server {
         self.resources.iter().map(|resource| &resource.informer)
     }
 
-    /// Has the expression of a selection and conditions compiled ahead of the call that has them. That is done on another thread,
-    /// in its own time, and so a call that waits for it would not have come to rest when everything else has.
+    /// Compiles the expression of a selection and conditions before the call that has them. Compilation runs on another thread in
+    /// real time, so a call that waited for it would not be idle when all others are.
     pub(super) async fn compile(&mut self, selection: Option<Selection>, conditions: &[Condition]) {
         let resource = RESOURCES[0].to_owned();
         let expression = selection.map(Selection::expression).unwrap_or_default();
@@ -103,7 +103,7 @@ impl Server {
         if conditions.is_empty() {
             return;
         }
-        // They are compiled in order, so when this one is refused the others are ready.
+        // The compiler keeps their order, so when it rejects this one the others are ready.
         conditions.push("refused(".to_owned());
         let watch = pb::WatchRequest { resource, ..Default::default() };
         let answer = self.ask("Until", &pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec()).await;
@@ -123,18 +123,18 @@ impl Server {
         self.lifecycle.draining.is_cancelled()
     }
 
-    /// Does what its writer has no time for.
+    /// Runs the jobs for which its writer has no time.
     pub(super) fn fill(&self) {
         let pieces = (0..MANY_PIECES).take_while(|_| self.threads.run_one()).count();
         assert!(pieces < MANY_PIECES, "threads never come to rest");
     }
 
-    /// Returns the number of times that it had no time for a group.
+    /// Returns the number of times that the writer had no time for a group.
     pub(super) fn deferrals(&self) -> u64 {
         self.sum(|stats| &stats.deferrals)
     }
 
-    /// Full queues under BLOCK that nobody waited for.
+    /// Returns the number of full queues under BLOCK for which the server did not wait.
     pub(super) fn denied(&self) -> u64 {
         self.sum(|stats| &stats.denied)
     }
@@ -180,23 +180,23 @@ impl Resource {
         self.fifo.push(delta).await;
     }
 
-    /// Its upstream is gone for certain.
+    /// Reports its upstream as lost.
     pub(super) fn lose(&mut self) {
         self.health.lost();
         self.heard_at = None;
     }
 
-    /// How long its upstream has said nothing; none when it is gone for certain.
+    /// Returns the time since the last message of its upstream; None if the upstream is known to be lost.
     pub(super) fn silence(&self) -> Option<Duration> {
         self.heard_at.map(|heard_at| heard_at.elapsed())
     }
 
-    /// When its upstream was heard of last, by the clock on the wall.
+    /// Returns the wall-clock time of the last contact with its upstream.
     pub(super) fn seen_at(&self) -> Option<Timestamp> {
         self.health.report().seen_at.map(Timestamp::from)
     }
 
-    /// The history and the version that it has got to, and the one that it would have others resume from.
+    /// Returns the history and the version that it has reached, and the version from which its clients resume.
     pub(super) fn applied(&self) -> (usize, u64, u64) {
         let number = |version: &ResourceVersion| u64::try_from(version.number()).unwrap();
         let versions = |snapshot: Arc<Snapshot>| (number(snapshot.version()), number(snapshot.safe_version()));
@@ -205,7 +205,7 @@ impl Resource {
         (self.first_epoch + rewinds, version, safe)
     }
 
-    /// How many changes it has applied.
+    /// Returns the number of changes that it has applied.
     pub(super) fn changes(&self) -> u64 {
         self.informer.stats().changes.load(Ordering::Relaxed)
     }

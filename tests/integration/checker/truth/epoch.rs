@@ -6,7 +6,8 @@ use super::{Batch, Bounds, Change, Epoch, SERVERS, State};
 use crate::checker::{record::Moment, selection::Selection};
 
 impl Batch {
-    /// Returns the bytes that a history is charged with for it: the states that it replaced, which nobody else keeps, and a little for each change.
+    /// Returns the bytes that a history is charged for the batch: the states that it replaced, which nothing else holds, and some
+    /// bytes for each change.
     fn bytes(&self) -> usize {
         const OF_EACH: usize = 256;
         self.changes.iter().map(|change| OF_EACH + change.old.as_ref().map_or(0, |old| old.body.len())).sum()
@@ -16,30 +17,30 @@ impl Batch {
         Self { before, after, changes, is_relist: false, is_open: false, applied_at: [None; SERVERS] }
     }
 
-    /// The version from which a client resumes that has seen all of it.
+    /// Returns the version from which a client resumes that has the whole batch.
     pub(crate) fn safe(&self) -> u64 {
         if self.is_open { self.before } else { self.after }
     }
 
-    /// It came at a version that was complete before.
+    /// Returns true if it came at a version that was already complete.
     pub(crate) fn is_late(&self) -> bool {
         self.before == self.after && !self.changes.is_empty()
     }
 }
 
 impl Epoch {
-    /// Returns the number of batches that a client has which was told everything up to a version. Late changes may be missing.
+    /// Returns the number of batches that a client with everything up to a version has. Late changes may be missing.
     pub(super) fn passed(&self, version: u64) -> usize {
         let is_passed = |batch: &Batch| batch.after < version || batch.after == version && !batch.is_late();
         self.batches.iter().take_while(|batch| is_passed(batch)).count()
     }
 
-    /// The last version that is complete after so many batches.
+    /// Returns the last version that is complete after so many batches.
     pub(crate) fn safe_at(&self, batches: usize) -> u64 {
         batches.checked_sub(1).map_or(self.start, |last| self.batches[last].safe())
     }
 
-    /// The state after so many batches, restricted to a selection.
+    /// Returns the state after so many batches, restricted to a selection.
     pub(crate) fn state_at(&self, batches: usize, selection: Selection) -> State {
         let mut state = self.state.clone();
         for change in self.batches[..batches].iter().flat_map(|batch| &batch.changes) {
@@ -53,8 +54,8 @@ impl Epoch {
         state
     }
 
-    /// The oldest version that is kept by the letter of the bounds by a server that began at `start`, after the `first`
-    /// batches. All of one version goes together, and one at which more may come stays.
+    /// Returns the oldest version that exact bounds keep, for a server that began at `start`, after the `first` batches. Batches
+    /// of one version are discarded together; a version that may still get more is kept.
     pub(super) fn oldest(&self, bounds: Bounds, (start, first): (u64, usize), moment: &Moment) -> u64 {
         let is_kept = |batch: &&Batch| !batch.changes.is_empty() || (batch.is_relist && batch.before != batch.after);
         let kept: Vec<&Batch> =
@@ -68,7 +69,7 @@ impl Epoch {
             rest = &rest[rest.iter().take_while(|other| other.after == batch.after).count()..];
             let is_newest = rest.is_empty();
             let is_needed = is_newest && batch.after > moment.safe;
-            // Only age drops the newest, however large it is.
+            // The newest batch is dropped for its age only, however large it is.
             if !is_needed && (age > bounds.age || (!is_newest && (newer > bounds.events || bytes > bounds.bytes))) {
                 oldest = batch.after;
             }
@@ -76,7 +77,7 @@ impl Epoch {
         oldest
     }
 
-    /// Strictly inside a relist: an object that was created and deleted there is in neither state.
+    /// Returns true if the version is strictly inside a relist: an object that was created and deleted there is in neither state.
     pub(super) fn is_in_gap(&self, version: u64, batches: usize) -> bool {
         let is_around = |batch: &Batch| batch.is_relist && batch.before < version && version < batch.after;
         self.batches[..batches].iter().any(is_around)

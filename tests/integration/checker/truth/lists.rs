@@ -1,4 +1,4 @@
-//! Lists of the upstream: those that go on with its history, and those that begin another one.
+//! Lists of the upstream: those that continue its history, and those that rewrite it.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use super::{Batch, Change, Truth, Upstream};
 use crate::checker::pod::{Held, Pod};
 
 impl Truth {
-    /// Lists, after what nobody was told of.
+    /// Returns a list, after writes that were not reported.
     pub(crate) fn relist(&mut self, step: u64) -> Upstream {
         let (before, after) = (self.safe_version(), self.version + step);
         self.version = after;
@@ -26,7 +26,7 @@ impl Truth {
             let old = self.seen.get(&new.pod.key);
             let is_unchanged = old.is_some_and(|old| old.body == new.body);
             if self.has_lineage {
-                // Such a source has no versions of objects: everything is as old as its list.
+                // Such a source has no versions of objects: every object has the version of its list.
                 let at_list = Rc::new(Held { version: after, ..Held::clone(new) });
                 listed.push(Rc::clone(&at_list));
                 *new = if is_unchanged { Rc::clone(old.expect("it is the same")) } else { at_list };
@@ -44,14 +44,14 @@ impl Truth {
             }
         }
         self.seen = self.served();
-        // Without a version of its own it comes at one that was complete before.
+        // A list without a new version comes at one that was already complete.
         self.push(Batch { is_relist: true, is_open: before == after, ..Batch::new(before, after, changes) });
         self.open.clear();
         self.last = Upstream::Bookmark(after);
         Upstream::List(listed, not_served, after)
     }
 
-    /// Says the result of a list of the upstream's own, as a relay is told it, after what nobody was told of.
+    /// Returns the result of the upstream's own relist, as a relay receives it, after writes that were not reported.
     pub(crate) fn relisted(&mut self, step: u64) -> Upstream {
         let (before, after) = (self.safe_version(), self.version + step);
         self.version = after;
@@ -93,9 +93,9 @@ impl Truth {
         Upstream::Relisted(told)
     }
 
-    /// Another history at any version, with some of the objects as they were and others changed: an older state was restored, and
-    /// perhaps written to since, or the upstream is another one. Either it says so, or its list shows it: an object has another
-    /// version than at a version that was complete.
+    /// Rewrites the history, at any version, with some objects unchanged and others changed: an older state was restored, and
+    /// perhaps written to since, or it is a different upstream. The upstream either reports this, or its list shows it: an object
+    /// has another version than at a complete version.
     pub(crate) fn rewrite(&mut self, ahead: i64, keep: u8, is_said: bool) -> Upstream {
         let (known, safe) = (self.seen_version(), self.safe_version());
         let version = if self.has_lineage { 3 } else { known.saturating_add_signed(ahead).max(2) };
@@ -120,7 +120,7 @@ impl Truth {
         }
     }
 
-    /// Goes back in time: the upstream is another, with some of the objects, each changed.
+    /// Rewrites the history at an older version: a different upstream, with some of the objects, each changed.
     pub(crate) fn rewind(&mut self, back: u64, keep: u8) -> Upstream {
         let version = if self.has_lineage { 3 } else { self.seen_version().saturating_sub(back) };
         if version == 0 {
