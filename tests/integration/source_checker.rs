@@ -1,5 +1,5 @@
-//! The source checker: random histories of upstreams and their faults, the real sources, and a truth that shares no code with
-//! the server.
+//! Source checker: random histories of upstreams and their faults, the real sources, and a model of the truth that shares no code
+//! with the server.
 //!
 //! ```text
 //!   script ──▶ upstream (its own protocol) ──▶ proxy ──▶ source, Reflector, queue, informer, service (the real ones)
@@ -7,29 +7,28 @@
 //!                └──▶ truth ──▶ verdict ◀── clients ◀───────────────┘ Watch (one that stays, one that hops), List
 //! ```
 //!
-//! A history is a sequence of writes, events, faults, pauses and restarts of the server. After each quiet point the verdict
-//! is one of these, and anything else is a violation:
+//! A history is a sequence of writes, events, faults, pauses and restarts of the server. After each quiet point one of these must
+//! hold; anything else is a violation:
 //!
-//! - what is served, listed and watched, to the byte, equals the truth;
-//! - a fault stands, the resource is STALE, and every client was told so;
-//! - a fault stands, and there is no state yet.
+//! - the served, listed and watched state equals the truth, to the byte;
+//! - a fault is active, the resource is STALE, and the server has reported that to every client;
+//! - a fault is active, and there is no state yet.
 //!
-//! Besides: while nothing is wrong, a write arrives at once, the upstream is asked for no list, and the state stays SYNCED;
-//! when all faults have healed the state is SYNCED and equal within a bound; a watch ends with `HISTORY_CHANGED` only after
-//! the upstream's history was rewritten; lists are bounded by what gave cause for them; no message contradicts the ones before
-//! it.
+//! Further: without faults a write arrives at once, the source makes no list requests, and the state stays SYNCED. When all
+//! faults have healed the state is SYNCED and equal within a bound. A watch ends with `HISTORY_CHANGED` only after the upstream's
+//! history was rewritten. The number of lists is bounded by their causes. No message contradicts earlier ones.
 //!
-//! Where the protocol allows it, time is paused: the clock jumps to the next timer when nothing is left to do, so that a
-//! history of an hour takes milliseconds, with the program's own periods. The sockets are real; the kernel hands bytes over on
-//! the loopback at once.
+//! Where the protocol permits it, time is paused: the clock jumps to the next timer when all tasks are idle, so that a history of
+//! an hour takes milliseconds, with the program's own intervals. The sockets are real; the kernel delivers bytes on the loopback
+//! at once.
 //!
-//! What is not drawn yet, because it meets a finding that is still open, stands in each upstream's table `NOT_YET`.
+//! Each upstream's table `NOT_YET` lists the steps that are not drawn yet, because they lead to a known open finding.
 //!
-//! Directories and pipes know no paused clock, and have no versions: `files` and `stream` are checked in real time (`live`,
-//! `parallel`), with short periods and many histories beside each other, and every observation of every client is held
-//! against all states that the script gave each object (`timeline`).
+//! Directories and pipes work in real time and have no versions: `files` and `stream` are checked with short intervals and many
+//! histories in parallel (`live`, `parallel`), and every observation of every client is compared with all states of each object
+//! (`timeline`).
 //!
-//! Only `served`, `live` and the function that starts the source of each upstream name the server; a test reads the files.
+//! Only `served`, `live` and the function that starts the source of each upstream use the server; a test checks the imports.
 
 mod client;
 mod etcd;
@@ -75,7 +74,7 @@ fn a_stream_is_followed_under_drawn_faults() {
     stream::check();
 }
 
-/// A truth that is computed by the server would be right about nothing.
+/// A model that used code of the server would prove nothing.
 #[test]
 fn the_source_checker_knows_nothing_of_the_server() {
     let sources = [

@@ -46,7 +46,7 @@ pub(crate) struct Trace {
 pub(crate) struct Read {
     pub(crate) turn: u64,
     pub(crate) events: usize,
-    /// Number of due events before the next one, if it began after some of them.
+    /// Number of due events up to then, including those before its start.
     pub(crate) next: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Clients of the server: one that stays, one that leaves after every few events and resumes, and one that lists.
 //!
-//! Each folds what it receives into a state, by the rules of the contract alone.
+//! Each applies what it receives to a state, by the rules of the contract alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -22,7 +22,7 @@ use tower::Service;
 use super::upstream::Key;
 use crate::checker::client::{framed, pieces, status};
 
-/// An object as a client received it.
+/// Object as a client received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) uid: String,
@@ -30,35 +30,35 @@ pub(crate) struct Held {
     pub(crate) body: Vec<u8>,
 }
 
-/// The fold of everything that one client received.
+/// State of one client after everything that it received.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     pub(crate) objects: BTreeMap<Key, Held>,
-    /// The initial events have come to their end.
+    /// True if the initial events are complete.
     pub(crate) is_complete: bool,
     pub(crate) version: String,
     history: String,
-    /// As the last bookmark states it.
+    /// State of the upstream in the last bookmark.
     pub(crate) source: Option<pb::SyncState>,
-    /// A stream is open.
+    /// True if a stream is open.
     pub(crate) is_connected: bool,
-    /// Ends of streams by their reason.
+    /// Number of ends of streams by reason.
     pub(crate) ends: BTreeMap<String, u64>,
     pub(crate) resumes: u64,
     pub(crate) events: u64,
     /// Objects that were DELETED by "the change itself".
     pub(crate) deleted: BTreeSet<Key>,
-    /// The first message that breaks the contract.
+    /// First message that breaks the contract.
     pub(crate) wrong: Option<String>,
-    /// The stream began with the initial events, so that every event must fit.
+    /// True if the stream began with the initial events, so that every event must fit.
     is_exact: bool,
-    /// Versions that the server does not have yet, in a row.
+    /// Number of consecutive errors for a version that the server has not reached yet.
     too_large: u32,
-    /// The last messages and how often each came, for the report.
+    /// Last messages, each with the number of its repetitions, for the report.
     log: VecDeque<(String, u32)>,
 }
 
-/// A state that was listed.
+/// Result of a list.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub(crate) objects: BTreeMap<Key, Held>,
@@ -81,7 +81,7 @@ const RESOURCE: &str = "things";
 // === impl Clients ===
 
 impl Clients {
-    /// Clients that have no server yet.
+    /// Returns clients without a server.
     pub(crate) fn new(hop: usize) -> Self {
         let (server, servers) = watch::channel(None);
         let (staying, hopping) = (Arc::<Mutex<View>>::default(), Arc::<Mutex<View>>::default());
@@ -91,12 +91,12 @@ impl Clients {
         Self { server, staying, hopping, _tasks: tasks }
     }
 
-    /// The server from now on; `None` while there is none.
+    /// Sets the server from now on; `None` while there is none.
     pub(crate) fn go_to(&self, server: Option<Routes>) {
         self.server.send_replace(server);
     }
 
-    /// Forgets all versions, as a client must whose version may be of a history that is gone.
+    /// Discards all versions, as a client must whose version may be of a rewritten history.
     pub(crate) fn forget(&self) {
         for view in [&self.staying, &self.hopping] {
             view.lock().reset();
@@ -128,7 +128,7 @@ async fn follow(mut servers: watch::Receiver<Option<Routes>>, view: Arc<Mutex<Vi
             view.is_connected = false;
             view.version.clone()
         };
-        // Whoever leaves inside a batch again and again would never get to its end.
+        // A client that always left inside a batch would never get to its end.
         patience = if left && before == after { patience.map(|events| events * 2) } else { hop };
         if !left {
             tokio::time::sleep(RETRY).await;
@@ -136,7 +136,7 @@ async fn follow(mut servers: watch::Receiver<Option<Routes>>, view: Arc<Mutex<Vi
     }
 }
 
-/// One stream. Returns true if the client left after `patience` events.
+/// Runs one stream. Returns true if the client left after `patience` events.
 async fn session(routes: &mut Routes, view: &Mutex<View>, patience: Option<usize>) -> bool {
     let request = view.lock().begin();
     let request = http::Request::post("/informerd.v1.InformerService/Watch")
@@ -230,7 +230,7 @@ impl View {
         }
     }
 
-    /// The last messages.
+    /// Returns the last messages.
     pub(crate) fn log(&self) -> String {
         let times = |times: &u32| if *times > 1 { format!(" ({times} times)") } else { String::new() };
         let lines: Vec<String> = self.log.iter().map(|(line, count)| format!("\n    {line}{}", times(count))).collect();
@@ -305,16 +305,16 @@ fn is_json(body: &[u8]) -> bool {
     std::str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok())
 }
 
-/// A version's number, without the lineage before it.
+/// Returns the number of a version, without the lineage before it.
 fn number(version: &str) -> u128 {
     version.rsplit('.').next().and_then(|number| number.parse().ok()).unwrap_or_default()
 }
 
-/// Lists everything.
+/// Lists all objects.
 ///
 /// # Errors
 ///
-/// The reason.
+/// Returns the reason.
 pub(crate) async fn list(routes: &mut Routes, page_size: u32) -> Result<Listed, String> {
     let mut listed = Listed::default();
     let mut page_token = String::new();

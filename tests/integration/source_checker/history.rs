@@ -1,4 +1,4 @@
-//! Runs one history, and judges what is served after each quiet point.
+//! Runner of one history: executes its steps, and judges the served state after each quiet point.
 
 use std::{collections::BTreeMap, fmt::Write, time::Duration};
 
@@ -20,20 +20,20 @@ struct History<'a, U: Upstream> {
     served: Option<Served>,
     clients: Clients,
     state: tempfile::TempDir,
-    /// The disturbances and lists when the state was last SYNCED and equal to the truth without a fault.
+    /// Disturbances and lists when the state was last SYNCED and equal to the truth without a fault.
     calm: Option<(u64, u64)>,
-    /// Lists and disturbances at the last judgement, and when it was.
+    /// Lists and disturbances at the last judgement, and its time.
     judged: (u64, u64, Instant),
     is_saved: bool,
-    /// Starts from a state that may be of before a rewrite, which they notice once more.
+    /// Starts from a state that may be older than a rewrite, which the server then notices once more.
     late_starts: u64,
-    /// Rewrites when the clients last forgot their versions.
+    /// Rewrites when the clients last discarded their versions.
     known_rewrites: u64,
     /// Starts since the last judgement.
     starts: u64,
-    /// The next quiet point after a disturbance is waited for in full.
+    /// True if the next quiet point after a disturbance waits for the full recovery time.
     settles: bool,
-    /// Steps that were no writes.
+    /// Number of steps that were no writes.
     drawn: u64,
     probes: u32,
     /// Kinds of steps that are not drawn.
@@ -41,20 +41,20 @@ struct History<'a, U: Upstream> {
     totals: &'a mut Totals,
 }
 
-/// What is served at one moment.
+/// Served state at one moment.
 struct Seen {
     listed: Result<Listed, String>,
-    /// Differences to the nearest truth; empty when there is none.
+    /// Differences from the nearest truth; empty if there are none.
     wrong: String,
-    /// The state that each client was told, where it is not the listed one.
+    /// State of each client whose state differs from the listed one.
     untold: String,
 }
 
-/// The interval of bookmarks that the program has by default, and a little more.
+/// Default interval of bookmarks, and some slack.
 const TOLD_WITHIN: Duration = Duration::from_secs(31);
 
-/// Kinds that are not drawn: those of `NOT_YET`, without which `INFORMERD_SOURCE_CHECKER_ALL` runs, and those that
-/// `INFORMERD_SOURCE_CHECKER_WITHOUT` lists, separated by commas.
+/// Returns the kinds that are not drawn: those of `NOT_YET`, unless `INFORMERD_SOURCE_CHECKER_ALL` is set, and those of the
+/// comma-separated `INFORMERD_SOURCE_CHECKER_WITHOUT`.
 fn left_out<U: Upstream>() -> Vec<String> {
     let is_all = std::env::var_os("INFORMERD_SOURCE_CHECKER_ALL").is_some();
     let not_yet = U::NOT_YET.iter().filter(|_| !is_all).map(|(kind, _)| (*kind).to_owned());
@@ -66,7 +66,7 @@ fn left_out<U: Upstream>() -> Vec<String> {
 ///
 /// # Errors
 ///
-/// The first violation.
+/// Returns the first violation.
 pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<(), String> {
     let began = Instant::now();
     let left_out = left_out::<U>();
@@ -107,7 +107,7 @@ pub(crate) async fn run<U: Upstream>(script: &Script<U>, totals: &mut Totals) ->
     result
 }
 
-/// A source that fails for so long attempts a list again at most this often on the average.
+/// A source that fails for this long retries a list at most this often on average.
 const RETRY: Duration = Duration::from_secs(10);
 
 impl<U: Upstream> History<'_, U> {
@@ -118,7 +118,7 @@ impl<U: Upstream> History<'_, U> {
         let at_the_end = |violation| format!("{violation}\nat the end");
         self.upstream.heal().await;
         self.calm_down().await.map_err(at_the_end)?;
-        // By what is written now a connection may reach the byte at which it is cut.
+        // The bytes of this write may make a connection reach the byte at which it is cut.
         self.probes += 1;
         self.upstream.probe(self.probes).await;
         self.calm_down().await.map_err(at_the_end)?;
@@ -128,7 +128,7 @@ impl<U: Upstream> History<'_, U> {
         Ok(())
     }
 
-    /// Waits until nothing is wrong any more: what was drawn before may take effect only now.
+    /// Waits until no disturbance is left: earlier steps may take effect only now.
     async fn calm_down(&mut self) -> Result<(), String> {
         for _ in 0..5 {
             self.settles = false;
@@ -181,7 +181,7 @@ impl<U: Upstream> History<'_, U> {
         let served = self.upstream.serve(self.state.path()).await;
         self.totals.warm_starts += u64::from(served.is_warm);
         self.late_starts += u64::from(served.is_warm && self.upstream.rewrites() > 0);
-        // A version that another process told may be of a history that is gone, and its number cannot show it.
+        // A version from another process may be of a rewritten history, and its number does not show it.
         if self.upstream.rewrites() > self.known_rewrites {
             self.clients.forget();
         }
@@ -190,7 +190,8 @@ impl<U: Upstream> History<'_, U> {
         (self.calm, self.starts) = (None, self.starts + 1);
     }
 
-    /// Events and faults so far that interrupt the source or may cause a list, when drawn and when they take effect.
+    /// Returns the number of events and faults so far that interrupt the source or may cause a list, when drawn and when they
+    /// take effect.
     fn disturbances(&self) -> u64 {
         let late_cuts: u64 = self.upstream.proxies().into_iter().map(Proxy::late_cuts).sum();
         self.drawn + self.upstream.late_disturbances() + late_cuts
@@ -204,13 +205,13 @@ impl<U: Upstream> History<'_, U> {
         self.upstream.requests().map_or(0, |(lists, _)| lists)
     }
 
-    /// Waits until the state is what it has to be, up to a bound, and judges it.
+    /// Waits until the state is as it must be, up to a bound, and judges it.
     async fn quiet(&mut self) -> Result<(), String> {
         let (began, bounds) = (Instant::now(), self.upstream.bounds());
         let is_faulty = self.is_faulty();
         let must_be_stale = is_faulty && self.upstream.is_unreachable();
         let (seen, is_calm) = loop {
-            // What was drawn before may take effect only now.
+            // Earlier steps may take effect only now.
             let is_calm = !is_faulty && self.calm.is_some_and(|(at, _)| at == self.disturbances());
             let bound = match (is_faulty, is_calm) {
                 (true, _) => bounds.detects,
@@ -225,7 +226,7 @@ impl<U: Upstream> History<'_, U> {
             if is_calm && !seen.is(SyncState::Synced) {
                 return Err(self.report("nothing is wrong, and the state is not SYNCED", &seen));
             }
-            // A client that has resumed meanwhile is told the state by the first bookmark.
+            // The first bookmark carries the state to a client that has resumed meanwhile.
             let is_to_be_told = !seen.untold.is_empty() && Self::judge_state(&seen, is_faulty, must_be_stale).is_ok();
             if began.elapsed() >= if is_to_be_told { bound + TOLD_WITHIN } else { bound } {
                 break (seen, is_calm);
@@ -245,8 +246,8 @@ impl<U: Upstream> History<'_, U> {
         Ok(())
     }
 
-    /// Every other time after a disturbance, waits until the source must have recovered: a state that is equal does not show
-    /// that it has, because it may not have noticed the disturbance yet.
+    /// Waits, every other time after a disturbance, until the source must have recovered: an equal state does not prove recovery,
+    /// because the source may not have noticed the disturbance yet.
     async fn settle(&mut self) -> Result<bool, String> {
         self.settles = !self.settles;
         if !self.settles {
@@ -302,7 +303,7 @@ impl<U: Upstream> History<'_, U> {
         Ok(())
     }
 
-    /// Bounds the lists by what gave cause for them.
+    /// Verifies that the lists do not exceed their causes.
     fn judge_requests(&mut self, is_calm: bool) -> Result<(), String> {
         if let Some(misdeed) = self.upstream.misdeed() {
             return Err(misdeed);
@@ -318,7 +319,7 @@ impl<U: Upstream> History<'_, U> {
         Ok(())
     }
 
-    /// Lets time pass. While nothing is wrong, nothing may change by that: neither the state nor what the upstream is asked.
+    /// Advances time. Without faults this must change neither the state nor the number of requests to the upstream.
     async fn idle(&mut self, time: Duration) -> Result<(), String> {
         let is_calm =
             !self.is_faulty() && self.calm.is_some_and(|(disturbances, _)| disturbances == self.disturbances());
@@ -353,7 +354,7 @@ impl<U: Upstream> History<'_, U> {
         Ok(())
     }
 
-    /// Lists, and compares this and what the clients have with the truth.
+    /// Lists, and compares the result and the clients' states with the truth.
     async fn look(&mut self) -> Seen {
         let Some(served) = &self.served else {
             return Seen { listed: Err("no server".to_owned()), wrong: String::new(), untold: String::new() };

@@ -1,6 +1,5 @@
-//! A real source, and what serves it, in this process and in real time; and clients of that service that write down what
-//! they observe. For the sources that read files and pipes, which know no paused
-//! clock.
+//! Real source and its server in this process, in real time, with clients that record what they observe. It serves the sources
+//! that read files and pipes, which cannot use a paused clock.
 
 use std::{
     convert::Infallible,
@@ -31,20 +30,20 @@ use super::{
     timeline::{Objects, Seen, Timeline},
 };
 
-/// A served resource and its clients.
+/// Served resource and its clients.
 pub(crate) struct Live {
     client: Client,
     served: Served,
     observers: Vec<Arc<Observer>>,
-    /// Of the client that lists.
+    /// Observations of the client that lists.
     listed: Vec<Seen>,
-    /// Signs of life of the source for which the truth has to stand.
+    /// Number of contacts with the source during which the truth must hold.
     signs: u64,
     deadline: Duration,
     _tasks: JoinSet<()>,
 }
 
-/// One client that watches, and what it has observed.
+/// Watching client, and what it has observed.
 #[derive(Debug, Default)]
 struct Observer {
     log: Mutex<Log>,
@@ -55,23 +54,23 @@ struct Observer {
 struct Log {
     seen: Vec<Seen>,
     state: Objects,
-    /// Of the last bookmark.
+    /// State of the upstream in the last bookmark.
     source: Option<pb::SyncState>,
     expired: u64,
     inferred: u64,
     deleted: u64,
-    /// The end of a watch that no history of these sources explains.
+    /// End of a watch for a reason that these sources do not have.
     violation: Option<String>,
 }
 
-/// What a quiet point is waited for.
+/// Condition of a quiet point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// The resource is SYNCED, and everybody has the truth.
+    /// The resource is SYNCED, and every client has the truth.
     Truth,
-    /// The resource is STALE, and everybody knows.
+    /// The resource is STALE, and every client has that state.
     Stale,
-    /// The same, and everybody has the truth.
+    /// The same, and every client has the truth.
     Kept,
     /// There is no state yet.
     Syncing,
@@ -79,20 +78,20 @@ pub(crate) enum Expected {
 
 type Client = InformerServiceClient<BoxCloneService<http::Request<Body>, http::Response<Body>, Infallible>>;
 
-/// The longest that anything here may take.
+/// Longest time that any wait may take.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// How often a client requests a bookmark.
+/// Interval of bookmarks that a client requests.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(110);
 
-/// Between two looks at what is waited for.
+/// Interval between two checks of an awaited condition.
 const LOOK: Duration = Duration::from_millis(5);
 
 // === impl Live ===
 
 impl Live {
-    /// Serves a source that gives a sign of life by itself, or, with `signs` 0, one that gives none. Its periods are so much
-    /// longer than the shortest ones. Called on the runtime that it is to run on.
+    /// Serves a source that reports contact by itself, or, with `signs` 0, one that does not. Its intervals are longer than the
+    /// shortest ones by the given factor. Must be called on the runtime of the server.
     pub(crate) fn start<S: ListerWatcher + 'static>(
         source: S,
         health: SourceHealth,
@@ -103,7 +102,7 @@ impl Live {
         let (initial, max) = (Duration::from_millis(10), Duration::from_millis(50));
         let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
         let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
-        // These sources have no warm start, so that nothing is kept in the directory.
+        // These sources have no warm start, so no snapshot is written to the directory.
         let served = Served::start_with(source, health, Path::new(""), config);
         let client = in_process(served.routes.clone());
         let mut tasks = JoinSet::new();
@@ -116,7 +115,7 @@ impl Live {
         Self { client, served, observers, listed: Vec::new(), signs, deadline, _tasks: tasks }
     }
 
-    /// Waits until what is expected has come and stands for a few signs of life of the source.
+    /// Waits until the condition is met and holds for a few contacts with the source.
     pub(crate) async fn rest(&mut self, expected: Expected, truth: &Timeline) -> Result<(), String> {
         let (began, mut looks) = (Instant::now(), 0_u32);
         loop {
@@ -139,7 +138,7 @@ impl Live {
             if let Some(violation) = self.violation() {
                 return Err(violation);
             }
-            // What has been observed may be wrong already; there is no need to wait then.
+            // The observations may be wrong already; then there is no need to wait.
             looks += 1;
             if looks % 16 == 0 {
                 self.verify(truth)?;
@@ -206,7 +205,7 @@ impl Live {
         self.observers.iter().find_map(|observer| observer.log.lock().violation.clone())
     }
 
-    /// Checks everything that was observed.
+    /// Verifies all observations.
     pub(crate) fn verify(&self, truth: &Timeline) -> Result<(), String> {
         if let Some(violation) = self.violation() {
             return Err(violation);
@@ -219,7 +218,7 @@ impl Live {
         Ok(())
     }
 
-    /// Counts what was observed.
+    /// Counts the observations.
     pub(crate) fn count(&self, counts: &mut Counts) {
         counts.add("list", self.listed.len() as u64);
         for observer in &self.observers {
@@ -236,7 +235,7 @@ impl Live {
 // === impl Log ===
 
 impl Log {
-    /// Takes over one message. `initial` collects the initial events until they are complete.
+    /// Applies one message. `initial` collects the initial events until they are complete.
     fn apply(&mut self, response: &pb::WatchResponse, initial: &mut Option<Objects>) {
         if let Some(bookmark) = &response.bookmark {
             self.source = Some(bookmark.source());
@@ -263,7 +262,7 @@ impl Log {
     }
 }
 
-/// Watches for ever. With `hops`, leaves after a few messages, also inside a batch, and resumes.
+/// Watches until it is aborted. With `hops`, leaves after a few messages, also inside a batch, and resumes.
 async fn observe(mut client: Client, observer: Arc<Observer>, mut hops: Option<u64>) {
     let mut version = String::new();
     loop {
@@ -290,7 +289,7 @@ async fn observe(mut client: Client, observer: Arc<Observer>, mut hops: Option<u
                             if !response.resource_version.is_empty() {
                                 version = response.resource_version;
                             }
-                            // Initial events are read to their end: there is nothing to resume from before it.
+                            // The client reads initial events to their end, because it cannot resume before.
                             left -= u64::from(initial.is_none());
                             if left == 0 {
                                 break None;
@@ -317,13 +316,13 @@ async fn observe(mut client: Client, observer: Arc<Observer>, mut hops: Option<u
     }
 }
 
-/// Lets time go by, as a script has it. Nothing is waited for.
+/// Sleeps, as a script says, without waiting for any condition.
 #[allow(clippy::disallowed_methods, reason = "the pauses of a writer are a part of the history")]
 pub(crate) fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Knuth's generator of random numbers, which is enough to scatter.
+/// Knuth's random number generator, which is good enough here.
 fn next_random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
@@ -344,7 +343,7 @@ fn body(object: &pb::Object) -> String {
     }
 }
 
-/// Some of the objects in which two states differ.
+/// Returns some of the objects in which two states differ.
 fn difference(found: &Objects, truth: &Objects) -> String {
     let names = found.keys().chain(truth.keys()).collect::<std::collections::BTreeSet<_>>();
     let differing = names.into_iter().filter(|name| found.get(*name) != truth.get(*name));

@@ -1,4 +1,4 @@
-//! Runs histories that take real time and mostly wait: many beside each other, each on a thread of its own.
+//! Runner of histories in real time, which mostly wait: many in parallel, each on its own thread.
 
 use std::{
     collections::BTreeMap,
@@ -12,41 +12,41 @@ use proptest::strategy::{Strategy, ValueTree};
 
 use super::runner::{runner, setting};
 
-/// What all histories together have had: writes and faults by kind, verdicts, observations.
+/// Counts over all histories: writes and faults by kind, verdicts, observations.
 #[derive(Debug, Default)]
 pub(crate) struct Counts(BTreeMap<&'static str, u64>);
 
-/// A checker of one source.
+/// Checker of one source.
 pub(crate) struct Checker {
     pub(crate) name: &'static str,
-    /// Histories, unless `INFORMERD_SOURCE_CHECKER_CASES` has another number.
+    /// Number of histories, unless `INFORMERD_SOURCE_CHECKER_CASES` is set.
     pub(crate) cases: u64,
-    /// Kinds that a run of some hundred histories must have had.
+    /// Kinds that must occur in a run of some hundred histories.
     pub(crate) required: &'static [&'static str],
-    /// Kinds that are not drawn yet: the kind, and the finding that it meets.
+    /// Kinds that are not drawn yet, each with the finding that it leads to.
     pub(crate) not_yet: &'static [(&'static str, &'static str)],
 }
 
-/// Kinds that a run leaves out.
+/// Kinds that a run excludes.
 pub(crate) struct Excluded(Vec<String>);
 
-/// Why a history ended early.
+/// Reason for the early end of a history.
 pub(crate) enum Stop {
     Violation(String),
-    /// A step took so long that a source which looks meanwhile may see what it left half done.
+    /// A step took so long that a source which reads meanwhile may see it half done.
     TooSlow,
 }
 
-/// Histories at one time, unless `INFORMERD_SOURCE_CHECKER_THREADS` has another number.
+/// Number of parallel histories, unless `INFORMERD_SOURCE_CHECKER_THREADS` is set.
 const THREADS: usize = 16;
-/// The periods of a source are so much longer than the shortest ones: a history that was too slow for them runs again with
-/// longer ones, so that a busy machine costs time and not verdicts.
+/// Factors of a source's shortest intervals: a history that was too slow for them runs again with longer ones, so that a busy
+/// machine costs time and causes no wrong verdicts.
 const SLOWER: [u32; 4] = [1, 3, 10, 30];
-/// One history of so many may be too slow for all of them.
+/// One of this many histories may be too slow for all factors.
 const JUDGED: u64 = 50;
-/// For the search of a shorter history that is wrong too.
+/// Time for the search of a shorter history that also fails.
 const SHRINKING: Duration = Duration::from_secs(60);
-/// Histories in which every required kind has to be.
+/// Number of histories from which on every required kind must occur.
 const MANY: u64 = 100;
 
 // === impl Counts ===
@@ -76,7 +76,7 @@ impl From<String> for Stop {
 }
 
 impl Stop {
-    /// Says where a violation was.
+    /// Adds the place of a violation.
     pub(crate) fn at(self, place: impl Display) -> Self {
         match self {
             Self::Violation(violation) => Self::Violation(format!("{violation}\nat {place}")),
@@ -88,7 +88,7 @@ impl Stop {
 // === impl Excluded ===
 
 impl Excluded {
-    /// Whether a step of these kinds is left out.
+    /// Returns true if a step of these kinds is excluded.
     pub(crate) fn has_any(&self, kinds: &[&str]) -> bool {
         self.0.iter().any(|excluded| kinds.contains(&excluded.as_str()))
     }
@@ -97,10 +97,10 @@ impl Excluded {
 // === impl Checker ===
 
 impl Checker {
-    /// Draws histories and runs them; panics at the first violation. The histories are always the same, or those of
-    /// `INFORMERD_CHECKER_SEED`; with `INFORMERD_SOURCE_CHECKER_CASE` there is only that one, and it is printed. With
-    /// `INFORMERD_SOURCE_CHECKER_ALL` nothing is left out that is not drawn yet, and `INFORMERD_SOURCE_CHECKER_WITHOUT` leaves
-    /// out the kinds that it names. With `INFORMERD_SOURCE_CHECKER_SURVEY` it does not stop at the first violation.
+    /// Draws histories and runs them; panics at the first violation. The seed is fixed, or `INFORMERD_CHECKER_SEED`.
+    /// `INFORMERD_SOURCE_CHECKER_CASE` runs and prints only that history. `INFORMERD_SOURCE_CHECKER_ALL` includes the kinds that
+    /// are not drawn yet, and `INFORMERD_SOURCE_CHECKER_WITHOUT` excludes the kinds that it names. With
+    /// `INFORMERD_SOURCE_CHECKER_SURVEY` the run continues after a violation.
     #[allow(clippy::print_stdout, reason = "the figures of a run")]
     pub(crate) fn check<S: Strategy>(
         &self,
@@ -160,7 +160,7 @@ impl Checker {
         let is_missing =
             |kind: &&&str| !excluded.has_any(&[**kind]) && totals.0.get(**kind).is_none_or(|count| *count == 0);
         let missing: Vec<_> = self.required.iter().filter(is_missing).collect();
-        // Of a new seed a rare kind may not be among them.
+        // With a new seed a rare kind may be missing.
         let is_fixed = setting("INFORMERD_CHECKER_SEED").is_none() && only.is_none();
         assert!(!is_fixed || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
     }
@@ -177,7 +177,7 @@ impl Checker {
 
 const TOO_SLOW: &str = "too slow to be judged";
 
-/// Runs a history until its script is fast enough for the periods of the source.
+/// Runs a history until its script is fast enough for the source's intervals.
 fn judge<T>(
     script: &T,
     excluded: &Excluded,
@@ -201,8 +201,8 @@ fn judge<T>(
     Ok(())
 }
 
-/// Looks for a shorter history that is wrong too, unless `INFORMERD_SOURCE_CHECKER_SHRINK` is 0. Returns the violation and
-/// the script.
+/// Searches a shorter history that also fails, unless `INFORMERD_SOURCE_CHECKER_SHRINK` is 0. Returns the violation and the
+/// script.
 fn shrink<S: Strategy>(
     strategy: &S,
     (seed, case): (u64, u64),

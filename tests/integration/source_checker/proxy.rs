@@ -1,4 +1,4 @@
-//! Faults of the network between a source and a server: a TCP proxy that refuses, cuts, freezes and slows down.
+//! Network faults between a source and a server: a TCP proxy that refuses, cuts, freezes and slows down.
 
 use std::{
     collections::BTreeMap,
@@ -20,27 +20,27 @@ use tokio::{
     task::JoinSet,
 };
 
-/// A fault of the network.
+/// Fault of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NetworkFault {
-    /// Closes what is open, once.
+    /// Closes the open connections, once.
     Cut,
     /// Closes the connections whose number has this remainder of three, once.
     CutPart(u64),
-    /// Closes the next connection after so many bytes from the server; that one only.
+    /// Closes only the next connection, after so many bytes from the server.
     CutAfter(usize),
-    /// Nobody listens: connections are refused, and what is open is closed.
+    /// Refuses connections, and closes the open ones.
     Refuse,
-    /// Connections are accepted and closed at once.
+    /// Accepts connections and closes them at once.
     Close,
-    /// Everything stays open, and nothing passes.
+    /// Keeps connections open, and passes no bytes.
     Freeze,
-    /// So many bytes a second from the server.
+    /// Passes so many bytes a second from the server.
     Slow(u32),
 }
 
 impl NetworkFault {
-    /// Draws one that stands until it is healed.
+    /// Draws a fault that lasts until it is healed.
     pub(crate) fn any() -> impl Strategy<Value = Self> {
         prop_oneof![
             3 => Just(Self::Refuse),
@@ -50,7 +50,7 @@ impl NetworkFault {
         ]
     }
 
-    /// Draws one that happens once.
+    /// Draws a fault of one moment.
     pub(crate) fn any_cut() -> impl Strategy<Value = Self> {
         prop_oneof![
             2 => Just(Self::Cut),
@@ -59,7 +59,7 @@ impl NetworkFault {
         ]
     }
 
-    /// The name under which it is counted.
+    /// Returns the name under which it is counted.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::Cut => "network: cut",
@@ -74,37 +74,37 @@ impl NetworkFault {
     }
 }
 
-/// A listener that passes bytes on. Dropped, it closes everything.
+/// Listener that passes bytes on. Closes all connections when dropped.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
     listening: JoinSet<()>,
     heals: u64,
-    /// Bound to the port and not listening, so that nobody else gets the port while connections are refused.
+    /// Socket bound to the port and not listening, so that no other process gets the port while connections are refused.
     _placeholder: Socket,
 }
 
 #[derive(Debug)]
 struct Shared {
     state: watch::Sender<State>,
-    /// The number of bytes after which the next connection is cut.
+    /// Number of bytes after which the next connection is cut.
     cut_after: Mutex<Option<usize>>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
-    /// How many there were.
+    /// Number of connections so far.
     connections: AtomicUsize,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct State {
-    /// One or the other for each connection, in no period that attempts could have, too.
+    /// Targets, of which each connection gets one, without a period that retries could have too.
     targets: [SocketAddr; 2],
     is_closing: bool,
     is_frozen: bool,
     bytes_per_second: Option<u32>,
-    /// Raised to close what is open.
+    /// Raised to close all open connections.
     cuts: u64,
-    /// The same of the connections whose number has this remainder of three.
+    /// Raised to close those whose number has this remainder of three.
     part_cuts: [u64; 3],
 }
 
@@ -136,12 +136,12 @@ impl Proxy {
         self.address
     }
 
-    /// New connections lead to one of two servers; those that are open are closed.
+    /// Directs new connections to one of two servers, and closes the open ones.
     pub(crate) fn lead_to(&self, targets: [SocketAddr; 2]) {
         self.shared.state.send_modify(|state| (state.targets, state.cuts) = (targets, state.cuts + 1));
     }
 
-    /// Connections so far.
+    /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
@@ -165,8 +165,7 @@ impl Proxy {
         }
     }
 
-    /// Ends every fault. What was frozen passes on, or every other time is closed, as by a host that has given the connection
-    /// up.
+    /// Ends all faults. Frozen connections continue, or every other time are closed, as by a host that has given them up.
     pub(crate) fn heal(&mut self) {
         self.heals += 1;
         let is_closed = self.heals.is_multiple_of(2);
@@ -180,23 +179,23 @@ impl Proxy {
         }
     }
 
-    /// A fault stands.
+    /// Returns true if a fault is active.
     pub(crate) fn is_faulty(&self) -> bool {
         self.is_unreachable() || self.shared.state.borrow().bytes_per_second.is_some()
     }
 
-    /// Nothing passes.
+    /// Returns true if no bytes pass.
     pub(crate) fn is_unreachable(&self) -> bool {
         let state = self.shared.state.borrow();
         self.listening.is_empty() || state.is_closing || state.is_frozen
     }
 
-    /// Connections that were cut at a byte.
+    /// Returns the number of connections that were cut at a byte.
     pub(crate) fn late_cuts(&self) -> u64 {
         self.shared.counts.lock().values().sum()
     }
 
-    /// Faults that took effect.
+    /// Returns the faults that took effect.
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.shared.counts.lock().clone()
     }
@@ -286,7 +285,7 @@ async fn pass(client: TcpStream, target: SocketAddr, shared: &Shared, mut left: 
 
 impl Shared {
     async fn thawed(&self) {
-        // The sender is this one's, so that there is no error.
+        // This value owns the sender, so there is no error.
         drop(self.state.subscribe().wait_for(|state| !state.is_frozen).await);
     }
 

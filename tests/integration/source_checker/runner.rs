@@ -1,4 +1,4 @@
-//! Draws histories from a seed, runs them on all processors, and shrinks the first that is wrong.
+//! Runner: draws histories from a seed, runs them on all processors, and shrinks the first that fails.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -20,14 +20,14 @@ use super::{
     upstream::Upstream,
 };
 
-/// For the search of a shorter history that is wrong too.
+/// Time for the search of a shorter history that also fails.
 const SHRINKING: Duration = Duration::from_secs(20);
-/// Histories in which every kind has to have been drawn.
+/// Number of histories from which on every required kind must occur.
 const MANY: u64 = 100;
 
-/// Runs as many histories as `INFORMERD_SOURCE_CHECKER_CASES` says, or `cases`; always the same, or those of
-/// `INFORMERD_CHECKER_SEED`. With `INFORMERD_SOURCE_CHECKER_CASE` only that one, with its log. With `INFORMERD_SOURCE_CHECKER_SURVEY` it
-/// does not stop at the first violation, and prints a line for each.
+/// Runs as many histories as `INFORMERD_SOURCE_CHECKER_CASES` says, or `cases`. The seed is fixed, or `INFORMERD_CHECKER_SEED`.
+/// `INFORMERD_SOURCE_CHECKER_CASE` runs only that history, with its log. With `INFORMERD_SOURCE_CHECKER_SURVEY` the run continues
+/// after a violation, and prints a line for each.
 #[allow(clippy::print_stdout, reason = "the figures of a test")]
 pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
     let cases = setting("INFORMERD_SOURCE_CHECKER_CASES").unwrap_or(cases);
@@ -68,7 +68,7 @@ pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
         let (shrunk, steps) = shrink::<U>(seed, case, violation);
         panic!("{name}: history {case} of seed {seed}: {shrunk}\n\nin {steps}");
     }
-    // Of a new seed a rare kind may not be among them.
+    // With a new seed a rare kind may be missing.
     let is_fixed = setting("INFORMERD_CHECKER_SEED").is_none() && only.is_none();
     let missing = totals.missing::<U>();
     assert!(!is_fixed || cases < MANY || missing.is_empty(), "{name}: a run without any {missing:?}");
@@ -78,18 +78,18 @@ pub(crate) fn check<U: Upstream>(name: &str, cases: u64) {
 ///
 /// # Errors
 ///
-/// The violation.
+/// Returns the violation.
 fn run_case<U: Upstream>(seed: u64, case: u64, totals: &mut Totals) -> Result<(), String> {
     let script = any_script::<U>().new_tree(&mut runner(seed, case)).unwrap().current();
     run_script(&script, totals)
 }
 
-/// How many histories run beside each other: one on each processor.
+/// Returns the number of parallel histories: one per processor.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Makes a runtime for a history in real time: the script blocks the thread that it is on, and the server has another one.
+/// Builds a runtime for a history in real time: the script blocks its thread, and the server has another one.
 pub(crate) fn real_time() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
@@ -105,7 +105,7 @@ fn run_script<U: Upstream>(script: &Script<U>, totals: &mut Totals) -> Result<()
     })
 }
 
-/// Looks for a shorter script that is wrong too.
+/// Searches a shorter script that also fails.
 fn shrink<U: Upstream>(seed: u64, case: u64, violation: String) -> (String, String) {
     let mut tree = any_script::<U>().new_tree(&mut runner(seed, case)).unwrap();
     let (began, mut worst) = (Instant::now(), (violation, tree.current().text()));
@@ -124,7 +124,7 @@ fn shrink<U: Upstream>(seed: u64, case: u64, violation: String) -> (String, Stri
 }
 
 pub(crate) fn runner(seed: u64, case: u64) -> TestRunner {
-    // It must not begin with nothing but zeros.
+    // The seed must not begin with zeros only.
     let mut bytes = [1; 16];
     bytes[..8].copy_from_slice(&seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
     bytes[8..].copy_from_slice(&(case + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93).to_le_bytes());
@@ -132,7 +132,7 @@ pub(crate) fn runner(seed: u64, case: u64) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::XorShift, &bytes))
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 pub(crate) fn setting(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))

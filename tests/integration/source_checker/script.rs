@@ -1,4 +1,4 @@
-//! Scripts: what happens upstream, and when the server and its clients are stopped, started and looked at.
+//! Scripts: the upstream's steps, and the stops, starts and checks of the server and its clients.
 
 use std::{fmt, time::Duration};
 
@@ -9,29 +9,29 @@ use super::upstream::{Upstream, UpstreamSetup, UpstreamStep};
 /// One history.
 pub(crate) struct Script<U: Upstream> {
     pub(crate) setup: U::Setup,
-    /// The hopping client leaves after so many events.
+    /// Number of events after which the hopping client leaves.
     pub(crate) hop: usize,
-    /// Objects on a page of the client that lists; 0 for no pages.
+    /// Page size of the client that lists; 0 for no pages.
     pub(crate) page: u32,
-    /// Before the server starts.
+    /// Steps before the server starts.
     pub(crate) first: Vec<U::Step>,
     pub(crate) steps: Vec<Step<U::Step>>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Step<S> {
-    /// A write, an event or a fault.
+    /// Write, event or fault.
     Upstream(S),
     Wait(Duration),
     /// Waits until the state has settled, and judges it.
     Quiet,
     /// Ends all faults.
     Heal,
-    /// A pause in which nothing may happen, if nothing is wrong.
+    /// Pause in which nothing may change, unless a fault is active.
     Idle(Duration),
-    /// Writes the state for a later run.
+    /// Saves the state for a later run.
     Save,
-    /// The server is killed, this happens, and another one is started over what is saved.
+    /// Kills the server, runs these steps, and starts another server from the saved state.
     Restart(Vec<S>),
 }
 
@@ -49,7 +49,7 @@ impl<U: Upstream> fmt::Debug for Script<U> {
 }
 
 impl<U: Upstream> Script<U> {
-    /// The script, a line for each step.
+    /// Formats the script, with a line for each step.
     pub(crate) fn text(&self) -> String {
         let Self { setup, hop, page, first, steps } = self;
         let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
@@ -70,13 +70,13 @@ fn writes<U: Upstream>(most: usize) -> Scene<U> {
     vec(U::Step::any_write().prop_map(Step::Upstream), 0..=most).boxed()
 }
 
-/// Milliseconds from the first retry to beyond the longest timeout.
+/// Returns a time between the first retry and more than the longest timeout.
 fn any_wait() -> impl Strategy<Value = Duration> {
     prop_oneof![4 => 1_u64..300, 3 => 300_u64..5_000, 2 => 5_000_u64..60_000, 1 => 60_000_u64..400_000]
         .prop_map(Duration::from_millis)
 }
 
-/// Steps that belong together, so that what has to come together for a failure often does.
+/// Draws steps that belong together, so that the combinations that lead to failures are frequent.
 fn any_scene<U: Upstream>() -> Scene<U> {
     let event = || U::Step::any_event().prop_map(|event| vec![Step::Upstream(event)]);
     let fault = || U::Step::any_fault().prop_map(|fault| vec![Step::Upstream(fault)]);
@@ -91,10 +91,10 @@ fn any_scene<U: Upstream>() -> Scene<U> {
     let restart = meanwhile.prop_map(|steps| vec![Step::Restart(steps)]).boxed();
     let save = || Just(vec![Step::Save]).boxed();
     prop_oneof![
-        // Nothing is wrong.
+        // No fault.
         3 => joined(vec![writes::<U>(4), quiet()]),
         2 => joined(vec![writes::<U>(1), idle, writes::<U>(2), quiet()]),
-        // An event between writes.
+        // Event between writes.
         4 => joined(vec![writes::<U>(3), event().boxed(), writes::<U>(2), quiet()]),
         2 => joined(vec![maybe(quiet()), event().boxed(), event().boxed(), writes::<U>(2), quiet()]),
         // An outage, short or long, with or without a look at it.

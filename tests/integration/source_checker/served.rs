@@ -1,4 +1,4 @@
-//! A real source under the real Reflector, queue, informer and service, in this process.
+//! Real source under the real Reflector, queue, informer and service, in this process.
 
 use std::{fmt, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ pub(crate) struct Served {
     pub(crate) routes: Routes,
     pub(crate) informer: InformerHandle<WireFrame>,
     pub(crate) stats: Arc<ReflectorStats>,
-    /// The run began with the state of the one before.
+    /// True if the run began with the snapshot of the previous one.
     pub(crate) is_warm: bool,
     health: SourceHealth,
     fifo: Arc<RealFifo>,
@@ -31,12 +31,12 @@ pub(crate) struct Served {
     tasks: JoinSet<()>,
 }
 
-/// For a source to give a checkpoint.
+/// Time for a source to return a checkpoint.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Served {
-    /// Serves a source under the name that the clients use, with the state that an earlier run has left in the directory, if
-    /// there is one and the source can resume from it.
+    /// Serves a source under the name that the clients use, with the snapshot of an earlier run, if the directory has one and the
+    /// source can resume from it.
     pub(crate) fn start<S: ListerWatcher>(source: S, health: SourceHealth, state_directory: &Path) -> Self {
         Self::start_with(
             source,
@@ -46,7 +46,7 @@ impl Served {
         )
     }
 
-    /// The same with other delays between attempts.
+    /// Does the same with other retry delays.
     pub(crate) fn start_with<S: ListerWatcher>(
         source: S,
         health: SourceHealth,
@@ -95,7 +95,7 @@ impl Served {
         Self { routes, informer: handle, stats, is_warm, health, fifo, kept, tasks }
     }
 
-    /// Writes the state for a later run; false where there is none to write.
+    /// Writes a snapshot for a later run; returns false if there is no state to write.
     pub(crate) async fn save(&self) -> bool {
         let Some((_, file)) = self.kept.as_ref().filter(|_| self.informer.snapshot().is_some()) else { return false };
         match tokio::time::timeout(CHECKPOINT_TIMEOUT, self.fifo.checkpoints().take()).await {
@@ -107,7 +107,7 @@ impl Served {
         }
     }
 
-    /// Serves it over TCP as well, for as long as it runs.
+    /// Serves over TCP as well, as long as the server runs.
     pub(crate) async fn listen(&mut self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -126,12 +126,12 @@ impl Served {
         address
     }
 
-    /// The last failure of the source.
+    /// Returns the last failure of the source.
     pub(crate) fn last_error(&self) -> String {
         self.health.report().last_error.unwrap_or_default()
     }
 
-    /// Kills it.
+    /// Kills the server.
     pub(crate) async fn stop(mut self) {
         self.tasks.shutdown().await;
     }

@@ -1,13 +1,12 @@
-//! The checker of the `stream` source: real named pipes and files, drawn writers, and every observation of every client
-//! checked.
+//! Checker of the `stream` source: real named pipes and files, drawn writers, and a check of every observation of every client.
 //!
-//! The verdict:
+//! It verifies that:
 //!
-//! - at a quiet point of a writer the resource is SYNCED and everybody has the truth, also after another writer has not
-//!   confirmed all objects;
-//! - after the end of a writer, and as long as the next one has confirmed nothing, the resource is STALE, everybody knows, and
-//!   nothing is deleted;
-//! - what a client observes of an object is a subsequence of the states that the script gave it;
+//! - at a quiet point of a writer the resource is SYNCED and every client has the truth, also when the writer has not confirmed
+//!   all objects of the one before;
+//! - after the end of a writer, and until the next one has confirmed an object, the resource is STALE, every client has that
+//!   state, and nothing is deleted;
+//! - the states that a client observes of an object are a subsequence of the object's states in the script;
 //! - no watch ends for a reason that such a source does not have.
 
 mod pipe;
@@ -32,10 +31,10 @@ use super::{
 
 const STALE_AFTER: Duration = Duration::from_millis(150);
 
-/// How long a writer has to be quiet before what it has not confirmed is deleted.
+/// Time for which a writer must be quiet before the server deletes the objects that it has not confirmed.
 const CONFIRM_AFTER: Duration = Duration::from_millis(400);
 
-/// Kinds that are not drawn yet, and the finding that each meets.
+/// Kinds that are not drawn yet, each with the finding that it leads to.
 const NOT_YET: &[(&str, &str)] = &[];
 
 const REQUIRED: &[&str] = &[
@@ -58,11 +57,11 @@ const REQUIRED: &[&str] = &[
     "DELETED",
 ];
 
-/// One history under way.
+/// State of a running history.
 struct Run<'c> {
     pipe: Pipe,
     live: Live,
-    /// A writer that begins confirms all objects that there are.
+    /// True if a writer begins by confirming all existing objects.
     confirms: bool,
     confirm_after: Duration,
     excluded: &'c Excluded,
@@ -75,7 +74,7 @@ impl Run<'_> {
         self.live.rest(expected, &self.pipe.truth).await
     }
 
-    /// A change that everybody gets, and with it everything before it.
+    /// Writes a change that reaches every client, after everything before it.
     async fn quiet(&mut self) -> Result<(), String> {
         self.pipe.mark();
         self.rest(Expected::Truth).await
@@ -101,7 +100,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// One writer from its beginning to its end. Returns whether its end was noticed.
+    /// Runs one writer from its beginning to its end. Returns true if the server noticed the end.
     async fn writer(
         &mut self,
         writer: &Writer,
@@ -118,15 +117,15 @@ impl Run<'_> {
             return self.silent(*silence, is_first, was_noticed).await;
         }
         if !is_first {
-            // A server that does not notice the end of the writer before takes both for one, and misses nothing if all is
-            // repeated.
+            // A server that did not notice the end of the previous writer takes both for one, and misses nothing if this one
+            // repeats all objects.
             let begin = if was_noticed { begin } else { &everything };
             let has_end = self.repeat(begin);
             if has_end {
                 self.counts.count("end of initial events");
                 self.pipe.end_initial_events();
             } else {
-                // The last of its first events; quiet follows.
+                // The last of its first events, before a quiet time.
                 self.pipe.mark();
             }
             if self.pipe.longest_gap() > self.confirm_after / 2 {
@@ -160,7 +159,7 @@ impl Run<'_> {
         Ok(false)
     }
 
-    /// A writer that writes no event of an object.
+    /// Runs a writer that writes no event of an object.
     async fn silent(&mut self, silence: Silence, is_first: bool, was_noticed: bool) -> Result<bool, Stop> {
         self.counts.count("writer without an event");
         match silence {
@@ -178,7 +177,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Writes initial events. Whether the bookmark that ends them is to follow.
+    /// Writes initial events. Returns true if the bookmark that ends them follows.
     fn repeat(&mut self, begin: &Begin) -> bool {
         self.counts.count(begin.kind());
         let (has_end, changed, kept): (_, &[bool], &[bool]) = match begin {
@@ -197,7 +196,7 @@ impl Run<'_> {
     }
 }
 
-/// Carries out one history.
+/// Runs one history.
 fn run(script: &Script, excluded: &Excluded, slower: u32, counts: &mut Counts) -> Result<(), Stop> {
     let runtime = real_time();
     let confirm_after = CONFIRM_AFTER * slower;
@@ -224,7 +223,7 @@ fn run(script: &Script, excluded: &Excluded, slower: u32, counts: &mut Counts) -
     outcome
 }
 
-/// A file that a writer has written.
+/// Writes the file of a writer.
 fn file(writer: &Writer) -> Pipe {
     let mut file = Pipe::new_file();
     file.open(&writer.pace);
@@ -240,7 +239,7 @@ fn file(writer: &Writer) -> Pipe {
 
 const CHECKER: Checker = Checker { name: "stream", cases: 200, required: REQUIRED, not_yet: NOT_YET };
 
-/// Checks the source over drawn histories.
+/// Checks the source with drawn histories.
 pub(crate) fn check() {
     CHECKER.check(any_script, run);
 }

@@ -1,61 +1,61 @@
-//! The truth about a source that has no versions of its own (files, stream): every state that each object was in, in order,
-//! computed from the script alone.
+//! Truth of a source without versions (files, stream): every state of each object, in order, computed from the script alone.
 //!
-//! A server may look at its upstream at any moment, so it may miss states. But what a client observes of one object is a
-//! subsequence of that object's states: a state that the object never had, or had only before one that was observed
-//! already, is a violation. A DELETED of an object that the script never deleted is the most important of these.
+//! A server may read its upstream at any moment, so it may miss states. But the states that a client observes of one object are a
+//! subsequence of that object's states: a state that the object never had, or had only before an observed one, is a violation.
+//! The most important one is a DELETED of an object that the script never deleted.
 //!
-//! An object may be in several files, of which the first by path is served. A server gets to know each file by itself, one
-//! later than another one, and never goes back: so what it serves is the first of the states that it may know of each file.
+//! An object may be in several files; the first by path is served. A server reads the files independently, at different times,
+//! and never reads an older state of a file again: it serves the first of the states that it may have read of each file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The bodies of all objects, by name.
+/// Bodies of all objects, by name.
 pub(crate) type Objects = BTreeMap<String, String>;
 
-/// A file, and the body that an object has in it.
+/// File, and the body of an object in it.
 pub(crate) type Claim = (String, String);
 
-/// The states of every object, in the order in which the script made them.
+/// States of every object, in the order of the script.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Timeline {
-    /// Of each object by file; `None` while it is not in the file. Each differs from the one before it; the first is `None`.
+    /// States of each object by file; `None` while it is not in the file. Each differs from the one before it; the first is
+    /// `None`.
     states: BTreeMap<String, BTreeMap<String, Vec<Option<String>>>>,
     current: Objects,
 }
 
-/// The states of the files of one object that a server may know, by path.
+/// States of the files of one object that a server may have read, by path.
 type Known = Vec<Place>;
 
-/// The state of one file that a server knows.
+/// State of one file that a server has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Place {
     state: usize,
-    /// Only the body in another file has shown that the object is not in this one. What the server knew of it, one of the states
-    /// from this one on, is served again if no other file has the object, until its deletion is certain.
+    /// Set if only the body in another file shows that the object is not in this one. The server still holds one of the states
+    /// from this index on, and serves it again if no other file has the object, until the deletion is certain.
     since: Option<usize>,
 }
 
-/// An observation of a client.
+/// Observation of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// ADDED or MODIFIED: the object's name and body.
+    /// ADDED or MODIFIED: name and body of the object.
     Object(String, String),
-    /// DELETED: the object's name.
+    /// DELETED: name of the object.
     NoObject(String),
-    /// All objects, by a list or by initial events.
+    /// All objects, from a list or initial events.
     All(Objects),
 }
 
 impl Timeline {
-    /// Makes these all the objects that there are, each in one place.
+    /// Sets the objects, each in one place.
     pub(crate) fn becomes(&mut self, objects: Objects) {
         let claims = objects.iter().map(|(name, body)| (name.clone(), vec![(String::new(), body.clone())]));
         let claims = claims.collect();
         self.are_claimed(&claims, objects);
     }
 
-    /// Makes these the objects that there are in files, and these the ones that are served in the end.
+    /// Sets the objects in each file, and the objects that are served in the end.
     pub(crate) fn are_claimed(&mut self, claims: &BTreeMap<String, Vec<Claim>>, objects: Objects) {
         for (name, bodies) in claims {
             let files = self.states.entry(name.clone()).or_default();
@@ -75,12 +75,12 @@ impl Timeline {
         self.current = objects;
     }
 
-    /// The last state of all objects.
+    /// Returns the last state of all objects.
     pub(crate) fn current(&self) -> &Objects {
         &self.current
     }
 
-    /// Checks the observations of one client, in its order.
+    /// Verifies the observations of one client, in their order.
     pub(crate) fn verify(&self, observations: &[Seen]) -> Result<(), String> {
         let mut at: BTreeMap<&str, BTreeSet<Known>> = BTreeMap::new();
         for (index, seen) in observations.iter().enumerate() {
@@ -102,7 +102,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Goes to the next states of an object's files with which it is served like this.
+    /// Advances to the next states of an object's files in which the server would serve this observation.
     fn advance<'a>(
         &'a self,
         at: &mut BTreeMap<&'a str, BTreeSet<Known>>,
@@ -130,7 +130,7 @@ impl Timeline {
     }
 }
 
-/// The first states of the files with which an object is served like this, from those that are known.
+/// Returns the first states of the files, from the known ones on, in which the server would serve this observation.
 fn served_as(files: &[&[Option<String>]], known: &Known, observed: Option<&String>) -> Vec<Known> {
     let from = |file: usize, state: Option<&String>| {
         let place: &Place = &known[file];
@@ -162,14 +162,14 @@ fn served_as(files: &[&[Option<String>]], known: &Known, observed: Option<&Strin
     in_file.chain(in_none).collect()
 }
 
-/// Leaves out what is further than another one, from which as much can come: or else there are as many as the states of all files
-/// can be combined.
+/// Removes states that are further than another one from which the same states follow; otherwise their number would be that of
+/// all combinations of the files' states.
 fn least(all: &BTreeSet<Known>) -> BTreeSet<Known> {
     let is_first = |this: &Known| !all.iter().any(|other| other != this && is_before(other, this));
     all.iter().filter(|this| is_first(this)).cloned().collect()
 }
 
-/// Returns whether all that can come from the other one can come from this one as well.
+/// Returns true if all states that follow from the other one follow from this one as well.
 fn is_before(this: &Known, other: &Known) -> bool {
     this.iter().zip(other).all(|(this, other)| {
         let is_since = other.since.is_none_or(|other| this.since.is_some_and(|this| this <= other));
@@ -190,7 +190,7 @@ impl Seen {
     }
 }
 
-/// The end of a body, which tells it from others.
+/// Returns the end of a body, which distinguishes it from others.
 fn text(body: Option<&String>) -> &str {
     body.map_or("none", |body| &body[body.len().saturating_sub(24)..])
 }
@@ -277,7 +277,7 @@ mod tests {
         let good = [
             vec![is("a", "1"), is("a", "3"), is("a", "2"), is("a", "4"), is_not("a")],
             vec![is("a", "3"), is("a", "2"), is("a", "1"), is_not("a")],
-            // The file of the first was missing, and its deletion was not certain when the other ones were gone.
+            // The first file was missing, and its deletion was not certain when the others were removed.
             vec![is("a", "1"), is("a", "2"), is("a", "1"), is_not("a")],
         ];
         for observations in good {
@@ -288,7 +288,7 @@ mod tests {
             let claims = all.iter().map(|(path, body)| ((*path).to_owned(), (*body).to_owned())).collect();
             replaced.are_claimed(&BTreeMap::from([("a".to_owned(), claims)]), Objects::new());
         }
-        // The file of the first was changed, and was gone before that was read.
+        // The first file was changed, and removed before the server read it.
         replaced.verify(&[is("a", "1"), is("a", "2"), is("a", "1"), is_not("a")]).unwrap();
         replaced.verify(&[is("a", "3"), is("a", "2"), is("a", "1")]).unwrap_err();
         let bad = [

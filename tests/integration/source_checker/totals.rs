@@ -1,10 +1,10 @@
-//! What histories have done and seen.
+//! Counts over histories.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::upstream::Upstream;
 
-/// What all histories together have done and seen.
+/// Counts over all histories.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) histories: u64,
@@ -19,14 +19,14 @@ pub(crate) struct Totals {
     pub(crate) rewrites: u64,
     pub(crate) lists: u64,
     pub(crate) watches: u64,
-    /// In the time of the histories.
+    /// Time of the histories, in seconds.
     pub(crate) seconds: u64,
-    /// The longest recovery after all faults had healed.
+    /// Longest recovery after all faults had healed.
     pub(crate) slowest_recovery: Duration,
 }
 
 impl Totals {
-    /// Adds those of other histories.
+    /// Adds the counts of other histories.
     pub(crate) fn merge(&mut self, other: Self) {
         fn add<K: Ord>(to: &mut BTreeMap<K, u64>, from: BTreeMap<K, u64>) {
             for (key, count) in from {
@@ -49,7 +49,7 @@ impl Totals {
         self.slowest_recovery = self.slowest_recovery.max(other.slowest_recovery);
     }
 
-    /// The kinds and events that did not happen, and have to in a run that is worth its name.
+    /// Returns the kinds and events that did not occur, and must occur in a full run.
     pub(crate) fn missing<U: Upstream>(&self) -> Vec<String> {
         let excluded = |kind: &str| U::NOT_YET.iter().any(|(excluded, _)| *excluded == kind);
         let kinds = U::REQUIRED.iter().filter(|kind| !excluded(kind) && !self.faults.contains_key(**kind));

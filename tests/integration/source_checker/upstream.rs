@@ -1,4 +1,4 @@
-//! The interface between the checker and a scripted upstream.
+//! Interface between the checker and a scripted upstream.
 
 use std::{collections::BTreeMap, fmt::Debug, path::Path, time::Duration};
 
@@ -6,117 +6,117 @@ use proptest::strategy::BoxedStrategy;
 
 use super::{proxy::Proxy, served::Served};
 
-/// A namespace and a name.
+/// Namespace and name.
 pub(crate) type Key = (String, String);
 
-/// An object that the upstream has.
+/// Object that the upstream has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fact {
-    /// `None` where the upstream has no uid of its own.
+    /// `None` if the upstream has no uids.
     pub(crate) uid: Option<String>,
-    /// `None` where the server makes the versions.
+    /// `None` if the server generates the versions.
     pub(crate) version: Option<String>,
     pub(crate) body: Vec<u8>,
 }
 
-/// Every object that the upstream has at one moment.
+/// All objects of the upstream at one moment.
 pub(crate) type Truth = BTreeMap<Key, Fact>;
 
 /// Times and numbers that a source must keep to, in the time of the history.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
-    /// A write arrives within this while nothing is wrong.
+    /// Time until a write arrives, without faults.
     pub(crate) prompt: Duration,
-    /// While a fault stands, the state is equal to the truth, or STALE, after this.
+    /// Time after which the state is equal to the truth, or STALE, during a fault.
     pub(crate) detects: Duration,
-    /// After all faults have healed, the state is SYNCED and equal to the truth after this.
+    /// Time after which the state is SYNCED and equal to the truth, once all faults have healed.
     pub(crate) recovers: Duration,
-    /// Lists that a source may begin for each start, and for each disturbance of its upstream.
+    /// Number of lists that a source may begin for each start, and for each disturbance of its upstream.
     pub(crate) lists: u64,
-    /// Watches that are open at one time.
+    /// Number of watches that are open at one time.
     pub(crate) watches: u64,
-    /// The shortest time between two watches while nothing is wrong.
+    /// Shortest time between two watches, without faults.
     pub(crate) watch: Duration,
 }
 
-/// The configuration of one history.
+/// Configuration of one history.
 pub(crate) trait UpstreamSetup: Clone + Debug + 'static {
     fn any() -> BoxedStrategy<Self>;
 
-    /// The names under which it is counted, if it has any.
+    /// Returns the names under which it is counted.
     fn kinds(&self) -> Vec<&'static str> {
         Vec::new()
     }
 }
 
-/// A write, an event or a fault.
+/// Write, event or fault.
 pub(crate) trait UpstreamStep: Clone + Debug + 'static {
-    /// Changes of objects.
+    /// Draws changes of objects.
     fn any_write() -> BoxedStrategy<Self>;
-    /// Faults that stand until they are healed.
+    /// Draws faults that last until they are healed.
     fn any_fault() -> BoxedStrategy<Self>;
-    /// What happens at one moment: a restart, a restore, a compaction, an answer that fails once.
+    /// Draws events of one moment: a restart, a restore, a compaction, an answer that fails once.
     fn any_event() -> BoxedStrategy<Self>;
-    /// The name under which it is counted.
+    /// Returns the name under which it is counted.
     fn kind(&self) -> &'static str;
-    /// It neither interrupts the source nor may cause a list.
+    /// Returns true if it neither interrupts the source nor may cause a list.
     fn is_write(&self) -> bool;
 }
 
-/// An upstream that a script drives, and the source that follows it.
+/// Upstream that a script drives, and the source that follows it.
 ///
-/// Everything but `serve` is computed from the script alone.
+/// All methods but `serve` compute their results from the script alone.
 pub(crate) trait Upstream: Sized + 'static {
     type Setup: UpstreamSetup;
     type Step: UpstreamStep;
 
-    /// Kinds of steps and configurations that are not drawn yet: the kind, and the finding that it meets.
+    /// Kinds of steps and configurations that are not drawn yet, each with the finding that it leads to.
     const NOT_YET: &'static [(&'static str, &'static str)];
-    /// The kinds that a run of some hundred histories must have drawn.
+    /// Kinds that must occur in a run of some hundred histories.
     const REQUIRED: &'static [&'static str];
 
     async fn start(setup: &Self::Setup) -> Self;
     async fn step(&mut self, step: &Self::Step);
-    /// Ends every fault that stands.
+    /// Ends all active faults.
     async fn heal(&mut self);
-    /// A write that is surely a change; the number is another one each time.
+    /// Makes a write that is always a change; the number differs each time.
     async fn probe(&mut self, number: u32);
-    /// The ways between the servers.
+    /// Returns the proxies between the servers.
     fn proxies(&self) -> Vec<&Proxy>;
 
-    /// Starts the source and what serves it, with the state of the last run if there is one in the directory.
+    /// Starts the source and the server, with the snapshot of the previous run if the directory has one.
     async fn serve(&self, state_directory: &Path) -> Served;
 
-    /// States that may be served while SYNCED, the present one first. There are others only where the upstream itself gives
-    /// no sign that it is behind.
+    /// Returns the states that may be served while SYNCED, the current one first. Others exist only if the upstream itself gives
+    /// no sign that it lags.
     fn truths(&self) -> Vec<Truth>;
-    /// Times that the upstream's history was rewritten.
+    /// Returns the number of times that the upstream's history was rewritten.
     fn rewrites(&self) -> u64;
-    /// Events so far that interrupted the source, or gave cause for a list, later than they were drawn. Those of the proxies are
-    /// counted by themselves.
+    /// Returns the number of events so far that interrupted the source, or caused a list, later than they were drawn, without
+    /// those of the proxies.
     fn late_disturbances(&self) -> u64 {
         0
     }
-    /// A fault stands that is none of the proxies.
+    /// Returns true if a fault is active, not counting those of the proxies.
     fn has_fault(&self) -> bool {
         false
     }
-    /// Nothing whatsoever reaches the source.
+    /// Returns true if no bytes reach the source.
     fn is_unreachable(&self) -> bool {
         false
     }
     fn bounds(&self) -> Bounds;
-    /// Lists and watches that the upstream was asked for; `None` where it cannot tell.
+    /// Returns the number of lists and watches requested of the upstream; `None` if it cannot count them.
     fn requests(&self) -> Option<(u64, u64)>;
-    /// A request that the source must not make.
+    /// Returns a request that the source must not make.
     fn misdeed(&self) -> Option<String> {
         None
     }
-    /// The object was deleted at some time, so that a client may be told so.
+    /// Returns true if the object was deleted at some time, so that a client may receive DELETED.
     fn was_deleted(&self, _key: &Key) -> bool {
         true
     }
-    /// More to count besides the proxies: faults as they took effect.
+    /// Returns further counts besides the proxies': faults that took effect.
     fn tally(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
     }

@@ -76,8 +76,8 @@ impl Harness {
         self.look(Before::verify_charges);
     }
 
-    /// Returns the history and the versions that a server has reached. If it has not published a version, they are derived from
-    /// what its clients receive.
+    /// Returns the history and the versions that a server has reached. A history that the script does not have
+    /// counts as its last; the messages of clients show that error.
     pub(super) fn applied(&self, served: Served) -> (usize, u64, u64) {
         let (epoch, applied, safe) = self.resource_of(served).applied();
         (epoch.min(self.truths[served.resource].epochs.len() - 1), applied, safe)
